@@ -4,8 +4,7 @@ attributes and cannot be changed.
 A subclass names its fields by annotations; nothing else is made of them until an attribute is asked
 for, because a command starts with all of these classes and `dataclass` would take a millisecond for
 each. An attribute is the field of its name in the document (`from_` for `from`), with lists as
-tuples and objects as the class that the annotation names. A field that a document leaves out is
-None.
+tuples and objects as the class that the annotation names. A field left out is None.
 """
 
 from __future__ import annotations

@@ -104,8 +104,7 @@ _HIDDEN = re.compile(f"[{HIDDEN}]")
 # and its width: no message of ours is longer, but it may quote what somebody wrote
 _WIDEST = 8000
 # what a diagnostic may take in a JSON document, and with that in text: its parts in characters as
-# JSON writes them. Together they are less than 20,000, whatever the checkpoint holds that they
-# quote
+# JSON writes them. Together they are less than 20,000, whatever a checkpoint holds
 MOST_MESSAGE, MOST_NOTES, MOST_HELP = 4000, 4000, 1500
 MOST_SPANS, _FILE, _TEXT, _LABEL = 4, 1000, 800, 300
 PAGES = Path(__file__).resolve().parent.parent / "explain"
@@ -269,9 +268,7 @@ def json_length(text: str) -> int:
 
 
 def bounded(text: str, most: int, *, tail: bool = False) -> str:
-    """The text, or as much of its beginning, or with `tail` of its end, as takes at most `most`
-    characters in JSON.
-    """
+    """The text, or as much of its beginning, or `tail`, as `most` characters of JSON hold."""
     # no character takes more than twelve
     if 12 * len(text) <= most or json_length(text) <= most:
         return text
@@ -299,8 +296,7 @@ def _bounded_notes(notes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _window(span: Span, widest: int = 240) -> tuple[str, int, int]:
-    """The part of the span's line that is drawn, how much of it stands before the caret, and the
-    caret's length.
+    """The part of the span's line that is drawn, how much of it precedes the caret, its length.
 
     A line of many thousand characters would bury the message.
     """
@@ -329,8 +325,7 @@ def did_you_mean(word: str, known: list[str]) -> str | None:
 
 
 def printable(text: str, limit: int = 120) -> str:
-    """Text from a checkpoint made safe for a terminal: control and non-ASCII characters escaped,
-    cut at `limit`.
+    """Text from a checkpoint made safe for a terminal: escaped but for plain ASCII, cut at `limit`.
 
     No text at all is `""`, so that an empty key can be seen.
     """
@@ -459,8 +454,7 @@ def condensed(
     """The diagnostics with at most `limit` of one code at one place, or `placeless` of one that has
     none; the last of these says how many more there are.
 
-    A rule that is wrong is wrong in every layer, and a checkpoint of another family is wrong in
-    every key.
+    A rule that is wrong is wrong in every layer, and a checkpoint of another family in every key.
     """
     alike: dict[tuple[Any, ...], int] = {}
     for found in diagnostics:
@@ -539,9 +533,7 @@ def _said(error: BaseException) -> str | None:
 
 
 def _scarce() -> bool:
-    """Whether not even a part of what libraries take can be had: what C code then fails with need
-    not be a MemoryError.
-    """
+    """Whether not even a part of what libraries take can be had: C code then fails in any way."""
     import mmap
 
     try:

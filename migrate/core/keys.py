@@ -69,8 +69,7 @@ class Failure:
     """Where a key left a pattern: code-point `position` in the key, the segment `actual` there,
     what was `expected` there.
 
-    `progress` counts the characters of literal text that agreed, before that place and at the end
-    of the key.
+    `progress` counts the characters of literal text that agreed, before that place and at the end.
     """
 
     position: int
@@ -123,8 +122,7 @@ class Pattern:
         return replace(self, parts=parts, takes=_takes(parts, self.captures), params=())
 
     def match(self, key: str) -> tuple[Value, ...] | None:
-        """The values of `captures` (int for int captures, a path as dotted text), or None; linear
-        in the key.
+        """The values of `captures` (an int capture's as int, a path as text), or None; linear.
 
         Raises `TwoReadings` if the key has more than one reading, `Unset` if a param of an index is
         not resolved and ValueError on a pattern that can only be expanded.
@@ -157,8 +155,7 @@ class Pattern:
         if len(agreeing) > 1:
             self._raise_two(key, *agreeing[:2])
         if len(cuts_found) > MOST_CUTS:
-            # Too many to look at. To say "no match" or to take the one reading found would be a
-            # guess.
+            # Too many to look at. "No match" or the one reading found would be a guess.
             self._raise_two(key, self._values(key, cuts_found[0]), self._values(key, cuts_found[1]))
         return agreeing[0] if agreeing else None
 

@@ -23,8 +23,7 @@ from .notation import DIGITS, Expr
 State = Mapping[int, int]  # position -> ways to reach it, 1 or 2 (two or more)
 Value = int | str
 
-# Python refuses to convert integers of more than some thousands of digits; a longer run of digits
-# is text here.
+# Python refuses to convert integers of some thousands of digits; a longer run is text here.
 LONGEST_INT: Final = 1000
 
 

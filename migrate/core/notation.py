@@ -11,8 +11,7 @@ postfix code by operator precedence and run by a small stack machine. Neither st
 nesting cannot exhaust the stack. Operators, precedence and rounding are Python's (`//` and `%`
 round towards minus infinity, unary minus binds tightest). The index expressions in the braces of a
 pattern (`{2*n+1}`) are the same language with one capture in it. They must be linear with a
-positive factor known from the text alone: only then do they have an inverse for every value of a
-param.
+positive factor known from the text alone: only then do they have an inverse whatever a param is.
 """
 
 from __future__ import annotations
@@ -118,8 +117,7 @@ def parse_expression(text: str) -> Expr:
 def parse_index(text: str) -> tuple[str, int, Expr | int]:
     """(capture, a, b) of an index expression, which stands for a * capture + b with a >= 1.
 
-    b is an int where no param occurs in it. PatternError M111 if the text is not linear in exactly
-    one capture.
+    b is an int where it has no param. PatternError M111 if the text is not linear in one capture.
     """
     postfix = _postfix(text)
     captures = list(dict.fromkeys(t.text for t in postfix if t.kind == "name"))
@@ -132,8 +130,7 @@ def parse_index(text: str) -> tuple[str, int, Expr | int]:
             len(text),
             help="an index expression is a*n + b with one capture n",
         )
-    # Each entry is (factor of the capture, postfix of the rest; None is zero, so that `n` needs no
-    # `+ 0`).
+    # Each entry is (factor of the capture, postfix of the rest; None is zero, for `n` alone).
     stack: list[tuple[int, list[_Token] | None]] = []
     for token in postfix:
         if token.kind == "name":

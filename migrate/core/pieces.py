@@ -1,5 +1,4 @@
-"""Strided copies, and the few exact ways to cut and join them; `view` builds every layout op from
-these.
+"""Strided copies, and the few exact ways to cut and join them; `view` builds layout ops of them.
 
 A destination is one number, the row-major linear index of the result, and never a tuple of
 coordinates. Reshape then costs nothing, and the whole difficulty of layouts sits in one place: an
@@ -56,8 +55,7 @@ class Piece(NamedTuple):
     counts, in elements.
 
     `src` counts in the leaf's storage, `dst` is the row-major linear index in the result.
-    Destination strides are positive. A piece of a Fill has `src` and all `src_strides` 0. No loops:
-    one element.
+    Destination strides are positive. A Fill's `src` and `src_strides` are 0. No loops: one element.
     """
 
     leaf: Leaf
@@ -217,8 +215,7 @@ def join(pieces: list[Piece]) -> list[Piece]:
     """The same copies in as few pieces as the rules below find, ordered by destination.
 
     `pieces` are normalised and ordered. Pieces of one leaf are joined when the second continues a
-    loop of the first in source and destination, or when several equal ones stand at equal
-    distances.
+    loop of the first in source and destination, or several equal ones at equal distances.
     """
     if len(pieces) < 2 or len({p[0] for p in pieces}) == len(pieces):
         return pieces

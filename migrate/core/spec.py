@@ -115,8 +115,7 @@ def coordinates(index: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def encode(dtype: str, value: float) -> bytes:
-    """The bytes of one `unit` of `dtype` whose elements all equal `value` exactly; ValueError if it
-    cannot hold it.
+    """The bytes of one `unit` of `dtype`, each element exactly `value`; ValueError if it cannot be.
 
     Little endian. Source of the small floats: OCP OFP8 and OCP MX v1.0.
     """

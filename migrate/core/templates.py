@@ -71,8 +71,7 @@ class _DigitShape:
 def group(keys: Iterable[str]) -> list[Template]:
     """The templates of the keys, in order of first appearance; linear.
 
-    A slot is a segment that is an integer as `{n:int}` reads it: ASCII digits without leading
-    zeros.
+    A slot is a segment that `{n:int}` reads: ASCII digits without leading zeros.
     """
     found: dict[str, Template] = {}
     literal: dict[str, Template] = {}
@@ -188,8 +187,7 @@ class Binding:
 
 
 def bind(pattern: Pattern, template: Template) -> Binding | Literal[_PerKey.PER_KEY] | None:
-    """How `pattern` reads the keys of `template`; None if it matches none of them, PER_KEY if that
-    shows key by key only.
+    """How `pattern` reads the keys of `template`; None if it matches none, PER_KEY if they differ.
 
     Raises what `Pattern.match` raises for one of the keys.
     """
@@ -289,8 +287,7 @@ def _constant(value: Value) -> _Column:
 #
 # Keys that stand in several files of one checkpoint are called `key@0`, `key@1`. A pattern that
 # does not speak of ranks sees each rank's keys without their `@r`; one that does sees a key of a
-# single file as rank 0. All keys of a template have the same rank, so both are settled once per
-# template.
+# single file as rank 0. All keys of a template have one rank, so both are settled once.
 
 
 def rank_of(key: str) -> int | None:
@@ -341,8 +338,7 @@ def takes(pattern: Pattern, key: str) -> bool:
 def fitting(
     pattern: Pattern, template: Template, cut: tuple[Template, int | None] | None = None
 ) -> Sequence[bool]:
-    """For each key of the template whether the pattern fits it, ranks seen as the pattern sees
-    them.
+    """For each key of the template whether the pattern fits it, with ranks as it sees them.
 
     `cut` is what `without_rank` says of the template, where it is known already.
     """

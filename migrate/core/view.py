@@ -1,5 +1,4 @@
-"""A tensor written as strided copies of leaves: the algebra that every layout op, plan, read and
-write is made from.
+"""A tensor as strided copies of leaves: the algebra of every layout op, plan, read and write.
 
     View(shape, pieces), each piece: out[dst + sum i*dst_strides] = leaf[src + sum i*src_strides],
     in elements
@@ -45,8 +44,7 @@ __all__ = [
 ]  # fmt: skip
 
 # An op may always make this many pieces, and this many times its input's: beyond, copying whole
-# tensors is cheaper than the bookkeeping. Views that merely bring many inputs together stay far
-# below the factor.
+# tensors is cheaper than bookkeeping. Views that merely join many inputs stay far below the factor.
 LIMIT, GROWTH = 4096, 8
 _BLOCK = 64
 
@@ -421,11 +419,9 @@ def region(v: View, box: Sequence[tuple[int, int]]) -> View:
 
 
 def into(v: View, target_strides: Sequence[int], target_offset: int = 0) -> Iterator[Piece]:
-    """Copies that write `v` into a strided target: `dst` and `dst_strides` count elements of the
-    target's storage.
+    """Copies that write `v` into a strided target; `dst` and `dst_strides` count its elements.
 
-    Axis a of `v` moves by target_strides[a] there. These pieces are no view: their destinations may
-    run backwards.
+    Axis a of `v` moves by target_strides[a] there. Not a view: destinations may run backwards.
     """
     if len(target_strides) != len(v.shape):
         raise ValueError(f"{len(target_strides)} strides for {len(v.shape)} axes")
@@ -479,13 +475,11 @@ def relabel(v: View, mapping: Sequence[Leaf]) -> View:
 
 
 def to_bytes(v: View, elements: int, size: int) -> View:
-    """`v` counted in bytes, of shape [nbytes], for a dtype with `elements` elements in `size` bytes
-    (see `spec.unit`).
+    """`v` in bytes, of shape [nbytes], for a dtype with `elements` in `size` bytes (`spec.unit`).
 
     A piece of a Fill keeps the Fill as leaf, with `src` and `src_strides` 0, and says only where
     bytes go: byte x of the result is byte x % size of `spec.encode(dtype, value)`. That also holds
-    after `clip`. Raises SubByte when elements > 1 and some piece does not move whole groups of
-    `elements`.
+    after `clip`. Raises SubByte when some piece does not move whole groups of `elements`.
     """
     total = prod(v.shape)
     if total % elements:
@@ -545,8 +539,7 @@ def runs(pieces: Iterable[Piece]) -> Iterator[tuple[Leaf, int, int, int]]:
 
 
 def strided(v: View) -> tuple[int, int, Ints] | None:
-    """(leaf, offset, strides in elements) if one strided stretch of a leaf is all of `v`, as a view
-    of a framework can be.
+    """(leaf, offset, strides in elements) if `v` is one strided stretch, as frameworks' views are.
 
     None if it is made of several, filled, empty, or runs backwards, which frameworks have no views
     for.

@@ -216,11 +216,9 @@ def _below(lines: Sequence[str], number: int) -> int:
 def _apply_suppressions(
     found: Iterable[Diagnostic], allowed: Sequence[Allowed], looked_for: Collection[str]
 ) -> tuple[list[Diagnostic], list[Diagnostic]]:
-    """The findings that nothing allows, with M603 for what allows nothing; and those that are
-    allowed.
+    """The findings that nothing allows, with M603 for what allows none; and the allowed ones.
 
-    `looked_for` are the codes of which findings would have been found: only of those a suppression
-    is known to be unused.
+    `looked_for` are the codes of which findings would have been found: only theirs can be unused.
     """
     used: set[int] = set()
     left: list[Diagnostic] = []

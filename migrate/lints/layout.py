@@ -2,8 +2,7 @@
 And the rules held against the headers of a real checkpoint: what they would leave out, and which of
 them would take nothing.
 
-Of a checkpoint patterns only: params are not known, so conditions on them count as met, and nothing
-is bound.
+Of a checkpoint patterns only: params are not known, so conditions on them count as met.
 """
 
 from __future__ import annotations

@@ -55,11 +55,9 @@ class _Side(NamedTuple):
 
 
 class _Near:
-    """Which of some patterns may have a key in common with another: those whose texts at both ends
-    agree with its own.
+    """Which patterns may have a key in common with another: those whose ends agree with its own.
 
-    Each that is handed out is counted. Beyond MOST_PAIRS there are no more, and `short` says that
-    not all were.
+    Each that is handed out is counted. Beyond MOST_PAIRS there are no more, and `short` is set.
     """
 
     def __init__(self, patterns: Sequence[Pattern]) -> None:
@@ -114,9 +112,7 @@ class _Near:
 
 
 def _end(pattern: Pattern, at: int) -> str:
-    """The text that every key of the pattern begins with (0), or ends with, backwards (-1); empty
-    where it is not known.
-    """
+    """The text that all keys of the pattern begin or (-1, backwards) end with; "" if unknown"""
     part = pattern.parts[at] if pattern.parts else None
     # a pattern that does not speak of ranks takes a key on each of them
     if not isinstance(part, Literal) or (at and "@" in part.text):

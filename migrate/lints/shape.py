@@ -1,5 +1,4 @@
-"""`shape-invisible`: an op whose effect no test of the file would notice, because the shapes come
-out alike without it.
+"""`shape-invisible`: an op whose effect no test of the file would notice, as shapes do not show it.
 
 A shape often does not show what an op did: a concat with its parts interchanged, a square transpose
 left out, RoPE's halves in another order. So each such op is replaced by near mistakes of the same
@@ -7,8 +6,7 @@ kind, and whatever a test of the file cannot distinguish from the right op is no
 
 The tests are bound to the rules on headers alone. An element of an output is what the test put into
 it: the code of a number, or for a computed element a token that stands for the op and the elements
-it was computed from. Two outputs that have equal elements where a test looks are the same to that
-test.
+it was computed from. Two outputs that have equal elements where a test looks are the same to it.
 """
 
 from __future__ import annotations
@@ -215,9 +213,7 @@ def numbers(dtype: str, fill: Any, values: Any) -> Callable[[int], Any]:
 
 
 def code_of(dtype: str, number: Any) -> Any:
-    """The code of a number, or the number as a token of its own where the dtype cannot hold it: the
-    test is then refused.
-    """
+    """The code of a number; the number where the dtype cannot hold it and the test is refused."""
     try:
         return element_code(dtype, number)
     except ValueError:
@@ -262,8 +258,7 @@ def states(example: Example, key: str) -> bool:
 
 
 def takes(example: Example, key: str, other: Tensor | None) -> bool | None:
-    """Whether the test would come out the same with `other` as the output; None: it states too many
-    elements to be sure.
+    """Whether the test would be the same with `other` as output; None: too many elements to say.
 
     Of a test that fails as it is, because what it expects is wrong, the same elements are compared
     with those that the rules make.
@@ -433,8 +428,7 @@ _NOTHING = _Nothing()
 
 
 def mutants(rule: DirectedRule, step: CompiledCall, *, derived: bool = False) -> Iterator[Mutant]:
-    """The near mistakes of one step of the rule that a shape can hide, in the same order whatever
-    the params are.
+    """The near mistakes of one step that a shape can hide, in one order whatever the params.
 
     None for an op that its shape always shows. `derived`: the numbers of the step come from params.
     """
@@ -684,8 +678,7 @@ def _seen(
     which: int,
     derived: bool,
 ) -> bool | None:
-    """Whether the test would fail with a mutant of the rule's step in its place; None: it states
-    too much to be sure.
+    """Whether the test would fail with a mutant of the rule's step; None: too much to be sure.
 
     A test of the way back does not see the step. The mutant is made anew, because the params of the
     test have their say in it.

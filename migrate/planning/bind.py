@@ -42,8 +42,7 @@ class StepResult:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     provenance: dict[str, Provenance] = field(default_factory=dict)
     dropped: dict[str, DirectedRule] = field(default_factory=dict)
-    # keys that went because an equal target stood there already, by the rule that would have made
-    # it
+    # keys that went because an equal target stood there, by the rule that would have made it
     redundant: dict[str, DirectedRule] = field(default_factory=dict)
     # and the targets for whose sake they went
     settled: set[str] = field(default_factory=set)
@@ -249,8 +248,7 @@ def _run_all(
     """All rules matched and run.
 
     A key that the ops of an inverted rule cannot take, or whose result fails `when`, is none of its
-    matches; then all is matched again without it, because the key may complete a group of another
-    rule.
+    matches; then all is matched again without it, because the key may complete another group.
     """
     specs = {key: t.spec for key, t in tensors.items() if key not in stay}
     excluded: set[tuple[int, str]] = set()
@@ -432,8 +430,7 @@ def _check_roles(reader: Reader, report: Report) -> set[str]:
                 expected.append(side.pattern.expand(values) + ("" if rank is None else f"@{rank}"))
             except (KeyError, ValueError, TypeError):
                 expected.append(side.pattern.text)
-        # numbers are computed of all parts or not at all, so there `optional` would only be another
-        # error
+        # numbers are computed of all parts or not at all, so `optional` would be another error
         decoded = any(
             isinstance(step.op, ValueOp) and step.op.kind == "join" and step.capture in (None, ROLE)
             for step in rule.steps
@@ -645,8 +642,7 @@ def _remove_derived(
     keys, else it stays and is named.
     """
     targets = {t.key for r in derived for t in r.taken}
-    # what the rules read is the checkpoint without any of their targets, whichever of them is
-    # looked at first
+    # what the rules read is the checkpoint without any of their targets, in whatever order
     restored = {key: t for key, t in out.tensors.items() if key not in targets} if targets else {}
     for reader in derived:
         rule = reader.rule.forward

@@ -1,5 +1,4 @@
-"""A path of edges composed into one graph: each step binds to the virtual index that the step
-before it produced.
+"""A path of edges composed into one graph: each step binds to what the step before it produced.
 
 Values that are no tensors follow on each edge: those that a rule names obey it, all others follow
 the modules that they belong to. A value has no dtype and no shape, so only rules that rename, drop,
@@ -45,8 +44,7 @@ class Items(NamedTuple):
     """What values there are: their names now -> what they were called in the checkpoint, `ranks`:
     names end in `@r`.
 
-    `spelled(name)` is the text of the value that the checkpoint has under this name: equal for
-    equal values.
+    `spelled(name)` is the text of the value under this name: equal for equal values.
     """
 
     names: Mapping[str, str]

@@ -1,5 +1,4 @@
-"""The graph: each output key is a Tensor, that is a view over sources. Tied to no path, no format,
-and not to torch.
+"""The graph: each output key is a Tensor, a view over sources. Tied to no path, format or torch.
 
 `kind_of` says what a computed tensor costs: whether a part of it needs only parts of its inputs,
 and how boxes of it are cut. Both the plan, which says how much memory a run takes, and the run ask
@@ -42,8 +41,7 @@ class ComputedTensor:
     `inputs`.
 
     Used for value ops, and for a layout op whose view would have too many pieces. Compared by
-    identity; the `parts` outputs of one step share one `computation`, so that they are computed
-    once.
+    identity; the `parts` outputs of one step share one `computation`, computed once.
     """
 
     computation: Computation
@@ -110,8 +108,7 @@ class Graph:
 
     outputs: dict[str, Tensor] = field(default_factory=dict)
     checks: list[ValueCheck] = field(default_factory=list)
-    # output key -> who made it (planning.bind.Provenance); None for a key that a `keep` pattern
-    # carried over
+    # output key -> who made it (planning.bind.Provenance); None for a key that `keep` carried over
     origin: dict[str, Any] = field(default_factory=dict)
 
 

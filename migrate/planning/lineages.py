@@ -115,8 +115,7 @@ def apart(request: Request) -> list[Request]:
     """The request once for each layout that it leads to, with what it says of that layout's
     lineage; itself if it names none.
 
-    Raises M5xx for lineages and layouts that are not known, and M115 for a start in a lineage that
-    no goal is in.
+    Raises M5xx for unknown lineages and layouts, M115 for a start in a lineage without a goal.
     """
     if not request.to:
         return [request]

@@ -2,8 +2,7 @@
 that shows them.
 
 Keys are grouped into templates first, so a pattern is matched once per architecture and not once
-per key; inside that, only rules whose rarest literal segment stands in the template are tried at
-all.
+per key; inside that, only rules whose rarest literal segment is in the template are tried.
 
 Keys that stand in several files are written `key@0`, `key@1`. All keys of a template have the same
 rank, so a rule that does not speak of ranks is matched against the template without it and carries
@@ -58,8 +57,7 @@ class Reader:
     rule: DirectedRule
     names: tuple[str, ...]
     taken: list[MatchedKey] = field(default_factory=list)
-    # keys under the rule's patterns whose tensors it does not take: by `when`, or because its ops
-    # cannot
+    # keys under the rule's patterns whose tensors it does not take: by `when` or by its ops
     refused: list[MatchedKey] = field(default_factory=list)
     # keys under the rule's patterns that a narrower rule takes
     yielded: list[MatchedKey] = field(default_factory=list)
@@ -78,8 +76,7 @@ class Matching:
     read: set[str]
     # keys that a rule may take, and that it cannot read one way
     unread: list[str]
-    # ties of inverted rules whose `when` can still decide them; all of the rules took the keys to
-    # find out
+    # ties of inverted rules whose `when` can still decide them; all of them took the keys
     undecided: Report
 
 
@@ -105,8 +102,7 @@ def match(
     report: Report,
     excluded: Excluded = frozenset(),
 ) -> Matching:
-    """Assigns every key to at most one rule; keys under no rule are `rest`. Ambiguities go into the
-    report.
+    """Assigns every key to at most one rule; keys under none are `rest`. Ambiguities are reported.
 
     `excluded`: (id of a rule, key) that are no match although the patterns say so.
     """
@@ -419,8 +415,7 @@ def _rows(entry: _Entry, template: Template, base: Template, rank: int | None) -
         else list(binding.rows())
     )
     if entry.carries:
-        # a plain key of a checkpoint of ranks stands in the file of rank 0, beside the `@0` of
-        # others
+        # a plain key of a checkpoint of ranks is of rank 0, beside the `@0` of others
         rows = [None if row is None else (*row, rank or 0) for row in rows]
     if entry.order is not None:
         order = entry.order

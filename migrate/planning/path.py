@@ -477,8 +477,7 @@ def _walk(packs: Packs, name: str, start: str, goal: str, down: bool | None) -> 
 def _remembered(
     applied: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], step: PathStep
 ) -> dict[str, Any]:
-    """What the stamp holds of this edge: params, the latest counting; and, if it is undone, how its
-    files were.
+    """What the stamp holds of this edge: its latest params and, if it is undone, how files were.
 
     `files` and `kept` are None where no entry is undone, because then they are not known.
     """
@@ -621,8 +620,7 @@ def _changed(
 def check_params(
     steps: Sequence[PathStep], given: Mapping[str, Any], elsewhere: Sequence[str]
 ) -> None:
-    """Raises, before anything is bound, what is wrong with params whose values do not depend on the
-    checkpoint's contents.
+    """Raises, before binding, what is wrong with params that do not depend on the checkpoint.
 
     `elsewhere`: params of edges that need not be walked.
     """

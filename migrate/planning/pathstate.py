@@ -139,8 +139,7 @@ Said = tuple[str, Mapping[str, Any]]
 
 
 class PathState:
-    """What the edges know beside tensors. `given` is what `--set` says; `carried`: the output has
-    side files of its own.
+    """What the edges know beside tensors. `given`: from `--set`; `carried`: there are side files.
 
     Call sequence, for each step: `enter_step` before its rules are bound,
     `leave_step` with what they made.
@@ -540,9 +539,7 @@ def _patched_by(file: LoadedFile) -> list[str]:
 
 
 def _leaves_patches(step: PathStep) -> bool:
-    """Whether the step is walked back and what it once did to side files stays, because no stamp
-    says how it is undone.
-    """
+    """Whether the step is walked back without a stamp, so that what it did to side files stays."""
     return step.backwards and _undone(step) is None
 
 
@@ -573,8 +570,7 @@ def _patched(patch: Any, keys: Sequence[str]) -> bool:
 def _dtypes(
     step: PathStep, dtype: Dtype, tensors: Mapping[str, Tensor], known: Any
 ) -> Iterator[tuple[str, str]]:
-    """(place for messages, dtype) of the tensors that are named; of those that have the same dtype
-    only the first.
+    """(place for messages, dtype) of the named tensors; of those of one dtype only the first.
 
     Where they differ, `known` says which of them counts.
     """

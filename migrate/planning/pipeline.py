@@ -260,8 +260,7 @@ def run_ops(
     checks: list[ValueCheck],
     decide: Decide = lambda step, item: None,
 ) -> tuple[tuple[str, ...], list[Item]]:
-    """Runs the rule's ops top to bottom; the capture names bound at the end, and the items that
-    came out.
+    """Runs the rule's ops top to bottom; the captures bound at the end, and the items made.
 
     A group that an op cannot take is handed to `refuse` and left out. `decide` says what becomes of
     a tensor whose bytes decide that; None: bytes cannot be read here, and it goes on as it is.

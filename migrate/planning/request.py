@@ -1,6 +1,4 @@
-"""The request: what was asked, as it was asked. A saved plan holds it, so that `apply plan.json`
-can ask it again.
-"""
+"""The request: what was asked, as it was asked. A saved plan holds it for `apply plan.json`."""
 
 from __future__ import annotations
 
@@ -175,8 +173,7 @@ def with_permissions(request: Request, answer: Callable[[Request], T]) -> T:
 
 
 def _entries(name: str, path: str) -> list[str] | str:
-    """The entries of the file that `NAME=@path` means, one a line, or its text if that is a list in
-    brackets.
+    """The entries of the file in `NAME=@path`, one a line, or its text if a list in brackets.
 
     `""` is the empty name, which is the root module.
     """
@@ -226,8 +223,7 @@ def output_format_of(source_format: str, request: Request) -> str:
 
 
 def shape_of(name: str, source_format: str, request: Request) -> tuple[bool, Request]:
-    """Whether an output of this name is a folder, and the request with the format that the name
-    says.
+    """Whether an output of this name is a folder, and the request with the name's format.
 
     M115 if it says another format than the request, or, where the request says none, one that is
     not written or is misspelt.

@@ -71,9 +71,7 @@ def _is_whole(saved: Mapping[str, Any]) -> bool:
 
 
 def changed_files(saved: Mapping[str, Any], now: Mapping[str, Any], copied: bool) -> list[str]:
-    """What of the source's files is not as a saved plan says: sizes, and but for a copy the times
-    of their last change.
-    """
+    """What of the source's files differs from a saved plan: sizes, and but for a copy, times."""
     then, found = (
         {file["name"]: file for file in saved["states"]},
         {file["name"]: file for file in now["states"]},
@@ -133,8 +131,7 @@ def require_source(
 
 
 def changed_since(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The fields of a saved plan that are not what planning again gives, in the order of the new
-    plan.
+    """The fields of a saved plan that planning again gives otherwise, in the new plan's order.
 
     Left out is what does not come from the checkpoint, the rules and the request: the version of
     the tool, the free space, and where source and rules lie (a comment above a rule moves it).

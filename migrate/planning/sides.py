@@ -292,8 +292,7 @@ class SideFiles:
         return ABSENT if value is None and not keys else value
 
     def put_value(self, path: str, value: dict[str, Any] | None) -> None:
-        """Makes `value` what the file holds, in the style it is written in; None removes it. Equal
-        values change no byte.
+        """Makes the file hold `value`, in its style; None removes it. Equal values change no byte.
 
         M513 for a new file whose path is a folder, or runs through a file.
         """
@@ -374,8 +373,7 @@ def rename(
     those of `done`, which it adds to; answers with notes. The keys of an edge move once, however
     many of its files name a list.
 
-    M515 for what is no list of names, M514 for a name whose keys part; a list that is not there, or
-    null, is no list.
+    M515 for what is not a list of names, M514 for a name whose keys part; null is no list.
     """
     notes: list[str] = []
     moves = None

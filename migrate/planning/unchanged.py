@@ -1,6 +1,5 @@
 """Keys that an edge left as they were although its rules, inverted, would take them: a stamp
-remembers them, and they stay. And which edges of a stamp may therefore not be undone before a later
-one is.
+remembers them, and they stay. So some edges of a stamp may not be undone before a later one.
 
 A rule whose `when` passes over some tensors makes the others look like them, and `keep` may let
 stay what a rule makes elsewhere. In what came out these keys look like those that the rules made;

@@ -125,8 +125,7 @@ def resolve(
     """The op's Args with every integer evaluated.
 
     An argument that is exactly an unset `$param` counts as not written. Sizes that are written by
-    capture value come out in the order of `values`. Raises OpError (M114, M509) naming op and
-    argument.
+    capture value come out in the order of `values`. Raises OpError (M114, M509).
     """
     made: dict[str, Any] = {}
     for argument in arguments(op):
@@ -144,8 +143,7 @@ def resolve(
 
 
 def integer(written: Any, params: Mapping[str, Any], label: str = "") -> int | None:
-    """The integer that a number, `$param` or arithmetic stands for; None for exactly an unset
-    `$param`.
+    """The integer of a number, `$param` or arithmetic; None for exactly an unset `$param`.
 
     Raises OpError (M114, M509), its message led by `label`.
     """

@@ -1,5 +1,4 @@
-"""A rule made ready to bind: patterns parsed, ops resolved, captures accounted for; forwards and,
-if it can, backwards.
+"""A rule made ready to bind, both ways: patterns parsed, ops resolved, captures accounted for.
 
 `compile_rule` checks the capture algebra of one rule (what is bound, consumed, produced) without
 looking at any key and without needing params; `direct` fills the params in and answers with a
@@ -94,8 +93,7 @@ class DirectedRule:
     why: str
     # the params that the rule's patterns and `where` ask for, with their values
     params: Mapping[str, Any]
-    # backwards of a `keep_source` rule: the forward rule, run on the restored keys to see what it
-    # would make
+    # backwards of a `keep_source` rule: the forward rule, to see what it makes of restored keys
     forward: DirectedRule | None = None
 
     @property

@@ -7,8 +7,7 @@ refusal carries a list, and `problems_of` takes both apart again.
 
 Beside each reader stands the JSON schema that says the same of what an editor's YAML 1.2 parser
 makes of the text: free text may look like a number or a truth (`2.10`), a name may not, and `8.0`
-and `0x10` are integers, because to an editor they are. `rules/schema.py` lists what a schema cannot
-say.
+and `0x10` are integers, because to an editor they are. `schema` lists what it cannot say.
 """
 
 from __future__ import annotations
@@ -110,9 +109,7 @@ def match_whole(pattern: str) -> str:
 
 
 def fits(schema: Mapping[str, Any], written: str) -> bool:
-    """Whether text has the `pattern` and the `maxLength` of a schema; the pattern is compiled when
-    it is first asked for.
-    """
+    """Whether text has the `pattern`, compiled at first use, and the `maxLength` of a schema."""
     return (
         len(written) <= schema.get("maxLength", len(written))
         and re.search(schema["pattern"], written) is not None
@@ -333,8 +330,7 @@ _INDEX = (
     rf"(?=(?:[^A-Za-z_$}}]|\${_WORD})*[A-Za-z_])(?![( ]*{_WORD}[) "
     rf"]*\}}){_arithmetic(rf'[$]?{_WORD}')}"
 )
-# what the notation of patterns asks for, but for the types of captures, linear indices and what
-# stands side by side
+# the notation of patterns, but for types of captures, linear indices and what is side by side
 PATTERN = {
     **TEXT,
     "pattern": match_whole(

@@ -57,9 +57,7 @@ class LoadedFile:
         return semantic_hash(self.model)
 
     def span(self, *path: Any) -> Span:
-        """The place of the value at `path` (`"rules", 0, "from"`), of its nearest ancestor where
-        nothing is written.
-        """
+        """The place of the value at `path` (`"rules", 0, "from"`) or of its nearest ancestor."""
         return self.document.span(path)
 
     def key_span(self, *path: Any) -> Span:

@@ -1,5 +1,4 @@
-"""Lineages: layouts, the edges between them, ways along the edges, and which layout a checkpoint is
-in.
+"""Lineages: layouts, the edges between them, ways along them, and which layout a checkpoint is in.
 
 A lineage is a value: tests write one down without a file. Reading `layouts.yaml` is the business of
 `layouts`, finding the folder that of `packs`.
@@ -36,8 +35,7 @@ _MOST_SHAPES = 200
 
 @dataclass(frozen=True, slots=True)
 class Detect:
-    """The signs of a layout. `dtype`, `ndim` and `shape` map a pattern to what one of its keys must
-    have.
+    """The signs of a layout. `dtype`, `ndim` and `shape` map a pattern to what one of its keys has.
 
     An axis of `shape` is a size, None for any, `$key.path` for what config.json says there, or a
     name: the same size wherever it stands.
@@ -375,11 +373,9 @@ def nearest(
     states: States | None = None,
     most: int = 3,
 ) -> list[NearLayout]:
-    """The layouts that come nearest, one of a lineage, the nearest first: by the part of what they
-    ask for that is there.
+    """The nearest layouts, one of a lineage, nearest first: by how much of what they ask is there.
 
-    A sign that something is absent brings no layout nearer. A layout of which less than half is
-    there is left out.
+    A sign that something is absent brings no layout nearer. One less than half there is left out.
     """
     match, config = Matcher(index, states), _config(read_side)
     ranked: list[tuple[float, int, NearLayout]] = []
@@ -592,9 +588,7 @@ class Matcher:
         return self._tensors[key].spec if key in self._tensors else self._beside[key]
 
     def shapes(self, pattern: str) -> list[tuple[str, tuple[int, ...]]]:
-        """(key, shape) of the keys that fit the pattern, the first of each shape; not of all where
-        there are very many.
-        """
+        """(key, shape) of keys that fit the pattern, the first of each shape, up to a number."""
         if pattern not in self._patterns:
             self._patterns[pattern] = parse(pattern)
         found: dict[tuple[int, ...], str] = {}

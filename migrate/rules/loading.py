@@ -1,9 +1,7 @@
 """Rule files and `layouts.yaml` read as their authors wrote them, and what can be said against one
-that is well formed: names, params, presence. All problems of all files come out in one report, each
-with its line.
+that is well formed: names, params, presence. All problems come out in one report, with their lines.
 
-The algebra of captures (`from` against `via` against `to`) is not here but in `compiled`, which
-parses the patterns.
+The algebra of captures (`from` against `via` against `to`) is in `compiled`, with the patterns.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The packaged form of the rules that ship: `files` says what it is for and reads it.
 
-`python -m migrate.rules.packaged` makes the files, `--check` says whether they are as they would be
-made.
+`python -m migrate.rules.packaged` makes the files, `--check` says whether they are current.
 """
 
 from __future__ import annotations

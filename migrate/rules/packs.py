@@ -1,5 +1,4 @@
-"""Where rules come from: a file or folder that is named, `./rules`, what ships with migrate,
-installed packs.
+"""Where rules come from: a named file or folder, `./rules`, what ships, installed packs.
 
 What is named comes first. The others are equals: a checkpoint that was downloaded may have a
 `rules` folder beside it, and where that one has another lineage of a known name, neither is taken.
@@ -49,8 +48,7 @@ DEEPEST = 4
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """One folder of lineages. `origin` is local, built-in or installed; `error` says why there is
-    nothing in it.
+    """One folder of lineages. `origin` is local, built-in or installed; `error`: why it is empty.
 
     `named`: it was asked for, so its lineages come before all others of their names.
     """
@@ -136,8 +134,7 @@ class Packs:
         return (*self.local, built_in(), *self.installed)
 
     def lineages(self) -> tuple[dict[str, Lineage], list[Diagnostic]]:
-        """Every lineage by name, without edges, and what is wrong with those that could not be
-        read.
+        """Every lineage by name, without edges, and what is wrong with unreadable ones.
 
         Problems of local packs are raised, also that they have a lineage that is known otherwise;
         those of built-in and installed ones are answered, because they belong to others and
@@ -232,8 +229,7 @@ def find_packs(
     """The packs to search: the folder `rules` if one is named, `./rules` if it is there, then the
     built-in and installed ones.
 
-    A rule file in place of a folder is for `load_files`, not for here: a path that is no folder is
-    M507.
+    A rule file in place of a folder is for `load_files`: a path that is no folder is M507 here.
     """
     local = []
     if rules is not None:
@@ -277,8 +273,7 @@ def list_packs(rules: Iterable[PathLike] = ()) -> dict[str, Any]:
 
 
 def load_edge(paths: Sequence[Path]) -> list[LoadedFile]:
-    """The rule files of an edge of a lineage; as they were packaged where they ship and are as they
-    were then.
+    """The rule files of an edge of a lineage; as packaged where they ship and are unchanged.
 
     Raises all problems of all of them at once (M1xx, M508), exit status 2.
     """

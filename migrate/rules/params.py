@@ -36,8 +36,7 @@ class RefusedError(ValueError):
 def declare(files: Iterable[LoadedFile]) -> dict[str, Param]:
     """The params of all files by name; a name that two files declare with different types is M114.
 
-    The first declaration counts. A param is optional only where every file that declares it says
-    so.
+    The first declaration counts. It is optional only where all that declare it say so.
     """
     report = Report()
     out: dict[str, Param] = {}
@@ -70,8 +69,7 @@ def resolve(
     lost: Mapping[str, str] | None = None,
     from_tensors: Mapping[str, list[str] | str] | None = None,
 ) -> dict[str, Any]:
-    """The value of each param that has one, typed by its declaration; unset optional ones are
-    absent.
+    """The value of each param that has one, typed by its declaration; unset ones are absent.
 
     `given` is what `--set` says, as text or typed; `extra_sources` are (name for messages, {param:
     value}), where None and absence both mean that the source does not speak. `spans` are the

@@ -1,5 +1,4 @@
-"""The reference of the language, `docs/reference/rule-files.md`: read off the code, so that
-it cannot lag behind.
+"""The reference of the language, `docs/reference/rule-files.md`, read off the code.
 
 Patterns come with keys on which a test tries them, fields from the models and their schema, ops and
 codecs from their own descriptions and samples, diagnostics from their pages. `migrate explain`

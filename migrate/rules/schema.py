@@ -1,5 +1,4 @@
-"""JSON schemas of what people write and of what commands answer, generated, so that they cannot say
-anything else.
+"""JSON schemas of what people write and of what commands answer, generated from the models.
 
 A step of `via` is an object with one property per op and minProperties = maxProperties = 1. A
 `oneOf` over the ops would say the same, but editors then offer the first op only and report each
@@ -226,8 +225,7 @@ def dump_schema(schema: dict[str, Any]) -> str:
 
 
 def write_schemas(folder: Path, names: Iterable[str] | None = None) -> list[Path]:
-    """Writes the schemas, all or those that are named, into the folder and answers which files it
-    wrote.
+    """Writes the schemas, all or those named, into the folder; the files that it wrote.
 
     Files that are right already stay as they are.
     """
@@ -336,8 +334,7 @@ def _cleaned(schema: Any, *, names: bool = False, top: bool = False) -> Any:
 def check_schemas(
     name: str | None = None, *, folder: PathLike | None = None, write: bool = False
 ) -> dict[str, Any]:
-    """Which schemas there are; with a folder, whether its files are what the models give, or, with
-    `write`, make them so.
+    """Which schemas there are; with a folder, whether its files are current, or, `write`, made so.
 
     `name` limits it to one; M115 if there is none of this name, or if the folder cannot be written.
     """

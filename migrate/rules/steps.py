@@ -1,5 +1,4 @@
-"""The steps of `via` as authors write them: a pydantic model for each op, made when the op is first
-used.
+"""The steps of `via` as authors write them: a pydantic model for each op, made at its first use.
 
 It is made from the dataclass in which the op declares its arguments, and takes `$param` and
 arithmetic where the op asks for integers.

@@ -133,9 +133,7 @@ def side_bytes(content: Any) -> bytes:
 
 
 def elements(of: Spec, fill: Any, values: Any) -> bytes:
-    """The packed bytes of `values`, or of `fill` (a number or `iota`); ValueError for a number that
-    the dtype cannot hold.
-    """
+    """The packed bytes of `values` or `fill` (a number, `iota`); ValueError if they do not fit."""
     if values is not None:
         return packed(of.dtype, flat(values))
     if fill == "iota":
@@ -167,8 +165,7 @@ def _scrambler(key: str, of: Spec) -> Callable[[], bytes]:
         )
         out = bytearray(b"".join(blocks)[:nbytes])
         if spare:
-            # below a byte the last one may hold less than it could, and what it does not hold is
-            # zero
+            # below a byte the last one may not be full, and the rest is zero
             out[-1] &= 0xFF >> spare
         return bytes(out)
 
@@ -408,9 +405,7 @@ class BoundTest:
         return BoundTest(self.file, self.number, source, path_state, composition, allow, asked)
 
     def scrambled(self) -> BoundTest:
-        """The same over bytes that all differ, where no value decides and no op computes; else this
-        test itself.
-        """
+        """The same over bytes that all differ, or itself where values decide or an op computes."""
         if self.asked or self.composition.graph.checks or computations(self.outputs.values()):
             return self
         return replace(
@@ -421,8 +416,7 @@ class BoundTest:
 def bind_test(
     file: CompiledFile, number: int, others: Sequence[CompiledFile] = ()
 ) -> BoundTest | RefusedTest:
-    """Test `number` of the file, bound to its given tensors as a checkpoint would be, or why it
-    cannot be.
+    """Test `number` of the file, bound to its given tensors like a checkpoint, or why it cannot be.
 
     `others` are the other files of its edge; those that speak of given keys are bound beside it.
     """
@@ -513,9 +507,7 @@ def bound(
 
 
 def rule_behind(bound: BoundTest, key: str) -> Any:
-    """The rule that made an output and the keys it made it of (planning.bind.Provenance); None for
-    a key that was kept.
-    """
+    """The `Provenance` of an output, that is its rule and its keys; None for a kept key."""
     for _, found in reversed(bound.composition.steps):
         if key in found.provenance:
             return found.provenance[key]

@@ -1,5 +1,4 @@
-"""`migrate test`: the examples of rule files, and what must hold of any rule without being written
-down.
+"""`migrate test`: the examples of rule files, and what must hold of any rule.
 
 An example is bound exactly as a checkpoint is, gathered by the same code, and compared with what it
 says: every key that rules make, dtype, shape, and each element bit for bit. A NaN that is written
@@ -10,8 +9,7 @@ source, the traced views agree with the eager twins, the order of the rules mean
 application is refused, and every rule and op was touched. They run on scrambled bytes where no op
 computes and nothing asks for values, because a constant hides a wrong permutation.
 
-With `specs` nothing is gathered: names, shapes, dtypes and refusals only, without torch and without
-numpy.
+With `specs` nothing is gathered: names, shapes, dtypes and refusals only, without torch and numpy.
 """
 
 from __future__ import annotations

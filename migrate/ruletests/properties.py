@@ -1,7 +1,6 @@
 """What must hold of every rule, found out from the examples it has: no author writes these down.
 
-Each property answers with diagnostics, none if it holds, or with the reason why the example says
-nothing about it.
+Each property answers with diagnostics, or the reason why the example says nothing about it.
 """
 
 from __future__ import annotations
@@ -39,9 +38,7 @@ def _said(
 
 
 def round_trip(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
-    """M706 unless the way back returns every given tensor, bit for bit. An edge that says it is not
-    exact is not asked.
-    """
+    """M706 unless the way back returns every given tensor bit for bit, or the edge is not exact."""
     if bound.composition.inexact:
         return f"not exact: {bound.composition.inexact[0]}"
     if not values:
