@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # a link from a page to a file of the repository that is no page
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+)((?!\.\./)[^)#]+)\)")
 _EXPLAIN = re.compile(r"migrate/explain/(M\d+)\.md")
+_CELL = re.compile(r"<td>.*?</td>", re.DOTALL)
 _SECTION = re.compile(r"(Args|Returns|Raises|Examples?|Attributes|Note):\s*")
 
 
@@ -330,3 +331,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         return text
 
     return _OUTSIDE.sub(inside, markdown)
+
+
+def on_page_content(html: str, *, page: Any, config: Any, files: Any) -> str:
+    """mkdocs: a bar in code in a table is shown without the escape that Markdown wants."""
+    return _CELL.sub(lambda found: found[0].replace("\\|", "|"), html)

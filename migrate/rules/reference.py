@@ -116,7 +116,7 @@ def render_reference() -> str:
         "`migrate explain M207` print parts of this page."
     )
     parts = [
-        "# Reference",
+        "# Fields, ops and codecs",
         about,
         "## Patterns",
         *_patterns(),

@@ -212,6 +212,6 @@ def test_what_torch_has_no_tensor_for_is_named():
 
 
 def test_a_key_that_is_no_text_is_refused_by_name():
-    with pytest.raises(CheckpointError, match="not by 1, None") as caught:
+    with pytest.raises(CheckpointError, match="not 1, None") as caught:
         memory.open({1: torch.zeros(1), "a": torch.zeros(1), None: 2})
     assert [d.code for d in caught.value.diagnostics] == ["M916"]

@@ -117,7 +117,7 @@ def test_the_same_value_is_equal_by_its_stream_and_that_is_said(what: str, tmp_p
     for one, other, side in ((a, lost, "A"), (lost, a, "B")):
         found = difference(one, other)
         assert not found.equal
-        assert found.to_json()["others"][0].endswith(f"not decoded) is in {side} only")
+        assert found.to_json()["others"][0].endswith(f"not decoded) is only in {side}")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_verify_says_what_was_left_out_and_wants_it_allowed(
     assert not found.equal
     assert found.to_json()["differences"][0]["key"] == "args"
     assert (
-        "is in the source only; if it was left out with allow="
+        "is only in the source; if it was left out with allow="
         in found.to_json()["differences"][0]["what"]
     )
     found = migrate.verify(tmp_path / "out.pt", source=a, allow=["opaque"])
