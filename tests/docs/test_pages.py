@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import re
 import shlex
@@ -183,6 +184,20 @@ def test_every_link_leads_somewhere() -> None:
 def test_pages_of_the_site_are_named_by_the_place_where_they_are(page: str) -> None:
     named = set(re.findall(r"\bdocs/[\w/-]+\.md\b", (ROOT / page).read_text(encoding="utf-8")))
     assert not {name for name in named if not (ROOT / name).exists()}
+
+
+def test_the_life_of_one_key_names_functions_where_they_are() -> None:
+    named = re.findall(
+        r"`([\w.]+)`\s+(?:in\s+|\()\[`(migrate/[\w/]+\.py)`\]",
+        read("docs/concepts/life-of-a-key.md"),
+    )
+    assert len(named) > 30
+    for name, path in named:
+        body = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+        for part in name.split("."):
+            found = [node for node in body if getattr(node, "name", "") == part]
+            assert found, f"{path} has no {name}"
+            body = getattr(found[0], "body", [])
 
 
 def test_the_site_has_every_page_once() -> None:
