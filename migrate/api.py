@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
 
@@ -40,9 +41,8 @@ from .results import (
 )
 from .rules.params import resolve
 from .ruletests.run import test as test
-from .running.device import parse_device
-from .running.options import SHARD, bytes_of, check_threads, memory_of, read_options
 from .running.prepare import is_folder, plan_for, side_reader
+from .running.resources import SHARD, bytes_of, check_threads, memory_of, parse_device, read_options
 from .source.index import Source
 from .source.pickle.tree import PARAMETER
 
@@ -119,11 +119,8 @@ def inspect(
 
     request = make_request((), (), rules, params, allow, at=at)
     resolve({}, request.params, known=[PARAMETER])
-    source = _opened("path", path, request, meta=True)
-    try:
+    with closing(_opened("path", path, request, meta=True)) as source:
         return describe(source, request, expand=expand)
-    finally:
-        source.close()
 
 
 @guarded
@@ -179,11 +176,8 @@ def plan(
     request = make_request(
         to, from_, rules, params, allow, backwards=backwards, at=at, output_format=output_format
     )
-    source = _opened("path", path, request, meta=True)
-    try:
+    with closing(_opened("path", path, request, meta=True)) as source:
         return plan_for(source, request, is_folder(source, single_file), bytes_of(max_shard_size))
-    finally:
-        source.close()
 
 
 @overload
@@ -519,11 +513,12 @@ def verify(
         >>> migrate.verify("new", source="old").equal
         True
     """
-    from .running import comparison, spotcheck
+    from .running.comparison import verify_output
+    from .running.verify import parse_share
 
     check_threads(threads)
     budget = None if max_memory is None else memory_of(max_memory)
-    share = None if sample is None else spotcheck.parse_share(sample)
+    share = None if sample is None else parse_share(sample)
     if seed is not None and share is None:
         fail(
             "M115",
@@ -531,9 +526,11 @@ def verify(
             help=f"give {option('sample', '5%')} too, or leave {option('seed')} out",
         )
     request = make_request(to, from_, rules, params, allow, at=at)
-    opened, made = _opened("source", source, request), _opened("out", out, request)
-    try:
-        return comparison.verify_output(
+    with (
+        closing(_opened("source", source, request)) as opened,
+        closing(_opened("out", out, request)) as made,
+    ):
+        return verify_output(
             opened,
             made,
             request,
@@ -544,9 +541,6 @@ def verify(
             progress=progress,
             inform=inform,
         )
-    finally:
-        opened.close()
-        made.close()
 
 
 @guarded
@@ -583,12 +577,8 @@ def diff(
     from .running.comparison import compare_checkpoints
 
     request = make_request((), (), (), None, allow, at=at)
-    one, other = _opened("a", a, request), _opened("b", b, request)
-    try:
+    with closing(_opened("a", a, request)) as one, closing(_opened("b", b, request)) as other:
         return compare_checkpoints(one, other, progress, tensors_only=tensors_only)
-    finally:
-        one.close()
-        other.close()
 
 
 @overload
@@ -644,11 +634,8 @@ def history(
     request = make_request((), (), rules, None, allow, at=at)
     if path is None:
         return LineagesReport.of(lineages=known_lineages(request.rules, lineage))
-    source = _opened("path", path, request)
-    try:
+    with closing(_opened("path", path, request)) as source:
         return describe_history(source, request, lineage)
-    finally:
-        source.close()
 
 
 @guarded
@@ -719,9 +706,7 @@ def lint(
 def _opened(
     name: str, path: PathLike | Live, request: Request, *, meta: bool = False, wrapped: bool = True
 ) -> Source:
-    """A checkpoint on disk, a state dict or a module; `meta` and `wrapped` say what of the latter
-    two is taken.
-    """
+    """A checkpoint, state dict or module; `meta` and `wrapped` say what of the latter is taken."""
     if not isinstance(path, (str, os.PathLike)):
         from .live.module import is_module, opened
 

@@ -129,9 +129,7 @@ class TensorErrors(ErrorFigures):
 
 
 class ErrorReport(DocumentPart):
-    """What was done to the numbers. `complete` is False after a resumed run, for what it did not
-    compute itself.
-    """
+    """What was done to the numbers. `complete` is False if a resumed run computed only a part."""
 
     complete: bool
     rules: tuple[RuleErrors, ...]
@@ -288,9 +286,7 @@ class PlannedSource(DocumentPart):
 
 
 class FileState(DocumentPart):
-    """A file of the source as it was when it was planned: bytes, and the time of its last change in
-    ns since 1970.
-    """
+    """A file of the source when it was planned: bytes, and ns since 1970 of its last change."""
 
     name: str
     size: int
@@ -352,9 +348,7 @@ class PlannedTarget(DocumentPart):
 
 
 class ChangedValue(DocumentPart):
-    """A value in a side file that changes; `to_json()` leaves out `before` or `after`
-    where nothing stands.
-    """
+    """A changed value in a side file; `to_json()` omits `before` or `after` if there is none."""
 
     at: str
     before: Any
@@ -485,9 +479,7 @@ class VerifyReport(DocumentReport):
 
 
 class VerifyEstimate(Result):
-    """What a verification is about to do: `memory` is the most bytes held at once, `seconds` None
-    where it cannot be told.
-    """
+    """What a verification takes: peak `memory` in bytes, `seconds` or None where unknown."""
 
     tensors: int
     bytes: int
@@ -548,9 +540,7 @@ class PackOrigin(DocumentPart):
 
 
 class AppliedEdge(DocumentPart):
-    """An edge that was applied, as the stamp has it. `kept` and `files` are those that the
-    downgrade needs.
-    """
+    """An edge that was applied, from the stamp. The downgrade needs `kept` and `files`."""
 
     lineage: str
     from_: str
@@ -590,9 +580,7 @@ class LineagesReport(DocumentReport):
 
 
 class LintReport(DocumentReport):
-    """The findings of lint about rule files and layouts: `exit` is 0, 1 with findings, 2 if a file
-    cannot be loaded.
-    """
+    """The findings of lint: `exit` is 0, 1 with findings, 2 if a file cannot be loaded."""
 
     KIND = "lint"
     exit: int
@@ -642,9 +630,7 @@ class RuleTestReport(DocumentReport):
 
 
 class LoadReport(DocumentReport):
-    """What was loaded into a live module; of distributed tensors, `bytes_written` counts the part
-    of this process.
-    """
+    """What was loaded into a module; `bytes_written` counts this process's part of DTensors."""
 
     KIND = "loaded"
     source: str
@@ -672,9 +658,7 @@ class TensorCounts(DocumentPart):
 
 
 class StateDictReport(Result):
-    """What was done to a state dict in memory. `report` is None where nothing was computed, or not
-    yet.
-    """
+    """What was done to a state dict; `report` is None if nothing was computed, or not yet."""
 
     steps: tuple[PathEdge, ...]
     layouts: Mapping[str, str]

@@ -9,11 +9,10 @@ from typing import Any
 
 import click
 
-from ..running.device import NAMES
-from . import render, saved
-from .colour import say
-from .options import as_json, output_format, params, question, quiet
-from .progress import Progress
+from ..running.resources import NAMES
+from . import render
+from .options import as_json, output_format, params, question, quiet, require_savable, save_document
+from .terminal import Progress, safe, say
 
 
 def running(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,7 +111,7 @@ def execute(
     # each thread has a box of its own: more threads inside an op would only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if report is not None:
-        saved.check(report, "report", checkpoint)
+        require_savable(report, "report", checkpoint)
     stood = os.path.lexists(output)
     try:
         with Progress("writing", silent) as progress:
@@ -128,7 +127,7 @@ def execute(
         raise click.Abort(_interrupted(output, stood)) from None
     click.get_current_context().obj.published = document["path"]
     if report is not None:
-        saved.write(report, "report", json.dumps(_report(document), indent=1) + "\n")
+        save_document(report, "report", json.dumps(_report(document), indent=1) + "\n")
     render.emit(document, form, render.published)
     if document["path"] is None:
         return 0 if if_needed else 1
@@ -154,10 +153,10 @@ def _again(question: Mapping[str, Any]) -> str:
 
 def _report(document: Mapping[str, Any]) -> dict[str, Any]:
     """The document that --report saves: the errors of all tensors, and of which run."""
-    told = {"format_version": document["format_version"], "kind": "report"}
+    head = {"format_version": document["format_version"], "kind": "report"}
     found = document["report"] or {"complete": True, "rules": [], "tensors": []}
     return {
-        **told,
+        **head,
         "digest": document["digest"],
         "path": document["path"],
         "source": document["source"],
@@ -169,14 +168,13 @@ def _interrupted(output: str, stood: bool) -> str:
     """What is left of an interrupted run; `stood`: there was something at `output` before it."""
     if not stood and os.path.lexists(output):
         # an output appears by one rename, so it is whole
-        return f"interrupted after {render.safe(output)} was published; it is complete"
+        return f"interrupted after {safe(output)} was published; it is complete"
     partial = os.path.normpath(output) + ".migrate-partial"
     if not os.path.isdir(partial):
         return "interrupted; nothing was published"
     return (
         "interrupted; nothing was published, and what was written so far is kept in "
-        f"{render.safe(partial)}\n"
-        "run the same command with --resume to go on, or remove that folder"
+        f"{safe(partial)}\nrun the same command with --resume to go on, or remove that folder"
     )
 
 

@@ -5,26 +5,14 @@ from __future__ import annotations
 import click
 
 from . import render
-from .options import as_json, quiet
-from .progress import Progress
+from .options import as_json, opening, quiet
+from .terminal import Progress
 
 
 @click.command()
 @click.argument("a")
 @click.argument("b")
-@click.option(
-    "--allow",
-    "allow",
-    multiple=True,
-    type=click.Choice(["links"]),
-    help="Permit links out of the checkpoint's folder.",
-)
-@click.option(
-    "--at",
-    "at",
-    metavar="PATH",
-    help="The dict of nested checkpoints that rules work on, e.g. model.state_dict.",
-)
+@opening(place="The dict of nested checkpoints that rules work on, e.g. model.state_dict.")
 @click.option(
     "--tensors-only",
     "tensors_only",

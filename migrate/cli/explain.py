@@ -9,6 +9,7 @@ import click
 
 from . import render
 from .options import as_json
+from .terminal import safe
 
 
 @click.command()
@@ -23,19 +24,19 @@ def command(word: str | None, form: str) -> None:
     from ..rules.reference import explanation
 
     document = explanation(word)
-    render.emit(document, form, _listed if word is None else _told)
+    render.emit(document, form, _listed if word is None else _explained)
 
 
 def _listed(document: Mapping[str, Any]) -> str:
     return "\n".join(
         render.columns(
-            [[t["about"], t["name"], t["title"]] for t in render.safe(document)["topics"]],
+            [[t["about"], t["name"], t["title"]] for t in safe(document)["topics"]],
             indent="",
         )
     )
 
 
-def _told(document: Mapping[str, Any]) -> str:
+def _explained(document: Mapping[str, Any]) -> str:
     topic = document["topics"][0]
     head = f"{topic['name']}   ({topic['about']})"
     if topic["about"] == "diagnostic":

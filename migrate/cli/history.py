@@ -5,26 +5,14 @@ from __future__ import annotations
 import click
 
 from . import render
-from .options import as_json
+from .options import as_json, opening
 
 
 @click.command()
 @click.argument("checkpoint", required=False)
 @click.option("--lineage", metavar="NAME", help="Only this lineage.")
 @click.option("--rules", "rules", multiple=True, metavar="PATH", help="A folder of lineages.")
-@click.option(
-    "--allow",
-    "allow",
-    multiple=True,
-    type=click.Choice(["links"]),
-    help="Permit links out of the checkpoint's folder.",
-)
-@click.option(
-    "--at",
-    "at",
-    metavar="PATH",
-    help="The dict of a nested checkpoint that rules work on, e.g. model.state_dict.",
-)
+@opening()
 @as_json
 def command(
     checkpoint: str | None,

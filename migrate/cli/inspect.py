@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from . import render
-from .options import as_json, params
+from .options import as_json, opening, params
 
 
 @click.command()
@@ -25,19 +25,7 @@ from .options import as_json, params
     metavar="NAME=VALUE",
     help="te_dtype_numbering=0.8|2.4: how to read a dtype of 7.",
 )
-@click.option(
-    "--allow",
-    "allow",
-    multiple=True,
-    type=click.Choice(["links"]),
-    help="Permit links out of the checkpoint's folder.",
-)
-@click.option(
-    "--at",
-    "at",
-    metavar="PATH",
-    help="The dict of a nested checkpoint that rules work on, e.g. model.state_dict.",
-)
+@opening()
 @as_json
 def command(
     checkpoint: str,

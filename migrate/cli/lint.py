@@ -10,7 +10,8 @@ import click
 
 from ..core.errors import plural
 from . import render
-from .colour import say
+from .options import opening
+from .terminal import safe, say
 
 
 @click.command()
@@ -31,18 +32,9 @@ from .colour import say
     metavar="CKPT",
     help="Also check the rules against the headers of this checkpoint.",
 )
-@click.option(
-    "--allow",
-    "allow",
-    multiple=True,
-    type=click.Choice(["links"]),
-    help="Permit links out of that checkpoint's folder.",
-)
-@click.option(
-    "--at",
-    "at",
-    metavar="PATH",
-    help="The dict of that checkpoint, if nested, that rules work on, e.g. model.state_dict.",
+@opening(
+    folder="that checkpoint's folder",
+    place="The dict of that checkpoint, if nested, that rules work on, e.g. model.state_dict.",
 )
 @click.option(
     "--format",
@@ -83,17 +75,9 @@ def command(
 
 def text(document: Mapping[str, Any]) -> str:
     """Each finding as rustc would draw it, and a line that counts them."""
-    from ..core.errors import Diagnostic, Span
-
     out = []
     for d in document["diagnostics"]:
-        spans = tuple(Span(**span) for span in d["spans"])
-        out += [
-            Diagnostic(
-                d["code"], d["message"], spans, tuple(d["notes"]), d["help"], d["severity"]
-            ).render(),
-            "",
-        ]
+        out += [render.diagnostic(d), ""]
     return "\n".join([*out, _summary(document)])
 
 
@@ -127,7 +111,7 @@ def workflow_commands(document: Mapping[str, Any]) -> list[str]:
 
 def _data(text: str) -> str:
     """Text as a workflow command writes it."""
-    return "%0A".join(str(render.safe(line)).replace("%", "%25") for line in text.split("\n"))
+    return "%0A".join(str(safe(line)).replace("%", "%25") for line in text.split("\n"))
 
 
 def _property(text: str) -> str:

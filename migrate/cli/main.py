@@ -1,5 +1,9 @@
 """The command line: one file per command, found by name and imported when it is needed, so that
-`--help` costs nothing.
+`--help` costs nothing; and the ways in which the process ends.
+
+A library that finds no memory may end the process itself: OpenBLAS calls `exit(1)`, which would
+pass for the answer no, and C++ and Rust abort. Both are caught below Python where memory is
+limited, and only there: it takes ctypes.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import Any
 import click
 
 from ..core.types import FORMAT_VERSION, __version__
-from . import memory, streams
+from . import terminal
 
 ELSEWHERE = "migrate runs on Linux and macOS, not on Windows; use WSL there"
 _HOME = Path(__file__).resolve().parent
@@ -26,9 +30,7 @@ _HOME = Path(__file__).resolve().parent
 
 @dataclass
 class Done:
-    """What a command has done so far that stands whatever happens after it: where it published an
-    output.
-    """
+    """What a command has done that stands whatever follows: where it published an output."""
 
     published: str | None = None
 
@@ -70,9 +72,8 @@ def _logging(command: click.Command) -> click.Command:
     def callback(*, verbosity: int, log_file: str | None, **arguments: Any) -> Any:
         if not verbosity and log_file is None:
             return inner(**arguments)
-        from .logs import listening
 
-        with listening(
+        with terminal.listening(
             verbosity,
             log_file,
             [
@@ -146,8 +147,8 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # a plan holds some objects per key and no cycles worth looking for
     gc.set_threshold(200_000, 50, 50)
-    memory.watch()
-    out, _ = streams.install()
+    watch_memory()
+    out, _ = terminal.install_streams()
     done = Done()
     status = settle(run(sys.argv[1:], done), done, out)
     # a plan of a million keys takes seconds to take apart again, object by object, when the
@@ -155,12 +156,10 @@ def main() -> None:
     os._exit(status)
 
 
-def settle(status: int, done: Done, out: streams.Standard) -> int:
-    """Writes out what waits to be written. The status, or 4 (M971) where the answer was lost and
-    was all that the command was for.
-    """
+def settle(status: int, done: Done, out: terminal.Standard) -> int:
+    """Flushes the answer; the status, or 4 (M971) if it was lost and nothing was published."""
     sys.stdout.flush()
-    error = streams.loss(out)
+    error = terminal.loss(out)
     if error is not None:
         from ..core.errors import Diagnostic, printable, refusal
 
@@ -183,9 +182,7 @@ def settle(status: int, done: Done, out: streams.Standard) -> int:
 
 
 def run(arguments: list[str], done: Done | None = None) -> int:
-    """The exit status of one command line; answers go to stdout, and problems to stderr, or as JSON
-    to stdout if asked for.
-    """
+    """The exit status of a command line; problems go to stderr, or on request as JSON to stdout."""
     from ..core.errors import on_command_line
 
     done = done or Done()
@@ -193,8 +190,8 @@ def run(arguments: list[str], done: Done | None = None) -> int:
         with on_command_line():
             return _run(arguments, done)
     except MemoryError:
-        # while an earlier one was told
-        return memory.out_of_memory(done.published)
+        # while an earlier one was reported
+        return out_of_memory(done.published)
 
 
 def _run(arguments: list[str], done: Done) -> int:
@@ -215,7 +212,7 @@ def _run(arguments: list[str], done: Done) -> int:
     except (click.Abort, KeyboardInterrupt) as error:
         click.echo(str(error) or "interrupted", err=True)
         return 130
-    except Exception as error:  # noqa: BLE001 - the last line of defence: a bug is told as one
+    except Exception as error:  # noqa: BLE001 - the last line of defence: a bug is reported as one
         return _failed(error, wants_json)
 
 
@@ -232,9 +229,8 @@ def _report(error: Any, wants_json: bool) -> int:
         }
         click.echo(json.dumps(problems, indent=1))
         return status
-    from .colour import say
 
-    say(str(error), err=True)
+    terminal.say(str(error), err=True)
     errors = sum(d.severity == "error" for d in error.diagnostics)
     if errors > 1:
         click.echo(f"\n{errors} errors", err=True)
@@ -261,16 +257,14 @@ def _misused(error: click.ClickException, wants_json: bool) -> int:
 
 
 def _failed(error: Exception, wants_json: bool) -> int:
-    """A lack of memory wherever it showed, a refusal of the system that nothing else answered for,
-    or else a bug.
-    """
+    """A lack of memory, a refusal of the system that nothing else handled, or else a bug."""
     from ..core.errors import MigrateError, RunError, lacking, ran_out
 
     if lacking(error):
         try:
             ran_out(error, "go on")
-        except MigrateError as told:
-            return _report(told, wants_json)
+        except MigrateError as lack:
+            return _report(lack, wants_json)
     if isinstance(error, OSError):
         from ..core.errors import Diagnostic, refusal
 
@@ -290,3 +284,80 @@ def _bug(error: Exception) -> int:
         err=True,
     )
     return 70
+
+
+_OUT_OF_MEMORY = 4
+_LINE = (
+    b"error[M922]: a library ended the process, as libraries do that find no memory; nothing "
+    b"was published\n"
+)
+_HELP = (
+    b" = help: let the process have more (`ulimit -v`); a folder OUT.migrate-partial may be "
+    b"left, which --resume goes on with\n"
+)
+# what C calls must not be collected
+_kept: list[Any] = []
+
+
+def out_of_memory(published: str | None) -> int:
+    """Says by the least means that memory ran out; `published`: the output that is there."""
+    _say(
+        b"error[M922]: there was no memory to go on; "
+        + (
+            b"nothing was published\n"
+            if published is None
+            else b"the output is published and whole\n"
+        )
+    )
+    return _OUT_OF_MEMORY
+
+
+def watch_memory() -> None:
+    """Where memory is limited, a library's exit becomes M922. The process must use `os._exit`."""
+    if not _limited():
+        return
+    try:
+        import ctypes
+        import signal
+
+        libc = ctypes.CDLL(None)
+
+        def end(_: int) -> None:
+            _say(_LINE)
+            os._exit(_OUT_OF_MEMORY)
+
+        at_end = ctypes.CFUNCTYPE(None, ctypes.c_int)(end)
+        _kept.extend((libc, at_end))
+        # called in reverse order: if there is no memory even for `at_end`, the status is right all
+        # the same
+        libc.__cxa_atexit(libc._exit, ctypes.c_void_p(_OUT_OF_MEMORY), None)
+        libc.__cxa_atexit(at_end, None, None)
+        libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+        libc.signal.restype = ctypes.c_void_p
+        libc.signal(signal.SIGABRT, ctypes.cast(at_end, ctypes.c_void_p))
+    except (ImportError, OSError, AttributeError, MemoryError):
+        return
+
+
+def _say(line: bytes) -> None:
+    try:
+        sys.stderr.flush()
+        os.write(2, line + _HELP)
+    except (OSError, ValueError, AttributeError, MemoryError):
+        pass
+
+
+def _limited() -> bool:
+    """Whether the system says no to memory; elsewhere it ends a process that takes too much."""
+    try:
+        import resource
+
+        if any(
+            resource.getrlimit(which)[0] != resource.RLIM_INFINITY
+            for which in (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+        ):
+            return True
+        with open("/proc/sys/vm/overcommit_memory", "rb") as file:
+            return file.read(1) == b"2"
+    except (ImportError, OSError, MemoryError):
+        return False

@@ -1,12 +1,16 @@
-"""Options that mean the same in every command."""
+"""Options that mean the same in every command, and the documents that some of them save."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from ..core.errors import fail, printable
 from ..planning.request import ALLOWANCES, OUTPUT_FORMATS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,6 +45,26 @@ def quiet(command: F) -> F:
         "-q", "--quiet", "silent", is_flag=True, help="Suppress progress and hints."
     )
     return option(command)
+
+
+def opening(
+    folder: str = "the checkpoint's folder",
+    place: str = "The dict of a nested checkpoint that rules work on, e.g. model.state_dict.",
+) -> Callable[[F], F]:
+    """`--allow links` and `--at`, of commands that only read; `place` is the help of `--at`."""
+
+    def decorate(command: F) -> F:
+        allow: Callable[[F], F] = click.option(
+            "--allow",
+            "allow",
+            multiple=True,
+            type=click.Choice(["links"]),
+            help=f"Permit links out of {folder}.",
+        )
+        at: Callable[[F], F] = click.option("--at", "at", metavar="PATH", help=place)
+        return allow(at(command))
+
+    return decorate
 
 
 def question(command: F) -> F:
@@ -105,3 +129,60 @@ def params(assignments: tuple[str, ...]) -> dict[str, str]:
         if out.setdefault(name, value) != value:
             raise click.UsageError(f"--set gives {name!r} two values: {out[name]!r} and {value!r}")
     return out
+
+
+def require_savable(output: str, kind: str, source: str, files: Sequence[str] = ()) -> None:
+    """M115 for a place in the source, which is a folder or one of `files` beside it, for one
+    without a folder to lie in, and for a file that is there and is no document of this `kind`."""
+    place, shown = Path(os.path.realpath(output)), printable(output, 300)
+    home = Path(os.path.realpath(source))
+    beside = (
+        {Path(os.path.realpath(home.parent / name)) for name in files}
+        if not home.is_dir()
+        else set()
+    )
+    if place == home or home in place.parents or place in beside:
+        fail(
+            "M115",
+            f"the {kind} cannot be saved as {shown}, which lies in the source",
+            help="choose a place outside the source",
+        )
+    if place.is_file() and not _holds(place, kind):
+        fail(
+            "M115",
+            f"the {kind} cannot be saved as {shown}: that file exists and is not a {kind}",
+            help="choose another place",
+        )
+    if place.is_dir() or not place.parent.is_dir():
+        what = "it is a folder" if place.is_dir() else "the folder does not exist"
+        fail("M115", f"cannot write the {kind} to {shown}: {what}", help="choose another place")
+
+
+def save_document(output: str, kind: str, text: str) -> None:
+    """Saves the text. M115 if it cannot be written."""
+    try:
+        Path(output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        fail(
+            "M115",
+            f"cannot write the {kind} to {printable(output, 300)}: {error.strerror or error}",
+            help="choose another place",
+        )
+
+
+def _holds(place: Path, kind: str) -> bool:
+    """Whether a file is a document of this kind. Looks at its start before it reads all of it."""
+    try:
+        with place.open("rb") as file:
+            if not file.read(1).startswith(b"{") or f'"kind": "{kind}"'.encode() not in file.read(
+                4096
+            ):
+                return False
+        found = json.loads(place.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return (
+        isinstance(found, dict)
+        and found.get("kind") == kind
+        and str(found.get("digest")).startswith("m1:")
+    )

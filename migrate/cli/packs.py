@@ -9,6 +9,7 @@ import click
 
 from . import render
 from .options import as_json
+from .terminal import safe
 
 
 @click.command()
@@ -29,7 +30,7 @@ def command(rules: tuple[str, ...], form: str) -> None:
 def text(document: Mapping[str, Any]) -> str:
     """A line for each pack and one for each of its lineages."""
     out = []
-    for pack in render.safe(document)["packs"]:
+    for pack in safe(document)["packs"]:
         out.append(
             f"{' '.join(word for word in (pack['name'], pack['version']) if word)}   "
             f"{pack['folder'] or ''}".rstrip()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from . import render, saved
-from .options import as_json, output_format, params, question
+from . import render
+from .options import as_json, output_format, params, question, require_savable, save_document
 
 
 @click.command()
@@ -72,10 +72,10 @@ def command(
         click.echo(plan.to_json(), nl=False)
     else:
         if output:
-            saved.check(
+            require_savable(
                 output, "plan", plan.document["source"]["path"], plan.document["source"]["files"]
             )
-            saved.write(output, "plan", plan.to_json())
+            save_document(output, "plan", plan.to_json())
         render.emit(plan.document, form, render.plan)
         if output and form == "text":
             name = render.word(output)

@@ -1,6 +1,6 @@
 """Text is rendered from the JSON documents; nothing here knows more than they say.
 
-Names in a document come from whoever made the checkpoint or the rules, so each renderer is given
+Names in a document come from the authors of the checkpoint or the rules, so each renderer is given
 the document with all its texts made printable (`_answer`), and the lists of keys that are collapsed
 first are made so afterwards.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
@@ -17,9 +16,9 @@ from typing import Any
 
 import click
 
+from ..core.errors import Diagnostic, Span, plural, printable
 from ..core.errors import place as _lineage_place
-from ..core.errors import plural, printable
-from .colour import say
+from .terminal import LIMIT, safe, say, size
 
 SHORT = {
     "bfloat16": "bf16",
@@ -44,16 +43,10 @@ SYMBOLS = {
 IN_BLOCKS = ("dequantize", "quantize")
 MOST_LISTED = 50
 MOST_ITEMS = 12
-# longer than any name or note that somebody reads
-LIMIT = 4000
-# what is not ASCII in the words of migrate itself
-_FOREIGN = re.compile("[^→×·…–]+")
 
 
 def emit(document: Mapping[str, Any], form: str, text: Callable[[Mapping[str, Any]], str]) -> None:
-    """Writes the answer to stdout, as JSON or as `text` puts it, and, in text form, the document's
-    warnings to stderr.
-    """
+    """Writes the answer to stdout, as JSON or as `text` renders it, then its warnings to stderr."""
     if form == "json":
         click.echo(json.dumps(document, indent=1))
         return
@@ -69,31 +62,17 @@ def emit(document: Mapping[str, Any], form: str, text: Callable[[Mapping[str, An
         )
 
 
-def safe(value: Any) -> Any:
-    """A document with every text in it, names of fields too, made printable; a text that is empty
-    stays so.
-    """
-    if isinstance(value, str):
-        return (
-            value
-            if value.isascii() and value.isprintable() and len(value) <= LIMIT
-            else _escaped(value)
-        )
-    if isinstance(value, Mapping):
-        return {safe(name): safe(item) for name, item in value.items()}
-    return [safe(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _escaped(text: str) -> str:
-    return _FOREIGN.sub(lambda m: printable(m[0], LIMIT), text[:LIMIT]) + (
-        "…" if len(text) > LIMIT else ""
+def diagnostic(found: Mapping[str, Any]) -> str:
+    """A diagnostic of a document as rustc would draw it."""
+    code, message, note, severity = (
+        found[name] for name in ("code", "message", "help", "severity")
     )
+    spans = tuple(Span(**span) for span in found["spans"])
+    return Diagnostic(code, message, spans, tuple(found["notes"]), note, severity).render()
 
 
 def word(text: str) -> str:
-    """A word of a command line to copy, as a shell reads it; one that would not print is escaped
-    and cannot be copied.
-    """
+    """A word for a shell's command line; one that would not print is escaped, not to be copied."""
     return shlex.quote(text if text.isprintable() else safe(text))
 
 
@@ -103,15 +82,6 @@ def _answer(renderer: Callable[[Mapping[str, Any]], str]) -> Callable[[Mapping[s
         return renderer(safe(doc))
 
     return rendered
-
-
-def size(nbytes: float) -> str:
-    """Bytes in decimal units: 16.06 GB."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(nbytes) < 1000 or unit == "TB":
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.2f} {unit}"
-        nbytes /= 1000
-    return ""
 
 
 def short(spec: str) -> str:
@@ -158,7 +128,7 @@ def _shown(text: str) -> str:
 
 
 def capped(lines: Sequence[str]) -> list[str]:
-    """At most so many lines as somebody reads, and how many more there are."""
+    """At most as many lines as are read, and how many more there are."""
     more = len(lines) - MOST_LISTED
     return (
         list(lines)
@@ -168,9 +138,7 @@ def capped(lines: Sequence[str]) -> list[str]:
 
 
 def _objects(objects: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Objects of one sort as one line, with the first of them, and what is not known of their
-    numbers.
-    """
+    """Objects of one sort as one line: the first of them, and what is unknown of their numbers."""
     sorts: dict[tuple[Any, ...], list[str]] = {}
     for one in objects:
         either = " or ".join(f"{dtype} ({release})" for release, dtype in one["readings"].items())
@@ -264,14 +232,8 @@ def _more(count: int) -> str:
     return f" and {count:,} more" if count > 0 else ""
 
 
-def _depth(item: Mapping[str, Any]) -> int:
-    return str(item["path"]).count(".")
-
-
 def _value(value: Any) -> str:
-    """A value that is no tensor as a person would write it; what is long or an object is told by
-    its kind.
-    """
+    """A value that is not a tensor as a person would write it; long ones and objects by kind."""
     if not isinstance(value, dict) or not value:
         return json.dumps(value)
     kind, held = next(iter(value.items()))
@@ -306,7 +268,7 @@ def _beside_tensors(doc: Mapping[str, Any]) -> list[str]:
         )
     items = [
         f"  {i['path']} = {printable(_value(i['value']), 60)}"
-        for i in sorted(doc["items"], key=_depth)[:MOST_ITEMS]
+        for i in sorted(doc["items"], key=lambda item: str(item["path"]).count("."))[:MOST_ITEMS]
     ]
     hidden = len(doc["items"]) - len(items) + doc["items_more"]
     if items:
@@ -368,8 +330,7 @@ def plan(doc: Mapping[str, Any]) -> str:
         f"      {tensors} in {plural(len(target['files']), 'file')}",
         (
             f"      reads {size(doc['bytes_read'])}, writes {size(doc['bytes_written'])}, peak "
-            "memory "
-            f"about {size(doc['peak_memory'])}{free}"
+            f"memory about {size(doc['peak_memory'])}{free}"
         ),
     ]
     if doc["side_files"]:
@@ -518,7 +479,8 @@ def difference(doc: Mapping[str, Any]) -> str:
     beside = [*_unlooked(doc), *(f"note: {safe(note)}" for note in doc["notes"])]
     what = f"{plural(doc['tensors'], 'tensor')}, {size(doc['bytes'])}"
     if doc["equal"]:
-        return "\n".join([f"equal{_in_part(doc)}: {what}, keys, specs and bytes", *beside])
+        part = " in all that was compared" if doc["not_compared"] else ""
+        return "\n".join([f"equal{part}: {what}, keys, specs and bytes", *beside])
     parts = {
         "only in A": "only_a",
         "only in B": "only_b",
@@ -550,10 +512,6 @@ def difference(doc: Mapping[str, Any]) -> str:
             *beside,
         ]
     )
-
-
-def _in_part(doc: Mapping[str, Any]) -> str:
-    return " in all that was compared" if doc["not_compared"] else ""
 
 
 def _unlooked(doc: Mapping[str, Any]) -> list[str]:
@@ -677,9 +635,7 @@ def history(doc: Mapping[str, Any]) -> str:
 
 
 def _lineage(lineage: Mapping[str, Any], standing: Mapping[str, str] | None = None) -> list[str]:
-    """A lineage as a table of its layouts: marked is the one that a checkpoint stands in, or else
-    the one to use now.
-    """
+    """A table of a lineage's layouts; marked is the checkpoint's layout, or the current one."""
     rows = [[" ", "layout", "status", "title"]]
     for layout in lineage["layouts"]:
         here = (

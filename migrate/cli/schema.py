@@ -11,6 +11,7 @@ import click
 from ..core.errors import plural, printable
 from . import render
 from .options import as_json
+from .terminal import safe
 
 
 @click.command()
@@ -62,7 +63,7 @@ def command(name: str | None, check: bool, output: str | None, where: bool, form
 
 def text(document: Mapping[str, Any]) -> str:
     """A line for each schema; where a folder was looked at, for each file that is or was wrong."""
-    doc = render.safe(document)
+    doc = safe(document)
     if doc["folder"] is None:
         return "\n".join(
             render.columns([[s["name"], s["title"]] for s in doc["schemas"]], indent="")

@@ -10,6 +10,7 @@ import click
 from ..core.errors import plural
 from . import render
 from .options import as_json
+from .terminal import safe
 
 _MARKS = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}
 
@@ -43,7 +44,7 @@ def command(paths: tuple[str, ...], select: str, specs: bool, fail_fast: bool, f
 
 def text(document: Mapping[str, Any]) -> str:
     """The answer for people: a line for each check of a file, what failed below it, and a sum."""
-    doc = render.safe(document)
+    doc = safe(document)
     out = []
     for file in doc["files"]:
         out.append(f"{file['id']}   {file['path']}")
@@ -61,7 +62,7 @@ def text(document: Mapping[str, Any]) -> str:
             out += [
                 f"    {line}"
                 for found in check["diagnostics"]
-                for line in _rendered(found).splitlines()
+                for line in render.diagnostic(found).splitlines()
             ]
         out += [f"  {_MARKS[status]:<8}+ {', '.join(names)}" for status, names in alike.items()]
     counts = doc["counts"]
@@ -72,23 +73,6 @@ def text(document: Mapping[str, Any]) -> str:
         if counts[status] or status == "passed"
     ]
     return "\n".join([*out, f"{files}: {', '.join(said)}"])
-
-
-def _rendered(found: Mapping[str, Any]) -> str:
-    from ..core.errors import Diagnostic, Span
-
-    spans = tuple(
-        Span(s["file"], s["line"], s["column"], s["length"], s["text"], s["label"])
-        for s in found["spans"]
-    )
-    return Diagnostic(
-        found["code"],
-        found["message"],
-        spans,
-        tuple(found["notes"]),
-        found["help"],
-        found["severity"],
-    ).render()
 
 
 COMMAND = command

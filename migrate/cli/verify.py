@@ -8,7 +8,7 @@ import click
 
 from . import render
 from .options import as_json, params, question, quiet
-from .progress import Progress
+from .terminal import Progress
 
 if TYPE_CHECKING:
     from ..results import VerifyEstimate

@@ -1,6 +1,10 @@
 """Outputs written into the tensors of a module, by a few threads, with an account of what is
 written if it stops.
 
+A tensor on the meta device gets memory when its turn comes and goes into the module when all is
+filled, under all names that the one it replaces had. So a load that fails leaves such a module as
+it was.
+
 A large tensor is written in ranges, so that threads end together. What needs a whole tensor beside
 the target, because the target's own class or strides decide how it is copied, is written one at a
 time: the peak is one tensor.
@@ -14,46 +18,218 @@ class runs without pinning and events: that is how its control flow is tested wh
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.errors import Diagnostic, MigrateError, plural, printable, raise_all
-from ..core.spec import BITS
-from ..core.view import TooManyPieces
+from ..core.errors import Diagnostic, MigrateError, Report, listed, plural, printable, raise_all
+from ..core.spec import BITS, Spec
+from ..core.view import TooManyPieces, region
 from ..elements.raw import has_plain_bytes, is_dtensor
 from ..formats.memory import writable
+from ..planning.graph import Tensor
 from ..running.evaluator import reading_step
 from ..running.gather import WINDOW, Gather, Window
-from ..running.threads import run_together
+from ..running.resources import run_together
 from .migration import torch_dtype
 from .module import spec_of
-from .targets import Targets, alike, local
+from .standins import shard_as
 
 if TYPE_CHECKING:
     import torch
 
-    from ..planning.graph import Tensor
     from ..running.evaluator import Evaluator
     from ..running.geometry import ByteLayouts
     from ..source.index import Source
     from .migration import Outputs
     from .module import Slot
 
+
+class Targets:
+    """What a load writes to. Call order: `shaped`, `unfilled`, `check`, `open`s, `install`."""
+
+    def __init__(self, module: torch.nn.Module, device: Any) -> None:
+        """`device`: where tensors of the meta device are made; None: as the others, or the CPU."""
+        import torch
+
+        self._module, self._asked = module, device
+        self._made: dict[int, torch.Tensor] = {}
+        self._here = {one.device for _, _, one in _tensors(module) if not one.is_meta}
+        chosen = next(iter(self._here)) if len(self._here) == 1 else torch.device("cpu")
+        self.device: torch.device = chosen if device is None else device
+
+    def shaped(self, slots: Mapping[str, Slot], specs: Mapping[str, Spec]) -> dict[str, Slot]:
+        """The slots with the shape of the output for each lazy parameter, which takes any."""
+        import torch
+
+        out = dict(slots)
+        for key, slot in slots.items():
+            made = specs.get(slot.plain)
+            if (
+                made is not None
+                and slot.tensor is not None
+                and torch.nn.parameter.is_lazy(slot.tensor)
+            ):
+                out[key] = slot._replace(
+                    tensor=torch.empty(made.shape, dtype=slot.tensor.dtype, device="meta")
+                )
+        return out
+
+    def unfilled(self) -> list[str]:
+        """Tensors on the meta device that are in no state dict."""
+        import torch
+
+        kept = {
+            id(one)
+            for owner, name, one in _tensors(self._module)
+            if name not in owner._non_persistent_buffers_set
+        }
+        return [
+            name
+            for name, one in self._module.named_buffers()
+            if one.is_meta and id(one) not in kept and not torch.nn.parameter.is_lazy(one)
+        ]
+
+    def check(self, report: Report) -> None:
+        """Adds M115 if `device` was named and the module has tensors elsewhere."""
+        asked = self._asked
+        other = [
+            d
+            for d in self._here
+            if asked is not None and (d.type != asked.type or asked.index not in (None, d.index))
+        ]
+        if other:
+            what = f"the module is on {listed([str(d) for d in other])}, and `device` says {asked}"
+            report.add(
+                "M115", what, help="leave `device` out: the tensors of a module stay where they are"
+            )
+        hollow = [
+            name
+            for name, one in self._module.named_parameters()
+            if not one.is_meta and any(t.is_meta for t in _inner(one))
+        ]
+        if hollow:
+            what = (
+                f"{listed(hollow)} say that they are on a real device, and keep their numbers "
+                "in tensors on the meta device"
+            )
+            report.add(
+                "M963",
+                what,
+                help="build the module on a real device: their class would take what is loaded "
+                "and hold nothing",
+            )
+
+    def open(self, slot: Slot) -> torch.Tensor:
+        """The tensor that is written for the slot: its own, or the one that will replace it."""
+        import torch
+
+        held: Any = slot.tensor
+        if torch.nn.parameter.is_lazy(held) or not held.is_meta:
+            return held
+        if id(held) not in self._made:
+            self._made[id(held)] = _like(held, self.device)
+        return self._made[id(held)]
+
+    def materialise(self, slot: Slot, shape: tuple[int, ...]) -> None:
+        """Gives a lazy parameter its shape."""
+        import torch
+
+        if torch.nn.parameter.is_lazy(slot.tensor):
+            slot.tensor.materialize(shape, device=self.device if slot.tensor.is_meta else None)
+
+    def changes(self, slot: Slot) -> bool:
+        """Whether writing to the slot changes the module at once."""
+        return id(slot.tensor) not in self._made
+
+    def install(self) -> None:
+        """Puts the tensors that were made into the module, under all names."""
+        for owner, name, one in list(_tensors(self._module)) if self._made else ():
+            made: Any = self._made.get(id(one))
+            if made is not None:
+                (owner._parameters if name in owner._parameters else owner._buffers)[name] = made
+
+    def left(self) -> list[str]:
+        """What is on the meta device still."""
+        both = (*self._module.named_parameters(), *self._module.named_buffers())
+        return [name for name, one in both if one.is_meta]
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]]:
+    for owner in module.modules():
+        for table in (owner._parameters, owner._buffers):
+            yield from ((owner, name, one) for name, one in table.items() if one is not None)
+
+
+def _inner(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a tensor of a class of its own is made of."""
+    import torch
+
+    return [one for one in vars(tensor).values() if isinstance(one, torch.Tensor)]
+
+
+def _like(held: Any, device: torch.device) -> torch.Tensor:
+    """A tensor without contents of the same class, dtype, strides and flags, on the device."""
+    import torch
+
+    made: Any = torch.empty_like(held, device=device, requires_grad=False)
+    if type(held) in (torch.nn.Parameter, torch.nn.Buffer):
+        made = (
+            torch.nn.Parameter(made, held.requires_grad)
+            if type(held) is torch.nn.Parameter
+            else torch.nn.Buffer(made)
+        )
+    elif type(made) is not type(held):
+        made = made.as_subclass(type(held))
+    elif isinstance(held, torch.nn.Parameter):
+        # a class that holds tensors of its own is one already, and has to be marked as a
+        # parameter
+        return torch.nn.Parameter(made, held.requires_grad)
+    if type(made) is type(held) and type(held) is not torch.Tensor:
+        made.__dict__.update(vars(held))
+    return made.requires_grad_(held.requires_grad)
+
+
+def local(target: torch.Tensor, tensor: Tensor) -> tuple[torch.Tensor, Tensor] | None:
+    """The part of a DTensor that is here, and that part of the output; None if it is not a box."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if not isinstance(target, DTensor) or not all(
+        type(p) in (Shard, Replicate) for p in target.placements
+    ):
+        return None
+    shape, offset = compute_local_shape_and_global_offset(
+        target.shape, target.device_mesh, target.placements
+    )
+    box = tuple((first, first + size) for first, size in zip(offset, shape, strict=True))
+    if 0 in shape:
+        box = tuple((0, size) for size in shape)
+    here = target._local_tensor
+    if tuple(here.shape) != tuple(shape):
+        return None
+    return here, Tensor(
+        Spec(tensor.spec.dtype, tuple(shape)), region(tensor.view, box), tensor.sources
+    )
+
+
+def alike(value: Any, target: Any) -> bool:
+    """Whether both are DTensors whose parts lie in the same processes."""
+    if not (is_dtensor(value) and is_dtensor(target)):
+        return False
+    return bool(value.placements == target.placements and value.device_mesh == target.device_mesh)
+
+
 # bytes that travel to a GPU at once; on the CPU a fill stays in the cache
 AT_ONCE = 16 << 20
 
 
 def direct(tensor: Tensor, target: torch.Tensor) -> bool:
-    """Whether a plain, contiguous target can be gathered into: it is on the CPU, and holds what the
-    output is.
-    """
+    """Whether a plain, contiguous target can be gathered into: on the CPU, of the output's spec."""
     return target.device.type == "cpu" and spec_of(target) == tensor.spec
 
 
 class Stager:
-    """One thread's buffers. Call sequence: `write` for ranges of outputs, `drain` before anybody
-    reads what was written.
-    """
+    """One thread's buffers. Call order: `write` for ranges of outputs, `drain` before reading."""
 
     def __init__(
         self, source: Source, layouts: ByteLayouts, values: Evaluator, window: int
@@ -61,13 +237,11 @@ class Stager:
         """`window`: bytes of a source that may be held at a time for a transpose."""
         self._source, self._layouts, self._values, self._window = source, layouts, values, window
         self._stages = (_Stage(), _Stage())
-        self._shown = Window()
+        self._read_window = Window()
         self._next = 0
 
     def step(self, tensor: Tensor) -> int:
-        """The bytes that a range of the tensor should be a multiple of; 0 if it must be written
-        whole.
-        """
+        """A range of the tensor should be a multiple of so many bytes; 0: it is written whole."""
         layout = self._layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
         whole = (
             layout.windowed
@@ -77,9 +251,7 @@ class Stager:
         return 0 if whole else reading_step(tensor, self._layouts, self._values)
 
     def write(self, tensor: Tensor, target: torch.Tensor, start: int, stop: int) -> None:
-        """Fills the part of a plain, contiguous target that bytes `start` to `stop` of the output
-        make, cast as `copy_` casts.
-        """
+        """Fills bytes `start` to `stop` of a plain, contiguous target, cast as `copy_` casts."""
         step = reading_step(tensor, self._layouts, self._values)
         flat = target.detach().view(-1)
         if direct(tensor, target):
@@ -107,9 +279,7 @@ class Stager:
             stage.wait()
 
     def _long(self, tensor: Tensor) -> bool:
-        """Whether the output is read in stretches, straight to where they belong: then nothing is
-        gained by small steps.
-        """
+        """Whether the output is read in stretches to its place, where small steps gain nothing."""
         layout = self._layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
         stored = not layout.loose and all(isinstance(source, str) for source in tensor.sources)
         return stored and not any(move.loops for move in layout.moves)
@@ -125,14 +295,12 @@ class Stager:
 
     def _gather(self, memory: memoryview) -> Gather:
         return Gather(
-            self._source, self._layouts, memory, self._values.leaf, self._window, self._shown
+            self._source, self._layouts, memory, self._values.leaf, self._window, self._read_window
         )
 
 
 class _Stage:
-    """A buffer on the host, what gathers into it, and its copy on the device where elements are
-    cast there.
-    """
+    """A buffer on the host, what gathers into it, and its copy on the device if casts need one."""
 
     __slots__ = ("_there", "gather", "host", "sent")
 
@@ -157,9 +325,7 @@ class _Stage:
         return memoryview(self.host.numpy())
 
     def send(self, nbytes: int, dtype: Any, place: torch.Tensor) -> None:
-        """Copies what was gathered into its place, and returns before it is there if that is on a
-        GPU.
-        """
+        """Copies what was gathered into its place; on a GPU it returns before that is done."""
         import torch
 
         host, device = self.host[:nbytes], place.device
@@ -195,9 +361,7 @@ class Job(NamedTuple):
 
 
 class _Work:
-    """A job that has begun: `tensor` is what is written to `target`, which may be the part of it
-    that lies here.
-    """
+    """A job that has begun: `tensor` goes to `target`, which may be the part of it that is here."""
 
     __slots__ = ("how", "job", "left", "target", "tensor")
 
@@ -207,7 +371,7 @@ class _Work:
 
 
 class Filling:
-    """One run. `progress` is told bytes, done and in all."""
+    """One run. `progress` is called with the bytes done and in all."""
 
     def __init__(
         self,
@@ -224,9 +388,7 @@ class Filling:
         self._done = self._total = 0
 
     def run(self, jobs: Sequence[Job], threads: int, finish: Callable[[], None]) -> int:
-        """Writes all jobs, then calls `finish`; the bytes that were written here. M965 with the
-        cause if anything stops it.
-        """
+        """Writes all jobs, calls `finish`, returns the bytes written; M965 if anything stops it."""
         source, layouts, values = self._outputs.engine
         self._total = sum(job.tensor.spec.nbytes for job in jobs)
         stagers = [Stager(source, layouts, values, self._window // threads) for _ in range(threads)]
@@ -235,7 +397,7 @@ class Filling:
             run_together(lambda number: self._work(tasks, stagers[number]), threads, self._stop.set)
             if not self._failures:
                 finish()
-        except BaseException as error:  # noqa: BLE001 - whatever stops it, what is written has to be told
+        except BaseException as error:  # noqa: BLE001 - whatever stops it, what is written has to be said
             self._failures.append(error)
         if self._failures:
             self._fail(self._failures[0])
@@ -255,7 +417,7 @@ class Filling:
                     with self._lock:
                         self._end(*task)
                 stager.drain()
-        except BaseException as error:  # noqa: BLE001 - whatever stops it, what is written has to be told
+        except BaseException as error:  # noqa: BLE001 - whatever stops it, what is written has to be said
             self._failures.append(error)
             self._stop.set()
 
@@ -274,9 +436,7 @@ class Filling:
                 yield work, start, min(start + size, nbytes)
 
     def _open(self, job: Job) -> _Work:
-        """How the output gets into its target: "move" from tensors in memory, "bytes" gathered,
-        "object" copied by the target's rules.
-        """
+        """How the target is filled: "move" in memory, gathered "bytes", or "object" by `copy_`."""
         self._targets.materialise(job.slot, job.tensor.spec.shape)
         tensor, target = job.tensor, self._targets.open(job.slot)
         if alike(self._outputs.own(job.key), target):
@@ -308,7 +468,7 @@ class Filling:
             stager.write(tensor, target, start, stop)
         else:
             with self._whole:
-                _copy(target, self._outputs.get(key))
+                target.copy_(shard_as(self._outputs.get(key), target))
 
     def _end(self, work: _Work, start: int, stop: int) -> None:
         work.left -= 1
@@ -355,14 +515,3 @@ class Filling:
             raise_all([*causes, said])
         except MigrateError as both:
             raise both from error
-
-
-def _copy(target: Any, value: Any) -> None:
-    """What `copy_` does, for a distributed target with a tensor that every process has."""
-    if is_dtensor(target) and not is_dtensor(value):
-        from torch.distributed.tensor import distribute_tensor
-
-        value = distribute_tensor(
-            value.to(target.device), target.device_mesh, target.placements, src_data_rank=None
-        )
-    target.copy_(value)

@@ -30,17 +30,16 @@ from ..planning.request import Request, make_request
 from ..results import StateDictReport
 from ..rules import params as parameters
 from ..rules.lineage import mixes
-from ..running.device import resolve_device
-from ..running.object_states import lift_states
-from ..running.options import memory_of
+from ..running.output_tree import lift_states
 from ..running.prepare import side_reader
+from ..running.resources import memory_of, resolve_device
 from ..running.stamp import Stamp
 from ..source.index import Index
 from ..source.jsontext import collector_paused
 from ..source.pickle.tree import PARAMETER
-from .migration import Kept, Migration, Outputs, prepare
+from .migration import Migration, Outputs, RecentMigrations, prepare
 from .module import EXTRA, fit, sides, slots, unwrapped
-from .standins import Handover, LazyTensor, require_present, require_readable, stand_in, stay
+from .standins import LazyTensor, ModuleValues, require_present, require_readable, stand_in, stay
 
 if TYPE_CHECKING:
     import torch
@@ -173,9 +172,7 @@ def _require_sound(request: Request) -> None:
 
 
 def _is_stateful(request: Request) -> bool:
-    """Whether states may be in another form under the same names, so that keys alone do not
-    tell.
-    """
+    """Whether states may have another form under the same names, so that keys do not tell."""
     if request.to and any(
         layout.detect is not None and layout.detect.extra_state
         for x in lineages_of(request)
@@ -195,9 +192,7 @@ class _Settings(NamedTuple):
 
 
 class _NotOursError(Exception):
-    """The state dict is in no layout that the hook knows of, or there is nothing to do: torch
-    decides.
-    """
+    """The dict is in no layout that the hook knows, or there is nothing to do: torch decides."""
 
 
 class _Boxed(NamedTuple):
@@ -215,20 +210,18 @@ class _Call(NamedTuple):
 
 
 class _Hook:
-    """The hook of one request. A copy or a pickle of the module has it too, without what it
-    remembers.
-    """
+    """The hook of one request. Copies and pickles of the module have it, without its memory."""
 
     def __init__(self, request: Request, settings: _Settings) -> None:
         self.request, self.settings = request, settings
         self._stateful = _is_stateful(request)
-        told = lineages_of(request) if request.to else []
+        lineages = lineages_of(request) if request.to else []
         self._versioned = any(
             layout.detect is not None and layout.detect.module_version
-            for one in told
+            for one in lineages
             for layout in one.layouts
         )
-        self._kept = Kept()
+        self._recent = RecentMigrations()
 
     def __call__(
         self,
@@ -273,13 +266,13 @@ class _Hook:
             ):
                 # only the form of states can be wrong in what has the right names
                 return
-            error_msgs += [_shown(found, prefix) for found in error.diagnostics]
+            error_msgs += [_as_torch_message(found, prefix) for found in error.diagnostics]
             if self._free(module):
                 # what loads itself may write, or fall over what it does not find: torch's error,
                 # without its walk
-                told = "\n\t".join(error_msgs)
+                problems = "\n\t".join(error_msgs)
                 raise RuntimeError(
-                    f"Error(s) in loading state_dict for {type(module).__name__}:\n\t{told}"
+                    f"Error(s) in loading state_dict for {type(module).__name__}:\n\t{problems}"
                 ) from None
             stay(state, prefix, own, places, assign=call.assign)
             return
@@ -344,7 +337,7 @@ class _Hook:
         signature = _signature(
             state, {**side, **{name: str(entry) for name, entry in said.items()}}
         )
-        migration = make() if signature is None else self._kept.get(signature, make)
+        migration = make() if signature is None else self._recent.get(signature, make)
 
         def again() -> MemorySource:
             lift_states(source(), migration.migration_path)
@@ -444,9 +437,7 @@ class _Hook:
         call: _Call,
         error_msgs: list[str],
     ) -> tuple[dict[str, Any], Sequence[str]]:
-        """What torch is given, by slot, and notes; raises what speaks against it. With `assign` all
-        of it is made here.
-        """
+        """What torch is given, by slot, and notes; raises problems. With `assign` all is made."""
         free = self._free(module)
         judged = (
             {
@@ -490,19 +481,20 @@ class _Hook:
                 outputs, {key: places[at] for key, at in found.places.items() if key not in others}
             )
         outputs.require()
-        handover = Handover(
-            outputs, found.places, places, lambda broken: error_msgs.append(_shown(broken, prefix))
+        given = ModuleValues(
+            outputs,
+            found.places,
+            places,
+            lambda broken: error_msgs.append(_as_torch_message(broken, prefix)),
         )
-        values = handover.assigned(others) if call.assign else handover.lazily(others, free)
+        values = given.assigned(others) if call.assign else given.lazily(others, free)
         for name in found.unexpected:
             # torch names them; they are not made for that
             values[name] = others[name] if name in others else stand_in(outputs, name)
         return values, found.notes
 
     def _free(self, module: torch.nn.Module) -> tuple[str, ...]:
-        """The places below which modules load themselves, or have hooks that rename once more: what
-        they take, only they know.
-        """
+        """Where modules load themselves or hooks rename: only they know what they take."""
         import torch
 
         own = {
@@ -541,7 +533,7 @@ class _Hook:
             self.settings.inform(StateDictReport.of(**said, tensors=tensors))
 
 
-def _shown(diagnostic: Diagnostic, prefix: str) -> str:
+def _as_torch_message(diagnostic: Diagnostic, prefix: str) -> str:
     """The diagnostic as torch lists its own messages."""
     if prefix:
         diagnostic = replace(
@@ -553,9 +545,7 @@ def _shown(diagnostic: Diagnostic, prefix: str) -> str:
 def _other_kinds(
     values: Mapping[str, Any], places: Mapping[str, str], slots: Mapping[str, Slot]
 ) -> Diagnostic | None:
-    """M960 for tensors that no rule takes (sparse, quantized by torch) and that the module's own
-    cannot be filled from.
-    """
+    """M960 for tensors no rule takes (sparse, quantized by torch) that do not fit the module's."""
     import torch
 
     wrong = []
@@ -583,9 +573,7 @@ def _kind(found: tuple[Any, ...]) -> str:
 
 
 def _fits(own: Mapping[str, Any], places: Mapping[str, Slot]) -> bool:
-    """Whether every key is one of the module's, and every shape that of its parameter or buffer, as
-    torch compares them.
-    """
+    """Whether each key is the module's, and each shape that of its tensor, as torch compares."""
     import torch
 
     lazy = torch.nn.parameter.is_lazy
@@ -604,19 +592,15 @@ def _fits(own: Mapping[str, Any], places: Mapping[str, Slot]) -> bool:
 def _call(
     state: MutableMapping[str, Any], local_metadata: Mapping[str, Any], strict: bool
 ) -> _Call:
-    """How torch was called: hooks are told `strict=True` always, so its own frame is asked; what
-    hooks are told counts if there is none.
-    """
+    """How torch was called: hooks always get `strict=True`, so torch's own frame is asked first."""
     import torch
 
     frame, code = sys._getframe(1), torch.nn.Module.load_state_dict.__code__
     metadata: Any = getattr(state, "_metadata", None)
     while frame is not None:
         if frame.f_code is code:
-            strict, metadata = (
-                bool(frame.f_locals.get("strict", strict)),
-                frame.f_locals.get("metadata", metadata),
-            )
+            strict = bool(frame.f_locals.get("strict", strict))
+            metadata = frame.f_locals.get("metadata", metadata)
             break
         frame = frame.f_back  # type: ignore[assignment]
     metadata = metadata if isinstance(metadata, Mapping) else {}
@@ -634,9 +618,7 @@ def _call(
 
 
 def _fills_itself(slot: Slot, key: str, metadata: Mapping[str, Any]) -> bool:
-    """Whether torch makes up what is missing: the counter of a normalisation, where the dict is
-    from before there was one.
-    """
+    """Whether torch fills it in: a normalisation's counter, in dicts from before there was one."""
     import torch
 
     if slot.name != "num_batches_tracked" or not isinstance(
@@ -648,8 +630,8 @@ def _fills_itself(slot: Slot, key: str, metadata: Mapping[str, Any]) -> bool:
 
 
 def _signature(state: Mapping[str, Any], side: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """What a migration depends on: keys, classes, dtypes, shapes, strides; None if they cannot be
-    told.
+    """What a migration depends on: keys, classes, dtypes, shapes, strides; None if they are
+    unknown.
 
     The first part says whether all values are plain tensors.
     """
@@ -723,9 +705,7 @@ def _under(prefix: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _opened(state: MutableMapping[str, Any], side: Mapping[str, bytes]) -> MemorySource:
-    """The state dict as a source; tensors that no rule can take (sparse, quantized by torch) are
-    values that go where their modules go.
-    """
+    """The state dict as a source; tensors no rule can take (sparse, quantized) become values."""
     try:
         return memory.open(state, meta=True, wrapped=True, sides=side)
     except MigrateError:

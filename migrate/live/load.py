@@ -9,7 +9,10 @@ device gets memory of its own, which is put into the module when all of it is fi
 
 from __future__ import annotations
 
+import io
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -34,26 +37,24 @@ from ..planning.graph import computations, stored_keys
 from ..planning.lineages import known_lineages, layouts_of
 from ..planning.request import OUTPUT_FORMATS, Request, make_request, path_text
 from ..results import LoadReport
-from ..running import checksums
+from ..running import checks
 from ..running.checks import tensors_equal
-from ..running.device import resolve_device as device_of
 from ..running.error_statistics import Ledger
-from ..running.options import check_threads, memory_of
 from ..running.prepare import side_reader, stamp_of
+from ..running.resources import check_threads, memory_of
+from ..running.resources import resolve_device as device_of
 from ..source.index import SideFile
+from ..source.pickle.tree import Array, Buffer, Constant, DictNode, ListNode, TensorRecord
 from . import module as modules
-from .filling import Filling, Job
+from .filling import Filling, Job, Targets, alike
 from .migration import Outputs, prepare
 from .module import Fit, fit
-from .targets import Targets, alike
-from .values import value_of
 
 if TYPE_CHECKING:
     import torch
 
     from ..source.blobs import Identity
     from ..source.index import Source
-    from ..source.pickle.tree import TensorRecord
     from .migration import Migration
 
 GATHER = (
@@ -124,19 +125,17 @@ def load(
         >>> migrate.load(Model(), {"model.norm.weight": torch.ones(4)}, rules="rename.yaml").tensors
         1
     """
-    request = asked(to, from_, rules, params, allow, at)
+    request = live_request(to, from_, rules, params, allow, at)
     budget = memory_of(max_memory)
     check_threads(threads)
     if isinstance(path, Mapping):
         source: Source = modules.opened(_named(path, model))
     else:
         source = formats.open(path_text("path", path), "links" in request.allow, request.at)
-    try:
+    with closing(source):
         return _loaded(
             model, _configured(source, model), request, strict, device, budget, threads, progress
         )
-    finally:
-        source.close()
 
 
 @guarded
@@ -195,14 +194,11 @@ def convert_module(
     for name, given in (("old", old), ("new", new)):
         if not modules.is_module(given):
             fail("M115", f"`{name}` must be a module, not a {printable(type(given).__qualname__)}")
-    request = asked(to, from_, rules, params, allow, None)
+    request = live_request(to, from_, rules, params, allow, None)
     budget = memory_of(max_memory)
     check_threads(threads)
-    source = modules.opened(old)
-    try:
+    with closing(modules.opened(old)) as source:
         return _loaded(new, source, request, strict, device, budget, threads, progress)
-    finally:
-        source.close()
 
 
 def _loaded(
@@ -215,9 +211,7 @@ def _loaded(
     threads: int,
     progress: Progress | None,
 ) -> LoadReport:
-    """What `_Load` answers with; where the checkpoint does not fit and no goal was named, M960 says
-    which goal it would fit with.
-    """
+    """Loads; if nothing says a goal and M960 arises, its help names the goals that would fit."""
     try:
         return _Load(model, source, request, strict, device, budget).run(threads, progress)
     except MigrateError as error:
@@ -262,7 +256,7 @@ def _would_fit(
     return True
 
 
-def asked(
+def live_request(
     to: str | Iterable[str],
     from_: str | Iterable[str],
     rules: Iterable[PathLike],
@@ -271,9 +265,7 @@ def asked(
     at: str | None,
     output_format: str | None = None,
 ) -> Request:
-    """The request, in whichever direction it leads; one that names no goal asks for the checkpoint
-    as it is.
-    """
+    """The request, in either direction; without a goal it asks for the checkpoint as it is."""
     found = make_request(
         to, from_, rules, params, allow, backwards=None, at=at, output_format=output_format
     )
@@ -317,12 +309,8 @@ class _Configured:
             *source.index.side_files,
             *(SideFile(path, len(content)) for path, content in sides.items()),
         )
-        self.path, self.format, self.blobs, self.history = (
-            source.path,
-            source.format,
-            source.blobs,
-            source.history,
-        )
+        self.path, self.format = source.path, source.format
+        self.blobs, self.history = source.blobs, source.history
         self.index = replace(source.index, side_files=files)
         self.values = getattr(source, "values", {})
         self.converted: frozenset[str] = getattr(source, "converted", frozenset())
@@ -382,7 +370,7 @@ class _Load:
         self._refuse_parts(jobs)
         self.outputs.require()
         graph = self.outputs.graph
-        checksums.check_records([graph.outputs[job.key] for job in jobs], self.source, {})
+        checks.check_records([graph.outputs[job.key] for job in jobs], self.source, {})
         values = {
             slot: self._value(name) for name, slot in found.places.items() if name in self.others
         }
@@ -435,9 +423,7 @@ class _Load:
         return replace(found, notes=(*notes, *found.notes))
 
     def _tied(self, found: Fit, report: Report) -> tuple[list[str], Fit]:
-        """What is one in the module needs one tensor of the checkpoint; M960 where it has several
-        that differ.
-        """
+        """A tied tensor needs one tensor of the checkpoint; M960 where several differ."""
         names: dict[Any, list[str]] = {}
         for name, key in found.places.items():
             names.setdefault(self._identity(key), []).append(name)
@@ -508,9 +494,7 @@ class _Load:
         return [Job(name, outputs[name], self.slots[found.places[name]]) for name in wanted]
 
     def _refuse_own(self, jobs: list[Job]) -> None:
-        """M115 where the source lies in the memory that is to be written: it would change while it
-        is read.
-        """
+        """M115 if the source is in the memory to be written: it would change while being read."""
         held = {
             one.untyped_storage().data_ptr()
             for one in self.objects.values()
@@ -556,7 +540,7 @@ class _Load:
             )
 
     def _value(self, name: str) -> Any:
-        """The value that is no tensor which is called so now."""
+        """The value, not a tensor, that has this name now."""
         was = self.migration.names[self.others[name]]
         index = self.migration.index
         outline = index.tree
@@ -624,3 +608,81 @@ def _others(migration: Migration, source: Source) -> dict[str, str]:
         for name in migration.names
         if several or (rank_of(name) or 0) == 0
     }
+
+
+_LISTS: dict[str, Callable[[list[Any]], Any]] = {
+    "list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque,
+    "slice": lambda items: slice(*items), "range": lambda items: range(*items),
+}  # fmt: skip
+_DICTS: dict[str, Callable[[], Any]] = {
+    "dict": dict,
+    "OrderedDict": OrderedDict,
+    "Counter": Counter,
+}
+# what the pickle machine lets a defaultdict call
+_FACTORIES: dict[str, Callable[[], Any]] = {
+    kind.__name__: kind for kind in (list, dict, set, tuple, int, float, str, bool, OrderedDict)
+}
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
+
+
+def value_of(tree: Any, name: str, tensor: Callable[[TensorRecord], Any]) -> Any:
+    """The object that the tree means, its tensors made by `tensor`; M916 if it cannot be made."""
+    made: dict[int, Any] = {}
+
+    def visit(node: Any) -> Any:
+        kind = type(node)
+        if kind in _PLAIN:
+            return node
+        if id(node) not in made:
+            # one object in several places stays one; containers hold no cycles
+            made[id(node)] = _made(node, name, visit, tensor)
+        return made[id(node)]
+
+    return visit(tree)
+
+
+def _made(  # noqa: RET503 - what fails does not return
+    node: Any, name: str, visit: Callable[[Any], Any], tensor: Callable[[TensorRecord], Any]
+) -> Any:
+    import torch
+
+    match node:
+        case DictNode(kind="defaultdict"):
+            factory = node.node.arguments[0] if node.node.arguments else None
+            made = None if factory is None else _FACTORIES[factory.name]
+            return defaultdict(made, {visit(key): visit(value) for key, value in node.pairs})
+        case DictNode():
+            out = _DICTS[node.kind]()
+            out.update({visit(key): visit(value) for key, value in node.pairs})
+            return out
+        case ListNode(kind="Size"):
+            return torch.Size(node.items)
+        case ListNode():
+            return _LISTS[node.kind]([visit(item) for item in node.items])
+        case TensorRecord():
+            return tensor(node)
+        case Buffer():
+            found = io.BytesIO(node.data)
+            found.seek(node.position)
+            return found
+        case Constant(kind="device"):
+            return torch.device(node.text)
+        case Constant(kind="numpy.dtype"):
+            import numpy as np
+
+            return np.dtype(node.text)
+        case Constant():
+            return getattr(torch, node.text)
+        case Array():
+            import numpy as np
+
+            array = np.frombuffer(node.data, node.dtype).reshape(
+                node.shape, order="F" if node.fortran else "C"
+            )
+            return array[()] if node.scalar else array.copy()
+    fail(
+        "M916",
+        f"{printable(name)} holds a {printable(type(node).__name__)}, and an object of it cannot "
+        "be made here",
+    )

@@ -30,13 +30,12 @@ from ..planning.graph import computations
 from ..planning.path import find_path
 from ..planning.plan import losses_of, steps_of
 from ..planning.request import with_permissions
-from ..running import buffers
 from ..running import checks as value_checks
-from ..running.device import CPU, Device
+from ..running import tiles
 from ..running.evaluator import Evaluator
 from ..running.geometry import ByteLayouts
-from ..running.options import MAX_MEMORY
 from ..running.prepare import compose_for, path_state_for, require_known, side_reader
+from ..running.resources import CPU, MAX_MEMORY, Device
 from ..running.stamp import Stamp
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ _MOST_KEPT = 4
 class Migration:
     """One request, answered for one index.
 
-    `names`: what a value that is no tensor is called now -> what it was called. `params` are those
+    `names`: the name of a value other than a tensor -> its name before. `params` are those
     of the rules. `ways` fills with how each output is had, and belongs to the graph.
     """
 
@@ -94,15 +93,11 @@ class Migration:
 
     @property
     def lasting(self) -> bool:
-        """Whether the same keys, specs and strides mean the same again: no value decided
-        anything.
-        """
+        """Whether equal keys, specs and strides mean the same again: no value decided anything."""
         return not any(bound.decided for _, bound in self.composition.steps)
 
     def without_values(self) -> Migration:
-        """The same for any state dict of these keys and specs: it knows of none of them what stands
-        in it.
-        """
+        """The same for any state dict of these keys and specs: no value in it is known."""
         index = replace(self.index, items=dict.fromkeys(self.index.items))
         return replace(self, index=index, composition=replace(self.composition, items=None))
 
@@ -119,9 +114,7 @@ class Migration:
 
 
 def prepare(source: Source, request: Request, stamp: Stamp | None = None) -> Migration:
-    """The migration that the request asks for; raises all that speaks against it. No tensor is
-    read, but for what decides keys.
-    """
+    """The migration asked for, or what speaks against it. Reads no tensor but what decides keys."""
     return with_permissions(request, lambda asked: _prepared(source, asked, stamp))
 
 
@@ -170,9 +163,7 @@ def origin(tensor: Tensor, index: Index) -> str | None:
 
 
 def _refuse_conversions(outputs: Mapping[str, Tensor], source: Source, report: Report) -> None:
-    """M401 where rules need the elements of a tensor whose class holds them in another number
-    format.
-    """
+    """M401 where rules need elements of a tensor whose class holds them in another format."""
     converted: frozenset[str] = getattr(source, "converted", frozenset())
     touched = [tensor for tensor in outputs.values() if origin(tensor, source.index) is None]
     touched += [read for call in computations(touched) for read in call.inputs]
@@ -193,7 +184,7 @@ def _refuse_conversions(outputs: Mapping[str, Tensor], source: Source, report: R
         )
 
 
-class Kept:
+class RecentMigrations:
     """The last migrations by what they were prepared for. Threads may share it."""
 
     def __init__(self) -> None:
@@ -210,11 +201,11 @@ class Kept:
                     self._found.popitem(last=False)
         return found
 
-    def __deepcopy__(self, memo: Any) -> Kept:
-        return Kept()
+    def __deepcopy__(self, memo: Any) -> RecentMigrations:
+        return RecentMigrations()
 
     def __reduce__(self) -> Any:
-        return Kept, ()
+        return RecentMigrations, ()
 
 
 # beyond so many pieces the calls cost more than gathering does
@@ -262,7 +253,7 @@ class Outputs:
         self.has_meta = any(getattr(one, "is_meta", False) for one in self._objects.values())
 
     def __del__(self) -> None:
-        # the caller's tensors go with whoever held the outputs, not when cycles are looked for
+        # the caller's tensors are freed with the outputs, not when cycles are collected
         if "engine" in self.__dict__:
             self.engine[2].forget()
 
@@ -272,25 +263,19 @@ class Outputs:
         return {key: tensor.spec for key, tensor in self.graph.outputs.items()}
 
     def require(self) -> None:
-        """Raises what speaks against the run: conditions on values that do not hold (M4xx), memory
-        that is too small (M919).
-        """
+        """Raises what speaks against the run: failed conditions (M4xx), lack of memory (M919)."""
         if computations(self.graph.outputs.values()):
             self.engine[2].require(self.graph.outputs.values())
         if self.graph.checks:
             value_checks.require_checks(self.graph.checks, self.engine[0], self._max_memory)
 
     def own(self, key: str) -> Any:
-        """The caller's own object if the output is exactly that, under whichever key; None
-        otherwise.
-        """
+        """The caller's own object if the output is exactly that, under any key; None otherwise."""
         origin = self._way(key).origin
         return None if origin is None else self._objects.get(origin)
 
     def view(self, key: str) -> Any:
-        """The caller's own object, or a torch view of it that is the output; None where no view can
-        be.
-        """
+        """The caller's own object, or a torch view of it that is the output; None if neither is."""
         way = self._way(key)
         if way.origin is not None:
             return self._objects.get(way.origin)
@@ -386,15 +371,13 @@ class Outputs:
     def gather(self, key: str, buffer: memoryview) -> None:
         """Fills the buffer with the output's packed bytes, row-major."""
         source, layouts, values = self.engine
-        buffers.fill_buffer(
+        tiles.fill_buffer(
             self.graph.outputs[key], source, layouts, values, buffer, self._max_memory
         )
 
     @cached_property
     def engine(self) -> tuple[Source, ByteLayouts, Evaluator]:
-        """What reads and computes the outputs: the opened source, the layouts of its views, its
-        computed values.
-        """
+        """What reads and computes the outputs: the opened source, byte layouts, computed values."""
         with self._lock:
             layouts, source = ByteLayouts(), self._opened()
             outputs = self.graph.outputs.values()
@@ -418,9 +401,7 @@ class Outputs:
         return found
 
     def _parts(self, key: str) -> list[tuple[Any, int]] | None:
-        """For each source of the output a plain tensor and where it begins in its storage, in
-        elements; None unless all are such.
-        """
+        """For each source a plain tensor and its offset in its storage; None unless all are."""
         if not self._objects or not self._way(key).moved:
             return None
         found = []

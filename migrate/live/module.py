@@ -52,9 +52,7 @@ class Slot(NamedTuple):
 
     @property
     def spec(self) -> Spec | None:
-        """dtype and shape; None for an extra state, a lazy parameter, and a dtype that checkpoints
-        do not have.
-        """
+        """dtype and shape; None for extra states, lazy parameters, dtypes of no checkpoint."""
         return spec_of(self.tensor)
 
 
@@ -72,16 +70,12 @@ def spec_of(tensor: Any) -> Spec | None:
 
 
 def slots(module: torch.nn.Module) -> dict[str, Slot]:
-    """The slots of a module by key, in the order of its state dict. A submodule that is registered
-    twice has its slots twice.
-    """
+    """The slots by key, in state dict order; a submodule registered twice has its slots twice."""
     return dict(_walk(module, "", ""))
 
 
 def reshard(module: torch.nn.Module) -> None:
-    """Lets go of the whole parameters that FSDP2 keeps after a forward: what is written to them is
-    lost.
-    """
+    """Frees the whole parameters FSDP2 keeps after a forward: what is written to them is lost."""
     for one in module.modules():
         if any(
             c.__name__ == "FSDPModule" and c.__module__.startswith("torch.distributed.")
@@ -108,9 +102,7 @@ def _walk(module: torch.nn.Module, prefix: str, plain: str) -> Iterator[tuple[st
 def _children(
     module: torch.nn.Module, prefix: str, plain: str
 ) -> Iterator[tuple[torch.nn.Module, str, str]]:
-    """The submodules with the prefixes of their names, that of their keys and that without the
-    segments of wrappers.
-    """
+    """The submodules with the prefixes of their keys, with and without segments of wrappers."""
     for name, child in module._modules.items():
         if child is None:
             continue
@@ -129,9 +121,7 @@ def _versions(module: torch.nn.Module, plain: str = "") -> Iterator[tuple[str, d
 
 
 def _is_parallel(module: torch.nn.Module) -> bool:
-    """Whether the module is one that data parallelism wraps around a model, under the name
-    `module`.
-    """
+    """Whether the module is a data-parallel wrapper, with its model under the name `module`."""
     import torch
 
     return isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel))
@@ -165,18 +155,14 @@ def state(module: torch.nn.Module) -> dict[str, Any]:
 def opened(
     given: torch.nn.Module | Mapping[str, Any], *, meta: bool = False, wrapped: bool = True
 ) -> MemorySource:
-    """A module, with its configuration, or a state dict as a Source; `meta` and `wrapped` as
-    `memory.open` takes them.
-    """
+    """A module with its configuration, or a state dict, as `memory.open` opens it."""
     if isinstance(given, Mapping):
         return memory.open(given, meta=meta, wrapped=wrapped)
     return memory.open(state(given), meta=meta, wrapped=wrapped, sides=sides(given))
 
 
 def unwrapped(keys: Mapping[str, Any], *, parallel: bool) -> dict[str, str]:
-    """Key -> the model's own name for it. `parallel`: `module.` in front of all keys is a wrapper's
-    too.
-    """
+    """Key -> the model's own name. `parallel`: `module.` before all keys is a wrapper's too."""
     lead = "module." if parallel and keys and all(key.startswith("module.") for key in keys) else ""
     text = "\n".join(keys)
     if not any(word in text for word in WRAPPERS):
@@ -191,9 +177,7 @@ def _own(key: str) -> str:
 
 
 def sides(module: torch.nn.Module) -> dict[str, bytes]:
-    """`config.json` as the model's own configuration gives it, for rules that ask it; empty for a
-    model without one.
-    """
+    """`config.json` from the model's own configuration, for rules; empty for a model without."""
     config = getattr(_model(module), "config", None)
     if config is not None and hasattr(config, "to_dict"):
         config = config.to_dict()

@@ -1,6 +1,4 @@
-"""A live module written in another layout, through the same run as any other checkpoint: whole or
-not at all, with a stamp.
-"""
+"""A live module written in any layout by the same run as a checkpoint: whole, with a stamp."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ from ..elements.raw import is_dtensor
 from ..planning.request import SUFFIXES, Request, path_text
 from ..results import ApplyReport
 from ..running.job import write_checkpoint
-from ..running.options import read_options
+from ..running.resources import read_options
 from . import module as modules
-from .load import GATHER, asked
+from .load import GATHER, live_request
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +87,9 @@ def save(
             help="`apply` takes state dicts",
         )
     ending = os.path.splitext(path_text("path", path))[1]
-    request = asked(to, from_, rules, params, allow, None, output_format or SUFFIXES.get(ending))
+    request = live_request(
+        to, from_, rules, params, allow, None, output_format or SUFFIXES.get(ending)
+    )
     report = write_checkpoint(
         lambda: _opened(model, request),
         path,

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 
 class LazyTensor:
-    """Stands for a tensor of this spec. `make` answers with it, `into(target)` copies it into a
-    tensor as `copy_` would.
-    """
+    """Stands for a tensor of this spec: `make` returns it, `into(target)` is its `copy_`."""
 
     is_meta = False
     requires_grad = False
@@ -47,9 +45,7 @@ class LazyTensor:
         self.spec, self.make, self.into = spec, make, into
 
     def loaded(self, target: torch.Tensor) -> torch.Tensor:
-        """What torch swaps a parameter for when it is told to swap instead of to copy: the
-        parameter's memory, filled.
-        """
+        """What torch swaps a parameter for instead of copying: the parameter's memory, filled."""
         self.into(target)
         return target.detach()
 
@@ -165,9 +161,7 @@ def stand_in(
     get: Callable[[], Any] | None = None,
     copy_into: Callable[[Any], None] | None = None,
 ) -> LazyTensor:
-    """What stands for an output until somebody uses it. `get` answers with the tensor, `copy_into`
-    fills one; without them, as the outputs do.
-    """
+    """What stands for an output until it is used; `get` and `copy_into` default to the outputs'."""
     return LazyTensor(
         outputs.graph.outputs[key].spec,
         get or partial(outputs.get, key),
@@ -176,9 +170,7 @@ def stand_in(
 
 
 class HeldTensor(LazyTensor):
-    """Stands for what a place of a module holds already. Copying it there changes nothing, not even
-    the version of the tensor.
-    """
+    """Stands for what a module holds already: copying it there changes nothing, not its version."""
 
     def __init__(self, current: torch.Tensor) -> None:
         self.current = current
@@ -250,10 +242,8 @@ def stay(
             state[prefix + key] = slot.tensor if itself else HeldTensor(slot.tensor)
 
 
-class Handover:
-    """The values of one load on their way into a module. `places` are the slots' keys by output,
-    `say` takes messages.
-    """
+class ModuleValues:
+    """The values of one load on their way; `places`: slots by output, `say` takes messages."""
 
     def __init__(
         self,
@@ -303,9 +293,7 @@ class Handover:
         return out
 
     def assigned(self, others: Mapping[str, Any]) -> dict[str, Any]:
-        """Slot's key -> what torch puts there: new parameters and buffers of the module's own
-        classes, one for all tied names.
-        """
+        """Slot's key -> new parameters and buffers of the module's classes, one for tied names."""
         out: dict[str, Any] = {}
         # torch copies in this order, and what is copied last stays
         last = {
@@ -333,9 +321,7 @@ class Handover:
         return out
 
     def _fresh(self, name: str, used: set[int]) -> Any:
-        """The caller's own object the first time, as torch assigns it; else a new tensor, so that
-        nothing is tied that was not.
-        """
+        """The caller's own object the first time, else a new tensor: no tie that was not there."""
         own = self._outputs.own(name)
         if own is None or id(own) in used:
             return self._outputs.compute(name)
@@ -348,7 +334,7 @@ class Handover:
         try:
             if self._outputs.own(name) is not None or not self._outputs.fill(name, target):
                 value = self._outputs.get(name)
-                target.copy_(_sharded(value, target) if is_dtensor(target) else value)
+                target.copy_(shard_as(value, target) if is_dtensor(target) else value)
         except Exception as error:  # noqa: BLE001 - whatever it is, what was written must be said
             # torch would collect one such message a parameter and write on
             self._stopped = True
@@ -415,9 +401,7 @@ def require_readable(outputs: Outputs, names: Iterable[str]) -> None:
 
 
 def require_present(outputs: Outputs, places: Mapping[str, Slot]) -> None:
-    """M916 naming tensors on the meta device that are to be copied, as they are, into one that
-    holds elements; `places` by output.
-    """
+    """M916 for meta tensors to be copied into ones that hold elements; `places` by output."""
     absent = [
         key
         for key, slot in places.items()
@@ -434,9 +418,7 @@ def require_present(outputs: Outputs, places: Mapping[str, Slot]) -> None:
 
 
 def _as_held(key: str, slot: Slot, value: Any, report: Report) -> Any:
-    """The value as a parameter or buffer of the class that the slot has; M964 in the report where
-    none can be made.
-    """
+    """The value as a parameter or buffer of the slot's class; M964 in the report if impossible."""
     import torch
 
     held = slot.tensor
@@ -444,7 +426,7 @@ def _as_held(key: str, slot: Slot, value: Any, report: Report) -> Any:
         return value
     parameter = isinstance(held, torch.nn.Parameter)
     try:
-        value = _sharded(value, held)
+        value = shard_as(value, held)
         with torch.no_grad():
             if is_plain_class(held) or type(value) is type(held):
                 made = value.detach()
@@ -476,9 +458,7 @@ def _class(value: Any) -> str:
 
 @cache
 def _takes_over(target: type) -> bool:
-    """Whether the class of a target answers to torch functions itself, and so would not know a
-    stand-in.
-    """
+    """Whether the target's class answers torch functions itself and would not know a stand-in."""
     import torch
 
     def answers(kind: Any) -> Any:
@@ -489,10 +469,8 @@ def _takes_over(target: type) -> bool:
     )
 
 
-def _sharded(value: Any, target: Any) -> Any:
-    """The value as the target takes it: the part of this rank, where the target is a DTensor and
-    the value is all of it.
-    """
+def shard_as(value: Any, target: Any) -> Any:
+    """The value as the target takes it: this rank's part, if only the target is a DTensor."""
     if not is_dtensor(target) or is_dtensor(value):
         return value
     from torch.distributed.tensor import distribute_tensor

@@ -1,6 +1,4 @@
-"""A state dict migrated in memory: as new tensors all at once, or as a mapping whose values are
-made when they are asked for.
-"""
+"""A state dict migrated in memory: all at once as new tensors, or as a mapping that makes them."""
 
 from __future__ import annotations
 
@@ -17,11 +15,10 @@ from ..formats import memory
 from ..planning.request import Request, make_request
 from ..planning.sides import follow_all
 from ..results import StateDictReport
-from ..running.device import CPU, Device, resolve_device
 from ..running.error_statistics import Ledger
-from ..running.options import MAX_MEMORY, memory_of
 from ..running.output_tree import find_ties
 from ..running.prepare import judge_optimizers, without_optimizers
+from ..running.resources import CPU, MAX_MEMORY, Device, memory_of, resolve_device
 from .migration import Migration, Outputs, prepare
 from .standins import LazyTensor, stand_in
 
@@ -183,11 +180,7 @@ def migrate_state_dict(
     request = make_request(to, from_, rules, params, allow, backwards=None)
     source, found = _with_optimizers(source, request)
     outputs = Outputs(
-        found,
-        lambda: source,
-        source.values,
-        max_memory=memory_of(max_memory),
-        device=compute,
+        found, lambda: source, source.values, max_memory=memory_of(max_memory), device=compute
     )
     outputs.require()
     if inform is not None:
@@ -196,9 +189,7 @@ def migrate_state_dict(
 
 
 def _versions(versions: Mapping[str, Any], bounds: Sequence[StepResult]) -> OrderedDict[str, Any]:
-    """The `_metadata` of a state dict under the names that modules have now; left out where modules
-    of different versions became one.
-    """
+    """`_metadata` by the modules' new names, without modules merged from different versions."""
     moved = follow_all(bounds, list(versions)) if bounds else {name: (name,) for name in versions}
     out: OrderedDict[str, Any] = OrderedDict()
     unlike = set()

@@ -1,25 +1,32 @@
-"""Conditions on values that a plan cannot know from headers: tensors that must be equal, elements
-that must be one value.
+"""What is checked of the source before or while a run reads it: conditions on values that a plan
+cannot know from headers, and the CRC-32s that archives record.
 
-They compare bytes as the run would write them, a stage at a time, and stop at the first difference.
+Conditions compare bytes as the run would write them, a stage at a time, and stop at the first
+difference. A tensor that is copied whole passes through a buffer anyway, so the thread that fills
+the buffer computes the CRC-32 of its contents, and the parts are combined in the order of the file.
+What is cut up or computed passes in no such order: the records that it reads are checked once
+before anything is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.errors import Report, fail, listed, printable
 from ..core.spec import BITS, Spec, coordinates, encode
 from ..core.view import is_whole
+from ..planning.graph import ComputedTensor, computations
 from .evaluator import Evaluator
 from .gather import WINDOW, Gather
 from .geometry import STAGE_MAX, ByteLayouts
-from .options import MAX_MEMORY
+from .resources import MAX_MEMORY
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor, ValueCheck
     from ..source.index import Source
+    from ..source.zip_archive import ArchiveRecord
 
 # what is read while planning to decide what becomes of a tensor
 MOST_CONTENT = 64 << 20
@@ -74,17 +81,14 @@ def evaluate_check(
                 False,
                 (
                     f"{_name(first, 0)} and {_name(tensor, number)} ({tensor.spec}) differ first "
-                    "at "
-                    f"{_place(tensor.spec, at)}"
+                    f"at {_place(tensor.spec, at)}"
                 ),
             )
     return True, ""
 
 
 def _name(tensor: Tensor, number: int) -> str:
-    """The stored key that the tensor is made of; its number in the check where it is made of
-    several, or computed.
-    """
+    """The stored key the tensor is made of, or its number where it has several or is computed."""
     only = tensor.sources[0] if len(tensor.sources) == 1 else None
     return printable(only) if isinstance(only, str) else f"tensor {number}"
 
@@ -95,9 +99,7 @@ def _place(spec: Spec, byte: int) -> list[int]:
 
 
 def read_content(tensor: Tensor, source: Source, most: int = MOST_CONTENT) -> bytes:
-    """The bytes of a small tensor; M950 if it has more than `most`. One that is stored as it stands
-    is read at once.
-    """
+    """The bytes of a tensor, at once if it is stored as it is; M950 for more than `most` bytes."""
     if tensor.spec.nbytes > most:
         fail(
             "M950",
@@ -177,3 +179,100 @@ def _first(a: memoryview, b: memoryview) -> int:
         else:
             low = middle
     return low
+
+
+class RecordedChecksum(NamedTuple):
+    """What the source records of a tensor that is copied whole."""
+
+    file: str
+    record: ArchiveRecord
+
+
+def recorded_checksums(
+    outputs: Iterable[Tensor], source: Source, layouts: ByteLayouts
+) -> dict[int, RecordedChecksum]:
+    """The recorded checksum of each output that is all of a record, by identity of the tensor."""
+    sums, stored, out = source.index.sums(), source.index.tensors, dict[int, RecordedChecksum]()
+    if not sums:
+        return out
+    from ..source.zip_archive import ArchiveRecord
+
+    for tensor in outputs:
+        key = tensor.sources[0] if len(tensor.sources) == 1 else None
+        if not isinstance(key, str):
+            continue
+        place = stored[key]
+        told = sums.get((place.blob, place.offset))
+        if told is None or told[0] != tensor.spec.nbytes:
+            continue
+        if layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes).whole == (0, 0):
+            out[id(tensor)] = RecordedChecksum(
+                source.blobs[place.blob].name,
+                ArchiveRecord(_record_name(place.storage), place.offset, *told),
+            )
+    return out
+
+
+def check_records(
+    outputs: Iterable[Tensor], source: Source, known: Mapping[int, RecordedChecksum]
+) -> None:
+    """CheckpointError M942 if a record that the outputs read, and that is not `known`, differs."""
+    sums = source.index.sums()
+    if not sums:
+        return
+    from ..source.zip_archive import ArchiveRecord, check_record
+
+    tensors = list(outputs)
+    for call in computations(tensors):
+        tensors += call.inputs
+    covered = {(told.file, told.record.offset) for told in known.values()}
+    starts: dict[int, list[int]] = {}
+    for blob, offset in sorted(sums):
+        starts.setdefault(blob, []).append(offset)
+    keys = {
+        s
+        for tensor in tensors
+        if id(tensor) not in known
+        for s in tensor.sources
+        if not isinstance(s, ComputedTensor)
+    }
+    for blob, offset in sorted(
+        {place for key in keys if (place := _start(source, key, sums, starts)) is not None}
+    ):
+        name = source.blobs[blob].name
+        if (name, offset) not in covered:
+            check_record(
+                source.blobs[blob],
+                ArchiveRecord(f"the record at {offset}", offset, *sums[blob, offset]),
+            )
+
+
+def check_all_records(source: Source) -> None:
+    """CheckpointError M942 for the first record that differs from its checksum; reads them all."""
+    sums = source.index.sums()
+    if not sums:
+        return
+    from ..source.zip_archive import ArchiveRecord, check_record
+
+    for (blob, offset), told in sorted(sums.items()):
+        check_record(source.blobs[blob], ArchiveRecord(f"the record at {offset}", offset, *told))
+
+
+def _start(
+    source: Source,
+    key: str,
+    sums: Mapping[tuple[int, int], tuple[int, int]],
+    starts: Mapping[int, Sequence[int]],
+) -> tuple[int, int] | None:
+    """The (blob, offset) of the record that a tensor lies in; None where none is recorded."""
+    place = source.index.tensors[key]
+    known = starts.get(place.blob, ())
+    at = bisect_right(known, place.offset) - 1
+    if at < 0 or not place.spec.nbytes:
+        return None
+    size, _ = sums[place.blob, known[at]]
+    return (place.blob, known[at]) if place.offset < known[at] + size else None
+
+
+def _record_name(storage: object) -> str:
+    return str(storage[1]) if isinstance(storage, tuple) and len(storage) == 2 else "a record"

@@ -30,9 +30,7 @@ _WIDTH = 96
 
 
 class Pool:
-    """Memory of one thread for what is read. Call sequence: `begin`, `take` for each read, `begin`
-    again when it is used no more.
-    """
+    """A thread's memory for reads. Call order: `begin`, `take` for each, `begin` to free them."""
 
     __slots__ = ("_free", "_lent")
 
@@ -120,9 +118,7 @@ def _apart(packed: Array, bits: int) -> Array:
 
 
 class Need(NamedTuple):
-    """What it takes to make some outputs: bytes of `memory` at once, and the `sizes` of what is
-    read, in bytes.
-    """
+    """What making some outputs takes: bytes of `memory` at once, and `sizes` of reads in bytes."""
 
     memory: int
     sizes: tuple[int, ...]
@@ -156,9 +152,7 @@ class Specs:
         return found[1]
 
     def need(self, expressions: Sequence[Program]) -> Need:
-        """What it takes to evaluate these one after the other, calls that several of them share
-        once.
-        """
+        """What it takes to evaluate these one after the other, with shared calls counted once."""
         sizes: list[int] = []
         kept: dict[Any, int] = {}
         most = 0
@@ -229,9 +223,7 @@ def shared(call: ApplyOp) -> tuple[Any, ...]:
 
 
 def several(expression: Program) -> list[tuple[Any, ...]]:
-    """The calls with several outputs that an expression is made of, those that are read first in
-    front.
-    """
+    """The calls with several outputs that an expression is made of, innermost first."""
     out, stack = [], [expression]
     while stack:
         here = stack.pop()
@@ -243,9 +235,7 @@ def several(expression: Program) -> list[tuple[Any, ...]]:
 
 
 class EagerEvaluation:
-    """Makes outputs one after the other; what calls with several outputs made is kept as long as
-    one of `uses` is left.
-    """
+    """Makes outputs one by one; keeps what calls with several made while any of `uses` is left."""
 
     def __init__(
         self,
@@ -281,9 +271,7 @@ class EagerEvaluation:
                 self._calls.pop(call, None)
 
     def rows(self, expression: Program, start: int, stop: int) -> Array:
-        """Rows `start` to `stop` along the first axis, from no more of the inputs than the ops say
-        they need.
-        """
+        """Rows `start` to `stop` of the first axis, from no more input than the ops need."""
         if isinstance(expression, ReadKey):
             return self._stored_rows(expression.key, start, stop)
         op = ops.get(expression.op)
@@ -315,9 +303,7 @@ class EagerEvaluation:
         )
 
     def slack(self, expression: Program) -> tuple[str, Array] | None:
-        """The op that does not promise its bits, and how far each element may be off; None where
-        bytes must be equal.
-        """
+        """The op whose bits may differ, and by how much per element; None if bytes are equal."""
         import numpy as np
 
         if isinstance(expression, ReadKey):
@@ -360,9 +346,7 @@ def by_rows(expression: Program) -> bool:
 
 
 def kind(expression: Program, specs: Specs) -> tuple[Any, ...]:
-    """What outputs of one rule have in common: their ops and arguments, dtypes, and how many they
-    are made of.
-    """
+    """What outputs of one rule share: ops and arguments, dtypes, and the number of inputs."""
     made: list[Any] = [specs.of(expression)]
     while isinstance(expression, ApplyOp):
         made += [expression.op, id(expression.args), len(expression.inputs), *expression.dtypes[:1]]

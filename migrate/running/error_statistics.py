@@ -1,5 +1,4 @@
-"""What value-changing ops did to the numbers: measured box by box, told tensor by tensor and rule
-by rule.
+"""What value-changing ops did to the numbers: measured box by box, reported by tensor and rule.
 
 Sums are in float64. What is computed twice counts once: a box after a whole value was let go for
 memory or by two threads, and where a result is read in another order than it is computed in, what a
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import ops
 from ..ops.base import ValueOp
-from .boxes import joined, outside
+from .geometry import joined, outside
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,9 +73,7 @@ class Tally:
         non_finite: int | None = None,
         sure: bool = True,
     ) -> None:
-        """`ops.Meter`: numpy arrays or torch tensors of one shape, `amax` of a shape that
-        broadcasts to it.
-        """
+        """`ops.Meter`: arrays or torch tensors of one shape, and `amax`, which broadcasts to it."""
         self.saturated += int(saturated)
         self.underflowed += int(underflowed)
         self.sure = self.sure and sure
@@ -137,9 +134,7 @@ class Tally:
 
     @property
     def relative(self) -> float:
-        """The largest error relative to the block's largest magnitude, or to that of all elements
-        where no block was told.
-        """
+        """The largest error relative to its block's amax, or to that of all without blocks."""
         if self.max_relative or not self.amax:
             return self.max_relative
         return self.max_abs / self.amax
@@ -171,9 +166,7 @@ class Tally:
 
 
 def _squares(numbers: np.ndarray[Any, Any]) -> float:
-    """Σ x². Not `vdot`: OpenBLAS divides even this among threads, whose barriers take milliseconds
-    beside a working thread.
-    """
+    """Σ x². Not `vdot`: OpenBLAS divides it among threads, and their barriers take milliseconds."""
     import numpy as np
 
     flat = numbers.reshape(-1)
@@ -202,9 +195,7 @@ def _parts(shape: Sequence[int]) -> Iterable[tuple[Any, ...]]:
 
 
 def _enter(boxes: list[Box], box: Box) -> None:
-    """Adds a box to some, as one with those beside it, so that a tensor computed in order is one
-    box and not thousands.
-    """
+    """Adds a box, joined with its neighbours: a tensor computed in order is one box, not many."""
     for i, other in enumerate(boxes):
         if (both := joined(other, box)) is not None:
             del boxes[i]
@@ -224,9 +215,7 @@ class _Summary:
 
 
 class Ledger:
-    """The errors of one run, for any number of threads: a tally for each box of each value that an
-    op may have rounded.
-    """
+    """The errors of one run, shared by threads: a tally per box of each value that may round."""
 
     def __init__(self, outputs: Mapping[str, Tensor]) -> None:
         self._lock = threading.Lock()
@@ -258,9 +247,7 @@ class Ledger:
         return tally
 
     def claim(self, value: ComputedTensor, box: Box) -> list[Box]:
-        """The elements of `box` that nobody claimed before, as boxes that share none: who asks has
-        to measure them.
-        """
+        """The elements of `box` not claimed before, as disjoint boxes: the caller measures them."""
         with self._lock:
             claimed, left = self._claimed.setdefault(id(value), []), [box]
             for other in claimed:
@@ -270,7 +257,7 @@ class Ledger:
         return left
 
     def close(self, call: Computation) -> None:
-        """Adds up the boxes of a call that nobody will read again."""
+        """Adds up the boxes of a call that will not be read again."""
         for value, _ in self._of.get(id(call), ()):
             self._total(id(value))
 
@@ -295,7 +282,7 @@ class Ledger:
                 # a scale: what it rounds is in the error of the codes
                 continue
             if call.lossy and not complete and name not in self._measured:
-                # an earlier run computed it, and nobody knows its error
+                # an earlier run computed it, and its error is not known
                 continue
             # what an earlier run computed of it may have been rounded
             exact = total.exact and (complete or not call.lossy)

@@ -39,19 +39,28 @@ from ..planning.graph import (
     kind_of,
     size_of,
 )
-from .boxes import footprint, holds, linear, ranges, strides_of, within
-from .device import CPU, Device
 from .gather import ByteReader, Gather, copy_strided, halved, stored_reader
-from .geometry import STAGE, STAGE_MAX, ByteLayouts, Move
-from .options import MAX_MEMORY
+from .geometry import (
+    STAGE,
+    STAGE_MAX,
+    ByteLayouts,
+    Move,
+    footprint,
+    holds,
+    linear,
+    ranges,
+    strides_of,
+    within,
+)
+from .resources import CPU, MAX_MEMORY, Device
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..ops.base import Box, Meter
     from ..source.index import Source
-    from .device import Lane
     from .error_statistics import Ledger
+    from .resources import Lane
 
 # among which a lack of memory shows
 _SHORT = (MemoryError, OSError, RuntimeError, ImportError)
@@ -111,9 +120,7 @@ class Evaluator:
             self._count(tensor)
 
     def forget(self) -> None:
-        """Lets go of the memory that threads compute in; it refers back to this object, and to the
-        source with it.
-        """
+        """Frees the memory that threads compute in; it refers to this object and to the source."""
         self._own = threading.local()
 
     def _count(self, tensor: Tensor, inner: bool = False) -> None:
@@ -143,11 +150,9 @@ class Evaluator:
         return found
 
     def require(self, outputs: Iterable[Tensor]) -> None:
-        """RunError M919 naming each node whose smallest box does not fit in the memory for
-        computing.
-        """
+        """RunError M919 naming each node whose smallest box does not fit in the memory."""
         report, seen, todo = Report(), set[int](), list(outputs)
-        told: set[tuple[str, int]] = set()
+        reported: set[tuple[str, int]] = set()
         while todo:
             for value in todo.pop().sources:
                 if isinstance(value, str) or id(value) in seen:
@@ -155,8 +160,8 @@ class Evaluator:
                 seen.add(id(value))
                 todo += value.computation.inputs
                 least = self.kind(value).least
-                if least > self.budget and (value.computation.rule, least) not in told:
-                    told.add((value.computation.rule, least))
+                if least > self.budget and (value.computation.rule, least) not in reported:
+                    reported.add((value.computation.rule, least))
                     self._refuse(report, value.computation, least)
         report.check()
 
@@ -169,9 +174,7 @@ class Evaluator:
         )
 
     def _short(self, error: Exception, value: ComputedTensor, kind: Kind, box: Box) -> None:
-        """RunError M922 with the bytes that the box takes with what it is computed from, if `error`
-        is a lack of memory.
-        """
+        """RunError M922 with the bytes of the box and its inputs, if `error` means no memory."""
         if lacking(error):
             nbytes = TEMPORARIES * kind.cost(box) if kind.regional else kind.least
             ran_out(error, f"compute {self._said(value.computation)}, {nbytes} bytes at once")
@@ -185,9 +188,7 @@ class Evaluator:
         )
 
     def leaf(self, wanted: ComputedTensor | Tensor) -> ByteReader:
-        """The packed bytes of a value, or of a tensor whose elements below a byte move one by
-        one.
-        """
+        """The packed bytes of a value, or of a tensor whose sub-byte elements move one by one."""
         if isinstance(wanted, ComputedTensor):
             kind = self.kind(wanted)
             if kind.regional and not (
@@ -201,9 +202,7 @@ class Evaluator:
         return ByteReader(None, 0, self.bytes(wanted))
 
     def bytes(self, wanted: ComputedTensor | Tensor) -> memoryview:
-        """The packed bytes of a whole value, or of a tensor, in memory. RunError M919 if it does
-        not fit.
-        """
+        """The packed bytes of a whole value or tensor, in memory; RunError M919 if too large."""
         if not isinstance(wanted, ComputedTensor):
             return pack(self._loose(wanted), wanted.spec.dtype)
         call, at = wanted.computation, (id(wanted.computation), wanted.output)
@@ -225,7 +224,7 @@ class Evaluator:
                     raise
 
     def done(self, tensor: Tensor) -> None:
-        """Counts down what `tensor` read, and frees what nobody will read again."""
+        """Counts down what `tensor` read, and frees what will not be read again."""
         for value in tensor.sources:
             if isinstance(value, str):
                 continue
@@ -256,9 +255,7 @@ class Evaluator:
             self._live -= len(self._kept.pop(at)[1])
 
     def _make_room(self, nbytes: int) -> None:
-        """Lets go of what is kept, which is then computed again, if the budget does not hold it and
-        so many bytes.
-        """
+        """Drops kept values, to be computed again, if the budget cannot hold them and `nbytes`."""
         if self._live + nbytes > self.budget:
             for call in {at[0] for at in self._kept}:
                 self._drop(call)
@@ -337,9 +334,7 @@ class Evaluator:
         box: Box,
         out: np.ndarray[Any, Any],
     ) -> None:
-        """Fills `out` with the raw elements of a box that lies on the op's grain, in parts that fit
-        the memory.
-        """
+        """Fills `out` with a box that lies on the op's grain, in parts that fit the memory."""
         with self._alone(value.computation, kind.least):
             part = box
             try:
@@ -376,9 +371,7 @@ class Evaluator:
                 raise
 
     def packed(self, value: ComputedTensor, kind: Kind, box: Box) -> tuple[memoryview, Box]:
-        """The packed bytes of a box that holds `box`, and which; good until this thread computes
-        again.
-        """
+        """The packed bytes of a box around `box`, and that box; valid until it computes again."""
         try:
             chunk = self.workspace().chunk(value, kind, box)
             if kind.unit[0] == 1:
@@ -410,9 +403,9 @@ class Evaluator:
             workspace.input(i, t, b)
             for i, (t, b) in enumerate(zip(call.inputs, kind.needs(box), strict=True))
         ]
-        told = self._ledger.claim(value, box) if self._ledger is not None and call.lossy else []
+        boxes = self._ledger.claim(value, box) if self._ledger is not None and call.lossy else []
         meter = (
-            self._ledger.meter(value, box) if self._ledger is not None and told == [box] else None
+            self._ledger.meter(value, box) if self._ledger is not None and boxes == [box] else None
         )
 
         def run(given: list[Any], out: Any) -> None:
@@ -436,7 +429,7 @@ class Evaluator:
             run(arrays, made)
             place[...] = made
         if self._ledger is not None and meter is None:
-            for part in told:
+            for part in boxes:
                 self._measure(workspace, value, kind, part, self._ledger.meter(value, part), memo)
 
     def _measure(
@@ -448,9 +441,7 @@ class Evaluator:
         meter: Meter,
         memo: dict[str, Any],
     ) -> None:
-        """Computes a part of a box once more, for its error only: the rest of the box was measured
-        before.
-        """
+        """Computes a part of a box again, for its error only: the rest was measured before."""
         import numpy as np
 
         workspace.settle()
@@ -462,9 +453,7 @@ class Evaluator:
         kind.op.compute(kind.args, arrays, kind.specs, kind.output, box, made, meter, **memo)
 
     def _memo(self, call: Computation, kind: Kind) -> dict[str, Any]:
-        """The argument `memo` for the op of a call; none if the op has no use for it, or there is
-        no memory.
-        """
+        """The argument `memo` for a call's op; none if it is not used, or memory is short."""
         nbytes = kind.op.remembers(kind.args, kind.specs)
         if not nbytes:
             return {}
@@ -478,9 +467,7 @@ class Evaluator:
         return {"memo": found[1]}
 
     def fill(self, gather: Gather, tensor: Tensor, box: Box) -> bool:
-        """Puts the packed bytes of a box at the start of the gatherer's buffer; False where
-        elements that share bytes come apart.
-        """
+        """Fills the gatherer's buffer with a box; False if elements that share bytes separate."""
         spec = tensor.spec
         (elements, size), sizes = unit(spec.dtype), [b - a for a, b in box]
         nbytes = (prod(sizes) * BITS[spec.dtype] + 7) // 8
@@ -555,10 +542,8 @@ class Evaluator:
                 place[...] = encode(tensor.spec.dtype, piece.leaf.value)[0] & ((1 << bits) - 1)
                 continue
             far = [(n - 1) * s for n, s in zip(piece.counts, piece.src_strides, strict=True)]
-            low, high = (
-                piece.src + sum(min(0, x) for x in far),
-                piece.src + sum(max(0, x) for x in far) + 1,
-            )
+            low = piece.src + sum(min(0, x) for x in far)
+            high = piece.src + sum(max(0, x) for x in far) + 1
             first = low * bits // 8 // 3 * 3
             packed = bytearray((high * bits + 7) // 8 - first)
             source = tensor.sources[piece.leaf]
@@ -594,9 +579,7 @@ class ComputedBox(NamedTuple):
 
 
 class Workspace:
-    """One thread's memory for computing: input boxes by depth and number, the last chunks, and what
-    a move unpacks into.
-    """
+    """One thread's memory: input boxes by depth and number, last chunks, and unpacked elements."""
 
     __slots__ = ("_chunks", "_slots", "_values", "depth", "lane")
 
@@ -608,9 +591,7 @@ class Workspace:
         self._slots: dict[tuple[int, int], tuple[memoryview, Gather]] = {}
 
     def input(self, number: int, tensor: Tensor, box: Box) -> np.ndarray[Any, Any]:
-        """The raw elements of a box of input `number`, good until this depth reads that input
-        again.
-        """
+        """The raw elements of a box of input `number`, valid until this depth reads it again."""
         spec = Spec(tensor.spec.dtype, tuple(b - a for a, b in box))
         nbytes = spec.nbytes
         found = self._slots.get((self.depth, number))
@@ -637,9 +618,7 @@ class Workspace:
         return kept is not None and holds(kept[1].box, box)
 
     def chunk(self, value: ComputedTensor, kind: Kind, box: Box) -> ComputedBox:
-        """A chunk that holds `box`: the last one of this value if it does, else computed now on the
-        op's grain.
-        """
+        """A chunk that holds `box`: the value's last one, or computed now on the op's grain."""
         import numpy as np
 
         kept = self._chunks.get(id(value))

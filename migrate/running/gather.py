@@ -51,9 +51,7 @@ _OWN = threading.local()
 def copy_strided(
     dest: memoryview, dst: int, source: memoryview, src: int, run: int, loops: Loops
 ) -> None:
-    """`dest[dst + Σ i·d] = source[src + Σ i·s]` for runs of `run` bytes over (n, d, s) in `loops`,
-    d descending.
-    """
+    """`dest[dst + Σ i·d] = source[src + Σ i·s]` for `run` bytes over (n, d, s), d descending."""
     loops = tuple(loop for loop in loops if loop[0] != 1)
     if not loops:
         dest[dst : dst + run] = source[src : src + run]
@@ -121,9 +119,7 @@ def _transposed(
 
 
 def _panel(nbytes: int) -> bytearray:
-    """Memory of this thread for a panel. Kept, because a thread's allocator gives it back and
-    faults it in anew each time.
-    """
+    """This thread's memory for a panel, kept: an allocator would fault it in anew each time."""
     kept: bytearray | None = getattr(_OWN, "panel", None)
     if kept is None or len(kept) < nbytes:
         kept = _OWN.panel = bytearray(nbytes)
@@ -139,9 +135,7 @@ def _dense(loops: Loops, row: int) -> bool:
 
 
 def flip_panel(panel: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
-    """Writes `panel` transposed to `out`: both 2-D, of the same unsigned integers, the last axis of
-    each contiguous.
-    """
+    """Writes `panel` transposed to `out`: 2-D, equal unsigned integers, last axes contiguous."""
     import numpy as np
 
     rows, columns = panel.shape
@@ -179,9 +173,7 @@ Compute: TypeAlias = "Callable[[ComputedTensor | Tensor], ByteReader]"
 
 
 class ByteReader:
-    """Bytes that moves read from: a blob from byte `base` on, or memory, or what a subclass makes
-    when it is read.
-    """
+    """Bytes that moves read: a blob from byte `base` on, memory, or what a subclass makes."""
 
     __slots__ = ("base", "blob", "fd", "file", "memory")
 
@@ -194,9 +186,7 @@ class ByteReader:
         )
 
     def read(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from `offset`; CheckpointError M905 if the bytes are not there, RunError
-        M913 if reading fails.
-        """
+        """Fills `buffer` from `offset`; CheckpointError M905 past the end, RunError M913."""
         if self.memory is not None:
             buffer[:] = self.memory[offset : offset + len(buffer)]
         elif self.blob is not None:
@@ -216,9 +206,7 @@ class ByteReader:
             return -1 if descriptor is None else os.preadv(descriptor, buffers, self.base + offset)
 
     def move(self, move: Move, out: memoryview, base: int) -> bool:
-        """Does a strided move in a way of its own, if it has one; `base` is added to the move's
-        destination.
-        """
+        """Does a strided move in its own way, if it has one; `base` is added to its destination."""
         return False
 
     def scatter(self, offset: int, buffers: Sequence[memoryview], nbytes: int) -> None:
@@ -250,9 +238,7 @@ def stored_reader(source: Source, key: str) -> ByteReader:
 
 
 class Shown(NamedTuple):
-    """A stretch of a tensor, laid out as `of`, whose source bytes are in the window: its layout
-    there, over `leaves`.
-    """
+    """A stretch of a tensor, laid out as `of`, that the window holds: its layout over `leaves`."""
 
     tensor: Tensor
     of: ByteLayout
@@ -266,7 +252,7 @@ class Window:
     """Source bytes of a stretch of one tensor, in memory; the threads that gather for one file
     share it.
 
-    It moves on when nobody looks at it any more.
+    It moves on when it is not in use any more.
     """
 
     def __init__(self) -> None:
@@ -279,9 +265,7 @@ class Window:
     def showing(
         self, tensor: Tensor, of: ByteLayout, start: int, stop: int, load: Callable[[], Shown]
     ) -> Iterator[Shown]:
-        """The window over bytes `start` to `stop` of the tensor, loaded by `load` if it shows
-        something else.
-        """
+        """The window over bytes `start` to `stop` of the tensor, loaded by `load` if it is not."""
         with self._changed:
             while not (
                 (shown := self._shown)
@@ -352,9 +336,7 @@ class Gather:
     def fill(
         self, tensor: Tensor, start: int, stop: int, at: int, layout: ByteLayout | None = None
     ) -> None:
-        """Puts bytes `start` to `stop` of the packed tensor at `at` of the buffer; with a `layout`,
-        those of that part of it.
-        """
+        """Puts bytes `start` to `stop` of a tensor, or of its part `layout`, at `at`."""
         if layout is None:
             layout = self._layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
         if self._leaves is None or self._leaves[0] is not tensor:
@@ -458,9 +440,7 @@ class Gather:
     def _load(
         self, tensor: Tensor, layout: ByteLayout, leaves: list[ByteReader], start: int, stop: int
     ) -> Shown:
-        """What the next `budget` bytes of the tensor need, read into the window in the order of the
-        source.
-        """
+        """What the tensor's next `budget` bytes need, read into the window in source order."""
         rows = max(stop - start, self.budget // layout.step * layout.step)
         stop = min(layout.nbytes, start + rows)
         memory = self._window.room(stop - start)
@@ -494,9 +474,7 @@ class Gather:
 
 
 def halved(move: Move) -> list[Move]:
-    """The move as two, cut in the loop that strides farthest through the source; empty where no
-    loop is left.
-    """
+    """The move as two, cut in the loop of the longest source stride; empty without loops."""
     j = max(
         (i for i, loop in enumerate(move.loops) if loop[0] > 1),
         key=lambda i: abs(move.loops[i][2]),
@@ -518,9 +496,7 @@ def halved(move: Move) -> list[Move]:
 
 
 def _packed(move: Move) -> tuple[int, tuple[tuple[int, int, int], ...]]:
-    """Where a compact copy in source order puts the move's first run, and its loops (n, place
-    stride, source stride).
-    """
+    """The move's first run in a compact copy in source order, and loops (n, place, source)."""
     size, strides, first = move.run, [0] * len(move.loops), 0
     for i in sorted(range(len(move.loops)), key=lambda i: abs(move.loops[i][2])):
         n, _, s = move.loops[i]

@@ -1,5 +1,5 @@
 """Where the bytes of a tensor come from: its view in bytes, cut to a range, with the loops that a
-copy needs.
+copy needs; and boxes of tensors, [start, stop) on each axis.
 
 A view is lowered once for all tensors that share it, and each cut of it is kept: the same expert
 stack in sixty layers costs one lowering. Everything here is arithmetic; no byte is read.
@@ -11,10 +11,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import view as views
-from ..core.spec import BITS, encode, unit
+from ..core.spec import BITS, coordinates, encode, unit
 
 if TYPE_CHECKING:
     from ..ops.base import Box
@@ -51,14 +51,8 @@ class Move:
         loops: tuple[tuple[int, int, int], ...],
         pattern: bytes | None = None,
     ) -> None:
-        self.leaf, self.src, self.dst, self.run, self.loops, self.pattern = (
-            leaf,
-            src,
-            dst,
-            run,
-            loops,
-            pattern,
-        )
+        self.leaf, self.src, self.dst = leaf, src, dst
+        self.run, self.loops, self.pattern = run, loops, pattern
         self.nbytes = run * prod(n for n, _, _ in loops)
         self.lo = src + sum((n - 1) * s for n, _, s in loops if s < 0)
         self.hi = src + sum((n - 1) * s for n, _, s in loops if s > 0) + run
@@ -69,9 +63,7 @@ class Move:
         return self.dst + sum((n - 1) * d for n, d, _ in self.loops) + self.run
 
     def runs(self) -> list[tuple[int, int]]:
-        """(source, destination) of each run relative to `lo` and 0, in ascending order of the
-        source.
-        """
+        """(source, destination) of each run, relative to `lo` and 0, in order of the source."""
         found = [(self.src - self.lo, self.dst)]
         for n, d, s in sorted(self.loops, key=lambda loop: -abs(loop[2])):
             steps = range(n) if s >= 0 else range(n - 1, -1, -1)
@@ -124,9 +116,7 @@ class ByteLayout:
         self.step = STAGE if self.whole else self._rows()
 
     def cut(self, start: int, stop: int) -> list[Move]:
-        """The moves that make bytes `start` to `stop`; destinations count from the tensor's first
-        byte.
-        """
+        """The moves that make bytes `start` to `stop`; destinations are relative to the tensor."""
         found = self._cuts.get((start, stop))
         if found is None:
             found = []
@@ -140,15 +130,11 @@ class ByteLayout:
         return found
 
     def moved(self) -> int:
-        """Bytes of the moves whose last axis moves: elements, not runs, that come from places
-        apart.
-        """
+        """Bytes of the moves whose last axis moves: single elements from separate places."""
         return sum(m.nbytes for m in self.moves if m.pattern is None and m.run <= 8 and m.loops)
 
     def stretches(self, least: int) -> Iterator[tuple[int, int, int, int]]:
-        """(leaf, source, destination, bytes) of what is copied in one stretch; of what loops, only
-        runs of `least` and more.
-        """
+        """(leaf, source, destination, bytes) of contiguous copies; in loops, of `least` or more."""
         for move in () if self.loose else self.moves:
             if move.pattern is None and not move.loops:
                 yield move.leaf, move.src, move.dst, move.run
@@ -280,9 +266,7 @@ class ByteLayouts:
         return found
 
     def part(self, view: views.View, dtype: str, box: Box) -> tuple[views.View, ByteLayout]:
-        """The view of a box of `view`, and its layout; the last few hundred are kept. TooManyPieces
-        as `view.region`.
-        """
+        """The view and layout of a box of `view`; the last are kept. TooManyPieces as `region`."""
         found = self._parts.get((id(view), dtype, box))
         if found is None:
             if len(self._parts) >= KEPT_PARTS:
@@ -291,3 +275,125 @@ class ByteLayouts:
             nbytes = (prod(part.shape) * BITS[dtype] + 7) // 8
             found = self._parts[id(view), dtype, box] = view, part, _lowered(part, dtype, nbytes)
         return found[1:]
+
+
+def ranges(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
+    """The fewest boxes of a row-major `shape` that hold elements `start` to `stop` in order."""
+    if start >= stop:
+        return
+    if not shape:
+        yield ()
+        return
+    inner = prod(shape[1:])
+    first, last = -(-start // inner), stop // inner
+    if start // inner == (stop - 1) // inner and (start % inner or stop % inner):
+        index = start // inner
+        for box in ranges(shape[1:], start - index * inner, stop - index * inner):
+            yield ((index, index + 1), *box)
+        return
+    if start % inner:
+        index = first - 1
+        for box in ranges(shape[1:], start - index * inner, inner):
+            yield ((index, index + 1), *box)
+    if first < last:
+        yield ((first, last), *((0, n) for n in shape[1:]))
+    if stop % inner:
+        for box in ranges(shape[1:], 0, stop - last * inner):
+            yield ((last, last + 1), *box)
+
+
+def linear(shape: Sequence[int], box: Box) -> tuple[int, int] | None:
+    """The range of row-major elements that is exactly `box`, or None where it is not contiguous."""
+    start = stop = 0
+    # what comes after a range of several indices is full
+    several = False
+    for n, (a, b) in zip(shape, box, strict=True):
+        if several and (a, b) != (0, n):
+            return None
+        several = several or b - a != 1
+        start, stop = start * n + a, stop * n + b - 1
+    return start, stop + 1
+
+
+class Footprint(NamedTuple):
+    """Where a strided move lies in a tensor: its bounding `box`, the index of its first element,
+    and the step of each loop as an index. Both hold in any array over a box that holds `box`, by
+    that array's strides."""
+
+    box: Box
+    start: tuple[int, ...]
+    steps: tuple[tuple[int, ...], ...]
+
+
+def footprint(shape: Sequence[int], start: int, loops: Sequence[tuple[int, int]]) -> Footprint:
+    """The smallest box that holds elements start + Σ i·stride for (n, stride) in `loops`.
+
+    Where a loop carries from one axis into the next one, the box is a range of the first axis that
+    changes with all of the axes behind it.
+    """
+    loops = [(n, s) for n, s in loops if n > 1]
+    back = sum((n - 1) * -s for n, s in loops if s < 0)
+    low, steps = coordinates(start - back, shape), [coordinates(abs(s), shape) for _, s in loops]
+    far = [
+        sum((n - 1) * step[i] for (n, _), step in zip(loops, steps, strict=True))
+        for i in range(len(shape))
+    ]
+    if all(a + d < n for a, d, n in zip(low, far, shape, strict=True)):
+        box = tuple((a, a + d + 1) for a, d in zip(low, far, strict=True))
+    else:
+        end = coordinates(start - back + sum((n - 1) * abs(s) for n, s in loops), shape)
+        axis = next(i for i, (a, b) in enumerate(zip(low, end, strict=True)) if a != b)
+        box = (
+            *((a, a + 1) for a in low[:axis]),
+            (low[axis], end[axis] + 1),
+            *((0, n) for n in shape[axis + 1 :]),
+        )
+    down = [(n, step) for (n, s), step in zip(loops, steps, strict=True) if s < 0]
+    first = tuple(a + sum((n - 1) * step[i] for n, step in down) for i, a in enumerate(low))
+    signed = tuple(
+        tuple(d if s >= 0 else -d for d in step) for (_, s), step in zip(loops, steps, strict=True)
+    )
+    return Footprint(box, first, signed)
+
+
+def strides_of(sizes: Sequence[int]) -> list[int]:
+    out, size = [], 1
+    for n in reversed(sizes):
+        out.append(size)
+        size *= n
+    return out[::-1]
+
+
+def holds(outer: Box, inner: Box) -> bool:
+    """Whether every element of `inner` is in `outer`."""
+    return all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
+
+
+def outside(box: Box, other: Box) -> list[Box]:
+    """The elements of `box` that are not in `other`, as boxes that share none."""
+    if any(b <= c or d <= a for (a, b), (c, d) in zip(box, other, strict=True)):
+        return [box]
+    found = []
+    for axis, ((a, b), (c, d)) in enumerate(zip(box, other, strict=True)):
+        found += [
+            (*box[:axis], side, *box[axis + 1 :]) for side in ((a, c), (d, b)) if side[0] < side[1]
+        ]
+        box = (*box[:axis], (max(a, c), min(b, d)), *box[axis + 1 :])
+    return found
+
+
+def joined(one: Box, other: Box) -> Box | None:
+    """Both boxes as one, where they lie side by side."""
+    apart = [i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+    if len(apart) != 1:
+        return None
+    (a, b), (c, d) = one[apart[0]], other[apart[0]]
+    if b != c and d != a:
+        return None
+    return (*one[: apart[0]], (min(a, c), max(b, d)), *one[apart[0] + 1 :])
+
+
+def within(outer: Box, inner: Box) -> tuple[Any, ...]:
+    """`inner` as an index into an array that holds `outer`; it picks a view of that array."""
+    # without the ellipsis numpy would answer with a copy of the element where there are no axes
+    return (*(slice(c - a, d - a) for (a, _), (c, d) in zip(outer, inner, strict=True)), ...)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,8 @@ from ..extra_state.states import States
 from ..planning.lineages import known_lineages, layouts_of, nearest_to
 from ..results import HistoryReport, InspectReport
 from ..source.pickle.tree import PARAMETER
+from ..source.tree import object_encodings
 from . import stamp as stamps
-from .differences import describe_items
 from .prepare import side_reader
 
 if TYPE_CHECKING:
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 
     from ..core.spec import Spec
     from ..planning.request import Request
-    from ..source.index import Source
+    from ..source.index import Index, Source
+
+MOST_ITEMS = 1000
+# characters of one value
+LONGEST = 10_000
 
 
 def describe(source: Source, request: Request, *, expand: bool) -> InspectReport:
@@ -80,6 +85,42 @@ def _counted(specs: Iterable[Spec]) -> dict[str, Any]:
         row["bytes"] += count * spec.nbytes
     rows = sorted(dtypes.values(), key=lambda row: (-row["parameters"], row["dtype"]))
     return {"parameters": sum(row["parameters"] for row in rows), "dtypes": rows}
+
+
+def describe_items(index: Index, numbering: str | None = None) -> dict[str, Any]:
+    """What is beside the tensors that rules work on; `numbering` as for `object_encodings`."""
+    outline = index.tree
+    first = outline.parts[0].at if outline is not None and outline.parts else ()
+    carried = index.passed_through
+    known: dict[int, Any] = {}
+    return {
+        "at": None if first is None else ".".join(first),
+        "items": [
+            {"path": path, "value": _shortened(value, known)}
+            for path, value in list(index.items.items())[:MOST_ITEMS]
+        ],
+        "objects": [
+            {"key": key, **e.described()}
+            for key, e in list(object_encodings(outline, numbering).items())[:MOST_ITEMS]
+        ],
+        "items_more": max(0, len(index.items) - MOST_ITEMS),
+        "carried": {
+            "tensors": len(carried),
+            "bytes": sum(stored.spec.nbytes for stored in carried.values()),
+        },
+        "outside": [
+            {"name": o.name, "reason": o.reason, "count": o.count, "paths": list(o.paths)}
+            for o in index.outside
+        ],
+    }
+
+
+def _shortened(value: Any, known: dict[int, Any]) -> Any:
+    """A value, or the begin of its JSON text if that is long."""
+    if id(value) not in known:
+        text = json.dumps(value)
+        known[id(value)] = value if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return known[id(value)]
 
 
 def describe_history(source: Source, request: Request, lineage: str | None) -> HistoryReport:

@@ -1,6 +1,4 @@
-"""A whole run into files: an opened checkpoint planned, carried out, published, and the answer to
-who asked.
-"""
+"""A whole run into files: an opened checkpoint planned, written and published, and its report."""
 
 from __future__ import annotations
 
@@ -16,10 +14,10 @@ from ..planning.path import remarks
 from ..planning.request import Request, output_format_of, path_text, shape_of
 from ..planning.savedplan import require_source, require_unchanged
 from ..results import ApplyReport, PlanReport
-from .options import RunOptions
 from .output_tree import with_all_tensors
 from .prepare import is_folder, plan_for
 from .publish import check_place
+from .resources import RunOptions
 from .tiles import RunResult, write_target
 
 if TYPE_CHECKING:
@@ -104,9 +102,7 @@ def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str
 
 
 def _taken(made: Plan, saved: Mapping[str, Any], changed: bool) -> tuple[Plan, str | None]:
-    """The plan with notes on its source, and where the saved plan's own source lies if this is a
-    copy. M903 where that is not allowed.
-    """
+    """The plan, notes on its source, its original's place if this is a copy; M903 if refused."""
     place, now = saved["source"]["path"], made.document["source"]["path"]
     copied = os.path.realpath(place) != os.path.realpath(now)
     notes = require_source(saved, made.document, copied=copied, changed=changed)
@@ -114,8 +110,7 @@ def _taken(made: Plan, saved: Mapping[str, Any], changed: bool) -> tuple[Plan, s
         notes = [
             (
                 f"read from {printable(now)}, a copy of {printable(place)}, which the plan was "
-                "made "
-                "for"
+                "made for"
             ),
             *notes,
         ]

@@ -1,25 +1,32 @@
 """What goes out beside the tensors that rules made: the tree around them, tensors that rules do not
-see, ties.
+see, ties; and states that are objects, made tensors where a rule decides about them.
 
 The dict that rules work on is made anew: its tensors are the outputs, each where the first of its
 sources stood, its other values follow the modules that they belong to. Everything else is the tree
-as it came in.
+as it came in. Transformer Engine stored its extra state as an object until 1.13; a state that no
+rule reads stays the object that it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from .. import ops
 from ..core import view as views
 from ..core.errors import fail, listed, option, plural, printable
+from ..core.keys import Pattern, TwoReadings
+from ..core.spec import spec
 from ..core.templates import rank_of
+from ..extra_state.record import Object
+from ..extra_state.states import objects
 from ..planning.compose import Items
 from ..planning.graph import ComputedTensor, Tensor, ValueCheck, stored_keys
 from ..planning.sides import follow_all
+from ..source.blobs import Blob, BytesBlob, Stored
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import PARAMETER, Composite, DictNode, TensorRecord, ask
 from ..source.shards import by_rank
@@ -39,7 +46,7 @@ if TYPE_CHECKING:
     from ..planning.bind import StepResult
     from ..planning.compose import Composition
     from ..planning.optimizers import OptimizerState
-    from ..source.blobs import Stored
+    from ..planning.path import MigrationPath
     from ..source.index import Index, Source
 
 S = TypeVar("S", bound="Source")
@@ -47,9 +54,7 @@ S = TypeVar("S", bound="Source")
 
 @dataclass(frozen=True, slots=True)
 class OutputTree:
-    """The whole output: `rest` for the format, all tensors by key, and what a run has to check and
-    to say beside.
-    """
+    """The whole output: `rest` for the format, tensors by key, what a run checks and reports."""
 
     rest: TargetTree
     outputs: Mapping[str, Tensor]
@@ -69,9 +74,7 @@ def index_of_all_tensors(index: Index) -> Index:
 
 
 def with_all_tensors(source: Source) -> Source:
-    """The source with all its tensors among those of its index, as a run reads them. It is closed
-    with the source.
-    """
+    """The source with all its tensors in its index, as a run reads them; closed with the source."""
     if not source.index.passed_through:
         return source
     found = copy(source)
@@ -80,9 +83,7 @@ def with_all_tensors(source: Source) -> Source:
 
 
 def without_states(source: S, states: Sequence[OptimizerState]) -> S:
-    """The source without the state of these optimizers: neither its tensors nor what stands beside
-    them. It is closed with the source.
-    """
+    """The source without these optimizers' tensors and values; it is closed with the source."""
     if not states:
         return source
     index, gone = source.index, {key for state in states for key in state.keys}
@@ -151,10 +152,8 @@ def output_tree(
     outline = index.tree
     stored = dict(index.tensors)
     if outline is None or alone:
-        specs, first = (
-            {key: tensor.spec for key, tensor in outputs.items()},
-            find_ties(outputs, stored),
-        )
+        specs = {key: tensor.spec for key, tensor in outputs.items()}
+        first = find_ties(outputs, stored)
         if outline is not None:
             return OutputTree(_plain(specs, first, {}, None), outputs, (), ())
         said: tuple[list[str], list[str]] = ([], [])
@@ -220,9 +219,7 @@ def _called(items: Mapping[str, Any], composition: Composition) -> dict[str, Any
 
 
 def _versions(index: Index) -> Any:
-    """The attributes of a state dict in memory, as those of a file's; None for a dict that has
-    none.
-    """
+    """The attributes of a state dict in memory, as a file's; None for a dict without any."""
     if index.module_versions is None:
         return None
     pairs = tuple(
@@ -258,9 +255,7 @@ def _plain(
 
 
 def _declare(outline: CheckpointTree, stored: dict[str, Any]) -> dict[str, ValueCheck]:
-    """Makes tensors that are said to have been one share a storage, and answers with the conditions
-    that make it true.
-    """
+    """Makes tensors declared to have been one share a storage; returns conditions to check."""
     checks = {}
     for key, first in outline.ties.items():
         one, other = stored[first], stored[key]
@@ -341,9 +336,7 @@ def _parts(
 
 
 def _answered(part: FileTree, composition: Composition) -> DictNode:
-    """The dict that rules work on, its objects with what the file and the person who asked tell of
-    their numbers.
-    """
+    """The dict that rules work on, with what file and user say of its objects' numbers."""
     said = (step.memory.get("params", {}).get(PARAMETER) for step, _ in composition.steps)
     known = resolve_objects(
         part, next((numbering for numbering in said if numbering is not None), None)
@@ -394,8 +387,7 @@ def _lost(outline: CheckpointTree, ranks: int, drop: bool) -> set[str]:
         fail(
             "M916",
             f"the output has the files of {ranks} ranks; {len(gone)} tensors of other ranks stand "
-            "outside of the dict that rules work on: "
-            f"{listed(sorted(gone))}",
+            f"outside of the dict that rules work on: {listed(sorted(gone))}",
             help=f"{option('allow', 'drop')} leaves them out",
             permit="drop",
         )
@@ -412,9 +404,7 @@ def _table(
     gone: list[str],
     called: Mapping[str, Sequence[str]],
 ) -> tuple[DictNode, dict[int, str]]:
-    """The dict that rules work on with the outputs in it, and their keys by identity. `called`:
-    what its values are called now.
-    """
+    """The dict with the outputs in it, and their keys by identity; `called`: its values' names."""
     places: dict[str, int] = {}
     leaves: dict[str, TensorRecord] = {}
     objects: dict[str, tuple[Composite, str]] = {}
@@ -520,9 +510,7 @@ def _attributes(
 
 
 class Declared(NamedTuple):
-    """The storage of tensors that lie apart, and of which somebody says that they were one: `key`
-    is that of the first.
-    """
+    """The storage of separate tensors declared to have been one; `key` is that of the first."""
 
     key: str
 
@@ -567,8 +555,8 @@ def regroup_objects(
     where its first component stood.
 
     `made_of` has for each key that is made of components alone these objects and attributes. M955
-    where an object whose integer has two meanings does not stay what it is: behind it nobody could
-    tell what its numbers are.
+    where an object whose integer has two meanings does not stay what it is: behind it nothing says
+    what its numbers are.
     """
     leaves = {key: leaf for _, key, leaf in entries if type(leaf) is TensorRecord}
     gathered: dict[str, dict[str, str]] = {}
@@ -615,9 +603,7 @@ def _told(
     parted: list[str],
     notes: list[str],
 ) -> None:
-    """Says which keys are plain tensors now, and asks for what nobody could tell of them any more;
-    `still`: the nodes of whole objects.
-    """
+    """Notes which keys are plain tensors now, and asks what is unknown; `still`: objects left."""
     gone = {
         key: one.encoding
         for key, origins in made_of.items()
@@ -661,3 +647,107 @@ def _object(
         ):
             return replace(like, components=components)
     return None
+
+
+def lift_states(source: Source, migration_path: MigrationPath) -> None:
+    """Puts the states that rules of the route ask for among the tensors of the source, and takes
+    them from where they were.
+
+    Calling it again changes nothing. M950 for a state that is made of what no extra state is made
+    of.
+    """
+    patterns = list(_patterns(migration_path))
+    found = list(objects(source.index, lambda key: _asked(patterns, key))) if patterns else []
+    if not found:
+        return
+    from ..extra_state.write import content
+
+    index = source.index
+    tensors = dict(index.tensors)
+    blobs: list[Blob] = list(source.blobs)
+    for one in found:
+        data = content(one, index, source.blobs)
+        tensors[one.name] = Stored(spec("uint8", (len(data),)), len(blobs), 0)
+        blobs.append(BytesBlob(one.name, data))
+    if index.tree is None:
+        items = {key: value for key, value in index.items.items() if key not in tensors}
+        source.index = replace(index, tensors=tensors, items=items)
+    else:
+        specs = {one.name: tensors[one.name].spec for one in found}
+        paths = {_path(one, index.tree) for one in found}
+        items = {
+            path: value
+            for path, value in index.items.items()
+            if not _below(path, paths, len(index.tree.parts) > 1)
+        }
+        source.index = replace(
+            index, tensors=tensors, items=items, tree=_without(index.tree, found, specs)
+        )
+    source.blobs = tuple(blobs)
+
+
+def _patterns(migration_path: MigrationPath) -> Iterator[Pattern]:
+    for step in migration_path.steps:
+        for compiled, _ in step.rules:
+            if not step.backwards and any(
+                ops.get(step.op).kind == "decide" for step in compiled.rule.via
+            ):
+                yield from (pattern for pattern in compiled.sources.values() if not pattern.params)
+
+
+def _asked(patterns: list[Pattern], key: str) -> bool:
+    for pattern in patterns:
+        try:
+            if not pattern.has_flat and pattern.match(key) is not None:
+                return True
+        except TwoReadings:
+            return True
+    return False
+
+
+def _without(
+    outline: CheckpointTree, found: list[Object], specs: Mapping[str, Any]
+) -> CheckpointTree:
+    """The trees with a tensor's place for each state, without tensors that were in states only."""
+    names = dict(outline.names)
+    parts: list[FileTree] = []
+    for rank, part in enumerate(outline.parts):
+        here = {one.key: one.name for one in found if one.rank == rank}
+        table = part.table
+        if table is None or not here:
+            parts.append(part)
+            continue
+        pairs: list[tuple[Any, Any]] = []
+        for key, value in table.pairs:
+            if type(key) is str and key in here:
+                value = output_record(specs[here[key]])
+                names[id(value)] = here[key]
+            pairs.append((key, value))
+        parts.append(
+            part._replace(
+                root=replace_dict(
+                    part.root,
+                    table,
+                    DictNode(table.kind, tuple(pairs), table.node, table.attributes),
+                )
+            )
+        )
+    left = {id(leaf) for leaf in tensor_records([part.root for part in parts])}
+    names = {number: name for number, name in names.items() if number in left}
+    kept = set(names.values())
+    carried = {key: stored for key, stored in outline.passed_through.items() if key in kept}
+    gone = outline.passed_through.keys() - carried.keys()
+    ties = {key: first for key, first in outline.ties.items() if gone.isdisjoint((key, first))}
+    return replace(outline, parts=tuple(parts), names=names, passed_through=carried, ties=ties)
+
+
+def _path(one: Object, outline: CheckpointTree) -> str:
+    rank = f"@{one.rank}" if len(outline.parts) > 1 else ""
+    return ".".join((*(outline.parts[one.rank].at or ()), one.key)) + rank
+
+
+def _below(path: str, states: set[str], several: bool) -> bool:
+    """Whether the value at a path is one of these states, or inside of one."""
+    short, at, rank = path.rpartition("@") if several else (path, "", "")
+    ends = [n for n, letter in enumerate(short) if letter == "."] if "." in short else []
+    return any(short[:end] + at + rank in states for end in (*ends, len(short)))

@@ -98,7 +98,7 @@ def compose_for(
         for rule, _ in step.rules
         for call in rule.rule.via
     ):
-        from .object_states import lift_states
+        from .output_tree import lift_states
 
         lift_states(source, migration_path)
 
@@ -129,9 +129,7 @@ def compose_for(
 
 
 def require_known(source: Source, request: Request) -> list[str]:
-    """M935 for what the reader had to leave out, unless that is allowed, and M939 if nothing is
-    left; notes on it otherwise.
-    """
+    """M935 for what was not read, unless allowed, M939 if nothing is left; notes otherwise."""
     index, report = source.index, Report()
     if index.outside and "opaque" not in request.allow:
         from ..source.pickle.policy import refusal
@@ -368,9 +366,7 @@ def _naming(
 
 
 def _left_behind(source: Source, written: str, folder: bool, request: Request) -> list[str]:
-    """Notes on what stays behind because the output has no place for it: nothing but tensors of a
-    state dict. M916 without permission.
-    """
+    """Notes on what the output has no place for, beyond a dict of tensors; M916 unless allowed."""
     index = source.index
     if index.tree is None:
         kept = writable_items(index) if written == "torch" else {}
@@ -403,9 +399,7 @@ def _left_behind(source: Source, written: str, folder: bool, request: Request) -
 
 
 def _ties(index: Index, rest: TargetTree, written: str) -> list[str]:
-    """Notes on tensors that were one, where the output cannot say so, and on those that share a
-    part of their bytes.
-    """
+    """Notes on ties that the output cannot express, and on tensors that share some bytes."""
     ties = sum(first != key for key, first in rest.first.items())
     shared: dict[Any, list[tuple[Any, ...]]] = {}
     for stored in (*index.tensors.values(), *index.passed_through.values()):
@@ -419,8 +413,7 @@ def _ties(index: Index, rest: TargetTree, written: str) -> list[str]:
     return [
         (
             f"{plural(ties, 'tensor')} {'shares' if ties == 1 else 'share'} memory with another "
-            "one; "
-            "each is written"
+            "one; each is written"
         )
     ] * bool(ties and written != "torch") + [
         f"{partly} tensors share a part of their memory with another one; each is written apart"

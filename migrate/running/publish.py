@@ -12,7 +12,7 @@ again. So neither a kill nor a power cut can make it lie, and it needs no fsync 
 bytes were made of no hash of them can tell, so the journal begins with the identity of every source
 file: a run goes on only over files that are the same.
 
-A folder of that name may have been made by somebody else, to have a run write through a hard link
+A folder of that name may have been made by another user, to have a run write through a hard link
 or wait at a pipe. All that is in it is looked at before any of it is opened to be written, and
 again as it is opened.
 """
@@ -62,9 +62,7 @@ Claims = dict[tuple[str, int], tuple[int, int, str]]
 
 
 def check_place(out: Path, source: str) -> None:
-    """QuestionError M904 if `out` exists, or lies in, is, or holds the source; M115 if there is no
-    folder to put it in.
-    """
+    """QuestionError M904 if `out` exists or touches the source; M115 without a folder for it."""
     if os.path.lexists(out):
         fail(
             "M904",
@@ -88,17 +86,14 @@ def check_place(out: Path, source: str) -> None:
 
 
 def write_failed(error: OSError, partial: Path, doing: str) -> NoReturn:
-    """RunError M909 for a full disk, M922 where memory was lacking, M913 for all else; they say how
-    to go on.
-    """
+    """RunError M909 (disk full), M922 (no memory) or M913 (all else), with how to go on."""
     if lacking(error):
         ran_out(error, doing.removeprefix("cannot "), partial=partial)
     code = "M909" if error.errno in _FULL else "M913"
     many = "raise the limit of open files (`ulimit -n`)" if error.errno in _MANY else None
     again = (
         f"{many or 'fix the cause'} and run it again with {option('resume', True)}, or "
-        "remove "
-        "that folder"
+        "remove that folder"
     )
     fail(
         code,
@@ -173,9 +168,7 @@ class Partial:
         self.data.mkdir(exist_ok=True)
 
     def _take_over(self, head: Mapping[str, Any]) -> None:
-        """Goes on where an earlier run of the same plan over the same files ended; M926 if the
-        folder is not what such a run makes.
-        """
+        """Goes on after an earlier run of the plan and files; M926 for a foreign folder."""
         try:
             # not the user of this process: file systems may call him otherwise
             with scratch_file(self.folder) as made:
@@ -197,9 +190,7 @@ class Partial:
         self.begun = bool(self.claims)
 
     def _require_own(self) -> None:
-        """M926 unless the folder holds only what this run could have made: folders and files of its
-        own, each with one name.
-        """
+        """M926 unless the folder holds only files and folders of this run, each with one name."""
         self._check(self.folder, os.lstat(self.folder))
         pending = [self.folder]
         while pending:
@@ -303,9 +294,8 @@ class Partial:
             if version != FORMAT_VERSION:
                 fail(
                     "M918",
-                    f"{_safe(self.folder)} was begun by another version of migrate: "
-                    f"its journal has format version {printable(str(version))}, this one's is "
-                    f"{FORMAT_VERSION}",
+                    f"{_safe(self.folder)} was begun by another version of migrate: its journal "
+                    f"has format version {printable(str(version))}, this one's is {FORMAT_VERSION}",
                     help="remove that folder and start over, or resume with the version it was "
                     "begun with",
                 )
@@ -410,9 +400,7 @@ class Partial:
         return self._opened(self._path(name), 0)
 
     def claim(self, file: str, tile: int, offset: int, length: int, checksum: str) -> None:
-        """Records that the file, up to the end of a tile, is written and has this checksum. One
-        append, so lines of threads do not mix.
-        """
+        """Journals the file's checksum up to the end of a tile, in one append: lines do not mix."""
         self.begun = True
         os.write(self._journal, _claim(file, tile, offset, length, checksum))
 
@@ -421,7 +409,7 @@ class Partial:
         path = self._path(name)
         self._names.add(Path(name))
         path.parent.mkdir(parents=True, exist_ok=True)
-        # not through a link that somebody laid there
+        # not through a link that lies there
         path.unlink(missing_ok=True)
         if isinstance(content, bytes):
             path.write_bytes(content)
@@ -434,7 +422,7 @@ class Partial:
         """RunError M913 unless each weight file has its size and its header, read back, and nothing
         lies beside what was written.
 
-        What does is somebody else's, so that it is named and neither published nor removed.
+        What lies there is not this run's: it is named, and neither published nor removed.
         """
         for file in self.target.files:
             descriptor = self.open(file.name)
@@ -457,9 +445,7 @@ class Partial:
             )
 
     def _strays(self) -> list[str]:
-        """What would be published and is neither a file of the target nor a folder with one; links,
-        whatever they are called.
-        """
+        """What would be published but is neither a file of the target nor its folder; all links."""
         known = self._names | {folder for name in self._names for folder in name.parents}
         found = []
         for root, folders, files in os.walk(self.data):
@@ -472,9 +458,7 @@ class Partial:
         return sorted(found)
 
     def publish(self, *, fsync: bool = True) -> None:
-        """Makes the target appear under its name, durably if `fsync`. QuestionError M904 if
-        something has appeared there meanwhile.
-        """
+        """Renames the target into place, durably if `fsync`. QuestionError M904 if it exists."""
         made = self.data if self.target.folder else self._path(self.target.files[0].name)
         if fsync:
             for root, _, files in os.walk(self.data, topdown=False):
@@ -497,8 +481,7 @@ class Partial:
             fail(
                 "M970",
                 f"{_safe(self.out)} was published and is complete, but may not survive a power "
-                "cut: "
-                f"the folder it lies in could not be synced ({refusal(error)})",
+                f"cut: the folder it lies in could not be synced ({refusal(error)})",
                 help="check the disk, then run `sync`, and `migrate verify` on the output",
             )
         finally:
@@ -582,9 +565,7 @@ def _rename_no_replace(old: Path, new: Path) -> None:
 
 
 def _allocate(descriptor: int, start: int, size: int) -> None:
-    """Gives a range of the file its blocks; does nothing where the file system cannot (glibc would
-    write a byte a block).
-    """
+    """Allocates a range of the file; not where only glibc would, by a write to each block."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "fallocate"):
         return

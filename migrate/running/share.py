@@ -42,9 +42,7 @@ _CLONE_RANGE = "=qQQQ"
 
 
 class Extent(NamedTuple):
-    """`nbytes` of an output file from `at` on that stand at `origin` of the source's blob number
-    `blob`.
-    """
+    """`nbytes` from `at` of an output file, which are at `origin` of the source's blob `blob`."""
 
     at: int
     nbytes: int
@@ -55,9 +53,7 @@ class Extent(NamedTuple):
 def shared_extents(
     file: OutputFile, outputs: Mapping[str, Tensor], source: Source, layouts: ByteLayouts
 ) -> list[Extent]:
-    """What a file copies in one stretch, in the file's order: over the ends of tensors where both
-    sides go on.
-    """
+    """What a file copies contiguously, in its order, across tensors where both sides go on."""
     stored, stretches = source.index.tensors, _stretches(layouts)
     found: list[Extent] = []
     for key, offset, _ in file.tensors:
@@ -160,9 +156,7 @@ class Shared:
         return sum(run.nbytes for run in self._clones[name])
 
     def clone(self, name: str, descriptor: int) -> None:
-        """Puts the source's extents into the file, which has its full size. A device that refuses
-        is not asked again.
-        """
+        """Clones the source's extents into a file of full size; asks a refusing device once."""
         made = []
         for run in self._clones[name]:
             device = self._devices[run.blob]
@@ -197,9 +191,7 @@ class Shared:
             yield start, stop
 
     def _blocks(self, run: Extent) -> Iterator[Extent]:
-        """The whole blocks of a run on a device that shares; none if they lie differently in the
-        two files.
-        """
+        """The whole blocks of a run on a sharing device; none if they are aligned differently."""
         head = -run.at % self._block
         nbytes = (run.nbytes - head) // self._block * self._block
         if (
@@ -221,11 +213,9 @@ class Shared:
 
 @contextmanager
 def scratch_file(folder: Path) -> Iterator[int]:
-    """A new file in the folder, without a name, until the end of the context. OSError if none can
-    be made.
-    """
+    """A new file in the folder, without a name, within the context. OSError if impossible."""
     place = folder / f"scratch-{os.getpid()}"
-    # what a killed process left, or somebody laid there; the file itself is not touched
+    # what a killed process left, or another user put there; the file itself is not touched
     with suppress(FileNotFoundError):
         os.unlink(place)
     descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -237,9 +227,7 @@ def scratch_file(folder: Path) -> Iterator[int]:
 
 
 def clone_extent(source: int | None, origin: int, target: int, at: int, nbytes: int) -> None:
-    """Makes `nbytes` of one file from `at` on share the extents of another from `origin` on;
-    OSError if the system does not.
-    """
+    """Makes `nbytes` at `at` share extents of another file at `origin`; OSError if it cannot."""
     if source is None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     ioctl(target, _FICLONERANGE, struct.pack(_CLONE_RANGE, source, origin, nbytes, at))

@@ -4,7 +4,7 @@ It says layouts, rules by id and semantic hash, which pack they come from unless
 params, how changes of side files are undone, which keys stayed as they were although the way back
 would take them, and index hashes of source and output. No time, host or path, so equal runs leave
 equal bytes. A stamp binds to the index hash of the output it stands in: one that does not fit
-(somebody edited the checkpoint afterwards) is ignored, with a note.
+(the checkpoint was edited afterwards) is ignored, with a note.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ NAME = "migrate.history.json"
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """`layouts` by lineage, and the applied edges, oldest first. `ignored`: why a stamp that is
-    there says nothing.
-    """
+    """`layouts` by lineage, and applied edges, oldest first. `ignored`: why a stamp is unused."""
 
     layouts: Mapping[str, str] = field(default_factory=dict)
     applied: tuple[Mapping[str, Any], ...] = ()
@@ -41,9 +39,7 @@ NONE = Stamp()
 
 
 def read_stamp(raw: bytes | None, index_hash: str) -> tuple[Stamp, list[str]]:
-    """The stamp if it fits the checkpoint of this index hash, else an empty one and the reason as a
-    note.
-    """
+    """The stamp if it fits this index hash, else an empty one and the reason as a note."""
     stamp = _read(raw, index_hash) if raw is not None else Stamp()
     return stamp, [stamp.ignored] if stamp.ignored else []
 
@@ -115,9 +111,7 @@ def _is_memory(files: Any) -> bool:
 
 
 def _is_line(value: Any) -> bool:
-    """Whether it is text that may stand on a terminal: a stamp comes with the checkpoint, from
-    its author.
-    """
+    """Whether a terminal may show it: a stamp comes with the checkpoint, from its author."""
     return isinstance(value, str) and value.isprintable()
 
 
@@ -128,9 +122,7 @@ def write_stamp(
     output_hash: str,
     at: str | None = None,
 ) -> str:
-    """The text of the new stamp: what was applied before, then `entries`. `at`: the dict that it is
-    about, where somebody had to say it.
-    """
+    """The new stamp's text: what was applied, then `entries`. `at`: the dict, if it was named."""
     document: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "kind": "history",

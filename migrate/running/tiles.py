@@ -35,23 +35,19 @@ from ..core.errors import MigrateError, RunError, lacking, printable, ran_out, w
 from ..core.spec import BITS
 from ..core.types import PathLike
 from ..source.zip_archive import combine, crc32
-from . import checks as value_checks
-from . import checksums
-from .checksums import RecordedChecksum
+from .checks import RecordedChecksum, check_records, recorded_checksums, require_checks
 from .error_statistics import Ledger
 from .evaluator import Evaluator, longest_step, reading_step
 from .gather import WINDOW, Gather, Window
 from .geometry import STAGE, ByteLayouts
-from .options import RunOptions
 from .publish import HASH, TILE, Partial, check_place, write_failed
+from .resources import CPU, MAX_MEMORY, Device, RunOptions, run_together
 from .share import LEAST, Shared
-from .threads import run_together
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor, ValueCheck
     from ..source.index import Source
     from ..source.target import OutputFile, Target
-
 
 _DEFAULT = RunOptions()
 
@@ -63,9 +59,7 @@ class Sealed(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Bytes `start` to `stop` of a tensor, of a header, or of a seal, at `at` of the buffer.
-    `last`: the content ends here.
-    """
+    """Bytes `start` to `stop` of a tensor, header or seal, at `at`. `last`: it ends here."""
 
     content: Tensor | bytes | Sealed
     start: int
@@ -117,9 +111,7 @@ def tiles(
     layouts: ByteLayouts,
     values: Evaluator | None = None,
 ) -> Iterator[Tile]:
-    """The tiles of one file, in offset order, without a gap. ValueError if the target does not fit
-    the outputs.
-    """
+    """The tiles of a file, in order, without gaps. ValueError if target and outputs do not fit."""
     number, first, fills = 0, 0, []
     offset = 0
     for fill in _fills(file, outputs, layouts, values):
@@ -182,22 +174,18 @@ def _contents(
 
 
 class FileChecksums:
-    """The CRC-32s of one output file. `of` may be called by any thread, `take` in the order of the
-    file.
-    """
+    """CRC-32s of an output file. Any thread may call `of`; `take` goes in the file's order."""
 
     __slots__ = ("_done", "_expected", "_file", "_running", "_sealed")
 
-    def __init__(self, file: OutputFile, told: Mapping[int, RecordedChecksum]) -> None:
-        self._file, self._expected = file, told
+    def __init__(self, file: OutputFile, expected: Mapping[int, RecordedChecksum]) -> None:
+        self._file, self._expected = file, expected
         self._done: list[int] = []
         self._running = 0
         self._sealed = (0, b"")
 
     def of(self, fill: Batch, data: memoryview) -> list[int]:
-        """The CRC-32 of each part of a tensor in the buffer that is wanted; 0 for all other
-        parts.
-        """
+        """The CRC-32 of each part of a tensor in the buffer that is wanted; 0 for all others."""
         sealing = self._file.seal is not None
         if not sealing and not self._expected:
             return []
@@ -210,9 +198,7 @@ class FileChecksums:
         ]
 
     def take(self, fill: Batch, crcs: Sequence[int], data: memoryview) -> None:
-        """Enters what `of` found, and fills in what is sealed. CheckpointError M942 where the
-        source records something else.
-        """
+        """Enters what `of` found and fills in seals; CheckpointError M942 if the source differs."""
         for part, crc in zip(fill.parts, crcs, strict=False):
             content = part.content
             if isinstance(content, bytes):
@@ -225,11 +211,11 @@ class FileChecksums:
                 continue
             self._running = crc if part.start == 0 else combine(self._running, crc, length)
             if part.last:
-                told = self._expected.get(id(content))
-                if told is not None:
+                recorded = self._expected.get(id(content))
+                if recorded is not None:
                     from ..source.zip_archive import compare_crc
 
-                    compare_crc(told.file, told.record, self._running)
+                    compare_crc(recorded.file, recorded.record, self._running)
                 self._done.append(self._running)
 
     def _seal(self, count: int) -> bytes:
@@ -291,9 +277,7 @@ class _FileWriter:
                 turn += 1
 
     def _stands(self, tile: Tile) -> bool:
-        """Whether an earlier run wrote the tile, and all before it, as they are there now; enters
-        it if so.
-        """
+        """Whether an earlier run wrote this tile as it is, and all before it; enters it then."""
         claim = self._run.partial.claims.get((self._file.name, tile.number))
         if claim is None or claim[:2] != (tile.offset, tile.length):
             return False
@@ -340,9 +324,7 @@ class _FileWriter:
                 self._turn.wait(0.5)
 
     def commit(self, job: WriteJob, stage: memoryview, crcs: Sequence[int]) -> None:
-        """Waits for the job's turn, then seals and hashes what was gathered and writes what of it
-        is not shared.
-        """
+        """Waits for the job's turn, seals and hashes it, and writes what of it is not shared."""
         with self._turn:
             while self._next != job.turn:
                 self._turn.wait(0.5)
@@ -508,7 +490,7 @@ def write_target(
 
     `digest` identifies the plan: a partial folder is resumed only by the same. `side_files` are
     (name, bytes or a path to copy). A resumed run takes over what an earlier one wrote of the same
-    files; of what lies in memory it writes all again. Progress is told after each tile, from one
+    files; of what lies in memory it writes all again. Progress is reported after each tile, by one
     thread at a time. Memory stays under the limit but for interpreter and libraries.
 
     Evaluator, statistics of errors, checksums and shared extents are made where there is something
@@ -545,11 +527,11 @@ def write_target(
         )
         values.require(outputs.values())
     if checks:
-        value_checks.require_checks(checks, source, options.max_memory)
+        require_checks(checks, source, options.max_memory)
     recorded: Mapping[int, RecordedChecksum] = {}
     if source.index.sums():
-        recorded = checksums.recorded_checksums(outputs.values(), source, layouts)
-        checksums.check_records(outputs.values(), source, recorded)
+        recorded = recorded_checksums(outputs.values(), source, layouts)
+        check_records(outputs.values(), source, recorded)
     partial = Partial(path, target, digest, resume=options.resume, source=source.identities())
     try:
         shared = None
@@ -622,3 +604,45 @@ def _reread(descriptor: int, data: memoryview, offset: int) -> None:
         if not n:
             break
         data, offset = data[n:], offset + n
+
+
+def fill_buffers(
+    outputs: Mapping[str, Tensor],
+    source: Source,
+    buffers: Mapping[str, memoryview],
+    *,
+    checks: Sequence[ValueCheck] = (),
+    max_memory: int = MAX_MEMORY,
+    device: Device = CPU,
+    ledger: Ledger | None = None,
+) -> None:
+    """Fills `buffers[key]` with the packed bytes of each output; checks come first and raise before
+    anything is written.
+
+    `ledger` gets the errors of what is computed.
+    """
+    layouts = ByteLayouts()
+    values = Evaluator(source, layouts, outputs.values(), max_memory, ledger=ledger, device=device)
+    values.require(outputs.values())
+    require_checks(checks, source, max_memory)
+    for key, tensor in outputs.items():
+        fill_buffer(tensor, source, layouts, values, buffers[key], max_memory)
+    source.check_unchanged()
+
+
+def fill_buffer(
+    tensor: Tensor,
+    source: Source,
+    layouts: ByteLayouts,
+    values: Evaluator,
+    buffer: memoryview,
+    max_memory: int = MAX_MEMORY,
+) -> None:
+    """Fills the buffer with one output's packed bytes, and frees what was computed for it."""
+    nbytes = tensor.spec.nbytes
+    step = reading_step(tensor, layouts, values)
+    gather = Gather(source, layouts, buffer, values.leaf, min(WINDOW, max_memory // 4))
+    for start in range(0, nbytes, step):
+        gather.fill(tensor, start, min(start + step, nbytes), start)
+    gather.release()
+    values.done(tensor)

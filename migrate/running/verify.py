@@ -1,22 +1,26 @@
 """A second way to the same bytes: outputs recomputed through the eager twins of the ops (`eager`)
-and compared.
+and compared, all of them or a sample.
 
 It shares nothing with views, tiles and gathering: stored tensors are read whole, ops run on whole
 arrays. An error in the view algebra or in the writer therefore shows here. Outputs that come from
 one call are made together; two threads take one such job after the other, as long as what they hold
-together stays below the limit.
-
-What was written is read back a stretch at a time and compared as whole words. Elements are looked
-at only where words differ.
+together stays below the limit. What was written is read back a stretch at a time and compared as
+whole words. Elements are looked at only where words differ.
 
 Bytes are compared. Two ops do not promise theirs, on a GPU or where libraries add in another order
-(`ValueOp.same_bits`), and declare how far they may be off. What one of them made, moved about but
-not computed with again, may differ by so much and is told.
+(`ValueOp.same_bits`), and declare how far they may be off. What one of them made, moved but not
+computed with again, may differ by that much and is reported.
+
+A sample is made of tensors, and of rows of large tensors that can be made row by row. Each region
+of some MiB is taken with the same chance, so that a fault that is spread over the checkpoint is
+found as surely as with whole tensors. Of each kind of output (a rule's ops on specs) at least one
+region is taken: a rule that is wrong is wrong everywhere.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from collections import Counter
@@ -26,8 +30,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import ops
 from ..core import log
-from ..core.errors import Report, option, printable
+from ..core.errors import Report, fail, listed, option, plural, printable
 from ..core.spec import BITS, coordinates
+from ..core.templates import collapse
 from ..elements.reference import reference_values
 from ..ops.base import ValueOp
 from ..planning.graph import ApplyOp, Program, ReadKey
@@ -36,23 +41,22 @@ from .eager import (
     Need,
     Pool,
     Specs,
+    by_rows,
     kind,
     read_elements,
     read_stretch,
     several,
 )
-from .spotcheck import regions_of
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..source.index import Source
-    from .spotcheck import Rows, Sample
 
 # bytes that are compared at a time: they stay in the processor's cache between the read and the
 # comparison
 STRETCH = 1 << 18
-# what threads may hold together where nobody says otherwise and no tensor needs more
+# what threads may hold together by default, if no tensor needs more
 MEMORY = 10**9
 # of the measured time before a run, and what a run is too short to be measured for
 SECONDS, SHORT = 1.0, 256 << 20
@@ -75,6 +79,16 @@ class Mismatch:
     what: str
     index: tuple[int, ...] | None
     detail: str
+
+
+class Unlooked(NamedTuple):
+    """Something that a comparison did not look at: `what` it is, and `why`."""
+
+    what: str
+    why: str
+
+    def to_json(self) -> dict[str, str]:
+        return {"what": self.what, "why": self.why}
 
 
 class CompareJob(NamedTuple):
@@ -105,9 +119,7 @@ def recompute(
 
 
 class Recomputation:
-    """Outputs that are to be compared: `jobs`, the `memory` that each thread's largest takes, and
-    the way to do it.
-    """
+    """Outputs to be compared: `jobs`, the `memory` the threads' largest take, and the work."""
 
     def __init__(
         self,
@@ -181,18 +193,14 @@ class Recomputation:
         )
 
     def _region(self, key: str, one: Rows) -> int:
-        """About the bytes that the largest stretch of rows takes: its part of what the whole takes,
-        twice where blocks round it up.
-        """
+        """About the bytes of the largest rows: their part of the whole, twice if blocks round."""
         whole, spec = self._job([key]).need.memory, self.output.index.tensors[key].spec
         return min(
             whole, 2 * whole * max(stop - start for start, stop in one.rows) // spec.shape[0]
         )
 
     def _refuse(self, max_memory: int | None) -> None:
-        """M919 for what takes more than that: three of each size and dtype, the largest first, and
-        how many more.
-        """
+        """M919 for what takes more: three of each size and dtype, largest first, and a count."""
         if max_memory is None:
             return
         wanted = {job.keys: job.need.memory for job in self.jobs} | {
@@ -216,8 +224,7 @@ class Recomputation:
                 report.add(
                     "M919",
                     f"{printable(keys[0])}{also}, {spec}: with what it is made of it takes "
-                    f"{nbytes:,} bytes at once, "
-                    f"the limit is {max_memory:,}{more}",
+                    f"{nbytes:,} bytes at once, the limit is {max_memory:,}{more}",
                     help=f"give {option('max_memory', max(wanted.values()))} or more; verify "
                     "works on whole tensors",
                 )
@@ -290,9 +297,7 @@ class Recomputation:
         return wrong
 
     def _differ(self, key: str, expression: Program, recomputed: Any) -> Mismatch | None:
-        """How the output differs from `recomputed`; None stands for a stored tensor, which is
-        then read in stretches as well.
-        """
+        """How the output differs from `recomputed`; for None both are stored and read in parts."""
         spec = self.output.index.tensors[key].spec
         if recomputed is not None and recomputed.shape != spec.shape:
             return Mismatch(
@@ -315,24 +320,18 @@ class Recomputation:
         return _counted(key, pairs, spec.shape)
 
     def compare_rows(self, key: str, rows: Sequence[tuple[int, int]]) -> Mismatch | None:
-        """How these rows of an output differ from what the program makes of them; counted as if the
-        others did not.
-        """
+        """How these rows differ from what the program makes; other rows do not count."""
         spec = self.output.index.tensors[key].spec
         each = spec.numel // spec.shape[0]
         pool = Pool()
-        evaluate, others = (
-            EagerEvaluation(self.source, self.specs, pool),
-            EagerEvaluation(self.output, Specs(self.output)),
-        )
+        evaluate = EagerEvaluation(self.source, self.specs, pool)
+        others = EagerEvaluation(self.output, Specs(self.output))
 
         def pairs() -> Iterator[tuple[int, Any, Any]]:
             for start, stop in rows:
                 pool.begin()
-                made, there = (
-                    evaluate.rows(self.program[key], start, stop),
-                    others.rows(ReadKey(key), start, stop),
-                )
+                made = evaluate.rows(self.program[key], start, stop)
+                there = others.rows(ReadKey(key), start, stop)
                 yield start * each, _flat(made), _flat(there)
 
         if self.specs.of(self.program[key]).shape != spec.shape:
@@ -505,9 +504,7 @@ def _pairs(made: np.ndarray[Any, Any], output: Source, key: str) -> Iterator[tup
 
 
 def _ordered(made: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
-    """The elements in row-major order, flat; of what lies otherwise, as many rows at a time as stay
-    in the processor's cache.
-    """
+    """The elements in row-major order, flat; if strided, as many rows as stay in the cache."""
     if made.flags.c_contiguous or made.ndim < 2 or not made.size:
         yield _flat(made)
     elif made[0].nbytes > STRETCH:
@@ -557,9 +554,7 @@ def _counted(
 
 
 def _equal(made: np.ndarray[Any, Any], there: np.ndarray[Any, Any]) -> bool:
-    """Whether two stretches are the same bytes: compared as whole words, and the few bytes behind
-    them.
-    """
+    """Whether two stretches are the same bytes, compared as words, then the few bytes behind."""
     import numpy as np
 
     a, b = made.view("u1"), there.view("u1")
@@ -647,3 +642,151 @@ def _timed(work: Recomputation, key: str, rows: tuple[int, int]) -> float:
 
 
 __all__ = ["CompareJob", "Mismatch", "Recomputation", "recompute"]
+
+
+# bytes of a region
+REGION = 4 << 20
+
+
+class Rows(NamedTuple):
+    """Rows of one output that are looked at, as [start, stop), and their bytes."""
+
+    rows: tuple[tuple[int, int], ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Outputs looked at as a `whole`, and `regions` of others; `share` and `seed` choose them."""
+
+    share: float
+    seed: int
+    whole: frozenset[str]
+    regions: Mapping[str, Rows]
+
+    def nbytes(self, output: Source) -> int:
+        """The bytes that are compared."""
+        there = output.index.tensors
+        return sum(there[key].spec.nbytes for key in self.whole) + sum(
+            one.nbytes for one in self.regions.values()
+        )
+
+    def to_json(self, output: Source) -> dict[str, Any]:
+        """The sample as the answer of `verify` has it."""
+        return {
+            "share": self.share, "seed": self.seed, "bytes": self.nbytes(output),
+            "tensors": len(self.whole),
+            "tensors_in_part": len(self.regions),
+        }  # fmt: skip
+
+
+def parse_share(given: float | str) -> float:
+    """The part that a person asks for, `5%` or `0.05`. QuestionError M115 outside of 0 to 1."""
+    text = str(given).strip()
+    try:
+        found = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        found = -1.0
+    if isinstance(given, bool) or not 0 < found <= 1:
+        fail(
+            "M115",
+            f"a sample is a part of the checkpoint, as `5%` or `0.05`, not {printable(text)}",
+        )
+    return found
+
+
+def choose_sample(
+    program: Mapping[str, Program],
+    source: Source,
+    output: Source,
+    share: float,
+    seed: int | None = None,
+) -> Sample:
+    """A sample of the outputs that are there, chosen by `seed`, or by a new one at random."""
+    seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
+    chance, specs = random.Random(seed), Specs(source)
+    whole: set[str] = set()
+    regions: dict[str, Rows] = {}
+    kinds: dict[Any, list[str]] = {}
+    met: set[Any] = set()
+    for key, expression in program.items():
+        if key not in output.index.tensors:
+            continue
+        sort = kind(expression, specs)
+        kinds.setdefault(sort, []).append(key)
+        starts = regions_of(expression, specs)
+        chosen = [one for one in starts if chance.random() < share]
+        if chosen:
+            met.add(sort)
+            _take(key, chosen, len(starts), specs, expression, whole, regions)
+    for sort, keys in kinds.items():
+        if sort not in met:
+            key = chance.choice(keys)
+            starts = regions_of(program[key], specs)
+            _take(key, [chance.choice(starts)], len(starts), specs, program[key], whole, regions)
+    return Sample(share, seed, frozenset(whole), regions)
+
+
+def left_out_of(
+    sample: Sample, program: Mapping[str, Program], output: Source, sums: bool
+) -> list[Unlooked]:
+    """What of the outputs the sample leaves out; `sums`: and checksums that the files record."""
+    there, out = output.index.tensors, []
+    left = [
+        key
+        for key in program
+        if key in there and key not in sample.whole and key not in sample.regions
+    ]
+    parts = sum(there[key].spec.nbytes for key in sample.regions) - sum(
+        one.nbytes for one in sample.regions.values()
+    )
+    if left:
+        forms = listed([c.text for c in collapse(left, lambda key: there[key].spec)], 20)
+        nbytes = sum(there[key].spec.nbytes for key in left)
+        out.append(
+            Unlooked(
+                f"{plural(len(left), 'tensor')}, {nbytes:,} bytes: {forms}", "not in the sample"
+            )
+        )
+    if sample.regions:
+        forms = listed(
+            [c.text for c in collapse(list(sample.regions), lambda key: there[key].spec)], 20
+        )
+        out.append(
+            Unlooked(
+                f"{parts:,} bytes of {plural(len(sample.regions), 'tensor')}: {forms}",
+                "rows that are not in the sample",
+            )
+        )
+    return (
+        out
+        + [Unlooked("the checksums that the files record", "they are those of whole tensors")]
+        * sums
+    )
+
+
+def regions_of(expression: Program, specs: Specs) -> list[tuple[int, int]]:
+    """The regions of an output, as rows; one for what is small or is made as a whole only."""
+    spec = specs.of(expression)
+    count = spec.shape[0] if spec.shape else 1
+    if spec.nbytes <= REGION or count < 2 or not by_rows(expression):
+        return [(0, count)]
+    step = max(1, count * REGION // spec.nbytes)
+    return [(start, min(start + step, count)) for start in range(0, count, step)]
+
+
+def _take(
+    key: str,
+    chosen: list[tuple[int, int]],
+    of: int,
+    specs: Specs,
+    expression: Program,
+    whole: set[str],
+    regions: dict[str, Rows],
+) -> None:
+    if len(chosen) == of:
+        whole.add(key)
+        return
+    spec = specs.of(expression)
+    each = spec.nbytes // spec.shape[0]
+    regions[key] = Rows(tuple(chosen), each * sum(stop - start for start, stop in chosen))

@@ -17,10 +17,10 @@ from commandline import contents, environment, fingerprint, run, safetensors
 
 import migrate
 from migrate import formats
-from migrate.cli import main, progress
+from migrate.cli import main, terminal
 from migrate.core.errors import RunError, lacking
 from migrate.ops.cast import OP as CAST
-from migrate.running import threads
+from migrate.running import resources
 
 RULES = """
   - {name: moved, from: "l.{i:int}.w", to: "l.{i}.v", via: [{transpose: {dims: [0, 1]}}]}
@@ -78,7 +78,7 @@ def stillborn(*_: object) -> int:
 
 @pytest.mark.parametrize("start", [no_thread, stillborn])
 def test_what_no_other_thread_can_do_the_first_one_does(made, wanted, tmp_path, monkeypatch, start):
-    monkeypatch.setattr(threads._thread, "start_new_thread", start)
+    monkeypatch.setattr(resources._thread, "start_new_thread", start)
     assert apply(made, tmp_path / "out.safetensors").exit == 0
     assert contents(tmp_path / "out.safetensors") == wanted
 
@@ -86,10 +86,10 @@ def test_what_no_other_thread_can_do_the_first_one_does(made, wanted, tmp_path, 
 def test_a_thread_that_comes_when_all_is_done_finds_nothing_to_do(monkeypatch):
     late: list[object] = []
     monkeypatch.setattr(
-        threads._thread, "start_new_thread", lambda work, given: late.append((work, given))
+        resources._thread, "start_new_thread", lambda work, given: late.append((work, given))
     )
     did: list[int] = []
-    threads.run_together(did.append, 4, lambda: None)
+    resources.run_together(did.append, 4, lambda: None)
     for work, given in late:
         work(*given)
     assert (did, len(late)) == ([0], 3)
@@ -110,14 +110,14 @@ def test_an_interrupt_ends_the_others_first():
 
     stopped: list[bool] = []
     with pytest.raises(KeyboardInterrupt):
-        threads.run_together(work, 3, lambda: stopped.append(True))
+        resources.run_together(work, 3, lambda: stopped.append(True))
     assert sorted(ended) == [1, 2]
 
 
 def test_a_module_is_loaded_without_other_threads(made, monkeypatch):
     import torch
 
-    monkeypatch.setattr(threads._thread, "start_new_thread", no_thread)
+    monkeypatch.setattr(resources._thread, "start_new_thread", no_thread)
     model = torch.nn.Module()
     state = formats_state(made)
     model.l = torch.nn.ModuleList([torch.nn.Module() for _ in range(3)])
@@ -273,7 +273,7 @@ def test_the_progress_bar_goes_without_its_thread(monkeypatch):
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(rich.progress.Progress, "start", no_thread)
-    with progress.Progress("writing", False) as bar:
+    with terminal.Progress("writing", False) as bar:
         bar.update(1, 2)
         bar.update(2, 2)
 
@@ -304,8 +304,8 @@ def limited(
 def test_a_library_that_ends_the_process_does_not_choose_the_status(megabytes, end, status):
     program = f"""
         import sys
-        from migrate.cli import memory
-        memory.watch()
+        from migrate.cli.main import watch_memory
+        watch_memory()
         print("ctypes" in sys.modules, flush=True)
         import ctypes
         ctypes.CDLL(None).{end}(1)

@@ -13,7 +13,7 @@ import click
 import pytest
 from commandline import environment, rules, run, safetensors
 
-from migrate.cli import progress
+from migrate.cli import terminal
 
 LINE = re.compile(
     r"writing +(\d+) %  [\d.]+ [kMG]?B of [\d.]+ [kMG]?B  [\d.]+ [kMGT]?B/s, \d+ s left, private "
@@ -34,7 +34,7 @@ def large(tmp_path: Path) -> list[object]:
 def test_a_log_has_a_line_per_ten_percent(
     large: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+    monkeypatch.setattr(terminal, "_PATIENCE", 0.0)
     lines = [line for line in run(*large).err.splitlines() if line.startswith("writing")]
     said = [int(LINE.fullmatch(line)[1]) for line in lines]
     assert said == list(range(10, 101, 10))
@@ -81,8 +81,8 @@ def test_a_log_has_no_line_of_a_run_that_is_soon_over(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    shown = progress.Progress("writing", quiet=False)
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    shown = terminal.Progress("writing", quiet=False)
     for seconds, done in ((0.1, 30), (1.9, 90), (2.5, 91), (2.6, 92), (4.0, 100)):
         now[0] = 100.0 + seconds
         shown.update(done, 100)
@@ -93,11 +93,11 @@ def test_a_log_has_no_line_of_a_run_that_is_soon_over(
 def test_macos_tells_the_most_memory_that_was_resident(monkeypatch: pytest.MonkeyPatch) -> None:
     import resource
 
-    monkeypatch.setattr(progress.sys, "platform", "darwin")
+    monkeypatch.setattr(terminal.sys, "platform", "darwin")
     monkeypatch.setattr(
         resource, "getrusage", lambda who: type("Usage", (), {"ru_maxrss": 123_400_000})()
     )
-    assert progress.memory() == "peak memory 123.40 MB"
+    assert terminal.describe_memory() == "peak memory 123.40 MB"
 
 
 def test_a_system_that_tells_no_memory_is_not_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,20 +105,20 @@ def test_a_system_that_tells_no_memory_is_not_quoted(monkeypatch: pytest.MonkeyP
         raise FileNotFoundError
 
     monkeypatch.setattr("builtins.open", absent)
-    assert progress.memory() == ""
+    assert terminal.describe_memory() == ""
 
 
 def test_verbose_has_lines_instead_of_a_bar(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn: list[int] = []
-    monkeypatch.setattr(progress.Progress, "_draw", lambda self, done, total: drawn.append(done))
-    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(terminal.Progress, "_draw", lambda self, done, total: drawn.append(done))
+    monkeypatch.setattr(terminal.sys.stderr, "isatty", lambda: True, raising=False)
     for verbosity in (0, 1):
         context = click.Context(click.Command("apply"))
         context.params["verbosity"] = verbosity
         with context:
-            progress.Progress("writing", quiet=False).update(1, 2)
+            terminal.Progress("writing", quiet=False).update(1, 2)
         assert drawn == [1]
     assert capsys.readouterr().err == ""
 

@@ -573,7 +573,7 @@ def test_a_plan_tells_rules_by_line_sizes_and_room(tmp_path: Path) -> None:
 
 MEASURED = """
 import sys, threading, time
-from migrate.cli.progress import private_bytes
+from migrate.cli.terminal import private_bytes
 peak = 0
 def watch():
     global peak

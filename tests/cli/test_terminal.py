@@ -20,7 +20,8 @@ import torch
 from commandline import Result, environment, rules, run, safetensors
 from work import HANG
 
-from migrate.cli import colour, render
+from migrate.cli import render
+from migrate.cli.terminal import wants_colour
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\nerror: all is lost\r\u202e\x9b"
 TEXT = "params: {n: {type: str, default: x}}\nkeep: ['{k...}']\nrules:\n"
@@ -149,7 +150,7 @@ def test_the_usual_variables_decide_on_colour(
         monkeypatch.setenv(name, value)
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: terminal)
-    assert colour.wanted(stream) is coloured
+    assert wants_colour(stream) is coloured
 
 
 def test_colour_changes_no_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 import migrate
 from migrate.core.errors import MigrateError
-from migrate.live import filling, targets
+from migrate.live import filling
 from migrate.running import gather
 
 
@@ -137,9 +137,9 @@ def test_tensors_are_read_in_the_order_in_which_they_lie(tmp_path, monkeypatch):
     torch.save(state, tmp_path / "in.pt")
     order = []
     model = module(dict(sorted(state.items())))
-    opened = targets.Targets.open
+    opened = filling.Targets.open
     monkeypatch.setattr(
-        targets.Targets,
+        filling.Targets,
         "open",
         lambda self, slot: (order.append(slot.plain), opened(self, slot))[1],
     )

@@ -13,7 +13,7 @@ from raw_files import describe, whole
 
 from migrate.core.errors import CheckpointError
 from migrate.running import tiles
-from migrate.running.checksums import RecordedChecksum
+from migrate.running.checks import RecordedChecksum
 from migrate.running.geometry import ByteLayouts
 from migrate.running.tiles import FileChecksums
 from migrate.source.target import OutputFile, Placed

@@ -13,9 +13,9 @@ from value_ops import Widen, call, install
 from migrate.core.errors import QuestionError
 from migrate.core.spec import spec
 from migrate.ops.base import ValueOp
-from migrate.running import device as devices
+from migrate.running import resources as devices
 from migrate.running import tiles
-from migrate.running.options import RunOptions
+from migrate.running.resources import RunOptions
 
 torch = pytest.importorskip("torch")
 

@@ -12,7 +12,7 @@ import pytest
 from raw_files import random_raw, write_source
 
 from migrate.core.spec import Spec
-from migrate.running.diff import Changed, diff
+from migrate.running.comparison import Changed, diff
 from migrate.source.blobs import Stored
 
 
@@ -106,7 +106,7 @@ def test_strided_storage_is_compared_in_the_order_of_the_tensor(tmp_path: Path) 
 
 def test_comparing_equal_bytes_imports_neither_torch_nor_numpy() -> None:
     program = (
-        "import sys, migrate.running.diff, migrate.running.verify; print([m for m in "
+        "import sys, migrate.running.comparison, migrate.running.verify; print([m for m in "
         "('torch', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run(

@@ -19,10 +19,10 @@ from migrate.core import view as views
 from migrate.core.spec import Spec
 from migrate.ops.base import step
 from migrate.planning.graph import Computation, ComputedTensor, Tensor
-from migrate.running.device import CPU, Device, Lane
 from migrate.running.error_statistics import Ledger, Tally
 from migrate.running.evaluator import Evaluator
 from migrate.running.geometry import ByteLayouts
+from migrate.running.resources import CPU, Device, Lane
 
 numbers = st.floats(-1e6, 1e6, width=32)
 

@@ -34,7 +34,7 @@ from work import HANG
 from migrate.core.errors import CheckpointError, MigrateError, QuestionError, RunError
 from migrate.planning.graph import ValueCheck
 from migrate.running import publish, tiles
-from migrate.running.options import RunOptions
+from migrate.running.resources import RunOptions
 
 KEYS = [f"k{i}" for i in range(6)]
 SHAPE = (700, 4096)

@@ -20,10 +20,10 @@ from migrate.core.spec import spec
 from migrate.elements.raw import pack
 from migrate.planning import graph as planned
 from migrate.planning.graph import Tensor
-from migrate.running import boxes, evaluator, gather, geometry, tiles
+from migrate.running import evaluator, gather, geometry, tiles
 from migrate.running.evaluator import Evaluator
 from migrate.running.geometry import ByteLayouts
-from migrate.running.options import RunOptions
+from migrate.running.resources import RunOptions
 
 shapes = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
 
@@ -37,14 +37,14 @@ def test_boxes_of_a_range_hold_its_elements_in_order(
     stop = data.draw(st.integers(start, size))
     numbers = np.arange(size).reshape(shape)
     found = [
-        numbers[tuple(slice(a, b) for a, b in box)] for box in boxes.ranges(shape, start, stop)
+        numbers[tuple(slice(a, b) for a, b in box)] for box in geometry.ranges(shape, start, stop)
     ]
     assert np.concatenate([f.reshape(-1) for f in found] or [np.arange(0)]).tolist() == list(
         range(start, stop)
     )
     assert len(found) < 2 * len(shape)
-    for box in boxes.ranges(shape, start, stop):
-        span = boxes.linear(shape, box)
+    for box in geometry.ranges(shape, start, stop):
+        span = geometry.linear(shape, box)
         assert span is not None
         assert numbers[tuple(slice(a, b) for a, b in box)].reshape(-1).tolist() == list(
             range(*span)
@@ -64,7 +64,7 @@ def test_a_box_is_linear_exactly_when_its_elements_are(
         .reshape(shape)[tuple(slice(a, b) for a, b in box)]
         .reshape(-1)
     )
-    span = boxes.linear(shape, box)
+    span = geometry.linear(shape, box)
     assert (span is not None) == bool((np.diff(found) == 1).all())
     if span is not None:
         assert span == (found[0], found[-1] + 1)
@@ -83,7 +83,7 @@ def test_a_footprint_holds_its_move_and_says_where_each_element_is(
             loops.append((count, stride * data.draw(st.sampled_from([1, -1]))))
             room += (count - 1) * stride
     start = low + sum((n - 1) * -s for n, s in loops if s < 0)
-    found = boxes.footprint(shape, start, loops)
+    found = geometry.footprint(shape, start, loops)
     inside = np.arange(size).reshape(shape)[tuple(slice(a, b) for a, b in found.box)]
     assert inside.ndim == len(shape)
     strides = [int(np.prod(inside.shape[i + 1 :])) for i in range(inside.ndim)]

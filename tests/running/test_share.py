@@ -31,8 +31,8 @@ from migrate.planning.graph import Tensor
 from migrate.planning.plan import Plan
 from migrate.planning.request import make_request
 from migrate.running import geometry, publish, share, tiles
-from migrate.running.options import RunOptions
 from migrate.running.prepare import plan_for
+from migrate.running.resources import RunOptions
 from migrate.source.blobs import BytesBlob, read_bytes
 from migrate.source.paths import find_place
 

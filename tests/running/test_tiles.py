@@ -29,7 +29,7 @@ from migrate.elements.raw import pack, unpack
 from migrate.planning.graph import Computation, ComputedTensor, Tensor
 from migrate.running import gather, geometry, tiles
 from migrate.running.evaluator import Evaluator
-from migrate.running.options import RunOptions
+from migrate.running.resources import RunOptions
 
 
 def produce(

@@ -15,7 +15,7 @@ from migrate.core.errors import QuestionError, RunError
 from migrate.core.spec import Spec
 from migrate.ops.base import step
 from migrate.planning.graph import ApplyOp, Program, ReadKey
-from migrate.running import eager, spotcheck, verify
+from migrate.running import eager, verify
 from migrate.source.blobs import Stored
 
 
@@ -283,7 +283,7 @@ def large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[dict[str, Program], RawSource, dict[str, tuple[str, np.ndarray]]]:
     """Four stacks of 16 tensors, a transposed tensor and some small ones, with regions of 8 KiB."""
-    monkeypatch.setattr(spotcheck, "REGION", 8 << 10)
+    monkeypatch.setattr(verify, "REGION", 8 << 10)
     rng = np.random.default_rng(7)
     arrays = {
         f"k{i}.{e}": ("bfloat16", random_raw(rng, "bfloat16", (16, 64)))
@@ -317,21 +317,21 @@ def test_a_sample_has_a_region_of_each_kind_and_is_what_its_seed_makes(
     program, source, made = large(tmp_path, monkeypatch)
     output = write_source(tmp_path / "o", made)
     for seed in range(20):
-        sample = spotcheck.choose_sample(program, source, output, 0.05, seed)
-        assert sample == spotcheck.choose_sample(program, source, output, 0.05, seed)
+        sample = verify.choose_sample(program, source, output, 0.05, seed)
+        assert sample == verify.choose_sample(program, source, output, 0.05, seed)
         taken = {*sample.whole, *sample.regions}
         assert {key[0] for key in taken} == {"k", "n", "t"}
         assert len(taken) < len(program)
     share = [
-        spotcheck.choose_sample(program, source, output, 0.5, seed).nbytes(output)
+        verify.choose_sample(program, source, output, 0.5, seed).nbytes(output)
         for seed in range(40)
     ]
     assert (
         0.35 < np.mean(share) / sum(output.index.tensors[key].spec.nbytes for key in program) < 0.65
     )
     assert (
-        spotcheck.choose_sample(program, source, output, 0.05).seed
-        != spotcheck.choose_sample(program, source, output, 0.05).seed
+        verify.choose_sample(program, source, output, 0.05).seed
+        != verify.choose_sample(program, source, output, 0.05).seed
     )
 
 
@@ -340,7 +340,7 @@ def test_a_sample_reads_its_regions_alone_and_finds_what_is_wrong_in_them(
 ) -> None:
     program, source, made = large(tmp_path, monkeypatch)
     output = write_source(tmp_path / "o", made)
-    sample = spotcheck.choose_sample(program, source, output, 0.1, 1)
+    sample = verify.choose_sample(program, source, output, 0.1, 1)
     assert sample.regions
     Counting.total = 0
     assert verify.recompute(program, source, output, sample=sample) == []
@@ -352,7 +352,7 @@ def test_a_sample_reads_its_regions_alone_and_finds_what_is_wrong_in_them(
     (found,) = verify.recompute(program, source, wrong, sample=sample)
     assert (found.key, found.index) == (key, (row, 3, 5))
     assert "that were looked at" in found.detail
-    left = spotcheck.left_out_of(sample, program, output, False)
+    left = verify.left_out_of(sample, program, output, False)
     assert {one.why for one in left} == {"not in the sample", "rows that are not in the sample"}
 
 
@@ -360,13 +360,13 @@ def test_a_sample_reads_its_regions_alone_and_finds_what_is_wrong_in_them(
     ("given", "share"), [("5%", 0.05), ("0.05", 0.05), (0.25, 0.25), ("100%", 1.0), (1, 1.0)]
 )
 def test_a_share_is_a_part(given: Any, share: float) -> None:
-    assert spotcheck.parse_share(given) == pytest.approx(share)
+    assert verify.parse_share(given) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("given", ["5", "0", "-1%", "many", "nan", "200%", True, "%"])
 def test_what_is_no_part_is_refused(given: Any) -> None:
     with pytest.raises(QuestionError, match="M115"):
-        spotcheck.parse_share(given)
+        verify.parse_share(given)
 
 
 def test_the_time_is_measured_on_a_part_and_only_where_there_is_much_to_do(

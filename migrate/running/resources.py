@@ -1,19 +1,23 @@
-"""Where ops compute: here, or on a GPU through pinned staging buffers.
+"""What a run may use: memory, threads, and the device that computes.
 
-Boxes of the inputs are copied to the device on one stream, computed on a second, and copied back on
-a third. Two sets of buffers take turns, so that one box is read and copied while the one before it
-is computed. With "cpu" as device the same class runs without pinning and streams: that is how its
-control flow is tested where there is no GPU.
+On a GPU, boxes of the inputs are copied to the device on one stream, computed on a second, and
+copied back on a third, through pinned staging buffers. Two sets of buffers take turns, so that one
+box is read and copied while the one before it is computed. With "cpu" as device the same class runs
+without pinning and streams: that is how its control flow is tested where there is no GPU.
 """
 
 from __future__ import annotations
 
+import _thread
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..core.errors import fail, option, printable
+from ..formats import parse_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,15 +39,11 @@ class Device:
     every: bool = False
 
     def takes(self, op: ValueOp, dtype: np.dtype[Any]) -> bool:
-        """Whether `op` runs on this device if it is not the CPU. Elements of 16 bytes have no
-        integers in torch.
-        """
+        """Whether `op` runs on this GPU. Elements of 16 bytes have no integers in torch."""
         return (self.every or op.same_bits) and dtype.itemsize <= 8
 
     def lane(self) -> Lane | None:
-        """A thread's way to the device; None for the CPU, where arrays are computed on where they
-        are.
-        """
+        """A thread's way to the device; None for the CPU, which computes on arrays in place."""
         return Lane(self.name) if self.name != "cpu" else None
 
 
@@ -51,9 +51,7 @@ CPU = Device()
 
 
 def parse_device(name: str) -> Device:
-    """The device that a person means. QuestionError M115 for a name that is none, M407 if torch
-    finds no GPU.
-    """
+    """The device of this name. QuestionError M115 if there is none, M407 if torch finds no GPU."""
     if name not in NAMES:
         fail(
             "M115", f"there is no device {printable(repr(name))}", help=f"one of {', '.join(NAMES)}"
@@ -101,9 +99,7 @@ def resolve_device(device: Any) -> tuple[Any, Device]:
 
 
 class Lane:
-    """One thread's streams and its two sets of buffers. Call sequence: `submit` for each box,
-    `drain` before results are used.
-    """
+    """One thread's streams and two sets of buffers. Call order: `submit` per box, `drain`."""
 
     __slots__ = ("_device", "_down", "_next", "_pinned", "_sets", "_up", "_work")
 
@@ -121,9 +117,7 @@ class Lane:
     def submit(
         self, arrays: list[np.ndarray[Any, Any]], run: Run, place: np.ndarray[Any, Any]
     ) -> None:
-        """Begins to compute `place` from `arrays`, which may be reused at once; `place` is filled
-        when `drain` returns.
-        """
+        """Begins to compute `place` from `arrays`, which may be reused at once, until `drain`."""
         import torch
 
         use = self._sets[self._next]
@@ -172,9 +166,7 @@ class Lane:
 
 
 class _Set:
-    """Buffers that one box uses: by number of the input, -1 for the output, on the host and on the
-    device.
-    """
+    """One box's buffers, on host and device, by number of the input, with -1 for the output."""
 
     __slots__ = ("_device", "_host", "done", "pending")
 
@@ -222,3 +214,131 @@ def _record(event: Any, stream: Any) -> None:
 def _wait(event: Any, stream: Any) -> None:
     if event is not None:
         stream.wait_event(event)
+
+
+# below it not even the buffers of one thread fit
+LEAST_MEMORY = 1 << 20
+SHARD = "5GB"
+MOST_THREADS = 64
+MAX_MEMORY = 10**9
+_parse_text = lru_cache(maxsize=16)(parse_size)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a run goes about its work. But for the size of shards, which is part of the plan, nothing
+    of it changes what is written.
+
+    `threads` that read, compute and write; `max_memory` in bytes for tensors that are computed or
+    transposed; `max_shard_size` in bytes, of the largest output file; `fsync`: wait until the disk
+    has everything; `resume`: continue what an earlier run left behind; `device`: what computes;
+    `progress`: called with the bytes that are done and the bytes in all.
+    """
+
+    threads: int = 2
+    max_memory: int = MAX_MEMORY
+    max_shard_size: int = 5 * 10**9
+    fsync: bool = True
+    resume: bool = False
+    device: Device = CPU
+    progress: Callable[[int, int], None] | None = None
+
+
+def read_options(
+    *,
+    max_shard_size: int | str | None = None,
+    threads: int = 2,
+    max_memory: int | str = "1GB",
+    fsync: bool = True,
+    resume: bool = False,
+    device: str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> RunOptions:
+    """The options that a person gives, sizes as numbers or as text such as `5GB`.
+
+    QuestionError M115 for anything but a size, a number of threads or a device, M407 if torch finds
+    no GPU.
+    """
+    shard = bytes_of(SHARD if max_shard_size is None else max_shard_size)
+    memory = memory_of(max_memory)
+    check_threads(threads)
+    where = CPU if device == "cpu" else parse_device(device)
+    return RunOptions(threads, memory, shard, fsync, resume, where, progress)
+
+
+def bytes_of(given: int | str) -> int:
+    """Bytes, from a number or from text such as `5GB`; QuestionError M115 for anything else."""
+    try:
+        return _parse_text(given) if isinstance(given, str) else parse_size(given)
+    except ValueError as error:
+        fail("M115", str(error))
+
+
+def memory_of(given: int | str) -> int:
+    """Bytes of memory for a run; QuestionError M115 below `LEAST_MEMORY`."""
+    found = bytes_of(given)
+    if found < LEAST_MEMORY:
+        fail(
+            "M115",
+            f"max_memory of {found} bytes is too little for any run",
+            help=f"give at least {LEAST_MEMORY} bytes",
+        )
+    return found
+
+
+def check_threads(given: Any) -> None:
+    """QuestionError M115 for anything but a number of threads."""
+    if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= MOST_THREADS:
+        fail(
+            "M115",
+            f"`threads` must be a number from 1 to {MOST_THREADS}, not {printable(repr(given))}",
+        )
+
+
+def run_together(work: Callable[[int], None], threads: int, stop: Callable[[], None]) -> None:
+    """Calls `work(0)` here and `work(1)` to `work(threads - 1)` in threads of their own; returns
+    when all that began have ended.
+
+    Threads that cannot be started are left out, so `work` must not count on them; what it raises
+    outside of the caller's thread is its own to carry. `stop` is called when something interrupts
+    the caller, and has to make the others end.
+    """
+    state = threading.Condition()
+    running, closed = 0, False
+
+    def help_out(number: int) -> None:
+        nonlocal running
+        with state:
+            if closed:
+                return
+            running += 1
+        try:
+            work(number)
+        finally:
+            with state:
+                running -= 1
+                state.notify_all()
+
+    interrupted: BaseException | None = None
+    try:
+        for number in range(1, threads):
+            try:
+                _thread.start_new_thread(help_out, (number,))
+            except (RuntimeError, MemoryError):
+                break
+        work(0)
+    except BaseException as error:  # noqa: BLE001 - raised again below, when the others have ended
+        interrupted = error
+        stop()
+    while True:
+        try:
+            with state:
+                closed = True
+                while running:
+                    state.wait(0.5)
+            break
+        except BaseException as error:  # noqa: BLE001 - as above
+            interrupted = interrupted or error
+            stop()
+    if interrupted is not None:
+        raise interrupted
