@@ -20,13 +20,13 @@ import walk
 
 # case -> modules, functions
 BARS = {
-    "apply": (64, 470),
-    "plan": (55, 420),
+    "apply": (54, 460),
+    "plan": (46, 370),
     "rules": (9, 59),
     # which of two threads gets a tile is chance, and one that helps enters a function or two more
-    "fp8": (70, 455),
-    "attach": (38, 180),
-    "pt": (22, 100),
+    "fp8": (60, 455),
+    "attach": (33, 180),
+    "pt": (18, 100),
 }
 
 
