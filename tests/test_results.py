@@ -235,7 +235,7 @@ def test_reading_it_like_a_dict_works_with_a_warning(report: ApplyReport) -> Non
         assert report.get("nothing", 1) == 1
     with pytest.warns(DeprecationWarning, match="to_json"):
         assert list(report) == list(document)
-    with pytest.warns(DeprecationWarning, match="goes with the next release"):
+    with pytest.warns(DeprecationWarning, match="is removed in the next release"):
         assert {**report} == document  # type: ignore[dict-item]
     for method in ("keys", "items", "values"):
         with pytest.warns(DeprecationWarning, match=rf"{method}\(\).*to_json"):
