@@ -253,7 +253,7 @@ def test_a_source_that_changed_is_refused_unless_that_is_allowed(
     out, digest = tmp_path / "out.safetensors", json.loads(plan.read_text())["digest"]
     change(source)
     said = refused(plan, out)
-    assert f"in.safetensors: {'it was written to' if 'time' in why else why}" in said
+    assert f"in.safetensors: {'it was modified or replaced' if 'time' in why else why}" in said
     assert why in said
     assert "--allow changed-source" in said
     published = done("apply", plan, "-o", out, "--allow", "changed-source", "--format", "json").json
@@ -303,7 +303,7 @@ def test_a_side_file_that_changed_is_refused(tmp_path: Path) -> None:
     config = hub / "config.json"
     config.write_text(config.read_text().replace('"bos_token_id": 1', '"bos_token_id": 2'))
     touched(config)
-    assert "config.json: it was written to" in refused(tmp_path / "plan.json", tmp_path / "new")
+    assert "config.json: it was modified or replaced" in refused(tmp_path / "plan.json", tmp_path / "new")
     done("apply", tmp_path / "plan.json", "-o", tmp_path / "new", "--allow", "changed-source")
 
 
