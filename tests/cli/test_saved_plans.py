@@ -303,7 +303,9 @@ def test_a_side_file_that_changed_is_refused(tmp_path: Path) -> None:
     config = hub / "config.json"
     config.write_text(config.read_text().replace('"bos_token_id": 1', '"bos_token_id": 2'))
     touched(config)
-    assert "config.json: it was modified or replaced" in refused(tmp_path / "plan.json", tmp_path / "new")
+    assert "config.json: it was modified or replaced" in refused(
+        tmp_path / "plan.json", tmp_path / "new"
+    )
     done("apply", tmp_path / "plan.json", "-o", tmp_path / "new", "--allow", "changed-source")
 
 
