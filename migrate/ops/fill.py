@@ -9,18 +9,7 @@ from ..core import view
 from ..core.errors import did_you_mean
 from ..core.spec import ALIASES, BITS, Spec, spec
 from ..elements.raw import carrier, encoded, raw
-from .base import (
-    Array,
-    Dtype,
-    Integers,
-    Number,
-    OneWay,
-    Op,
-    OpError,
-    Shape,
-    arg,
-    dataclass,
-)
+from .base import Array, Dtype, Integers, Number, OneWay, Op, OpError, Shape, arg, dataclass
 
 if TYPE_CHECKING:
     from ..core.view import View

@@ -6,18 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from .base import (
-    Array,
-    Integers,
-    Only,
-    Op,
-    OpCall,
-    Shape,
-    arg,
-    axis,
-    dataclass,
-    step,
-)
+from .base import Array, Integers, Only, Op, OpCall, Shape, arg, axis, dataclass, step
 
 if TYPE_CHECKING:
     from ..core.view import View

@@ -6,19 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core import view
-from .base import (
-    Array,
-    Capture,
-    Integer,
-    Op,
-    OpCall,
-    OpError,
-    Shape,
-    arg,
-    axis,
-    dataclass,
-    step,
-)
+from .base import Array, Capture, Integer, Op, OpCall, OpError, Shape, arg, axis, dataclass, step
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
