@@ -7,6 +7,11 @@ regular file. The one link that needs no permission is the one huggingface_hub m
 the system never resolves what an attacker wrote. `allow_links` (the operator's `--allow links`)
 lets the system follow other links to regular files; folders that are links never count.
 
+A clone without `git lfs` has pointers in place of weights: text files of the form of the Git LFS
+specification (docs/spec.md there), of less than 1024 bytes, `version` in the first line, then `oid`
+and `size`, in the order of their names. They are refused, and so is a URL, with the command that
+fetches what is meant.
+
 A migration carries configuration and tokenizers, never other weights: a stale `pytorch_model.bin`
 beside new tensors would be loaded by somebody. What stays behind is listed, so nothing disappears
 unsaid.
@@ -16,20 +21,112 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from ..core import log
 from ..core.errors import MigrateError, Report, did_you_mean, fail, listed, option, printable
 from ..core.types import PathLike
-from . import pointers
 from .blobs import CHANGED_HELP, DescriptorPool, FileBlob, Identity, difference, identity, release
 from .index import SideFile
+
+LARGEST_POINTER: Final = 1024
+# what every pointer begins with
+POINTER_HEAD: Final = b"version https://"
+_POINTER: Final = re.compile(
+    rb"version https://(?:git-lfs\.github\.com|hawser\.github\.com)/spec/v1\r?\n(?:[a-z0-9.-]+ "
+    rb"[^\n]*\n)*size ([0-9]{1,18})\r?\n?"
+)
+
+
+def pointer_size(descriptor: int) -> int | None:
+    """The size in bytes of the file that an open file is a pointer to, None if it is none."""
+    head = os.pread(descriptor, LARGEST_POINTER, 0)
+    found = _POINTER.match(head) if head.startswith(POINTER_HEAD) else None
+    return int(found[1]) if found else None
+
+
+def is_pointer(name: str, folder: int) -> bool:
+    """Whether a regular file in the folder, which is given by its descriptor, is a pointer."""
+    try:
+        descriptor = os.open(
+            name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder
+        )
+    except OSError:
+        return False
+    try:
+        return (
+            os.fstat(descriptor).st_size < LARGEST_POINTER and pointer_size(descriptor) is not None
+        )
+    except OSError:
+        return False
+    finally:
+        release(descriptor)
+
+
+# a pathlib.Path has lost the second slash; one letter would be a drive
+_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}(.+)", re.IGNORECASE | re.DOTALL)
+# as huggingface_hub allows them
+_HUB_ID: Final = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
+_HUB_HOSTS: Final = ("huggingface.co", "www.huggingface.co", "hf.co")
+_KINDS: Final = {"datasets": "dataset", "spaces": "space"}
+
+
+def is_url(text: str) -> bool:
+    """Whether it is written like a URL."""
+    return _SCHEME.fullmatch(text) is not None
+
+
+def how_to_fetch(text: str) -> str | None:
+    """The command that downloads what a URL or an id of the Hub names, as help for the one who gave
+    it; None for any other name.
+    """
+    found = _SCHEME.fullmatch(text)
+    if found is None:
+        return (
+            f"if this is a model on the Hugging Face Hub, download it first:  {_hub(text)}"
+            if _HUB_ID.fullmatch(text)
+            else None
+        )
+    scheme, rest = found[1].lower(), found[2]
+    here = shlex.quote(rest.rstrip("/").rpartition("/")[2] or "CKPT")
+    url = shlex.quote(text)
+    host, _, path = rest.partition("/")
+    if scheme == "hf":
+        command = _hub(rest)
+    elif scheme in ("http", "https"):
+        command = _hub(path) if host.lower() in _HUB_HOSTS else f"curl -L -o {here} {url}"
+    elif scheme == "s3":
+        command = f"aws s3 cp --recursive {url} {here}"
+    elif scheme == "gs":
+        command = f"gcloud storage cp --recursive {url} {here}"
+    elif scheme == "file":
+        return "give the path without `file://`"
+    else:
+        return "download it first, and give the path of the folder"
+    return f"download it first:  {command}"
+
+
+def _hub(path: str) -> str:
+    """`hf download` for `[datasets/]org/name[@revision][/{tree,blob,resolve}/revision][/file]`."""
+    parts = [part for part in path.partition("?")[0].split("/") if part]
+    kind = _KINDS.get(parts[0]) if len(parts) > 2 else None
+    org, name, *more = [*(parts[1:] if kind else parts), "", ""][: max(2, len(parts) - bool(kind))]
+    name, _, revision = name.partition("@")
+    if len(more) > 1 and more[0] in ("tree", "blob", "resolve"):
+        revision, more = more[1], more[2:]
+    words = ["hf", "download", f"{org}/{name}" if name else org]
+    words += ["/".join(more)] if more else []
+    words += ["--repo-type", kind] if kind else []
+    words += ["--revision", revision] if revision not in ("", "main") else []
+    return shlex.join([*words, "--local-dir", name or org])
+
 
 FOLLOW = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 READ = FOLLOW | os.O_NOFOLLOW
@@ -108,9 +205,9 @@ class Folder:
             )
             fail("M901", f"{self.label(path)}: cannot be opened: {error.strerror}", help=many)
         if (
-            status.st_size < pointers.LARGEST
-            and os.pread(descriptor, len(pointers.HEAD), 0) == pointers.HEAD
-            and (stands_for := pointers.pointer_size(descriptor)) is not None
+            status.st_size < LARGEST_POINTER
+            and os.pread(descriptor, len(POINTER_HEAD), 0) == POINTER_HEAD
+            and (stands_for := pointer_size(descriptor)) is not None
         ):
             release(descriptor)
             self._refuse_pointer(path, stands_for)
@@ -138,7 +235,7 @@ class Folder:
             others = [
                 other
                 for other in sorted(os.listdir(inside))
-                if other != name and pointers.is_pointer(other, inside)
+                if other != name and is_pointer(other, inside)
             ]
         more = (
             (f"so {'is' if len(others) == 1 else 'are'} {listed(others, 4)} beside it",)
@@ -314,16 +411,16 @@ def find_place(path: PathLike, allow_links: bool = False, at: str | None = None)
     except (FileNotFoundError, NotADirectoryError):
         if os.path.islink(where):
             fail("M907", f"{printable(where, 240)}: a link that leads nowhere")
-        if pointers.is_url(where):
+        if is_url(where):
             fail(
                 "M917",
                 f"{printable(where, 240)}: a URL, and only files are read",
-                help=pointers.how_to_fetch(where),
+                help=how_to_fetch(where),
             )
         fail(
             "M917",
             f"{printable(where, 240)}: no such file or folder",
-            help=_nearest(where) or pointers.how_to_fetch(where),
+            help=_nearest(where) or how_to_fetch(where),
         )
     except (OSError, ValueError) as error:
         code = "M907" if getattr(error, "errno", None) == errno.ELOOP else "M901"
@@ -473,7 +570,7 @@ def look_beside(folder: Folder, taken: frozenset[str]) -> Beside:
                     if stat.S_ISLNK(status.st_mode)
                     else identity(status)
                 )
-            if now is not None and now.size < pointers.LARGEST and stat.S_ISREG(status.st_mode):
+            if now is not None and now.size < LARGEST_POINTER and stat.S_ISREG(status.st_mode):
                 # a pointer would travel as if it were the file
                 try:
                     folder.open(path).close()
