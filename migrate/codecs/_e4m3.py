@@ -308,8 +308,7 @@ def nearest(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def looked_up(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """As `nearest`, of float32: looked up by their upper 16 bits, the last of which is set where
-    any below it is.
+    """As `nearest`, of float32: looked up by the upper 16 bits, the last set if any below is.
 
     That is rounding to odd. It keeps 8 bits, of which a code has 4, so that rounding again is
     rounding once (Boldo and Melquiond 2008).

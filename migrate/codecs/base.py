@@ -1,5 +1,4 @@
-"""What a number format is: the stored parts of one tensor, how they become numbers, and how numbers
-become them.
+"""What a number format is: the stored parts of one tensor, and how numbers become them and back.
 
 A file `codecs/<module>.py` defines `CODEC`, an instance of a subclass of `Codec`; the name that
 rules write is its `name`. A codec knows neither keys nor files. Each part has a role; the

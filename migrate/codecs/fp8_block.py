@@ -32,8 +32,7 @@ CODES = "float8_e4m3fn"
 SCALES = ("float32", "bfloat16", "float8_e8m0fnu")
 NUMBERS = ("float32", "bfloat16", "float16")
 LIKE = ("deepseek", "hf")
-# elements that `reference` looks up at a time, and those of a block that is worth a table of its
-# own
+# elements that `reference` looks up at a time, and of a block that is worth a table
 _LOOKED_UP, _WORTH = 1 << 16, 1 << 11
 # how a scale is stored: as it comes, rounded to bfloat16, or as the power of two above it in four
 # bytes or in one; or its dtype
@@ -288,8 +287,7 @@ class Fp8Block(Codec):
         }
         with np.errstate(all="ignore"):
             scales = wide[specs[1].dtype](scale).astype("f8")
-        # a large block has one scale and 256 codes: what they become is worked out once for each
-        # block, and looked up
+        # a large block has one scale and 256 codes: their values are worked out once and looked up
         known = _e4m3.values(np.arange(256, dtype="u1"))
         out = np.empty(codes.shape, {"float32": "<u4"}.get(dtype, "<u2"))
         first = np.arange(codes.shape[-1]) // block.columns * 256

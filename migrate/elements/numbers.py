@@ -1,5 +1,4 @@
-"""Numbers as bits: what each dtype can hold, and how raw elements become floats and floats become
-raw elements.
+"""Numbers as bits: what each dtype can hold, raw elements to floats, floats to raw elements.
 
 One text for numpy on the CPU and torch on a GPU: it speaks of integers, shifts and correctly
 rounded float operations only, so that both give the same bits, whatever the release of either

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from ..ops.base import Array
 
 
-# elements that are converted at a time: what is laid out for them in float64 stays in the
-# processor's cache
+# elements that are converted at a time: their float64 stays in the processor's cache
 _PART = 1 << 16
 
 

@@ -174,7 +174,7 @@ class _StreamShape(NamedTuple):
     """`fixed` are (start, end, bytes) that must be equal, `keys` the (start, start, length) of the
     two places of each key.
 
-    `numbers` are (start, end) of what each storage holds, in the order of the storages.
+    `numbers` are (start, end) of what each storage holds, in their order.
     """
 
     fixed: tuple[tuple[int, int, bytes], ...]
@@ -257,8 +257,7 @@ def _shape(payload: bytes, storages: Sequence[StoredState]) -> _StreamShape | No
 
 # the bytes of a storage, by its key
 Storages = Callable[[str], "bytes | memoryview"]
-# the functions that make a storage of a stream in a string of bytes: torch's own, and Megatron's
-# with an allow-list
+# what makes a storage of a stream in bytes: torch's functions, Megatron's with an allow-list
 _NESTED = (
     ("torch.storage", "_load_from_bytes"),
     ("megatron.core.safe_globals", "safe_load_from_bytes"),

@@ -58,8 +58,7 @@ FUNCTIONS = {
     "scaling_factor_compute_algo": DELAYED,
     "qfactory": CUSTOM,
 }
-# fields of a recipe that tell the release which wrote it: the first that has the field, the first
-# that has it no more
+# fields that tell a recipe's release: the first that has it, the first that has it no more
 FIELDS: dict[str, tuple[tuple[int, int], tuple[int, int] | None]] = {
     "interval": ((0, 1), (2, 2)),
     "nvfp4_4over6": ((2, 17), None),
@@ -235,8 +234,7 @@ _ONE, _ZERO = b"\x00\x00\x80?", b"\x00\x00\x00\x00"
 
 
 def normal(record: StateRecord) -> dict[str, ScalingState]:
-    """The states by mode ("" for a module), each with a recipe, without inverses and buffers, with
-    all slots.
+    """The states by mode ("" for a module), with recipes and all slots, without other buffers.
 
     A state of 2.x is left as it is. OpError M950 for a record of 1.x that does not say what a
     recipe needs, and for modes whose histories differ.

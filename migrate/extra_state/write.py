@@ -242,8 +242,7 @@ class Nodes:
         identity = emit(
             ("storage", Global("torch", cls), key, "cpu", numel, None), name="a storage"
         )
-        # torch writes a storage alone, so nothing refers to it again, and the memo has no place for
-        # it
+        # torch writes a storage alone: nothing refers to it again, so the memo has no place for it
         return b"".join(
             (
                 _HEAD,

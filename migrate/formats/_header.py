@@ -1,5 +1,4 @@
-"""The header of one safetensors file: read with every check the format allows for, and written by
-hand.
+"""The header of one safetensors file: read with every check there can be, written by hand.
 
 A file is a u64 (little endian) length, that many bytes of JSON, then the tensors without a hole.
 The safetensors library is the oracle of the tests, not the reader: it keeps the last of two equal

@@ -75,8 +75,7 @@ def file_kind(head: bytes, size: int, tail: bytes) -> str:
     """`zip`, `legacy`, or the name of another kind for `refuse`; `head` and `tail` are the file's
     first and last bytes.
 
-    `zip` is also what only ends like one: the reader of archives says what is wrong with what
-    stands in front.
+    `zip` is also what only ends like one: the reader of archives says what is in front.
     """
     if not size:
         return "empty"

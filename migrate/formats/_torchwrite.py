@@ -116,8 +116,7 @@ def plain(specs: Mapping[str, Spec], parts: Sequence[Sequence[tuple[str, str]]])
 
 
 def _shards(tree: TargetTree, specs: Mapping[str, Spec], limit: int) -> list[FileTree]:
-    """The tree dealt out to files: whole unless it is a flat dict of tensors, and of objects that
-    share no bytes.
+    """The tree dealt out to files: whole unless it is a flat dict of tensors and simple objects.
 
     Tensors that share their bytes stay together, and so do the components of an object.
     """

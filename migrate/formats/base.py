@@ -57,8 +57,7 @@ class Format(Protocol):
         tree: TargetTree | None = None,
         last: Container[str] = (),
     ) -> Target:
-        """The whole output for these specs, every header and offset; M916 if the format cannot hold
-        them.
+        """The whole output for these specs, every header and offset; M916 if it cannot hold them.
 
         `origins(key)` are (offset, bytes) pairs: so many bytes of the tensor can share the source's
         blocks if it starts at that offset, but for whole pages. A format that cannot choose where

@@ -68,8 +68,7 @@ class ObjectBlob:
     """The elements of a tensor that is more than its bytes, or has none: made when they are read,
     and kept for one reading on.
 
-    A wrapper is copied into a plain tensor of its dtype, by its own rules. M916 for a tensor on the
-    meta device.
+    A wrapper is copied into a plain tensor of its dtype. M916 for the meta device.
     """
 
     __slots__ = ("_made", "_value", "name", "size")
@@ -352,8 +351,7 @@ def writable(tensor: Any) -> memoryview:
 
 
 def allocate(specs: Mapping[str, Spec]) -> tuple[dict[str, Any], dict[str, memoryview]]:
-    """New CPU tensors of these specs, and for each key the writable bytes of its tensor, packed
-    row-major.
+    """New CPU tensors of these specs, and by key the writable bytes of each, packed row-major.
 
     The contents are undefined until written. M916 naming every key whose dtype torch does not have
     (the 6-bit floats) or whose 4-bit rows do not fill whole bytes.

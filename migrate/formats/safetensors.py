@@ -1,5 +1,4 @@
-"""safetensors checkpoints: one file, shards with an index, and folders as huggingface_hub lays them
-out.
+"""safetensors checkpoints: one file, shards with an index, folders as of huggingface_hub.
 
 What belongs to a checkpoint is decided by the index where there is one and by nothing else; where a
 folder allows two answers (an index and a `model.safetensors` that it does not name, several files

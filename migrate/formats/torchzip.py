@@ -1,5 +1,4 @@
-"""Files of torch.save: `.pt`, `.pth`, `.bin`, `.ckpt`; one of them, shards with an index, or one
-for each rank.
+"""Files of torch.save: one `.pt`, `.pth`, `.bin` or `.ckpt`, shards with an index, or ranks.
 
 What belongs to a checkpoint is decided as for safetensors: by the index where there is one, else by
 names that leave no choice. Files that training leaves beside the weights (optimizer, scheduler,

@@ -158,8 +158,7 @@ def tell(meter: Meter | None, wanted: Any, got: Any, dtype: str, sure: bool = Tr
     """Tells `meter`, if there is one, what became of the numbers `wanted` in `dtype`. `sure`: they
     are not rounded themselves.
 
-    Rounded to float64 they are no measure of float64: what overflowed is counted then, and nothing
-    is measured.
+    Rounded to float64 they are no measure of float64: overflows are counted, that is all.
     """
     if meter is None:
         return

@@ -1,5 +1,4 @@
-"""`affine`: y = x * mul + add, computed in float32 (float64 for float64) and rounded once to the
-dtype of x.
+"""`affine`: y = x * mul + add, in float32 (float64 for float64), rounded once to the dtype of x.
 
 Decisions: the factor and the summand are first rounded to the type that is computed with. A NaN
 goes on as it is, its sign turned by a negative `mul`, because processors differ in what they make

@@ -56,8 +56,7 @@ Text: TypeAlias = Annotated[str, Written("text")]
 Dtype: TypeAlias = Annotated[str, Written("dtype")]
 # the name of a capture, without braces
 Capture: TypeAlias = Annotated[str, Written("capture")]
-# a list, or a mapping from capture value to integer; resolved into a tuple in the order of the
-# values
+# a list, or a mapping from capture value to integer; resolved into a tuple in that order
 Sizes: TypeAlias = Annotated[tuple[int, ...], Written("sizes")]
 # mapping of axis name to integer
 Axes: TypeAlias = Annotated[dict[str, int], Written("axes")]

@@ -291,8 +291,7 @@ def _to_integers(x: Array, to: str, exact: bool, out: Array) -> Any:
     import numpy as np
 
     low, high = INTEGERS[to]
-    # high + 1 is a power of two, which a float holds where it does not hold `high`; comparisons
-    # with NaN are false
+    # high + 1 is a power of two, which floats hold where `high` is not; NaN compares as false
     fits = (np.trunc(x) == x) & (x >= float(low)) & (x < float(high + 1))
     if exact:
         fits &= ~((x == 0) & np.signbit(x))

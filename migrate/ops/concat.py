@@ -1,6 +1,6 @@
 """`concat`: tensors become one along an axis they have.
 
-Without `sizes` the parts must be equal, because nothing else would tell the inverse where one ends.
+Without `sizes` the parts must be equal, for the inverse could not tell where one ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""`quantize`: a tensor of numbers becomes the stored parts of a number format, under the roles that
-its codec has.
+"""`quantize`: a tensor of numbers becomes the parts of a number format, by its codec's roles.
 
-Whose arithmetic encodes is part of the rule (`like`): two libraries that agree on a format need not
-agree on a code.
+Whose arithmetic encodes is part of the rule (`like`): libraries with one format may differ.
 """
 
 from __future__ import annotations

@@ -85,8 +85,7 @@ def parse(pattern: str) -> Expression:
 def solve(pattern: str, axes: tuple[tuple[str, int], ...], shape: Shape) -> AxesRecipe:
     """The recipe for a tensor of `shape`, lengths of axes taken from `axes` and from the shape.
 
-    OpError M304 for a wrong rank, M301 and M302 for lengths that do not fit, naming axis, numbers
-    and pattern.
+    OpError M304 for a wrong rank, M301 and M302 for lengths that do not fit, with numbers.
     """
     expression = parse(pattern)
     check_axes(expression, dict(axes))

@@ -21,8 +21,7 @@ from ..core.errors import fail, printable
 from ..core.spec import Spec
 
 CHANGED_HELP = "let whatever writes to the checkpoint finish, then run again"
-# files of one checkpoint that stay open, and how many more are open at a time, where the process
-# may have 1,024 or more
+# open files of a checkpoint, and how many more at a time, in a process of 1,024 or more
 KEPT, LENT = 256, 64
 
 
@@ -73,11 +72,9 @@ class Blob(Protocol):
         """
 
     def hold(self) -> AbstractContextManager[int | None]:
-        """The file's descriptor, open for as long as the context; None where the bytes are in
-        memory.
+        """The file's descriptor, open as long as the context; None where the bytes are in memory.
 
-        Entering it is an OSError if the file cannot be opened again, and M905 if it is not what it
-        was.
+        OSError if the file cannot be opened again, M905 if it is not what it was.
         """
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
@@ -176,8 +173,7 @@ class DescriptorPool:
 
 
 class FileBlob:
-    """A regular file, held by its descriptor or, with a `shelf` that is full, opened again when it
-    is read.
+    """A regular file, held by its descriptor or, if a `shelf` is full, opened when it is read.
 
     `locate` gives the identity of what has its name now, or None.
     """
@@ -307,8 +303,7 @@ def read_bytes(blob: Blob, offset: int, size: int) -> bytes:
         with memoryview(made) as view:
             blob.readinto(offset, view)
         return made.take_bytes()
-    # a BytesIO hands out the bytes that it was filled through, where bytes() of a bytearray would
-    # be a second copy
+    # a BytesIO hands out what it was filled through; bytes() of a bytearray would copy
     out = io.BytesIO(bytes(size))
     with out.getbuffer() as buffer:
         blob.readinto(offset, buffer)

@@ -97,7 +97,7 @@ class Source(Protocol):
     """An opened checkpoint. Call sequence: `format.open(path)`, read `index`, read blobs,
     `check_unchanged`, `close`.
 
-    `history` is the stamp as it stands in the checkpoint, unparsed; None without one.
+    `history` is the stamp as it stands in the checkpoint; None without one.
     """
 
     path: str
@@ -113,7 +113,7 @@ class Source(Protocol):
         """What each file was when it was opened, by its path in the checkpoint: all that
         `check_unchanged` watches.
 
-        None where nothing can tell later whether the bytes are still the same: they are in memory.
+        None where the bytes are in memory, so that nothing can tell later whether they changed.
         """
 
     def check_unchanged(self) -> None:

@@ -1,5 +1,4 @@
-"""JSON from a checkpoint, read strictly: one reading only, bounded, and every failure is a
-diagnostic.
+"""JSON from a checkpoint, read strictly: in one way only, bounded, each failure a diagnostic.
 
 Python's json accepts what other readers refuse or read differently: duplicate names (the last
 wins), NaN, lone surrogates, integers of any length. Two programs that read one header differently
@@ -53,14 +52,12 @@ def parse(
     the file in messages. `constants`: NaN and Infinity are read, which Python writes into
     configurations.
     """
-    # brackets become containers of 60 to 100 bytes each: a text of little else is meant to fill the
-    # memory
+    # brackets become containers of 60 to 100 bytes: a text of little else fills the memory
     if data.count(b"[") + data.count(b"{") > len(data) // 8 + 1000:
         fail("M914", f"{where}: JSON that consists of brackets")
     try:
         text = data.decode("utf-8")
-        # int() is quadratic: Python limits its digits itself since 3.10.7 unless somebody lifted
-        # the limit
+        # int() is quadratic: Python limits its digits since 3.10.7, unless the limit was lifted
         if not getattr(sys, "get_int_max_str_digits", int)() and re.search(rb"[0-9]{4301}", data):
             raise _RefusedError("a number of more than 4300 digits")
         with collector_paused():

@@ -381,10 +381,9 @@ def kind_of(mode: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the operator pointed at: a folder, or one `file` in it (already open). Formats sniff and
-    open it.
+    """What the operator pointed at: a folder, or one `file` in it, open. Formats sniff and open it.
 
-    `at` is the dict in a nested checkpoint that rules shall work on; None if that was not said.
+    `at` is the dict in a nested checkpoint that rules shall work on; None if it was not given.
     """
 
     path: str
@@ -537,8 +536,7 @@ class Beside:
 def look_beside(folder: Folder, taken: frozenset[str]) -> Beside:
     """The side files of `folder`, without the files named in `taken` and without the stamp.
 
-    Links that may not be followed are one M907 that names them; more than MAX_ENTRIES entries are
-    M914.
+    Links that may not be followed are one M907 that names them; too many entries are M914.
     """
     out, side, left, report, seen = Beside(folder), [], [], Report(), 0
     pending = [""]
@@ -595,8 +593,7 @@ def _behind_link(folder: Folder, path: str, report: Report) -> Identity | None:
     try:
         blob = folder.open(path)
     except MigrateError as error:
-        # with permission given, a link to a folder or to nothing is like a pipe: listed, not
-        # carried
+        # with permission, a link to a folder or to nothing is listed, not carried
         if not folder.allow_links and len(report.diagnostics) < 20:
             report.diagnostics += error.diagnostics
         return None

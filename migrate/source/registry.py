@@ -42,10 +42,9 @@ class BrokenEntryError(LookupError):
 
 
 class Registry(Generic[T]):
-    """The objects called `attribute` in the modules of `package`, and those that entry points of
-    `group` name.
+    """The objects called `attribute` in the modules of `package`, and entry points of `group`.
 
-    Modules whose name starts with `_` are not entries, nor is `base`, which says what an entry is.
+    Modules whose name starts with `_` are not entries, nor is `base`, the contract.
     """
 
     def __init__(self, package: str, group: str, attribute: str) -> None:

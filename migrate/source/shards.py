@@ -121,7 +121,7 @@ class ShardSet:
     """Files called `stem-00001-of-00003.suffix`: a `title` for all of them, those `absent`, those
     numbered `beyond` the total.
 
-    `stem` is what sets of any size of the same weights begin with, and their suffix.
+    `stem` is what the names of all sets of the same weights begin with, and their suffix.
     """
 
     title: str
@@ -131,11 +131,9 @@ class ShardSet:
 
 
 def shard_sets(names: Iterable[str]) -> list[ShardSet]:
-    """The sets that the numbered ones of `names` belong to, sorted; names of another form are
-    passed over.
+    """The sets that the numbered ones of `names` belong to, sorted; other names are passed over.
 
-    A name that claims more than 100,000 shards is no shard: listing what is absent would fill the
-    memory.
+    More than 100,000 shards are not believed: listing what is absent would fill the memory.
     """
     groups: dict[tuple[str, str, str], dict[int, str]] = {}
     for name in names:
@@ -410,11 +408,9 @@ def check_names(index: Index, path: str) -> None:
 
 
 def by_rank(keys: Iterable[str]) -> list[list[tuple[str, str]]]:
-    """For each rank, from 0 to the highest that a key names: (key, the name it has in that rank's
-    file).
+    """For each rank, from 0 to the highest of the keys: (key, its name in the file of the rank).
 
-    M916 naming keys of which two would be one in a file of rank 0, and keys of more ranks than can
-    be.
+    M916 naming keys of which two would be one in the file of rank 0, or of too many ranks.
     """
     found: dict[int, list[tuple[str, str]]] = {0: []}
     for key in keys:

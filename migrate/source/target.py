@@ -115,8 +115,7 @@ def items_of(part: FileTree) -> Iterator[tuple[str, Any]]:
     # what stands in many places is spelled once
     spellings: dict[int, Any] = {}
     room = MOST_TEXT
-    # keys have dots, and what is no text has no name of its own, so one path can spell several
-    # places
+    # keys have dots, and other values no names, so one path can spell several places
     counts: dict[str, int] = {}
     for number, leaf in enumerate(tree_leaves(part.root, table)):
         value = leaf.value

@@ -46,7 +46,7 @@ class FileTree(NamedTuple):
     """What one file, or the files of one rank, hold: the tree, and the path of the dict that rules
     work on; None without one.
 
-    `nested_dicts` are the dicts whose entries stand in that one for as long as rules work on it.
+    `nested_dicts` are the dicts whose entries stand in that one while rules work on it.
     """
 
     root: Any
@@ -96,8 +96,7 @@ class CheckpointTree:
 def object_encodings(
     tree: CheckpointTree | None, numbering: str | None = None
 ) -> dict[str, Encoding]:
-    """What the tensors are that are objects, by the path of each, with its rank where there are
-    several.
+    """What tensors are that are objects, by the path of each, with its rank where there are ranks.
 
     Those of one part are read together; `numbering` is what a person says of integers with two
     meanings, see `pickle.tree.answered`.
@@ -207,8 +206,7 @@ def objects_of(root: Any) -> Iterator[tuple[tuple[str, ...], Composite]]:
 def choose_table(  # noqa: RET503 - what fails does not return
     root: Any, at: str | None, label: str
 ) -> tuple[str, ...] | None:
-    """The path of the dict that rules work on; None where the file has no tensors in dicts of text
-    keys.
+    """The path of the dict that rules work on; None where no dict of text keys has tensors.
 
     M945 if `at` leads to none, or if several could be meant.
     """
@@ -306,8 +304,7 @@ def _candidates(root: Any) -> dict[tuple[str, ...], int]:
 
 
 def _flat(node: DictNode | None, holding: Container[int] | None = None) -> bool:
-    """Whether the dict has text keys alone, a tensor, and no tensors below its other values but
-    extra states.
+    """Whether the dict has text keys, a tensor, and no tensors in other values but extra states.
 
     `holding` are the values that have some below them.
     """
@@ -420,8 +417,7 @@ class RemovedEntry(NamedTuple):
 
 
 def prune(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[RemovedEntry]]:
-    """The tree without the entries of dicts that hold a value of these identities, and these
-    entries.
+    """The tree without entries of dicts that hold values of these identities, and these entries.
 
     What stands in a list takes the nearest dict entry around the list with it: the places of the
     others would change. So do the attributes of a dict, and the whole file where there is no dict
@@ -582,8 +578,7 @@ def _enters(key: str, value: Any) -> bool:
 
 
 def flatten(node: DictNode, label: str) -> tuple[DictNode, tuple[NestedDict, ...]]:
-    """The dict with the entries of all dicts inside it among its own, under keys joined by dots,
-    and those dicts.
+    """The dict with the entries of all dicts inside it, under keys joined by dots, and those dicts.
 
     For one that `leaves_of` has values of. M945 if the way back could not tell where a key belongs.
     """
@@ -642,8 +637,7 @@ def _home(key: str, places: _OpenDict) -> tuple[_OpenDict, str]:
 
 
 def nest(table: DictNode, nests: tuple[NestedDict, ...]) -> DictNode:
-    """The flat dict with its entries in the dicts that they belong to; one without entries stays,
-    empty.
+    """The flat dict with its entries in the dicts that they belong to; empty ones stay.
 
     M916 if a tensor or value is called like one of these dicts.
     """

@@ -45,8 +45,7 @@ class Canonical:
 
     def __init__(self, content: Callable[[str], bytes | None], most: int = MOST_NODES) -> None:
         self._content, self._left = content, most
-        # of each composite node, its digest by value, and whether it holds nothing that has an
-        # identity
+        # of each composite node, its digest by value, and whether it holds no identities
         self._known: dict[int, tuple[bytes, bool]] = {}
         self.kept: list[Any] = []
 
@@ -152,8 +151,7 @@ class Canonical:
             # what it names lies outside of the file: the name is all that can be compared
             return self._hashed(b"id", [node.id])[0]
         _, cls, _, _, numel, *view = node.id
-        # files of before torch 1.6 have a sixth field, which is None unless the storage is a view
-        # of another
+        # before torch 1.6 there is a sixth field, None unless the storage is a view of another
         return self._hashed(
             b"storage" + held, [cls, numel, *(part for part in view if part is not None)]
         )[0]

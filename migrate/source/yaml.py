@@ -27,8 +27,7 @@ MAX_EVENTS = 100_000
 MAX_DEPTH = 32
 # int() takes a few more; to read them all would take time that grows with the square
 MAX_DIGITS = 4000
-# of one file, after which it is read no further: a file of anchors and aliases would be answered
-# with a book
+# problems of one file, after which reading stops: aliases could make a book of them
 MAX_REFUSED = 50
 
 Path = tuple["str | int", ...]

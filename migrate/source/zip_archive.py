@@ -79,8 +79,7 @@ def _shift(length: int) -> int:
 
 
 def combine(first: int, second: int, length: int) -> int:
-    """The CRC-32 of two parts in a row, from the CRC-32 of each and the `length` of the second in
-    bytes.
+    """The CRC-32 of two parts in a row, from that of each and the `length` of the second in bytes.
 
     Microseconds for a length that was met before, some hundred for a new one. The formula is that
     of zlib's `crc32_combine`.

@@ -74,8 +74,7 @@ def elements(shape: Sequence[int], dtype: str = "int64", first: int = 0) -> Arra
 
 
 def realise(view: View, arrays: Sequence[Array], dtype: str = "int64") -> Array:
-    """The tensor that `view` describes, leaf i being `arrays[i]`; raw elements, fills encoded as
-    `dtype`.
+    """The tensor of `view`, leaf i being `arrays[i]`; raw elements, fills encoded as `dtype`.
 
     Each piece is carried out loop by loop, without numpy's strides, so that it shares nothing with
     what it checks. AssertionError if the pieces do not write every element exactly once.

@@ -1,5 +1,4 @@
-"""A pytest plugin: `pytest rules/` runs the tests of rule files and shows what `migrate test` would
-say.
+"""A pytest plugin: `pytest rules/` runs the tests of rule files and shows what `migrate test` does.
 
 It is loaded in every pytest run of an environment that has migrate, so it costs nothing and takes
 nothing until it meets a rule file: a YAML file below a folder called `rules`, or one named on the

@@ -72,8 +72,7 @@ def check(name: str, dtypes: Iterable[str | tuple[str, ...]] = DTYPES, seed: int
     """Checks the op called `name` on all its samples; how many (sample, dtypes) there were, at
     least one a sample.
 
-    An entry of `dtypes` is that of all inputs, or one for each. What the op refuses by OpError is
-    left out.
+    An entry of `dtypes` is that of all inputs, or one for each. What the op refuses is left out.
     """
     op = ops.get(name)
     _require(isinstance(op, ValueOp), f"{name} does not compute")

@@ -1,5 +1,4 @@
-"""The `.metadata` of torch.distributed.checkpoint as plain values: which chunks a tensor has, and
-where they lie.
+"""The `.metadata` of torch.distributed.checkpoint: the chunks of tensors, and where they lie.
 
 torch reads this file with the full unpickler. Here only the classes that torch 2.0 to 2.15 and
 Megatron write are known, and each is read by its fields: nothing else may stand in the file,
@@ -73,8 +72,7 @@ _INFO_FIELDS = frozenset({"relative_path", "offset", "length", "transform_descri
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What a DCP folder holds. The chunks of a tensor cover it exactly, and every entry of storage
-    is used.
+    """What a DCP folder holds. The chunks of a tensor cover it, every entry of storage is used.
 
     `tensors` and `bytes` by flat key in the order of the file; `planner` are the paths in the
     nested dict that the keys came from (text for a dict key, a number for a place in a list), None
@@ -468,8 +466,7 @@ def _is_dtype(node: Global) -> bool:
     return True
 
 
-# Names that may stand anywhere in the file; Megatron leaves the plans of its ranks in it, which
-# nobody reads.
+# Names that may stand anywhere; Megatron leaves the plans of its ranks, which are not used.
 _KNOWN = frozenset(
     {
         *_ROOTS, *_PROPERTIES, *_MEMORY_FORMATS, *_PATHS,
@@ -512,7 +509,7 @@ class SavedPart(NamedTuple):
 class TensorEntry:
     """One tensor: `chunks` cover `shape` exactly, and `parts` says where each of them lies.
 
-    `strides` are those of the saved tensor, None where torch did not write them (before 2.15).
+    `strides` are those of the saved tensor, None before torch 2.15.
     """
 
     dtype: str

@@ -235,8 +235,7 @@ class Decoding:
         """Adds a problem when the tensors of the tree repeat the bytes of their storages beyond
         what any model does.
 
-        By strides, or by overlapping each other; what is one view counts once, for it will be
-        written once.
+        By strides, or by overlapping; what is one view counts once, for it is written once.
         """
         stored = sum(s.nbytes for s in self.storages.values())
         allowed = EXPANSION * stored + FREE_EXPANSION

@@ -290,8 +290,7 @@ def _integer(value: int) -> bytes:
     return b"\x8a" + bytes((size,)) + value.to_bytes(size, "little", signed=True)
 
 
-# the pickler begins a new frame when one has this many bytes; a stream without frames is read as
-# well
+# the pickler begins a new frame after so many bytes; streams without frames are read too
 _FRAME = 64 << 10
 
 

@@ -4,16 +4,17 @@ that has no place for it.
 Nothing is lost, because the nodes are few kinds and each is spelled out. null, booleans, numbers,
 text and lists stand for themselves; all else is an object with one telling name:
 
-    {"dict": [[key, value], …]}    {"tuple": […]}    {"set": […]}    {"frozenset": […]}    {"bytes":
-    base64}    {"bytearray": base64} {"float": "7ff8000000000000"}  a float that JSON has no word
-    for, by its bits {"text": base64}               text with half a surrogate pair
-    {"name": ["torch", "float32"]} a name that is a value
+    {"dict": [[key, value], …]}    {"tuple": […]}    {"set": […]}    {"frozenset": […]}
+    {"bytes": base64}    {"bytearray": base64}
+    {"text": base64}                text with half a surrogate pair
+    {"float": "7ff8000000000000"}   a float that JSON has no word for, by its bits
+    {"name": ["torch", "float32"]}  a name that is a value
     {"call": [name, arguments], "how", "state", "items", "pairs"}
-    {"tensor": key, …}             a tensor, which lies beside; in a dict, a plain tensor called by
-    its key is the key alone: [key] {"id": n, "is": …} {"ref": n}  one object that stands in several
-    places
+    {"tensor": key, …}              a tensor, which lies beside; in a dict, a plain tensor called by
+                                    its key is the key alone: [key]
+    {"id": n, "is": …} {"ref": n}   one object that stands in several places
 
-What is read back goes through the same decoders as a stream: being JSON makes nothing trustworthy.
+What is read back goes through the decoders of a stream: JSON makes nothing trustworthy.
 """
 
 from __future__ import annotations

@@ -181,8 +181,7 @@ _HELP = {
 _STRIDE = 4096
 # bytes of a text that is read in the loop
 _LONG = 4096
-# bytes of a frame, which is copied: writers end one after 64 KiB, and older ones after the blob
-# that reaches past that
+# bytes of a frame, which is copied: writers end one after 64 KiB or the blob that exceeds it
 _FRAME = 65 << 20
 
 
@@ -238,8 +237,7 @@ def read_pickle(
             measure(value, limits, len(stream))
             problem = None
         except WrongError as error:
-            # without its traceback, whose frames would keep all that was read until the next
-            # collection
+            # without its traceback, whose frames would keep all that was read
             problem = error.with_traceback(None)
         except MemoryError:
             problem = WrongError("M932", "a value that does not fit into memory")
@@ -754,8 +752,7 @@ def _set(target: Any, items: list[Any], seen: dict[int, set[Any]]) -> int:
 def _distinct(target: Any, keys: list[Any], earlier: list[Any], seen: dict[int, set[Any]]) -> int:
     """Sees to it that none of the keys is there twice; returns what they cost, in nodes.
 
-    Most containers grow once: keys are remembered from the second time on, when those of the first
-    are `earlier`.
+    Most containers grow once: keys are remembered from the second time on, after `earlier`.
     """
     if earlier:
         seen[id(target)] = set(forms_of(earlier)[0])

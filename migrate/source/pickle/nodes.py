@@ -72,8 +72,7 @@ class Dict:
     """A dict: its pairs in the order of the stream, no key twice (as Python compares keys: 1, 1.0
     and True are one key).
 
-    A call is another key than any other call: which calls make equal objects only their decoder
-    knows.
+    A call is a key of its own: only its decoder knows which calls make equal objects.
     """
 
     __slots__ = ("pairs",)
@@ -217,8 +216,7 @@ class Limits:
     stack: int
     marks: int
     memo: int
-    # containers and calls; besides this never more than 100,000 and one for each three bytes of the
-    # stream
+    # containers and calls; never more than 100,000 and one for each three bytes of the stream
     nodes: int
     depth: int
     text: int
@@ -272,8 +270,7 @@ _GROUP = 1024
 
 
 def measure(value: Any, limits: Limits, size: int | None = None) -> None:
-    """M932 if the value is too deep, or if its parts, counted at each depth where they lie, are too
-    many.
+    """M932 if the value is too deep, or has too many parts, counted at each depth where they lie.
 
     A value that shares nothing has no more parts than its stream has bytes, which is `size` where
     there is a stream. Past that, what is shared is looked at once for each of its depths; genuine

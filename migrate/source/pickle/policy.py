@@ -40,8 +40,7 @@ NAMES = frozenset(
         *((module, name) for module, name, _, _ in DECODERS),
     }
 )  # fmt: skip
-# what a file of ours may name: besides those, what a defaultdict calls, and how a class is asked
-# for its method
+# what our files may name: also what a defaultdict calls, and how a class is asked for its method
 WRITTEN = NAMES | {("builtins", name) for name in (*python_objects.FACTORIES, "getattr")}
 
 # How many places and names a report holds; the rest is counted. Past the last number a file is
@@ -301,8 +300,7 @@ class _Walk:
         """All names outside, also those inside of opaque values, each with its places. Registers
         the storages that opaque values refer to.
 
-        An opaque value inside another one that was refused for its sake is reported under its own
-        name alone.
+        An opaque value that is refused for one inside it is reported under its own name alone.
         """
         found: dict[tuple[str, str], tuple[int, list[str]]] = {}
         for value, count, paths in self.places.values():

@@ -314,8 +314,7 @@ _NDARRAY = ("numpy", "ndarray")
 
 
 def dtype(node: Any) -> tuple[str, int]:
-    """The array-interface name of a dtype and its bytes an element; ForeignError for objects, dates
-    and structures.
+    """The array-interface name of a dtype and its bytes an element; ForeignError for others.
 
     The state is (version, byte order, subdtype, names, fields, size, alignment, flags); source:
     numpy's descriptor.c, arraydescr_reduce.

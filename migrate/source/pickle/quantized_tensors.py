@@ -233,8 +233,7 @@ def _covers(cls: str, name: str, shape: tuple[int, ...], scale: tuple[int, ...])
         return False
     rows, columns = prod(shape[:-1]), shape[-1]
     if cls == "Float8BlockwiseQTensor":
-        # 1D scales lie transposed in some releases; the fewest that any layout has are 128 x 128
-        # blocks
+        # 1D scales lie transposed in some releases; the fewest are of 128 x 128 blocks
         return prod(scale) >= -(-rows // 128) * -(-columns // 128)
     if name == "_rowwise_scale_inv":
         return scale[0] >= rows and scale[1] >= -(-columns // (32 if cls == "MXFP8Tensor" else 16))

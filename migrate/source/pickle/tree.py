@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 from ...core.errors import fail, listed, option, printable
 from .nodes import ABSENT, Call, Dict, Global, Set
 
-# of each numbering, named by the first release that has it, the dtypes that quantized tensors are
-# of
+# the dtypes of quantized tensors in each numbering, named by its first release
 NUMBERINGS: dict[str, dict[int, str]] = {
     "0.8": {6: "float8_e4m3fn", 7: "float8_e5m2"},
     "2.4": {7: "float8_e4m3fn", 8: "float8_e5m2", 10: "float4_e2m1fn"},
@@ -94,8 +93,7 @@ def readings(code: int, numberings: tuple[str, ...]) -> dict[str, str]:
 
 
 def settled(encodings: Mapping[str, Encoding]) -> dict[str, Encoding]:
-    """The encodings of one file, with integers read as the other objects of the file leave no doubt
-    about.
+    """The encodings of one file, with integers read where its other objects leave no doubt.
 
     One process writes a file, so all its objects have one numbering. Where the objects contradict
     each other nothing is concluded.
@@ -178,8 +176,7 @@ ITEMSIZE: dict[str, int] = {
 
 _SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
 
-# No checkpoint has more places, and a few bytes that refer to each other could name more than any
-# machine can count.
+# No checkpoint has more places, and a few bytes that refer to each other could name far more.
 MOST_PLACES = 5_000_000
 
 
@@ -295,8 +292,7 @@ class Composite:
 class DictNode:
     """A mapping in its own order; `kind` is "dict", "OrderedDict", "Counter" or "defaultdict".
 
-    `attributes` is the decoded state: the dict that holds `_metadata` of a state dict. None
-    without.
+    `attributes` is the decoded state, such as the `_metadata` of a state dict, or None.
     """
 
     kind: str
