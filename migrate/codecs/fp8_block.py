@@ -394,9 +394,7 @@ def _encode(
     tame: bool,
     metered: bool,
 ) -> tuple[int, int, int]:
-    """`_e4m3.encode` of raw elements of `dtype`; `tame`: all numbers and factors are
-    finite.
-    """
+    """`_e4m3.encode` of raw elements of `dtype`; `tame`: all numbers and factors are finite."""
     import torch
 
     count = metered and not (tame and float(scale.max()) * _e4m3.LARGEST <= _e4m3.MOST["float32"])

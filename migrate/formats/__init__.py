@@ -1,11 +1,9 @@
 """Formats: each opens a `Source` and describes a `Target`; one module a format, found by its name.
 
 A module holds `FORMAT`, an object with the members of `base.Format`; modules that start with `_`
-are
-no formats. A place is opened once, all formats look at it without reading more than its head and
-its
-names, and the surest takes it. No second format tries after the first has refused: a fallback to a
-laxer reader is how unsafe files get in.
+are no formats. A place is opened once, all formats look at it without reading more than its head
+and its names, and the surest takes it. No second format tries after the first has refused: a
+fallback to a laxer reader is how unsafe files get in.
 """
 
 from __future__ import annotations

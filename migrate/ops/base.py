@@ -287,8 +287,7 @@ class Op:
 
         `dtypes` are torch's names of the inputs' dtypes. A raw element is an unsigned integer of
         the element's width (`elements.raw.carrier`): uint8 to uint64, `V16` for complex128, and one
-        uint8
-        per element below a byte.
+        uint8 per element below a byte.
         """
         raise NotImplementedError
 
@@ -372,9 +371,8 @@ class ValueOp(Op):
 
     Arrays are of raw elements (`Op.eager`): numpy on the CPU, torch tensors of the same integers on
     another device; `elements.raw.typed` makes either a torch tensor of the real dtype without a
-    copy. A box
-    of the result is computed from boxes of the inputs, so that memory follows boxes and not
-    tensors, and so that a reader can ask for a slice.
+    copy. A box of the result is computed from boxes of the inputs, so that memory follows boxes and
+    not tensors, and so that a reader can ask for a slice.
     """
 
     # CPU and GPU give the same bits; where not, the op runs on the CPU unless a person asks for the

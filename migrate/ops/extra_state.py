@@ -57,8 +57,7 @@ class ExtraState(Op):
         )
         delayed_scaling: Literal["refuse", "pickle-2.x", "tensors", "drop"] = arg(
             "scales and histories: refused, or where `delayed-scaling` is allowed as 2.x writes "
-            "them or as plain tensors beside "
-            "the module, or where `drop` is allowed left out",
+            "them or as plain tensors beside the module, or where `drop` is allowed left out",
             default="refuse",
         )
         legacy: Literal["refuse"] = arg("states with neither a recipe nor scales", default="refuse")

@@ -74,8 +74,7 @@ class TargetTree:
 
     `parts` are its trees, by rank, and `names` has the key of each tensor in them, by the record's
     identity. `passed_through` are the specs of tensors outside of the dicts that rules work on.
-    `first`
-    has for each key the first key that shares its bytes: often itself.
+    `first` has for each key the first key that shares its bytes: often itself.
     """
 
     parts: tuple[FileTree, ...]

@@ -64,10 +64,8 @@ class CheckpointTree:
     """The trees of a checkpoint, by rank.
 
     `names` has the key of each tensor in them, by the record's identity: of `passed_through`, or of
-    the
-    index's tensors. `passed_through` are the tensors outside of the dicts that rules work on.
-    `ties`: a
-    key -> the key whose bytes it shared before the two were written one by one.
+    the index's tensors. `passed_through` are the tensors outside of the dicts that rules work on.
+    `ties`: a key -> the key whose bytes it shared before the two were written one by one.
     """
 
     parts: tuple[FileTree, ...]

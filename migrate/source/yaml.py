@@ -56,8 +56,7 @@ class Mark(NamedTuple):
 
 class Document:
     """One parsed file: `data` of dicts, lists, `str` (quoted) and `PlainScalar` (not), and where
-    each
-    node stood.
+    each node stood.
 
     `whole` is False when something could not be read (an alias, a merge key): `data` is then of no
     use beyond messages.
@@ -182,8 +181,7 @@ def read_yaml(text: str, name: str, report: Report) -> Document:
 
 def core(node: Any) -> Any:
     """`node` with each `PlainScalar` typed by the YAML 1.2 core schema (null, true, false, decimal
-    ints,
-    floats); keys stay text.
+    ints, floats); keys stay text.
     """
     if isinstance(node, PlainScalar):
         if node in _NULLS:
