@@ -133,7 +133,7 @@ def _reach(lineage: Lineage, document: Document) -> Iterator[Diagnostic]:
                 "write one, or remove the layout",
             )
     for one, other in pairwise(lineage.names) if lineage.ordered else ():
-        if {one, other} <= on_edge and not _joins(joined, lineage, one, other):
+        if {one, other} <= on_edge and frozenset((one, other)) not in joined:
             span = document.key_span(("layouts", other))
             yield finding(
                 "M643",
@@ -141,11 +141,6 @@ def _reach(lineage: Lineage, document: Document) -> Iterator[Diagnostic]:
                 span,
                 f"write a rule file with `edge: [{one}, {other}]`",
             )
-
-
-def _joins(edges: set[frozenset[str]], lineage: Lineage, one: str, other: str) -> bool:
-    """Whether an edge leads from `one` to `other`, its neighbour."""
-    return frozenset((one, other)) in edges
 
 
 def _unmade(fileset: FileSet, lineage: Lineage, document: Document) -> Iterator[Diagnostic]:

@@ -14,6 +14,7 @@ from ..core.keys import FOREIGN, CaptureType, Pattern, foreign, narrower, parse
 from ..core.matching import Integer, Literal, Part, PathHead
 from ..core.overlap import apart, common, shared_key, takes
 from ..ops.base import OneWay
+from ..planning.match import with_rank
 from ..planning.pathstate import invert
 from ..rules.compiled import CompiledRule
 from ..ruletests.binding import CompiledFile
@@ -350,11 +351,7 @@ def _aligned(one: Pattern, other: Pattern) -> tuple[Pattern, Pattern]:
     """Both with a rank, or both without: a pattern without one takes a key on each rank."""
     if one.ranked == other.ranked:
         return one, other
-    return _ranked(one), _ranked(other)
-
-
-def _ranked(pattern: Pattern) -> Pattern:
-    return pattern if pattern.ranked else parse(pattern.text + "@{rank__:int}", pattern.types)
+    return with_rank(one), with_rank(other)
 
 
 def _shadowed(reads: Sequence[_Side], near: _Near) -> Iterator[Diagnostic]:

@@ -190,16 +190,12 @@ def rerun(example: Example, rule: DirectedRule, keys: Sequence[str]) -> StepResu
             (),
             {k: example.given[k] for k in keys},
             Views(),
-            BindContext(_equal, DROP),
+            BindContext(lambda *_: True, DROP),
             report,
         )
     except (MigrateError, OpError, ValueError):
         return None
     return None if report.has_errors() else bound
-
-
-def _equal(key: str, present: Tensor, made: Tensor) -> bool:
-    return True
 
 
 def numbers(dtype: str, fill: Any, values: Any) -> Callable[[int], Any]:

@@ -146,7 +146,11 @@ def bind(
                 spans=(reader.rule.span,),
                 notes=(
                     *_about_params(reader.rule),
-                    *((_why_refused(reader),) if reader.refused else ()),
+                    *(
+                        (f"`when` rules out {listed([t.key for t in reader.refused], 3)}",)
+                        if reader.refused
+                        else ()
+                    ),
                 ),
                 help=FOREIGN
                 if any(foreign(side.pattern) for side in reader.rule.reads)
@@ -293,11 +297,6 @@ def _refuse_many(made: int, rule: DirectedRule) -> NoReturn:
         spans=(rule.span,),
         help="correct `count`, `sizes` or the patterns: a number this large is a mistake",
     )
-
-
-def _why_refused(reader: Reader) -> str:
-    keys = [t.key for t in reader.refused]
-    return f"`when` rules out {listed(keys, 3)}"
 
 
 def _run_rule(

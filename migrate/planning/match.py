@@ -459,11 +459,12 @@ def _is_narrower(a: _Entry, b: _Entry) -> bool:
         return False
     one, other = a.side.pattern, b.side.pattern
     if one.ranked != other.ranked:
-        one, other = _with_rank(one), _with_rank(other)
+        one, other = with_rank(one), with_rank(other)
     return _narrower(one, other)
 
 
-def _with_rank(pattern: Pattern) -> Pattern:
+def with_rank(pattern: Pattern) -> Pattern:
+    """The pattern as one of keys with a rank."""
     return pattern if pattern.ranked else parse(pattern.text + "@{rank__:int}", pattern.types)
 
 

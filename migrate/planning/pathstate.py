@@ -546,14 +546,9 @@ def _leaves_patches(step: PathStep) -> bool:
 def _foreign(steps: Sequence[PathStep], path: str, keys: Sequence[str]) -> list[LoadedFile]:
     """The rule files whose patch still decides `keys`, although their edge was walked back."""
     for step in reversed(steps):
-        if found := _patching(step, path, keys):
+        if found := [f for f in step.files if _patched(f.model.files.get(path, {}), keys)]:
             return found if _leaves_patches(step) else []
     return []
-
-
-def _patching(step: PathStep, path: str, keys: Sequence[str]) -> list[LoadedFile]:
-    """The files of the step whose patch decides the value at `keys`."""
-    return [file for file in step.files if _patched(file.model.files.get(path, {}), keys)]
 
 
 def _patched(patch: Any, keys: Sequence[str]) -> bool:

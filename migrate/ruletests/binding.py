@@ -116,7 +116,12 @@ def given_source(
     for written, tensor in tensors.items():
         of = spec(tensor.dtype, shape_of(tensor.values) if tensor.shape is None else tensor.shape)
         for key, _ in expand(written):
-            found[key] = (of, _scrambler(key, of) if scrambled else _maker(tensor, of))
+            found[key] = (
+                of,
+                _scrambler(key, of)
+                if scrambled
+                else partial(elements, of, tensor.fill, tensor.values),
+            )
     return GivenSource(found, {name: side_bytes(content) for name, content in side.items()})
 
 
@@ -149,10 +154,6 @@ def elements(of: Spec, fill: Any, values: Any) -> bytes:
 def packed(dtype: str, numbers: Iterable[Any]) -> bytes:
     """The packed bytes of numbers; ValueError for one that the dtype cannot hold."""
     return pack_codes(dtype, (element_code(dtype, number) for number in numbers))
-
-
-def _maker(tensor: GivenTensor, of: Spec) -> Callable[[], bytes]:
-    return lambda: elements(of, tensor.fill, tensor.values)
 
 
 def _scrambler(key: str, of: Spec) -> Callable[[], bytes]:
@@ -304,14 +305,10 @@ def bind_headers(
         step = prepared.path_state().enter_step(prepared.step, given)
         rules = tuple(directed(step, report))
         if not report.has_errors():
-            bound = bind(rules, step.keep, given, views, BindContext(_met, DROP), report)
+            bound = bind(rules, step.keep, given, views, BindContext(lambda *_: True, DROP), report)
     except MigrateError as error:
         report.diagnostics += error.diagnostics
     return rules, given, bound
-
-
-def _met(key: str, present: Tensor, made: Tensor) -> bool:
-    return True
 
 
 @dataclass(frozen=True, slots=True)
