@@ -25,9 +25,13 @@ _SECTION = re.compile(r"(Args|Returns|Raises|Examples?|Attributes|Note):\s*")
 
 
 API = """\
-`import migrate` costs nothing: names are loaded on first use. Every function takes the same
-arguments as the command of its name. Problems are raised as `migrate.MigrateError`, which carries
-the [diagnostics](diagnostics.md)."""
+`import migrate` costs nothing: names are loaded on first use. A function that has a command of the
+same name takes the same arguments. Problems are raised as `migrate.MigrateError`, which carries the
+[diagnostics](diagnostics.md).
+
+In signatures, `PathLike` is a `str` or an `os.PathLike`, `Live` is a state dict or a
+`torch.nn.Module`, and `Progress` is a callable that takes two integers: the bytes done so far and
+the bytes in total."""
 DIAGNOSTICS = """\
 `migrate explain CODE` prints the same. Codes and exit statuses are stable, wording is not. M1xx
 concern rule files, M2xx matching, M3xx shapes, M4xx losses, M5xx layouts and parameters, M6xx are

@@ -343,7 +343,7 @@ def _towards(
             fail(
                 "M115",
                 f"{option('from_')} names two layouts of lineage {goal.lineage}",
-                help="a checkpoint is in one of them",
+                help="a checkpoint is in only one of them",
             )
         said.add(goal.lineage)
         current[goal.lineage] = goal.layout

@@ -120,7 +120,7 @@ def make_request(
     for word in sorted(allowed.difference(ALLOWANCES)):
         hint = (
             did_you_mean(word, list(ALLOWANCES))
-            or f"what can be allowed: {listed(list(ALLOWANCES))}"
+            or f"these can be allowed: {listed(list(ALLOWANCES))}"
         )
         fail("M115", f"`{printable(word)}` cannot be allowed", help=hint)
     if CHANGED_SOURCE in allowed and not planned:

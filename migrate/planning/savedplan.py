@@ -105,8 +105,8 @@ def require_source(
     if "states" not in saved["source"]:
         fail(
             "M903",
-            "the plan does not say how large the files were that it was made for: an earlier "
-            "version of migrate made it",
+            "the plan does not record the sizes of the files that it was made for: an earlier "
+            "version of migrate wrote it",
             help="plan again",
         )
     found = changed_files(saved["source"], now["source"], copied)
@@ -168,7 +168,7 @@ def require_unchanged(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         "M903",
         f"the plan no longer fits: its digest is {one}, now it is {other}"
         if stale
-        else f"the plan was edited: it says something else than planning again gives in {named}",
+        else f"the plan was edited: planning again gives something else in {named}",
         notes=(
             *(
                 f"changed since: {what}"

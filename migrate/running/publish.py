@@ -356,7 +356,7 @@ class Partial:
                 self.discard()
             fail(
                 "M909",
-                f"{need} bytes are to be written beside {_safe(self.out)}, {free} are free",
+                f"{_safe(self.out)} needs {need} bytes, and {free} are free beside it",
                 help="free space, or choose another place",
             )
 

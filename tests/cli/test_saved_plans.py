@@ -180,7 +180,7 @@ def test_a_plan_that_knows_no_sizes_has_to_be_made_anew(tmp_path: Path, plan: Pa
     document = json.loads(plan.read_text())
     del document["source"]["states"]
     plan.write_text(json.dumps(document))
-    assert "an earlier version of migrate made it" in refused(plan, tmp_path / "out.safetensors")
+    assert "an earlier version of migrate wrote it" in refused(plan, tmp_path / "out.safetensors")
 
 
 @pytest.mark.parametrize(

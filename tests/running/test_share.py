@@ -518,12 +518,12 @@ def test_the_space_check_counts_what_is_there_and_what_is_shared_once(
     partial.require(0, shared)
     free = MIB + 7
     partial.claims["x", 0] = (0, 0, "")
-    with pytest.raises(MigrateError, match=f"{MIB + 8} bytes are to be written"):
+    with pytest.raises(MigrateError, match=f"needs {MIB + 8} bytes"):
         partial.require(0, shared)
     with (partial.data / "out-0.bin").open("wb") as file:
         file.write(bytes(2 * MIB))
         file.truncate(8 * MIB + 8)
-    with pytest.raises(MigrateError, match=f"{MIB + 8} bytes are to be written"):
+    with pytest.raises(MigrateError, match=f"needs {MIB + 8} bytes"):
         partial.require(0, shared)
     (partial.data / "out-0.bin").write_bytes(bytes(8 * MIB + 8))
     free = 0
