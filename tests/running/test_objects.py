@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from inert_unpickler import load_stand_ins
 from quantized_streams import Made, mxfp8, stand_ins
 
 import migrate
@@ -99,7 +100,7 @@ def test_a_renamed_object_is_the_object_under_its_new_key(te: Any, tmp_path: Pat
     torch.save({"a.weight": mxfp8(te, 1), "a.bias": torch.ones(3)}, tmp_path / "in.pt")
     file = rule(tmp_path, 'rules:\n  - {name: r, from: "a.{k...}", to: "b.{k}"}\n')
     migrate.apply(tmp_path / "in.pt", tmp_path / "out.pt", rules=[file])
-    found = torch.load(tmp_path / "out.pt", weights_only=False)
+    found = load_stand_ins(tmp_path / "out.pt")
     assert list(found) == ["b.weight", "b.bias"]
     made, genuine = found["b.weight"], mxfp8(te, 1)
     assert made.function is genuine.function
@@ -119,7 +120,7 @@ def test_an_object_of_before_2_16_is_written_with_the_class_method_that_it_was_r
         made = Made(method, (data, code, torch.ones(1), torch.bfloat16, torch.Size((2, 3))))
         torch.save({key: made, "again": made}, tmp_path / f"{key}.pt")
     migrate.apply(tmp_path / "a.pt", tmp_path / "out.pt", output_format="torch")
-    found = torch.load(tmp_path / "out.pt", weights_only=False)["a"]
+    found = load_stand_ins(tmp_path / "out.pt")["a"]
     assert found.function == method
     assert torch.equal(found.arguments[0], data)
     assert found.arguments[1] == code
@@ -141,7 +142,7 @@ def test_quantized_members_go_into_a_group_and_come_out_with_the_same_bytes(
     members = {f"m.weight{i}": mxfp8(te, i) for i in range(3)}
     torch.save(members, tmp_path / "multi.pt")
     migrate.apply(tmp_path / "multi.pt", tmp_path / "single.pt", rules=[rule(tmp_path, SINGLE)])
-    single = torch.load(tmp_path / "single.pt", weights_only=False)
+    single = load_stand_ins(tmp_path / "single.pt")
     assert list(single) == ["m.weight"]
     group = single["m.weight"]
     assert type(group) is te["grouped_tensor"].GroupedTensor
@@ -163,7 +164,7 @@ def test_quantized_members_go_into_a_group_and_come_out_with_the_same_bytes(
         tmp_path / "again.pt",
         rules=[rule(tmp_path, MULTI.replace("'1', '2'", "'2', '3'"))],
     )
-    again = torch.load(tmp_path / "again.pt", weights_only=False)
+    again = load_stand_ins(tmp_path / "again.pt")
     assert sorted(again) == sorted(members)
     for key, member in members.items():
         assert again[key].function is member.function
@@ -244,7 +245,7 @@ def test_an_object_in_an_optimizers_state_is_carried_whole(te: Any, tmp_path: Pa
     torch.save(state, tmp_path / "in.pt")
     file = rule(tmp_path, "rules:\n  - {name: r, from: w, to: v}\n")
     migrate.apply(tmp_path / "in.pt", tmp_path / "out.pt", rules=[file])
-    found = torch.load(tmp_path / "out.pt", weights_only=False)
+    found = load_stand_ins(tmp_path / "out.pt")
     carried = found["optimizer"]["state"][0]["exp_avg"]
     assert list(found["model"]) == ["v"]
     assert all(
