@@ -57,6 +57,47 @@ def test_a_checkpoint_that_fits_two_layouts_is_ambiguous_and_shows_why(
     assert 'from_="demo@v1" or from_="demo@v2"' in said
 
 
+def test_shapes_that_fit_two_layouts_are_ambiguous_and_those_that_fit_one_are_not(
+    tmp_path: Path, pack: Path
+) -> None:
+    (pack / "demo" / "layouts.yaml").write_text(
+        """
+lineage: demo
+title: Demo
+layouts:
+  v1: {title: one, detect: {shape: {"{p...}.a": [e, h, null], "{p...}.b": [e, null, h]}}}
+  v2: {title: two, detect: {shape: {"{p...}.a": [e, null, h], "{p...}.b": [e, h, null]}}}
+"""
+    )
+    (pack / "demo" / "v2" / "r.yaml").write_text(
+        """
+id: demo/v2/r
+title: t
+lineage: demo
+edge: [v1, v2]
+rules: [{name: r, from: "{p...}.{k:a|b}", to: "{p}.{k}", via: [{transpose: {dims: [1, 2]}}]}]
+"""
+    )
+
+    def made(*shapes: tuple[int, ...]) -> Path:
+        held = {f"x.{k}": np.zeros(s, np.float32) for k, s in zip("ab", shapes, strict=True)}
+        save_file(held, tmp_path / "x.safetensors")
+        return tmp_path / "x.safetensors"
+
+    said = refused(made((2, 3, 3), (2, 3, 3)), pack, to="demo@v2")
+    assert "M503" in said
+    assert "the checkpoint fits the layouts v1 and v2 of lineage demo" in said
+    assert "v1: x.a has the shape [2, 3, 3], which [e, h, null] means of {p...}.a" in said
+    assert "v2: x.a has the shape [2, 3, 3], which [e, null, h] means of {p...}.a" in said
+    assert 'from_="demo@v1" or from_="demo@v2"' in said
+    square = tmp_path / "x.safetensors"
+    plan = migrate.plan(square, rules=[pack], to="demo@v2", from_="demo@v1").document
+    assert [(leg["from"], leg["to"]) for leg in plan["path"]] == [("v1", "v2")]
+    plan = migrate.plan(made((2, 3, 4), (2, 5, 3)), rules=[pack], to="demo@v2").document
+    assert [(leg["from"], leg["to"]) for leg in plan["path"]] == [("v1", "v2")]
+    assert "M504" in refused(made((2, 3, 4), (2, 5, 6)), pack, to="demo@v2")
+
+
 def test_a_checkpoint_that_fits_no_layout_shows_what_is_missing(tmp_path: Path, pack: Path) -> None:
     said = refused(checkpoint(tmp_path, "x.z"), pack, to="demo@v2")
     assert "M504" in said
