@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..core.errors import PAGES, Diagnostic, Span, did_you_mean, fail, page, printable
 from ..core.types import PathLike
+from ..rules.lineage import Matcher
 from ..rules.packs import built_in
 from ..source import yaml
 from ..source.index import Index
@@ -65,10 +66,11 @@ def lint(
         family(fileset) for fileset in filesets.filesets for family in FAMILIES
     )
     if index is not None:
+        match = Matcher(index)
         families = chain(
             families,
             *(
-                find_misfits(fileset, index, read_side, filesets.asked)
+                find_misfits(fileset, index, match, read_side, filesets.asked)
                 for fileset in filesets.filesets
             ),
         )

@@ -13,11 +13,11 @@ from itertools import pairwise, permutations
 from typing import Any
 
 from ..core.errors import Diagnostic, listed, printable
-from ..core.keys import Pattern, TwoReadings, parse
+from ..core.keys import TwoReadings, parse
 from ..core.overlap import apart
-from ..core.templates import Template, as_seen, collapse, fitting, group
+from ..core.templates import as_seen, collapse
 from ..rules.compiled import CompiledRule
-from ..rules.lineage import Detect, Layout, Lineage, detect
+from ..rules.lineage import Detect, Layout, Lineage, Matcher, detect
 from ..ruletests.binding import CompiledFile
 from ..source.index import Index
 from ..source.yaml import Document
@@ -182,37 +182,38 @@ CODES = ("M624", "M660", "M661")
 
 
 def find_misfits(
-    fileset: FileSet, index: Index, read_side: Callable[[str], bytes | None], asked: Container[str]
+    fileset: FileSet,
+    index: Index,
+    match: Matcher,
+    read_side: Callable[[str], bytes | None],
+    asked: Container[str],
 ) -> Iterator[Diagnostic]:
     """M624, M660 and M661 for the edges that begin in a layout the checkpoint shows; for loose
-    files, for each of them.
+    files, for each of them. `match` has the keys of the index.
     """
     begins = None
     if fileset.lineage is not None:
-        begins = {f.layout for f in detect(fileset.lineage, index, read_side) if f.holds}
-    templates = group(index.tensors)
+        begins = {f.layout for f in detect(fileset.lineage, index, read_side, match) if f.holds}
     for (_, start, _), files in fileset.edges.items():
         if begins is None:
             for file in files:
-                yield from _against([file], templates)
+                yield from _against([file], match)
         elif start in begins and any(str(f.loaded.path) in asked for f in files):
-            yield from _against(files, templates)
+            yield from _against(files, match)
 
 
-def _against(files: list[CompiledFile], templates: list[Template]) -> Iterator[Diagnostic]:
+def _against(files: list[CompiledFile], match: Matcher) -> Iterator[Diagnostic]:
     known: set[str] = set()
     for file in files:
         for pattern in file.keep:
-            known |= _taken(pattern, templates)
+            known.update(match.fitting(pattern))
         for rule in file.rules:
             nothing = []
             for role, pattern in rule.sources.items():
                 if pattern.has_flat or pattern.params:
-                    known |= (
-                        {key for t in templates for key in t.keys} if pattern.has_flat else set()
-                    )
+                    known.update(match.keys if pattern.has_flat else ())
                     continue
-                keys = _taken(pattern, templates)
+                keys = set(match.fitting(pattern))
                 known |= keys
                 optional = rule.rule.optional is True or role in rule.rule.optional_roles
                 if not keys and not optional:
@@ -226,8 +227,8 @@ def _against(files: list[CompiledFile], templates: list[Template]) -> Iterator[D
                     "correct the pattern, or say `optional: true`",
                 )
             if not nothing:
-                yield from _alternatives(file, rule, templates)
-    rest = [key for template in templates for key in template.keys if key not in known]
+                yield from _alternatives(file, rule, match)
+    rest = [key for key in match.keys if key not in known]
     if rest:
         notes = tuple(f"{printable(c.text)} ×{c.count}" for c in collapse(rest)[:12])
         what = (
@@ -243,9 +244,7 @@ def _against(files: list[CompiledFile], templates: list[Template]) -> Iterator[D
         )
 
 
-def _alternatives(
-    file: CompiledFile, rule: CompiledRule, templates: list[Template]
-) -> Iterator[Diagnostic]:
+def _alternatives(file: CompiledFile, rule: CompiledRule, match: Matcher) -> Iterator[Diagnostic]:
     """M624: alternatives of a rule that has keys, which none of them has."""
     said = rule.rule.optional
     for name in (
@@ -264,12 +263,7 @@ def _alternatives(
         seen = False
         for pattern in patterns:
             at = pattern.captures.index(name)
-            for key in (
-                k
-                for t in templates
-                for k, fits in zip(t.keys, fitting(pattern, t), strict=True)
-                if fits
-            ):
+            for key in match.fitting(pattern):
                 seen = True
                 with suppress(TwoReadings):
                     left.pop(
@@ -282,12 +276,3 @@ def _alternatives(
             )
             hint = f"correct it, or say `optional: {{{name}: [{', '.join(left)}]}}`"
             yield finding("M624", what, file.span(rule, "from"), hint)
-
-
-def _taken(pattern: Pattern, templates: list[Template]) -> set[str]:
-    out: set[str] = set()
-    for template in templates:
-        out.update(
-            key for key, fits in zip(template.keys, fitting(pattern, template), strict=True) if fits
-        )
-    return out

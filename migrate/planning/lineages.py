@@ -62,12 +62,13 @@ def layouts_of(
     rules: Sequence[str],
     stamped: Mapping[str, str],
     states: States | None = None,
+    match: Matcher | None = None,
 ) -> list[dict[str, Any]]:
     """The layouts that a checkpoint is in, of all known lineages: by its stamp, or by detection
-    with evidence.
+    with evidence. `match` serves those who ask for the nearest layouts as well.
     """
     out = []
-    match = Matcher(index, states)
+    match = match or Matcher(index, states)
     for name, lineage in find_packs_of(_folders(rules)).lineages()[0].items():
         if name in stamped:
             out.append(
@@ -94,7 +95,11 @@ def layouts_of(
 
 
 def nearest_to(
-    index: Index, read_side: ReadSide, rules: Sequence[str], states: States | None = None
+    index: Index,
+    read_side: ReadSide,
+    rules: Sequence[str],
+    states: States | None = None,
+    match: Matcher | None = None,
 ) -> list[dict[str, Any]]:
     """The layouts that a checkpoint comes nearest to, of all known lineages, with what was found
     and what keeps them away.
@@ -107,7 +112,7 @@ def nearest_to(
             "found": near.evidence,
             "against": near.against,
         }
-        for near in nearest(known, index, read_side, states)
+        for near in nearest(known, index, read_side, states, match)
     ]
 
 

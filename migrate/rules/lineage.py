@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ..core.errors import Diagnostic, did_you_mean, fail, listed, option, printable
 from ..core.keys import Pattern, parse
 from ..core.spec import Spec
-from ..core.templates import fitting, group, matches, without_rank
+from ..core.templates import Template, fitting, group, matches, without_rank
 from ..extra_state.states import States, ranges
 from ..source.index import Index
 
@@ -371,13 +371,15 @@ def nearest(
     index: Index,
     read_side: Callable[[str], bytes | None],
     states: States | None = None,
+    match: Matcher | None = None,
     most: int = 3,
 ) -> list[NearLayout]:
     """The nearest layouts, one of a lineage, nearest first: by how much of what they ask is there.
 
     A sign that something is absent brings no layout nearer. One less than half there is left out.
+    `match` is as for `detect`.
     """
-    match, config = Matcher(index, states), _config(read_side)
+    match, config = match or Matcher(index, states), _config(read_side)
     ranked: list[tuple[float, int, NearLayout]] = []
     for lineage in lineages:
         best: tuple[float, int, NearLayout] | None = None
@@ -557,9 +559,11 @@ def _age_sign(wanted: str, states: States | None) -> tuple[bool | None, str]:
 
 
 class Matcher:
-    """Keys by pattern; each pattern is parsed once and read once per template of keys."""
+    """Keys by pattern; each pattern is parsed once and read once per template of keys that can have
+    it.
+    """
 
-    __slots__ = ("_beside", "_patterns", "_templates", "_tensors")
+    __slots__ = ("_beside", "_first", "_having", "_patterns", "_templates", "_tensors")
 
     def __init__(self, index: Index, states: States | None = None) -> None:
         self._tensors = index.tensors
@@ -572,17 +576,49 @@ class Matcher:
             for template in group([*index.tensors, *self._beside])
         ]
         self._patterns: dict[str, Pattern] = {}
+        self._first: dict[str, str | None] = {}
+        # keys without a form are many templates, most of which lack a segment that a pattern asks
+        # for
+        self._having: dict[str, list[tuple[Template, tuple[Template, int | None]]]] = {}
+        for both in self._templates:
+            template, (base, _) = both
+            for segment in {*template.text.split("."), *base.text.split(".")}:
+                self._having.setdefault(segment, []).append(both)
 
     def first(self, pattern: str, test: Callable[[Spec], bool] | None = None) -> str | None:
         """The first key that fits the pattern and whose spec passes the test."""
+        if test is None and pattern in self._first:
+            return self._first[pattern]
         if pattern not in self._patterns:
             self._patterns[pattern] = parse(pattern)
-        parsed = self._patterns[pattern]
-        for template, cut in self._templates:
-            for key, fits in zip(template.keys, fitting(parsed, template, cut), strict=True):
-                if fits and (test is None or test(self._spec(key))):
-                    return key
-        return None
+        found = next(
+            (
+                key
+                for key in self.fitting(self._patterns[pattern])
+                if test is None or test(self._spec(key))
+            ),
+            None,
+        )
+        if test is None:
+            self._first[pattern] = found
+        return found
+
+    def fitting(self, pattern: Pattern) -> Iterator[str]:
+        """The keys that fit the pattern, those of one template after the other."""
+        templates = min(
+            (self._having.get(segment, []) for segment in pattern.anchors),
+            key=len,
+            default=self._templates,
+        )
+        for template, cut in templates:
+            for key, fits in zip(template.keys, fitting(pattern, template, cut), strict=True):
+                if fits:
+                    yield key
+
+    @property
+    def keys(self) -> Iterator[str]:
+        """All keys, those of one template after the other."""
+        return (key for template, _ in self._templates for key in template.keys)
 
     def _spec(self, key: str) -> Spec:
         return self._tensors[key].spec if key in self._tensors else self._beside[key]
@@ -592,12 +628,9 @@ class Matcher:
         if pattern not in self._patterns:
             self._patterns[pattern] = parse(pattern)
         found: dict[tuple[int, ...], str] = {}
-        for template, cut in self._templates:
-            for key, fits in zip(
-                template.keys, fitting(self._patterns[pattern], template, cut), strict=True
-            ):
-                if fits and len(found) <= _MOST_SHAPES:
-                    found.setdefault(tuple(self._spec(key).shape), key)
+        for key in self.fitting(self._patterns[pattern]):
+            if len(found) <= _MOST_SHAPES:
+                found.setdefault(tuple(self._spec(key).shape), key)
         return [(key, shape) for shape, key in found.items()]
 
     def shape(self, key: str) -> tuple[int, ...]:

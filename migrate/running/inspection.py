@@ -10,6 +10,7 @@ from ..core.templates import collapse
 from ..extra_state.states import States
 from ..planning.lineages import known_lineages, layouts_of, nearest_to
 from ..results import HistoryReport, InspectReport
+from ..rules.lineage import Matcher
 from ..source.pickle.tree import PARAMETER
 from ..source.tree import object_encodings
 from . import stamp as stamps
@@ -47,7 +48,9 @@ def describe(source: Source, request: Request, *, expand: bool) -> InspectReport
             }
             for c in collapse(list(specs), specs.__getitem__)
         ]
-    layouts = layouts_of(index, side_reader(source), request.rules, stamp.layouts, States(source))
+    read_side, states = side_reader(source), States(source)
+    match = Matcher(index, states)
+    layouts = layouts_of(index, read_side, request.rules, stamp.layouts, states, match)
     return InspectReport.of(
         path=source.path,
         format=source.format,
@@ -60,9 +63,7 @@ def describe(source: Source, request: Request, *, expand: bool) -> InspectReport
         bytes=index.nbytes,
         **_counted(specs.values()),
         layouts=layouts,
-        nearest=[]
-        if layouts
-        else nearest_to(index, side_reader(source), request.rules, States(source)),
+        nearest=[] if layouts else nearest_to(index, read_side, request.rules, states, match),
         keys=keys,
         side_files=[{"path": f.path, "size": f.size} for f in index.side_files],
         left_out=list(index.left_out),
