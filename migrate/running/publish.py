@@ -26,7 +26,7 @@ import json
 import os
 import platform
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,7 +35,7 @@ from ..core.errors import fail, lacking, option, printable, ran_out, refusal
 from ..source.blobs import Identity, difference, release
 from ..source.paths import kind_of
 from ..source.target import Target
-from .share import Shared, scratch_file
+from .share import SCRATCH, Shared, scratch_file
 
 SUFFIX = ".migrate-partial"
 JOURNAL = "journal.jsonl"
@@ -55,6 +55,8 @@ _RENAMEAT2 = {"x86_64": 316, "aarch64": 276}
 # how often a tile may be claimed: once in each life of a run that lost it
 _LIVES = 16
 _MOST_NAMED = 5
+# what stands in a partial folder, and what it is; beside them what a killed run tried out
+_ENTRIES = {JOURNAL: stat.S_ISREG, "data": stat.S_ISDIR}
 _SAFE = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 # file name and tile number -> (offset, length, checksum of the file up to the tile's end)
@@ -111,6 +113,7 @@ class Partial:
     keeps it for a later resume. `begun`: a tile has been written, by this run or the one that it
     resumes. `source` are the identities of the source's files, by name; without them nothing that
     an earlier run wrote is taken over, because nothing tells what it was made of.
+    `small` are the names of the files that will be added.
     """
 
     def __init__(
@@ -121,13 +124,14 @@ class Partial:
         *,
         resume: bool,
         source: Mapping[str, Identity] | None = None,
+        small: Iterable[str] = (),
     ) -> None:
         self.out, self.target, self.digest = out, target, digest
         self.folder = out.parent / (out.name + SUFFIX)
         self.data = self.folder / "data"
         self.claims: Claims = {}
         self.begun = False
-        self._names = {Path(file.name) for file in target.files}
+        self._names = {Path(name) for name in (*(f.name for f in target.files), *small)}
         self._journal = -1
         self._owner: int | None = None
         # a published run could not remove its folder
@@ -178,6 +182,7 @@ class Partial:
                 self.folder,
                 f"belongs to user {os.lstat(self.folder).st_uid}, and this run may not write in it",
             )
+        self._require_entries()
         self._lock()
         try:
             self._require_own()
@@ -188,6 +193,23 @@ class Partial:
         if head["source"] is None:
             self.claims = {}
         self.begun = bool(self.claims)
+
+    def _require_entries(self) -> None:
+        """M926 unless the folder is empty, as one that a run has just made, or holds a journal and
+        what else a run makes.
+        """
+        with os.scandir(self.folder) as entries:
+            there = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
+        for name, status in there.items():
+            path = self.folder / name
+            self._check(path, status)
+            wanted = _ENTRIES.get(name)
+            if wanted is None and not name.startswith(SCRATCH):
+                self._refuse(path, "is nothing that a run makes")
+            if wanted is not None and not wanted(status.st_mode):
+                self._refuse(path, f"is {kind_of(status.st_mode)}")
+        if there and JOURNAL not in there:
+            self._refuse(self.folder, "has no journal")
 
     def _require_own(self) -> None:
         """M926 unless the folder holds only files and folders of this run, each with one name."""
@@ -436,7 +458,7 @@ class Partial:
                     f"{printable(file.name)} was not written as planned",
                     help=f"run it again with {option('resume', True)}",
                 )
-        if self.target.folder and (strays := self._strays()):
+        if strays := self._strays():
             more = f" and {len(strays) - 1:,} more" if len(strays) > 1 else ""
             fail(
                 "M913",
@@ -445,7 +467,7 @@ class Partial:
             )
 
     def _strays(self) -> list[str]:
-        """What would be published but is neither a file of the target nor its folder; all links."""
+        """What is among the data but neither a file of the target nor its folder; all links."""
         known = self._names | {folder for name in self._names for folder in name.parents}
         found = []
         for root, folders, files in os.walk(self.data):
@@ -489,7 +511,12 @@ class Partial:
             self.left = os.path.lexists(self.folder)
 
     def discard(self) -> None:
-        """Removes the partial folder and all that is in it, as far as that can be done."""
+        """Removes the partial folder and all that is in it, as far as that can be done; keeps one
+        that was taken over and holds somebody else's files.
+        """
+        if self._owner is not None and self._strays():
+            self.close()
+            return
         gone = False
         with suppress(OSError):
             (self.folder / JOURNAL).unlink()

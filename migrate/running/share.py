@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from ..source.index import Source
     from ..source.target import OutputFile, Target
 
+# what the name of a file begins with that is gone at once
+SCRATCH = "scratch-"
 # shorter runs are copied: each clone costs an extent in both files
 LEAST = 1 << 20
 # a clone writes the source's dirty pages out first; between two an interrupt is heard
@@ -214,7 +216,7 @@ class Shared:
 @contextmanager
 def scratch_file(folder: Path) -> Iterator[int]:
     """A new file in the folder, without a name, within the context. OSError if impossible."""
-    place = folder / f"scratch-{os.getpid()}"
+    place = folder / f"{SCRATCH}{os.getpid()}"
     # what a killed process left, or another user put there; the file itself is not touched
     with suppress(FileNotFoundError):
         os.unlink(place)

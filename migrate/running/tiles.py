@@ -532,7 +532,14 @@ def write_target(
     if source.index.sums():
         recorded = recorded_checksums(outputs.values(), source, layouts)
         check_records(outputs.values(), source, recorded)
-    partial = Partial(path, target, digest, resume=options.resume, source=source.identities())
+    partial = Partial(
+        path,
+        target,
+        digest,
+        resume=options.resume,
+        source=source.identities(),
+        small=(*target.small, *(name for name, _ in side_files)),
+    )
     try:
         shared = None
         if any(file.size >= LEAST for file in target.files):

@@ -367,8 +367,9 @@ def _is_called(name: str, child: int, parent: int) -> bool:
 
 
 def kind_of(mode: int) -> str:
-    """What a file of this mode is called, if it is no regular file."""
+    """What a file of this mode is called."""
     for test, word in (
+        (stat.S_ISREG, "a file"),
         (stat.S_ISDIR, "a folder"),
         (stat.S_ISLNK, "a link"),
         (stat.S_ISFIFO, "a pipe"),

@@ -92,14 +92,85 @@ def test_a_link_in_a_partial_folder_is_refused(begun: Path, tmp_path: Path, name
     assert (tmp_path / "mine").read_text() == "mine"
 
 
-def test_a_linked_journal_is_not_written_through(begun: Path, tmp_path: Path) -> None:
+def test_a_linked_journal_is_not_written_through(
+    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (begun / "journal.jsonl").rename(tmp_path / "mine")
     (begun / "journal.jsonl").symlink_to(tmp_path / "mine")
     before = (tmp_path / "mine").read_bytes()
+    refused(begun, f"journal.jsonl in {begun} is a link")
+    # one that is laid there after the look
+    monkeypatch.setattr(publish.Partial, "_require_entries", lambda self: None)
     with pytest.raises(RunError) as caught:
         taken(tmp_path / "out")
     assert code(caught) == "M913"
     assert (tmp_path / "mine").read_bytes() == before
+
+
+@pytest.mark.parametrize("journal", [True, False])
+def test_a_folder_that_only_has_the_name_is_refused_with_all_that_is_in_it(
+    begun: Path, journal: bool
+) -> None:
+    if not journal:
+        (begun / "journal.jsonl").unlink()
+        refused(begun, f"{begun} has no journal")
+    (begun / "notes.txt").write_text("mine")
+    refused(begun, f"notes.txt in {begun} is nothing that a run makes")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("journal.jsonl", "a folder"), ("data", "a file")])
+def test_a_journal_or_data_of_another_kind_is_refused(begun: Path, name: str, kind: str) -> None:
+    if name == "data":
+        shutil.rmtree(begun / name)
+        (begun / name).write_text("mine")
+    else:
+        (begun / name).unlink()
+        (begun / name).mkdir()
+    refused(begun, f"{name} in {begun} is {kind}")
+
+
+def test_what_a_kill_leaves_at_any_moment_is_taken_over(begun: Path) -> None:
+    # between the folder and its journal, before its first line, before the data, at a probe
+    for leave in ("nothing", "empty journal", "journal", "scratch-77"):
+        shutil.rmtree(begun)
+        if leave != "nothing":
+            taken(begun.with_name("out"), resume=False).close()
+        else:
+            begun.mkdir()
+        if leave == "empty journal":
+            os.truncate(begun / "journal.jsonl", 0)
+        if leave in ("journal", "empty journal"):
+            (begun / "data").rmdir()
+        if leave.startswith("scratch"):
+            (begun / leave).touch()
+        made = taken(begun.with_name("out"))
+        made.discard()
+        assert not begun.exists()
+        taken(begun.with_name("out"), resume=False).close()
+
+
+def test_files_of_somebody_else_are_not_removed_with_the_folder(
+    begun: Path, tmp_path: Path
+) -> None:
+    (begun / "data" / "notes.txt").write_text("mine")
+    made = taken(tmp_path / "out")
+    made.allocate()
+    made.discard()
+    assert (begun / "data" / "notes.txt").read_text() == "mine"
+    # nor where the target is one file
+    single = describe({"a": whole("a", "uint8", (100,))}, folder=False)
+    alone = publish.Partial(tmp_path / "one", single, "p", resume=False, source=STOOD)
+    alone.allocate()
+    descriptor = alone.open(single.files[0].name)
+    os.pwrite(descriptor, single.files[0].header, 0)
+    os.close(descriptor)
+    alone.close()
+    (alone.data / "notes.txt").write_text("mine")
+    again = publish.Partial(tmp_path / "one", single, "p", resume=True, source=STOOD)
+    with pytest.raises(RunError, match=r"did not write notes\.txt"):
+        again.check()
+    again.discard()
+    assert (alone.data / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
