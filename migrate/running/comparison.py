@@ -112,7 +112,8 @@ def verify_output(
     if made.index.tree is not None:
         programs.update((key, ReadKey(key)) for key in opened.index.passed_through)
     both = with_all_tensors(opened), with_all_tensors(made)
-    chosen = None if share is None else choose_sample(programs, *both, share, seed)
+    # a share of 1 leaves nothing to chance
+    chosen = None if share in (None, 1) else choose_sample(programs, *both, share, seed)
     work = Recomputation(programs, *both, budget, chosen)
     if inform is not None:
         inform(VerifyEstimate.of(**work.announced(threads, estimate_seconds(work, threads))))

@@ -244,3 +244,19 @@ def test_verify_names_what_is_only_near_and_refuses_what_is_further_off(
     assert ("every byte equal except in 1 tensor\n" in out) is (units == 1)
     document = checked(done(*asked, "--format", "json", exit=status).json, "verification")
     assert (document["equal"], len(document["near"])) == (units == 1, int(units == 1))
+
+
+def test_a_sample_of_everything_is_none(tmp_path: Path, wide: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    done("apply", wide, "-o", out, "--output-format", "safetensors", "-q")
+    whole = done("verify", out, "--source", wide)
+    for share in ("100%", "1", "1.0"):
+        told = done("verify", out, "--source", wide, "--sample", share)
+        assert told.out == whole.out
+        assert told.out.startswith("verified: ")
+    found = done(
+        "verify", out, "--source", wide, "--sample", "100%", "--seed", "3", "--format", "json"
+    ).json
+    assert (found["sample"], found["not_compared"]) == (None, [])
+    part = done("verify", out, "--source", wide, "--sample", "50%").out
+    assert part.startswith("verified in part: ")
