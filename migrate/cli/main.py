@@ -59,7 +59,7 @@ def commands() -> list[str]:
 
 
 def _logging(command: click.Command) -> click.Command:
-    """The command with `-v` and `--log-file`."""
+    """The command with `-v` and `--log-file`, which may stand before its name as well."""
     inner = command.callback
     if inner is None or any(param.name == "verbosity" for param in command.params):
         return command
@@ -70,6 +70,12 @@ def _logging(command: click.Command) -> click.Command:
     ]
 
     def callback(*, verbosity: int, log_file: str | None, **arguments: Any) -> Any:
+        context = click.get_current_context()
+        # what stands before the name of the command
+        before = context.parent.params if context.parent is not None else {}
+        verbosity += before.get("verbosity", 0)
+        log_file = log_file or before.get("log_file")
+        context.params["verbosity"] = verbosity
         if not verbosity and log_file is None:
             return inner(**arguments)
 
@@ -85,7 +91,12 @@ def _logging(command: click.Command) -> click.Command:
             return inner(**arguments)
 
     command.callback = callback
-    command.params += [
+    command.params += _log_options()
+    return command
+
+
+def _log_options() -> list[click.Option]:
+    return [
         click.Option(
             ["-v", "--verbose", "verbosity"],
             count=True,
@@ -93,7 +104,6 @@ def _logging(command: click.Command) -> click.Command:
         ),
         click.Option(["--log-file", "log_file"], metavar="FILE", help="Append the log to a file."),
     ]
-    return command
 
 
 class Commands(click.Group):
@@ -119,9 +129,13 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["--help", "-h"]})
+@click.group(
+    cls=Commands,
+    params=_log_options(),
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
 @click.version_option(__version__, prog_name="migrate")
-def cli() -> None:
+def cli(verbosity: int, log_file: str | None) -> None:
     """Alembic for PyTorch checkpoints: exact, streaming, reversible migrations.
 
     \b

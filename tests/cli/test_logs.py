@@ -50,6 +50,26 @@ def test_twice_verbose_names_the_files_that_are_opened(old: Path) -> None:
     assert f"opened {old}/model.safetensors, " in told.err
 
 
+def test_the_options_of_logs_may_stand_before_the_command(tmp_path: Path, old: Path) -> None:
+    def said(*words: object) -> list[str]:
+        return [line.partition(" ms  ")[2] for line in done(*words).err.splitlines()]
+
+    once = said("-v", "inspect", old)
+    assert f"{old} is safetensors: 1 file, 27 tensors" in once
+    assert not any(line.startswith("opened ") for line in once)
+    for words in (("-vv", "inspect", old), ("-v", "inspect", old, "-v")):
+        assert any(line.startswith(f"opened {old}/model.safetensors, ") for line in said(*words))
+    log, later = tmp_path / "run.log", tmp_path / "later.log"
+    assert said("--log-file", log, "inspect", old) == []
+    assert f"opened {old}/model.safetensors, " in log.read_text()
+    before = log.read_text()
+    done("--log-file", log, "inspect", old, "--log-file", later)
+    assert log.read_text() == before
+    assert f"opened {old}/model.safetensors, " in later.read_text()
+    refused = run("--log-file", old / "run.log", "inspect", old)
+    assert (refused.exit, "that lies in the source" in refused.err) == (2, True)
+
+
 def test_a_log_file_has_everything_and_grows(tmp_path: Path, old: Path) -> None:
     log = tmp_path / "run.log"
     plain = done("plan", old, "--to", "hf-mixtral@v5")
