@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from .. import formats, ops
 from ..core import log
@@ -196,6 +196,8 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
     became = fresh or judge_optimizers(source, composition, request)
     notes += became.notes
     index, outputs = source.index, composition.graph.outputs
+    if index.tensors and not outputs:
+        _refuse_empty(composition)
     specs = {key: t.spec for key, t in outputs.items()}
     report = Report()
     migration_path.check_output(composition.graph.outputs, path_state.sides.read_file, report)
@@ -321,6 +323,19 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
             *composition.graph.checks,
             *(out.checks if out is not None and written == "torch" else ()),
         ),
+    )
+
+
+def _refuse_empty(composition: Composition) -> NoReturn:
+    """M939 for rules that leave no tensor: no format could say where those were that rules work
+    on.
+    """
+    dropping = [rule for _, bound in composition.steps for rule in bound.dropped.values()]
+    fail(
+        "M939",
+        "the rules leave no tensor: the output would be a checkpoint without weights",
+        spans=tuple(dict.fromkeys(rule.span for rule in dropping))[:4],
+        help="keep what the output needs",
     )
 
 

@@ -290,3 +290,34 @@ def test_a_state_dict_without_tensors_is_refused(rule: Path) -> None:
     for empty in ({}, {"epoch": 3}):
         with pytest.raises(migrate.MigrateError, match="M939"):
             migrate.apply(empty, rules=rule)
+
+
+@pytest.mark.parametrize("beside", [{}, {"epoch": 3}, {"extra": {"w": torch.ones(2)}}])
+@pytest.mark.parametrize("out", ["out.pt", "out.safetensors", "out"])
+def test_rules_that_leave_no_tensor_are_refused(
+    beside: dict[str, object], out: str, tmp_path: Path
+) -> None:
+    torch.save({"model": {"a": torch.ones(2), "b": torch.ones(3)}, **beside}, tmp_path / "in.pt")
+    file = tmp_path / "r.yaml"
+    head = RULE[: RULE.index("keep")]
+    words = (tmp_path / "in.pt", "--rules", file, "--allow", "drop", "--format", "json")
+    file.write_text(head + 'rules:\n  - {name: gone, from: "{k}", via: [{drop: {why: x}}]}\n')
+    for refused in (run("plan", *words), run("apply", *words, "-o", tmp_path / out)):
+        assert (refused.exit, refused.codes) == (3, ["M939"])
+        (found,) = refused.json["diagnostics"]
+        assert "the rules leave no tensor" in found["message"]
+        assert found["spans"][0]["file"].endswith("r.yaml")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.pt", "r.yaml"]
+    # one that is left is enough
+    file.write_text(
+        head + "keep: [b]\nrules:\n  - {name: gone, from: a, via: [{drop: {why: x}}]}\n"
+    )
+    done("apply", tmp_path / "in.pt", "-o", tmp_path / out, "--rules", file, "--allow", "drop")
+    done("verify", tmp_path / out, "--source", tmp_path / "in.pt", "--rules", file)
+
+
+def test_a_state_dict_of_which_rules_leave_no_tensor_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    head = RULE[: RULE.index("keep")]
+    file.write_text(head + 'rules:\n  - {name: gone, from: "{k}", via: [{drop: {why: x}}]}\n')
+    assert migrate.apply({"a": torch.ones(2)}, rules=file, allow={"drop"}) == {}
