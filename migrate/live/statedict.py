@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 from ..core.errors import guarded
 from ..core.types import PathLike
 from ..formats import memory
+from ..planning.copies import stale_copies
 from ..planning.request import Request, make_request
 from ..planning.sides import follow_all
 from ..results import StateDictReport
@@ -204,12 +205,16 @@ def _with_optimizers(source: MemorySource, request: Request) -> tuple[MemorySour
     """The migration, with what becomes of optimizer state that the dict holds, and the source that
     it is of: without that state if asked.
 
-    M410 where it would go stale, as in a run into files.
+    M410 where it would go stale, and a warning M411 of a copy of the weights, as in a run into
+    files.
     """
     kept, fresh = without_optimizers(source, request)
     found = prepare(kept, request)
     became = fresh or judge_optimizers(kept, found.composition, request)
-    return kept, replace(found, notes=[*found.notes, *became.notes])
+    copies = stale_copies(kept.index, found.composition) if kept.index.items else []
+    return kept, replace(
+        found, notes=[*found.notes, *became.notes], warnings=[*found.warnings, *copies]
+    )
 
 
 def migrate_in_memory(

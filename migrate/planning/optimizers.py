@@ -105,7 +105,7 @@ def judge_states(
     if not states or not composition.steps:
         return OptimizerVerdict("right" if states else None)
     own = {key for state in states for key in state.keys}
-    fates = _fates(composition, index, own)
+    fates = follow_tensors(composition, index, own)
     notes, stale, report = [], False, Report()
     renamed = False
     undone = all(
@@ -136,7 +136,7 @@ def judge_states(
                 "M410",
                 f"the optimizer state at {state.place} would go stale: the plan changes {many} of "
                 "it",
-                spans=tuple(dict.fromkeys(_rules_of(broken, composition)))[:4],
+                spans=tuple(dict.fromkeys(rules_of(broken, composition)))[:4],
                 notes=(
                     how,
                     listed(broken, 8),
@@ -426,7 +426,7 @@ def _texts(node: Any) -> Iterator[str]:
     return (key for key, _ in _below(node) if type(key) is str)
 
 
-class _Fates(NamedTuple):
+class TensorFates(NamedTuple):
     """`same`: key -> the outputs that are that tensor, cast or not. `others`: outputs that are made
     otherwise. `specs`: of the model's tensors that an optimizer may have; `moved`: keys whose new
     names stand in another order. `known(name)`: the key that a name means.
@@ -439,7 +439,8 @@ class _Fates(NamedTuple):
     known: Callable[[str], str | None]
 
 
-def _fates(composition: Composition, index: Index, own: set[str]) -> _Fates:
+def follow_tensors(composition: Composition, index: Index, own: set[str]) -> TensorFates:
+    """What becomes of the tensors that rules see, but for those called `own`."""
     whole: dict[Any, Any] = {}
 
     def origin(tensor: Tensor) -> str | None:
@@ -474,7 +475,9 @@ def _fates(composition: Composition, index: Index, own: set[str]) -> _Fates:
         for key, stored in index.tensors.items()
         if key not in own and _may_train(stored.spec)
     }
-    return _Fates(same, others, specs, _moved(specs, same), _Names(index.tensors.keys() - own).of)
+    return TensorFates(
+        same, others, specs, _moved(specs, same), _Names(index.tensors.keys() - own).of
+    )
 
 
 def _may_train(spec: Spec) -> bool:
@@ -552,7 +555,7 @@ def plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def _broken(state: OptimizerState, fates: _Fates) -> tuple[list[str], str]:
+def _broken(state: OptimizerState, fates: TensorFates) -> tuple[list[str], str]:
     """The parameters for which the state would be wrong, and why; or what is known of it."""
     if state.names:
         spoken = {
@@ -564,7 +567,7 @@ def _broken(state: OptimizerState, fates: _Fates) -> tuple[list[str], str]:
         wrong = {
             key: None
             for name, key in owner.items()
-            if not _stays(name, key, fates) and (kept is None or name in kept)
+            if not stays(name, key, fates) and (kept is None or name in kept)
         }
         if owner:
             return list(
@@ -604,7 +607,7 @@ def _broken(state: OptimizerState, fates: _Fates) -> tuple[list[str], str]:
     return [], ""
 
 
-def _stays(name: str, key: str, fates: _Fates) -> bool:
+def stays(name: str, key: str, fates: TensorFates) -> bool:
     """Whether what the name speaks of is still there, under that name."""
     outputs = fates.same.get(key, ())
     if key in outputs:
@@ -623,7 +626,7 @@ def _with_shapes(state: OptimizerState, specs: Mapping[str, Spec]) -> list[str]:
     return [key for key, spec in specs.items() if spec.shape in shapes]
 
 
-def _rules_of(keys: Iterable[str], composition: Composition) -> Iterator[Span]:
+def rules_of(keys: Iterable[str], composition: Composition) -> Iterator[Span]:
     """Where the rules stand that take or make these keys."""
     wanted = set(keys)
     for _, bound in composition.steps:

@@ -16,6 +16,7 @@ from ..ops.base import ValueOp
 from ..planning import optimizers
 from ..planning.bind import BindContext
 from ..planning.compose import Composition, compose
+from ..planning.copies import stale_copies
 from ..planning.graph import ComputedTensor
 from ..planning.path import MigrationPath, find_path
 from ..planning.pathstate import PathState
@@ -307,6 +308,8 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
     )
     body["notes"] += [*path_state.notes, *notes]
     body["optimizer"] = became.became
+    if (index.passed_through or index.items) and not alone:
+        body["warnings"] += [d.to_json() for d in stale_copies(index, composition)]
     if gone:
         because = [*body["downgrade"]["because"], *(f"{what} does not come back" for what in gone)]
         body["downgrade"] = {"exact": False, "because": because}
