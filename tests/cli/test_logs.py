@@ -67,7 +67,7 @@ def test_the_options_of_logs_may_stand_before_the_command(tmp_path: Path, old: P
     assert log.read_text() == before
     assert f"opened {old}/model.safetensors, " in later.read_text()
     refused = run("--log-file", old / "run.log", "inspect", old)
-    assert (refused.exit, "that lies in the source" in refused.err) == (2, True)
+    assert (refused.exit, "which lies in the source" in refused.err) == (2, True)
 
 
 def test_a_log_file_has_everything_and_grows(tmp_path: Path, old: Path) -> None:
