@@ -239,20 +239,20 @@ def tell(
     block: Block,
     top: int,
     left: int,
-    told: slice,
+    sampled: slice,
     saturated: int,
     underflowed: int,
     non_finite: int,
 ) -> None:
-    """Tells `meter` the error of the rows `told` of a matrix, of which `numbers` (raw `dtype`) and
-    `codes` are these rows, and how many elements of all rows saturated, became zero, and came back
+    """Tells `meter` the error of the rows `sampled` of a matrix, which `numbers` (raw `dtype`) and
+    `codes` are, and how many elements of all rows saturated, became zero, and came back
     infinite or undefined."""
     import numpy as np
 
     wanted = widened(numbers, dtype)
     with np.errstate(all="ignore"):
-        got = _table()[codes] * of_rows(scale, block, top, left, told, wanted.shape)
-    largest = of_rows(amax, block, top, left, told, wanted.shape)
+        got = _table()[codes] * of_rows(scale, block, top, left, sampled, wanted.shape)
+    largest = of_rows(amax, block, top, left, sampled, wanted.shape)
     meter.add(
         wanted,
         got,
@@ -260,7 +260,7 @@ def tell(
         saturated=saturated,
         underflowed=underflowed,
         non_finite=non_finite,
-        sure=told.step == 1,
+        sure=sampled.step == 1,
     )
 
 
@@ -561,19 +561,20 @@ def measure(
     top: int,
     left: int,
     made: torch.Tensor,
-    told: slice,
+    sampled: slice,
     lost: int,
     zeros: int,
     meter: Meter,
 ) -> None:
-    """Tells `meter` of rounding in the rows `told`, and how many of all became infinite or zero."""
+    """Tells `meter` of rounding in rows `sampled`, and how many of all became infinite or zero."""
     import numpy as np
     import torch
 
     numbers, got = (
-        rows.float().cpu().numpy() for rows in (codes[told].view(torch.float8_e4m3fn), made[told])
+        rows.float().cpu().numpy()
+        for rows in (codes[sampled].view(torch.float8_e4m3fn), made[sampled])
     )
-    factor = of_rows(scales.cpu().numpy(), block, top, left, told, numbers.shape).astype("f8")
+    factor = of_rows(scales.cpu().numpy(), block, top, left, sampled, numbers.shape).astype("f8")
     with np.errstate(all="ignore"):
         wanted = numbers * factor
     meter.add(
@@ -583,7 +584,7 @@ def measure(
         saturated=lost,
         underflowed=zeros,
         non_finite=lost,
-        sure=told.step == 1,
+        sure=sampled.step == 1,
     )
 
 

@@ -176,7 +176,7 @@ class Fp8Block(Codec):
         # NaN is neither ordinary nor tame
         largest = float(scales.abs().amax())
         ordinary, tame = (largest < _e4m3.ORDINARY, largest * _e4m3.LARGEST <= _e4m3.MOST[dtype])
-        told, exact = _measured(specs[0], top), self.exact(options, specs, dtype)
+        sampled, exact = _measured(specs[0], top), self.exact(options, specs, dtype)
         if (
             not ordinary
             and exact
@@ -198,7 +198,7 @@ class Fp8Block(Codec):
                 )
                 if tells is not None:
                     _e4m3.measure(
-                        codes[at], scales[at], block, top, left, made[at], told, *lost, tells
+                        codes[at], scales[at], block, top, left, made[at], sampled, *lost, tells
                     )
 
     def remembers(self, options: Options, spec: Spec) -> int:
@@ -233,7 +233,7 @@ class Fp8Block(Codec):
             (low - first, high - first)
             for (low, high), (first, _) in zip(box[-2:], needed[-2:], strict=True)
         )
-        told = _measured(spec, box[-2][0])
+        sampled = _measured(spec, box[-2][0])
         known = (
             None
             if memo is None
@@ -271,8 +271,8 @@ class Fp8Block(Codec):
                 meter is not None,
             )
             if meter is not None:
-                rows = _here(inside[told]), spec.dtype, _here(out[at][told])
-                _e4m3.tell(meter, *rows, scale, amax, _block(options), top, left, told, *lost)
+                rows = _here(inside[sampled]), spec.dtype, _here(out[at][sampled])
+                _e4m3.tell(meter, *rows, scale, amax, _block(options), top, left, sampled, *lost)
 
     def reference(
         self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str

@@ -263,7 +263,7 @@ _NESTED = (
     ("megatron.core.safe_globals", "safe_load_from_bytes"),
 )
 _SCALARS = frozenset({type(None), bool, int, float, str})
-# what is no setting, wherever it stands
+# values that are never a setting
 _STATE = frozenset({*SCALING, *INVERSES, *BUFFERS})
 _SETTINGS = (type(None), bool, int, float, str, StateForm, Parameters)
 # the ten items of the list that 0.1 and 0.2 store
@@ -288,7 +288,7 @@ def decode(payload: bytes, name: str) -> StateRecord:
 
     `name` names it in messages.
 
-    CheckpointError: M950 for what is no extra state that is known here, M93x for a stream that is
+    CheckpointError: M950 for other than known extra states, M93x for a stream that is
     broken or hostile, M94x for such an archive.
     """
     return examine(payload, name)[0]

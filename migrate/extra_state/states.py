@@ -1,7 +1,7 @@
 """The extra states of a checkpoint: those that are objects beside its tensors (the lists and dicts
 of 0.1 to 0.5, None, and the `io.BytesIO` of later releases), and which release wrote them all.
 
-Names and shapes are alike in all releases, so the release is told by the bytes. Detection of a
+Names and shapes are alike in all releases, so the bytes say which it is. Detection of a
 layout asks for it and nothing else does: what becomes of a state is decided by what that state
 holds. States of one checkpoint were written by one release, so what counts is which release can
 have written all of them. Where several can, their forms do not differ, and the latest is meant.

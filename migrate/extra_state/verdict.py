@@ -1,6 +1,6 @@
 """What a record is, judged by what it holds and by nothing that is merely spelled in its bytes.
 
-The order of the questions is the order of what would be lost: whoever keeps scales is delayed,
+The order of the questions is the order of what would be lost: a state that keeps scales is delayed,
 whatever recipe stands beside them, and only a value that is understood to its last leaf can be
 called stateless.
 """

@@ -4,7 +4,7 @@
 strides in its storage, so views, transposes and ties stay what they are and nothing is copied when
 it is opened. What cannot be described that way (sparse, quantized, meta, subclasses, lazy
 conjugation) is refused by name: turning it into a plain tensor silently would change what the state
-dict holds. Whoever can hand an object on as it is, or only looks at names and shapes, asks for
+dict holds. A caller that hands objects on as they are, or only looks at names and shapes, asks for
 wrappers and meta tensors too.
 """
 

@@ -129,7 +129,7 @@ def read_items(
     """The tree that the text describes over these tensors, its items by path, and a note if it
     was written for others.
 
-    `tensors` are those that rules see, by their keys with ranks. M906 for what is no such text,
+    `tensors` are those that rules see, by their keys with ranks. M906 for any other text,
     M930 to M936 as for a pickle.
     """
     with collector_paused():
@@ -307,12 +307,12 @@ FORMAT = Safetensors()
 
 def _open_file(place: Place, blob: FileBlob) -> Source:
     header = read_header(blob, 0, printable(place.path, 240))
-    stamp, told = header.metadata.pop(STAMP, None), header.metadata.pop(IN_HEADER, None)
+    stamp, written = header.metadata.pop(STAMP, None), header.metadata.pop(IN_HEADER, None)
     index = Index(header.tensors, (blob.name,), metadata=header.metadata)
-    if told is not None:
+    if written is not None:
         index = _with_items(
             index,
-            told.encode("utf-8", "surrogatepass"),
+            written.encode("utf-8", "surrogatepass"),
             {},
             f"{printable(place.path, 240)}: {IN_HEADER}",
         )
@@ -414,14 +414,14 @@ def _folder_source(
     place: Place, index: Index, blobs: list[FileBlob], beside: Beside, history: bytes | None
 ) -> Source:
     metadata = dict(index.metadata)
-    stamp, told = metadata.pop(STAMP, None), metadata.pop(IN_HEADER, None)
+    stamp, written = metadata.pop(STAMP, None), metadata.pop(IN_HEADER, None)
     if history is None and stamp is not None and len(blobs) == 1:
         # a stamped single file that was put into a folder
         history = stamp.encode()
-    if told is not None and index.tree is None and len(blobs) == 1:
+    if written is not None and index.tree is None and len(blobs) == 1:
         index = _with_items(
             index,
-            told.encode("utf-8", "surrogatepass"),
+            written.encode("utf-8", "surrogatepass"),
             {},
             f"{printable(place.path, 240)}: {IN_HEADER}",
         )
@@ -569,9 +569,9 @@ def describe(
     if stamp is not None and not folder:
         kept[STAMP] = stamp
     small: dict[str, bytes] = {}
-    told = None if tree is None else items_text(tree, specs)
-    if told is not None and not folder:
-        kept[IN_HEADER] = told
+    written = None if tree is None else items_text(tree, specs)
+    if written is not None and not folder:
+        kept[IN_HEADER] = written
     with collector_paused():
         parts = by_rank(specs) if ranks is not None or "@" in "".join(specs) else []
         if len(parts) > 1 and not folder:
@@ -619,8 +619,8 @@ def describe(
                     origins,
                 ),
             )
-    if told is not None and folder:
-        small[ITEMS] = told.encode()
+    if written is not None and folder:
+        small[ITEMS] = written.encode()
     if folder and stamp is not None:
         small[HISTORY] = stamp.encode()
     return Target(files, folder, small)

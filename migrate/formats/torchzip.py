@@ -495,7 +495,7 @@ def read_file(blob: FileBlob, number: int, label: str, at: str | None) -> TorchF
     """What the file that is blob `number` holds; `label` names it in messages, `at` is the dict
     that rules work on.
 
-    M930 to M936 and M940 to M945 for what is no sound file of torch.save, M935 never:
+    M930 to M936 and M940 to M945 for an unsound file of torch.save, M935 never:
     `TorchFile.outside` says what was left out.
     """
     with collector_paused():

@@ -361,7 +361,7 @@ class Meter(Protocol):
         """`wanted` and `got`: float32 or float64 tensors or arrays of one shape, empty where only
         counts are known. `amax`: what relative errors refer to, of a shape that broadcasts (a
         block's largest magnitude); None: the largest of `wanted`. `non_finite`: elements that
-        became infinite or NaN and were not, told where not all of them are among these. `sure`:
+        became infinite or NaN and were not, given where not all of them are among these. `sure`:
         that these differ nowhere means that nothing was rounded; not so for a sample, and where
         `wanted` is itself rounded."""
 
@@ -493,7 +493,7 @@ class ValueOp(Op):
         """Fills `out`, which has the shape of `box`, with raw elements of output `output`.
 
         `arrays` hold the boxes that `needs` names, `specs` are those of the whole inputs. `meter`,
-        if there is one, is told the error of what an op rounds. OpError for values that the op
+        if there is one, gets the error of what an op rounds. OpError for values that the op
         refuses, with the first index in the whole input.
         """
         raise NotImplementedError

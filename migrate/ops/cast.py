@@ -116,16 +116,16 @@ class Cast(Elementwise):
 
     def chunk(self, args: Args, raw: Any, spec: Spec, out: Any, meter: Meter | None) -> Any:
         source, to = spec.dtype, named(args.to)
-        told = meter if meter is not None and self.loss_on(args, [spec]) is Loss.LOSSY else None
+        measured = meter if meter is not None and self.loss_on(args, [spec]) is Loss.LOSSY else None
         if is_numpy(raw):
-            return _convert(raw, source, to, args.exact, out, told)
+            return _convert(raw, source, to, args.exact, out, measured)
         if source in FLOATS and to in FLOATS:
-            return _floats(raw, source, to, args.exact, out, told)
+            return _floats(raw, source, to, args.exact, out, measured)
         import torch
 
         # integers are few in a checkpoint, and torch computes with half of their dtypes only
         made = torch.empty(out.shape, dtype=out.dtype)
-        refused = _convert(raw.cpu().numpy(), source, to, args.exact, made.numpy(), told)
+        refused = _convert(raw.cpu().numpy(), source, to, args.exact, made.numpy(), measured)
         out.copy_(made)
         return None if refused is None else torch.from_numpy(refused)
 
@@ -201,7 +201,7 @@ def _convert(raw: Array, source: str, to: str, exact: bool, out: Array, meter: M
     if (source, to) == ("float32", "bfloat16"):
         fits = narrow_bfloat16(raw, out)
         if fits:
-            # nothing was rounded, and nothing is to be told
+            # nothing was rounded, and nothing is to be measured
             return None
         refused = (raw & np.uint32(0xFFFF)) != 0 if exact else None
     elif (source, to) == ("float32", "float16") and not np.isnan(

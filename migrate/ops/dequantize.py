@@ -2,7 +2,7 @@
 
 It joins the roles that its codec stores; a rule names them in `from` (`{weight: …, scale: …}`), and
 a part that is missing is found by the binder, which knows the key that should be there. What the
-codec must be told to encode again, `dequantize` takes too and hands to its inverse.
+codec needs to encode again, `dequantize` takes too and hands to its inverse.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class ExtraState(Op):
     def _demanding(
         self, args: Args, verdict: StateVerdict, like: StateRecord, name: str
     ) -> Decided:
-        """What becomes of a state that nobody permits to go on: it goes, or OpError."""
+        """What becomes of a state that is not permitted to go on: it goes, or OpError."""
         from ..extra_state.record import DELAYED, leave
         from ..extra_state.verdict import LEGACY
 

@@ -210,7 +210,7 @@ def _solve_group(
 ) -> None:
     unknown = [n for n in group if n not in known]
     product = prod(known[n] for n in group if n in known)
-    told = ", ".join(f"{n} = {known[n]}" for n in group if n in known)
+    stated = ", ".join(f"{n} = {known[n]}" for n in group if n in known)
     where = (
         f'rearrange "{pattern}": axis {number} of shape {format_shape(shape)} has {length} elements'
     )
@@ -223,9 +223,11 @@ def _solve_group(
         )
     if not unknown:
         if product != length:
-            raise OpError("M301", f"{where}, {told or '1 in the pattern'} makes {product}")
+            raise OpError("M301", f"{where}, {stated or '1 in the pattern'} makes {product}")
     elif product == 0 or length % product:
-        raise OpError("M302", f"{where}, not divisible by {product} ({told}) to give {unknown[0]}")
+        raise OpError(
+            "M302", f"{where}, not divisible by {product} ({stated}) to give {unknown[0]}"
+        )
     else:
         known[unknown[0]] = length // product
 

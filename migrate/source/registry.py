@@ -3,7 +3,7 @@
 A built-in is known by the name of its module file, so listing the names imports nothing and a new
 one needs no table. Entry points are scanned only when a name is not built in or when all names are
 wanted: the scan costs milliseconds per installed distribution. A third party never replaces a
-built-in, and one that fails harms nobody but itself.
+built-in, and one that fails harms only itself.
 """
 
 from __future__ import annotations

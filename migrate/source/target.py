@@ -101,7 +101,7 @@ def outside_prefix(tensors: Mapping[str, Any]) -> str:
 
 
 def items_of(part: FileTree) -> Iterator[tuple[str, Any]]:
-    """(path, value) of what is no tensor, as JSON values, without the attributes of the dict that
+    """(path, value) of other values than tensors, as JSON, without the attributes of the dict that
     rules work on; no path twice.
     """
     table = part.table

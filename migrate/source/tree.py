@@ -2,10 +2,10 @@
 values that are no tensors.
 
 Rules work on one flat dict of tensors. Everything around it is kept as the tree that was decoded,
-with tensors as leaves that are known by name; whoever writes puts new tensors into that one dict
-and leaves the rest as it stands. Which dict it is, is said by `--at`, or found where the tree
-leaves no choice: a training script has its weights under a name that everybody uses, or nothing
-else in its file looks like a state dict.
+with tensors as leaves that are known by name; an output has new tensors in that one dict and the
+rest as it stood. Which dict it is, is said by `--at`, or found where the tree leaves no choice: a
+training script has its weights under a usual name, or nothing else in its file looks like a state
+dict.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 The samples of an op are its test cases. On each, in every dtype that the op takes, the whole result
 must be what the eager twin makes, a box must be what was cut from the whole, strided memory and
 torch tensors must make no difference, an inverse must bring the first bits back, and the meter must
-be told of what rounds. Failures are AssertionErrors.
+get what rounds. Failures are AssertionErrors.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ def test_a_block_that_is_no_power_of_two_is_found_too(
         CODEC.decoded(Options(), specs, "bfloat16")
     assert caught.value.help is not None
     assert caught.value.help.startswith(
-        f"`block: {block}` would fit, as others may" if block else "no block fits"
+        f"`block: {block}` would fit, and so may others" if block else "no block fits"
     )
     if block:
         CODEC.decoded(Options(block=tuple(block)), specs, "bfloat16")

@@ -44,7 +44,7 @@ from .nodes import (
     measure,
 )
 
-# the opcodes that are refused by name, and why nobody misses them
+# the opcodes that are refused by name, and why they are not missed
 _OLD = "an opcode of protocols 0 and 1, which no supported writer uses"
 _REFUSED = {
     **dict.fromkeys(

@@ -118,17 +118,17 @@ def numbering(said: Any) -> str:
 
 
 def answered(encodings: Mapping[str, Encoding], numbering: str | None) -> dict[str, Encoding]:
-    """The encodings of one file, settled, and what that leaves open read as a person says:
-    `numbering`, None where nobody did.
+    """The encodings of one file, settled, and what that leaves open read as a person says by
+    `numbering`, None if not given.
 
     M955 for a numbering that the objects of the file leave no room for.
     """
     found = settled(encodings)
     if numbering is None:
         return found
-    told = [key for key, encoding in found.items() if encoding.readings]
-    other = [key for key in told if numbering not in (found[key].readings or {})]
-    if other and len(other) == len(told):
+    open_ = [key for key, encoding in found.items() if encoding.readings]
+    other = [key for key in open_ if numbering not in (found[key].readings or {})]
+    if other and len(other) == len(open_):
         (is_,) = found[other[0]].readings or {}
         fail(
             "M955",
@@ -185,7 +185,7 @@ class Storage(NamedTuple):
     `itemsize` bytes.
 
     `dtype` is None for an untyped storage, whose elements are bytes. `location` is the device tag
-    of whoever saved it: text, nothing else.
+    of the saving process: text, nothing else.
     """
 
     key: str
