@@ -55,7 +55,7 @@ def stale_copies(index: Index, composition: Composition) -> list[Diagnostic]:
                 f"changes {plural(len(stale), 'tensor')} of the {len(names):,} that it copies",
                 tuple(dict.fromkeys(rules_of(stale, composition)))[:4],
                 (listed(stale, 8),),
-                f"to migrate it too, run the same on the output with {option('at', at)}",
+                f"to migrate it too, run it again on the output with {option('at', at)}",
             )
         )
     return found

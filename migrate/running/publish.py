@@ -205,7 +205,7 @@ class Partial:
             self._check(path, status)
             wanted = _ENTRIES.get(name)
             if wanted is None and not name.startswith(SCRATCH):
-                self._refuse(path, "is nothing that a run makes")
+                self._refuse(path, "is not something that a run makes")
             if wanted is not None and not wanted(status.st_mode):
                 self._refuse(path, f"is {kind_of(status.st_mode)}")
         if there and JOURNAL not in there:

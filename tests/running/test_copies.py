@@ -98,7 +98,7 @@ def test_the_way_that_the_warning_shows_migrates_the_copy(rule: Any, tmp_path: P
     first, second = tmp_path / "first.pt", tmp_path / "second.pt"
     told = done("apply", source, "-o", first, "--rules", rule("rename"))
     assert "warning[M411]: the copy of the weights at `ema` is carried as it is" in told.err
-    assert "run the same on the output with --at ema" in told.err
+    assert "run it again on the output with --at ema" in told.err
     again = done("apply", first, "-o", second, "--rules", rule("rename"), "--at", "ema")
     assert "M411" not in again.err
     made = torch.load(second, weights_only=True)

@@ -115,7 +115,7 @@ def test_a_folder_that_only_has_the_name_is_refused_with_all_that_is_in_it(
         (begun / "journal.jsonl").unlink()
         refused(begun, f"{begun} has no journal")
     (begun / "notes.txt").write_text("mine")
-    refused(begun, f"notes.txt in {begun} is nothing that a run makes")
+    refused(begun, f"notes.txt in {begun} is not something that a run makes")
 
 
 @pytest.mark.parametrize(("name", "kind"), [("journal.jsonl", "a folder"), ("data", "a file")])
