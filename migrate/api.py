@@ -284,10 +284,13 @@ def apply(
         >>> list(new)
         ['norm.weight']
     """
-    from .live.module import is_module, state
     from .running.job import write_checkpoint
 
-    live = isinstance(path, Mapping) or is_module(path)
+    live = False
+    if not isinstance(path, (str, os.PathLike)):
+        from .live.module import is_module, state
+
+        live = isinstance(path, Mapping) or is_module(path)
     saved = None if live else saved_plan(path_text("path", path))
     request = make_request(
         to,

@@ -20,11 +20,11 @@ import walk
 
 # case -> modules, functions
 BARS = {
-    "apply": (54, 460),
+    "apply": (53, 458),
     "plan": (46, 370),
     "rules": (9, 59),
     # which of two threads gets a tile is chance, and one that helps enters a function or two more
-    "fp8": (60, 455),
+    "fp8": (59, 455),
     "attach": (33, 180),
     "pt": (18, 100),
 }
