@@ -249,62 +249,6 @@ INDEX_SUFFIX = SUFFIX + INDEX
 STAMP = "migrate.history"
 
 
-class Safetensors:
-    """The format: `sniff`, `open` and `describe` as `formats.Format` asks."""
-
-    name = "safetensors"
-    suffixes = (SUFFIX, INDEX_SUFFIX)
-
-    def sniff(self, place: Place) -> int:
-        if place.file is None:
-            return (
-                2
-                if any(n.endswith((SUFFIX, INDEX_SUFFIX)) for n in place.names)
-                or rank_entries(place, SUFFIX)
-                else 0
-            )
-        if place.file.name.endswith((SUFFIX, INDEX_SUFFIX)):
-            return 2
-        head = place.head()
-        return 1 if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MAX_HEADER else 0
-
-    def open(self, place: Place) -> Source:
-        """The checkpoint at a file, an index or a folder; M901, M905 to M915 from `safetensors`."""
-        if place.file is None:
-            return _open_folder(place, index_in(place.names, (SUFFIX,), printable(place.path, 240)))
-        if place.file.name.endswith(INDEX_SUFFIX):
-            return _open_folder(place, place.file.name)
-        return _open_file(place, place.file)
-
-    def describe(
-        self,
-        specs: Mapping[str, Spec],
-        *,
-        folder: bool,
-        max_shard_size: int,
-        metadata: Mapping[str, str],
-        stamp: str | None,
-        origins: Origins | None = None,
-        ranks: Naming | None = None,
-        tree: TargetTree | None = None,
-        last: Container[str] = (),
-    ) -> Target:
-        return describe(
-            specs,
-            folder=folder,
-            max_shard_size=max_shard_size,
-            metadata=metadata,
-            stamp=stamp,
-            origins=origins,
-            ranks=ranks,
-            tree=tree,
-            last=last,
-        )
-
-
-FORMAT = Safetensors()
-
-
 def _open_file(place: Place, blob: FileBlob) -> Source:
     header = read_header(blob, 0, printable(place.path, 240))
     stamp, written = header.metadata.pop(STAMP, None), header.metadata.pop(IN_HEADER, None)
@@ -654,3 +598,36 @@ def _index_text(shards: Mapping[str, list[str]], total: int) -> bytes:
         f'{{\n  "metadata": {{\n    "total_size": {total}\n  }},\n  "weight_map": '
         f"{{\n{entries}\n  }}\n}}\n"
     ).encode()
+
+
+class Safetensors:
+    """The format: `sniff`, `open` and `describe` as `formats.Format` asks."""
+
+    name = "safetensors"
+    suffixes = (SUFFIX, INDEX_SUFFIX)
+
+    def sniff(self, place: Place) -> int:
+        if place.file is None:
+            return (
+                2
+                if any(n.endswith((SUFFIX, INDEX_SUFFIX)) for n in place.names)
+                or rank_entries(place, SUFFIX)
+                else 0
+            )
+        if place.file.name.endswith((SUFFIX, INDEX_SUFFIX)):
+            return 2
+        head = place.head()
+        return 1 if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MAX_HEADER else 0
+
+    def open(self, place: Place) -> Source:
+        """The checkpoint at a file, an index or a folder; M901, M905 to M915 from `safetensors`."""
+        if place.file is None:
+            return _open_folder(place, index_in(place.names, (SUFFIX,), printable(place.path, 240)))
+        if place.file.name.endswith(INDEX_SUFFIX):
+            return _open_folder(place, place.file.name)
+        return _open_file(place, place.file)
+
+    describe = staticmethod(describe)
+
+
+FORMAT = Safetensors()
