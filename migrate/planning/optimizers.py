@@ -443,24 +443,27 @@ def follow_tensors(composition: Composition, index: Index, own: set[str]) -> Ten
     """What becomes of the tensors that rules see, but for those called `own`."""
     whole: dict[Any, Any] = {}
 
+    # a loop: a function that calls itself is a cycle, and would keep the caller's tensors
     def origin(tensor: Tensor) -> str | None:
         """The stored tensor whose elements these are, in their order, cast or not."""
-        source = tensor.sources[0] if len(tensor.sources) == 1 else None
-        if isinstance(source, ComputedTensor):
+        while len(tensor.sources) == 1:
+            source = tensor.sources[0]
+            if not isinstance(source, ComputedTensor):
+                at = index.tensors[source]
+                form = (at.spec.shape, at.strides)
+                if form not in whole:
+                    whole[form] = views.stored(0, *form)
+                return source if tensor.spec == at.spec and tensor.view == whole[form] else None
             call = source.computation
-            plain = (
-                call.op_call.op == "cast"
-                and tensor.view == views.stored(0, source.spec.shape)
-                and tensor.spec == source.spec
-            )
-            return origin(call.inputs[0]) if plain and len(call.inputs) == 1 else None
-        if source is None:
-            return None
-        at = index.tensors[source]
-        form = (at.spec.shape, at.strides)
-        if form not in whole:
-            whole[form] = views.stored(0, *form)
-        return source if tensor.spec == at.spec and tensor.view == whole[form] else None
+            if (
+                call.op_call.op != "cast"
+                or tensor.view != views.stored(0, source.spec.shape)
+                or tensor.spec != source.spec
+                or len(call.inputs) != 1
+            ):
+                return None
+            tensor = call.inputs[0]
+        return None
 
     same: dict[str, list[str]] = {}
     others = []
