@@ -555,16 +555,19 @@ def item_differences(one: Source, other: Source, moved: bool = False) -> list[di
     return out + [
         {
             "key": path,
-            "what": f"value {printable(path, 300)} is made of other containers, or has keys of "
-            "another type",
+            "what": f"value {printable(path, 300)} is made of other containers, or of ones "
+            "with keys of another type or with other attributes",
         }
         for path in unlike
     ]
 
 
 def _kinds(index: Index, moved: bool) -> dict[str, list[Any]]:
-    """The kinds of containers by path, and their keys' types; each once, without the dict."""
+    """The kinds of containers by path, their keys' types, their attributes, and what a defaultdict
+    calls or how long a deque may be; each once, without the dict.
+    """
     out: dict[str, list[Any]] = {}
+    texts: dict[int, str] = {}
     for rank, part in enumerate(index.tree.parts if index.tree is not None else ()):
         seen: set[int] = set()
         stack: list[tuple[Any, tuple[str, ...]]] = [(part.root, ())]
@@ -578,13 +581,16 @@ def _kinds(index: Index, moved: bool) -> dict[str, list[Any]]:
                 continue
             seen.add(id(node))
             held = node.pairs if type(node) is DictNode else enumerate(node.items)
-            if path and node is not part.table:
-                types = (
-                    sorted({type(key).__name__ for key, _ in node.pairs})
-                    if type(node) is DictNode
-                    else []
+            if node is not part.table:
+                types: list[str] = []
+                said = None
+                if type(node) is DictNode:
+                    types = sorted({type(key).__name__ for key, _ in node.pairs})
+                    said = node.attributes and _text(node.attributes, texts)
+                made = node.node.arguments if node.kind in ("defaultdict", "deque") else ()
+                out.setdefault(f"{joined(path, 300) or '.'}@{rank}", []).append(
+                    (node.kind, types, said, to_json(made))
                 )
-                out.setdefault(f"{joined(path, 300)}@{rank}", []).append((node.kind, types))
             stack += [
                 (child, (*path, segment(key)))
                 for key, child in held
@@ -725,28 +731,32 @@ def _firsts(index: Index) -> dict[str, str]:
 
 
 def _said(parts: Sequence[FileTree], names: Mapping[int, str]) -> dict[str, str]:
-    """What the dicts that rules work on say: a name of the fact -> its text."""
+    """What the dicts that rules work on and all tensors say: a name of the fact -> its text."""
     out: dict[str, str] = {}
     texts: dict[int, str] = {}
     for rank, part in enumerate(parts):
         # of what is nested, each dict has a kind, and the tensors say the keys
         table = flatten_table(part, "").table
-        if table is None:
-            continue
-        mark = f"@{rank}" if len(parts) > 1 else ""
-        out[f"the kind of the dict{mark}"] = table.kind
-        for name, value in table.attributes.pairs if type(table.attributes) is DictNode else ():
-            if type(value) is DictNode:
-                out.update(
-                    {f"{name} of `{key}`{mark}": _text(held, texts) for key, held in value.pairs}
-                )
-            else:
-                out[f"the attribute {name}{mark}"] = _text(value, texts)
-        for leaf in tensor_records([table]):
+        if table is not None:
+            mark = f"@{rank}" if len(parts) > 1 else ""
+            out[f"the kind of the dict{mark}"] = table.kind
+            for name, value in table.attributes.pairs if type(table.attributes) is DictNode else ():
+                if type(value) is DictNode:
+                    out.update(
+                        {
+                            f"{name} of `{key}`{mark}": _text(held, texts)
+                            for key, held in value.pairs
+                        }
+                    )
+                else:
+                    out[f"the attribute {name}{mark}"] = _text(value, texts)
+        for leaf in tensor_records([table, part.root]):
             if leaf.parameter or leaf.requires_grad or leaf.subclass is not None:
                 out[f"the flags of {names[id(leaf)]}"] = (
                     f"{leaf.parameter} {leaf.requires_grad} {leaf.subclass}"
                 )
+            if leaf.state is not None:
+                out[f"the attributes of {names[id(leaf)]}"] = _text(leaf.state, texts)
     return out
 
 

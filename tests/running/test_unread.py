@@ -9,7 +9,8 @@ import io
 import json
 import pickle
 import zipfile
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,60 @@ def test_the_attributes_of_a_dict_and_a_whole_file_count_too(tmp_path: Path) -> 
         assert not difference(a, b).equal
         assert difference(a, a).equal
         assert difference(a, a).to_json()["notes"]
+
+
+def with_attributes(value: Any, **attributes: Any) -> Any:
+    value.__dict__.update(attributes)
+    return value
+
+
+def weight(**attributes: Any) -> Any:
+    return with_attributes(torch.arange(3.0), **attributes)
+
+
+DECODED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "an attribute of a dict": (
+        lambda: with_attributes(OrderedDict(a=1), z=1),
+        lambda: with_attributes(OrderedDict(a=1), z=2),
+    ),
+    "an attribute that only one dict has": (
+        lambda: with_attributes(OrderedDict(a=1), z=1),
+        lambda: OrderedDict(a=1),
+    ),
+    "what a defaultdict calls": (
+        lambda: defaultdict(list, a=[1]),
+        lambda: defaultdict(int, a=[1]),
+    ),
+    "how long a deque may be": (lambda: deque([1], 3), lambda: deque([1], 5)),
+    "an attribute of a tensor": (lambda: [weight(z=1)], lambda: [weight(z=2)]),
+    "an attribute that only one tensor has": (lambda: [weight(z=1)], lambda: [weight()]),
+    "a parameter": (lambda: [torch.nn.Parameter(weight())], lambda: [weight()]),
+    "a tensor that wants gradients": (lambda: [weight().requires_grad_()], lambda: [weight()]),
+}
+
+
+@pytest.mark.parametrize("what", DECODED)
+def test_what_is_decoded_beside_the_weights_counts_with_its_attributes(
+    what: str, tmp_path: Path
+) -> None:
+    one, other = (saved(tmp_path / f"{n}.pt", make()) for n, make in enumerate(DECODED[what]))
+    again = saved(tmp_path / "again.pt", DECODED[what][0]())
+    assert not difference(one, other).equal
+    assert not difference(other, one).equal
+    assert difference(one, again).equal
+
+
+def test_attributes_of_weights_and_of_a_whole_file_count(tmp_path: Path) -> None:
+    paths = []
+    for number in (1, 2):
+        torch.save({"model": {"w": weight(z=number)}}, tmp_path / f"weight{number}.pt")
+        root = with_attributes(OrderedDict(model={"w": weight()}), z=number)
+        torch.save(root, tmp_path / f"root{number}.pt")
+        torch.save([torch.nn.Parameter(weight(), number == 1)], tmp_path / f"list{number}.pt")
+        paths.append([tmp_path / f"{name}{number}.pt" for name in ("weight", "root", "list")])
+    for a, b in zip(*paths, strict=True):
+        assert not difference(a, b).equal
+        assert difference(a, a).equal
 
 
 def test_what_has_too_many_values_is_compared_by_its_bytes_and_that_is_said(
