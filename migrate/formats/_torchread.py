@@ -25,7 +25,16 @@ from ..core.errors import CheckpointError, fail, printable
 from ..source.blobs import Blob, read_bytes
 from ..source.pickle.decoding import MAGIC, PROTOCOL, STORAGES
 from ..source.pickle.machine import read_pickle
-from ..source.pickle.nodes import ABSENT, ARCHIVE, EXTRA_STATE, Call, Dict, Global, Persistent, Set
+from ..source.pickle.nodes import (
+    ABSENT,
+    ARCHIVE,
+    COMPOSITES,
+    EXTRA_STATE,
+    Call,
+    Dict,
+    Global,
+    Set,
+)
 from ..source.pickle.tree import ITEMSIZE
 from ..source.zip_archive import ArchiveRecord
 
@@ -237,7 +246,7 @@ def _storages(value: Any, label: str) -> dict[str, tuple[int, int]]:
     while left:
         node = left.pop()
         kind = type(node)
-        if kind not in _COMPOSITES or id(node) in seen:
+        if kind not in COMPOSITES or id(node) in seen:
             continue
         seen.add(id(node))
         if kind is tuple or kind is list:
@@ -256,9 +265,6 @@ def _storages(value: Any, label: str) -> dict[str, tuple[int, int]]:
         else:
             _storage(node.id, found, label)
     return found
-
-
-_COMPOSITES = frozenset({tuple, list, Dict, Set, Call, Persistent})
 
 
 def _storage(identity: Any, found: dict[str, tuple[int, int]], label: str) -> None:

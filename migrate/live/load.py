@@ -44,7 +44,15 @@ from ..running.prepare import side_reader, stamp_of
 from ..running.resources import check_threads, memory_of
 from ..running.resources import resolve_device as device_of
 from ..source.index import SideFile
-from ..source.pickle.tree import Array, Buffer, Constant, DictNode, ListNode, TensorRecord
+from ..source.pickle.tree import (
+    SCALARS,
+    Array,
+    Buffer,
+    Constant,
+    DictNode,
+    ListNode,
+    TensorRecord,
+)
 from . import module as modules
 from .filling import Filling, Job, Targets, alike
 from .migration import Outputs, prepare
@@ -623,7 +631,6 @@ _DICTS: dict[str, Callable[[], Any]] = {
 _FACTORIES: dict[str, Callable[[], Any]] = {
     kind.__name__: kind for kind in (list, dict, set, tuple, int, float, str, bool, OrderedDict)
 }
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
 
 
 def value_of(tree: Any, name: str, tensor: Callable[[TensorRecord], Any]) -> Any:
@@ -632,7 +639,7 @@ def value_of(tree: Any, name: str, tensor: Callable[[TensorRecord], Any]) -> Any
 
     def visit(node: Any) -> Any:
         kind = type(node)
-        if kind in _PLAIN:
+        if kind in SCALARS:
             return node
         if id(node) not in made:
             # one object in several places stays one; containers hold no cycles

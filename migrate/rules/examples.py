@@ -28,16 +28,15 @@ from .fields import (
     SidePath,
     Text,
     Value,
-    dtype,
     integer,
     kind_of,
     mapping,
     match_whole,
     one_of,
+    read_dtype,
     read_text,
     refuse,
     sequence,
-    unknown_dtype,
     wrong,
 )
 
@@ -50,14 +49,6 @@ _Path = tuple[Any, ...]
 MOST_AXES = 8
 _INDEXES = match_whole("-?[0-9]{1,9}(?:, ?-?[0-9]{1,9})*")
 _CODE = match_whole("M[1-9][0-9][0-9]")
-
-
-def _is_dtype(value: Any) -> str:
-    name = read_text(value)
-    known = dtype(name)
-    if known is None:
-        refuse([unknown_dtype(name)])
-    return known
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -145,7 +136,7 @@ _SLICES = {
     "additionalProperties": _lists(MOST_AXES),
 }
 
-Dtype = Annotated[str, BeforeValidator(_is_dtype), WithJsonSchema(DTYPE)]
+Dtype = Annotated[str, BeforeValidator(read_dtype), WithJsonSchema(DTYPE)]
 Sizes = Annotated[tuple[Annotated[int, WithJsonSchema(COUNT)], ...], BeforeValidator(_shape)]
 Tolerance = Annotated[Any, BeforeValidator(_tolerance), WithJsonSchema(_TOLERANCE)]
 Fill = Annotated[Any, BeforeValidator(_fill), WithJsonSchema(_FILL)]

@@ -35,7 +35,6 @@ from .fields import (
     Requires,
     Text,
     count,
-    dtype,
     each,
     fits,
     kind_of,
@@ -45,10 +44,10 @@ from .fields import (
     one_of,
     one_or_list,
     problems_of,
+    read_dtype,
     read_text,
     refuse,
     sequence,
-    unknown_dtype,
     unmet,
     word,
     wrong,
@@ -491,16 +490,8 @@ def _some(value: Any) -> list[Any]:
     )
 
 
-def _dtype(value: Any) -> str:
-    name = read_text(value)
-    known = dtype(name)
-    if known is None:
-        refuse([unknown_dtype(name)])
-    return known
-
-
 def _dtypes(value: Any) -> dict[str, tuple[str, ...]]:
-    return _by_pattern(value, _dtype)
+    return _by_pattern(value, read_dtype)
 
 
 def _counts(value: Any) -> dict[str, tuple[int, ...]]:

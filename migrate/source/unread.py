@@ -22,7 +22,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .pickle.decoding import ContradictionError, ForeignError, is_global
-from .pickle.nodes import ABSENT, Call, Dict, Global, Persistent, Set
+from .pickle.nodes import ABSENT, COMPOSITES, Call, Dict, Global, Persistent, Set
 from .pickle.python_objects import encoded
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 # nodes of one file that are looked at
 MOST_NODES: Final = 1_000_000
-_COMPOSITES: Final = frozenset({tuple, list, Dict, Set, Call, Persistent})
 
 
 class TooManyError(Exception):
@@ -61,7 +60,7 @@ class Canonical:
         stack = [node]
         while stack:
             here = stack.pop()
-            if type(here) not in _COMPOSITES or self._of(here)[1]:
+            if type(here) not in COMPOSITES or self._of(here)[1]:
                 continue
             identity = _key(here) if type(here) is Persistent else id(here)
             if identity in numbers:
@@ -96,7 +95,7 @@ class Canonical:
     def _of(self, node: Any) -> tuple[bytes, bool]:
         """The digest of a node by value, and whether it is all that there is to it."""
         kind = type(node)
-        if kind not in _COMPOSITES:
+        if kind not in COMPOSITES:
             return _leaf(node, kind), True
         found = self._known.get(id(node))
         if found is None:

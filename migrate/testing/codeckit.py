@@ -25,6 +25,7 @@ from .. import codecs
 from ..codecs.base import Codec, OpError, Options
 from ..core.spec import Spec
 from ..elements.raw import carrier
+from .opkit import require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,7 +121,7 @@ def check_encoding(codec: Codec, options: Options, array: Array, spec: Spec) -> 
 
     specs, made = codec.encoded(options, spec), encoded(codec, options, array, spec)
     label = f"{codec.name} {options} of {spec}"
-    _require(
+    require(
         len(specs) == len(codec.parts), f"{label}: {len(specs)} parts, the codec has {codec.parts}"
     )
     wanted = codec.reference_parts(options, array, spec)
@@ -165,25 +166,25 @@ def check_decoding(
 def check_description(name: str) -> None:
     """The codec is called as in its registry, says what it does, and names parts and bound."""
     codec = codecs.get(name)
-    _require(isinstance(codec, Codec), f"{name} is {codec!r}, not a Codec")
-    _require(codec.name == name, f"{name} calls itself {codec.name}")
-    _require(bool(codec.summary.strip()), f"{name} has no summary")
-    _require(
+    require(isinstance(codec, Codec), f"{name} is {codec!r}, not a Codec")
+    require(codec.name == name, f"{name} calls itself {codec.name}")
+    require(bool(codec.summary.strip()), f"{name} has no summary")
+    require(
         bool(codec.parts) and len(set(codec.parts)) == len(codec.parts),
         f"{name} has the parts {codec.parts}",
     )
-    _require(bool(codec.leaves), f"{name} does not say how its parts are called on disk")
+    require(bool(codec.leaves), f"{name} does not say how its parts are called on disk")
     for leaves in codec.leaves:
         odd = set(leaves.by_role) - set(codec.parts)
-        _require(not odd, f"{name}: {leaves.producer} has roles that are no parts: {sorted(odd)}")
+        require(not odd, f"{name}: {leaves.producer} has roles that are no parts: {sorted(odd)}")
     samples = list(codec.samples())
-    _require(bool(samples), f"{name} has no samples")
+    require(bool(samples), f"{name} has no samples")
     for options, spec in samples:
-        _require(
+        require(
             bool(codec.bound(options).strip()),
             f"{name} does not say how large the error of {options} is",
         )
-        _require(
+        require(
             len(codec.encoded(options, spec)) == len(codec.parts),
             f"{name}: {options} makes other parts than {codec.parts}",
         )
@@ -195,7 +196,7 @@ def check_description(name: str) -> None:
             try:
                 codec.validate(odd_options, True)
             except OpError as error:
-                _require(error.code == "M308", f"{name}: {odd_options} is refused as {error.code}")
+                require(error.code == "M308", f"{name}: {odd_options} is refused as {error.code}")
             else:
                 raise AssertionError(f"{name} takes {odd_options}")
 
@@ -236,16 +237,10 @@ def _with_gaps_of(array: Array) -> Array:
 
 
 def _same(label: str, one: Array, other: Array) -> None:
-    _require(one.shape == other.shape, f"{label}: {one.shape} instead of {other.shape}")
-    _require(one.dtype == other.dtype, f"{label}: {one.dtype} instead of {other.dtype}")
+    require(one.shape == other.shape, f"{label}: {one.shape} instead of {other.shape}")
+    require(one.dtype == other.dtype, f"{label}: {one.dtype} instead of {other.dtype}")
     if one.tobytes() != other.tobytes():
         import numpy as np
 
         at = tuple(int(i) for i in np.argwhere(one != other)[0])
         raise AssertionError(f"{label}: at {at} {one[at]:#x} instead of {other[at]:#x}")
-
-
-def _require(holds: bool, message: str) -> None:
-    # raised, not asserted: `python -O` and unrewritten modules must not hide it
-    if not holds:
-        raise AssertionError(message)

@@ -28,7 +28,7 @@ from .. import ops
 from ..core.spec import Spec, spec
 from ..core.view import Fill, Piece, View, covers, stored
 from ..elements.raw import carrier, raw
-from ..ops.base import Check, Loss, OneWay, Op, OpCall, OpError, ValueOp, Written
+from ..ops.base import Check, Loss, OneWay, Op, OpCall, OpError, ValueOp, Written, format_shape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,7 +81,7 @@ def realise(view: View, arrays: Sequence[Array], dtype: str = "int64") -> Array:
     """
     import numpy as np
 
-    _require(covers(view), f"the pieces of {view} do not write each element exactly once")
+    require(covers(view), f"the pieces of {view} do not write each element exactly once")
     flat = [a.reshape(-1) for a in arrays]
     held = arrays[0].dtype if arrays else np.dtype(carrier(dtype))
     out = np.zeros(prod(view.shape), held)
@@ -114,11 +114,11 @@ def check_twin(op: Op, args: Any, shapes: Sequence[tuple[int, ...]], dtype: str 
     expected = op.eager(args, arrays, parts, [dtype] * len(arrays))
     inferred = op.infer(args, [spec(dtype, s) for s in shapes], parts)
     wanted = {"join": 1, "part": parts, "each": len(shapes), "make": len(shapes), "end": 0}[op.kind]
-    _require(
+    require(
         len(traced) == wanted,
         f"{op.name} is of kind {op.kind} and made {len(traced)} tensors, not {wanted}",
     )
-    _require(
+    require(
         len(traced) == len(expected),
         f"{op.name} traced {len(traced)} tensors, its eager twin made {len(expected)}",
     )
@@ -126,13 +126,13 @@ def check_twin(op: Op, args: Any, shapes: Sequence[tuple[int, ...]], dtype: str 
         made = inferred[number] if inferred is not None else spec(dtype, view.shape)
         got = realise(view, arrays if made.dtype == dtype else [], made.dtype)
         label = f"{op.name} {args} on {list(shapes)} of {dtype}: output {number}"
-        _require(
+        require(
             made.shape == view.shape,
             f"{label}: the view is {view.shape}, the spec says {made.shape}",
         )
-        _require(got.shape == twin.shape, f"{label}: traced {got.shape}, eager {twin.shape}")
-        _require(got.dtype == twin.dtype, f"{label}: traced {got.dtype}, eager {twin.dtype}")
-        _require(_equal(got, twin), f"{label}: traced and eager differ:\n{got}\n{twin}")
+        require(got.shape == twin.shape, f"{label}: traced {got.shape}, eager {twin.shape}")
+        require(got.dtype == twin.dtype, f"{label}: traced {got.dtype}, eager {twin.dtype}")
+        require(same_elements(got, twin), f"{label}: traced and eager differ:\n{got}\n{twin}")
         check_rows(op, args, arrays, [spec(dtype, s) for s in shapes], parts, number, twin)
 
 
@@ -171,7 +171,9 @@ def check_rows(
             f"{op.name} {args} on {[str(s) for s in specs]}: output {output}: rows {start} to "
             f"{stop}"
         )
-        _require(_equal(made, whole[start:stop]), f"{label} differ:\n{made}\n{whole[start:stop]}")
+        require(
+            same_elements(made, whole[start:stop]), f"{label} differ:\n{made}\n{whole[start:stop]}"
+        )
 
 
 def check_inverse(
@@ -183,32 +185,30 @@ def check_inverse(
     arrays, views, parts = _inputs(op, args, shapes, dtype)
     inverse = op.invert(args, enumerated=True)
     if isinstance(inverse, OneWay):
-        _require(bool(inverse.because.strip()), f"{op.name} does not say why it is one-way")
+        require(bool(inverse.because.strip()), f"{op.name} does not say why it is one-way")
         return
-    _require(
-        op.loss(args) is not Loss.DESTRUCTIVE, f"{op.name} {args} destroys, yet has an inverse"
-    )
+    require(op.loss(args) is not Loss.DESTRUCTIVE, f"{op.name} {args} destroys, yet has an inverse")
     traced = op.trace(args, views, parts)
     back = _call(inverse, traced, len(views))
     label = f"{op.name} {args} on {list(shapes)}: its inverse {inverse.op} {inverse.args}"
-    _require(len(back) == len(arrays), f"{label} makes {len(back)} tensors of {len(arrays)}")
+    require(len(back) == len(arrays), f"{label} makes {len(back)} tensors of {len(arrays)}")
     for number, (view, array) in enumerate(zip(back, arrays, strict=True)):
-        _require(
+        require(
             view.shape == array.shape,
             f"{label} makes {view.shape} of input {number}, {array.shape}",
         )
-        _require(
-            _equal(realise(view, arrays, dtype), array),
+        require(
+            same_elements(realise(view, arrays, dtype), array),
             f"{label} does not bring back input {number}",
         )
     again = ops.get(inverse.op).invert(inverse.args, enumerated=True)
-    _require(isinstance(again, OpCall), f"{label} has no inverse of its own")
+    require(isinstance(again, OpCall), f"{label} has no inverse of its own")
     if isinstance(again, OpCall):
         redone = [realise(v, arrays, dtype) for v in _call(again, back, parts)]
         same = all(
-            _equal(a, realise(v, arrays, dtype)) for a, v in zip(redone, traced, strict=True)
+            same_elements(a, realise(v, arrays, dtype)) for a, v in zip(redone, traced, strict=True)
         )
-        _require(same, f"{label}, undone again as {again}, is not what the op does")
+        require(same, f"{label}, undone again as {again}, is not what the op does")
 
 
 def check_refusals(op: Op, args: Any, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -231,22 +231,22 @@ def check_refusals(op: Op, args: Any, shapes: Sequence[tuple[int, ...]]) -> None
             [*shapes[:-1], odd],
             parts,
             "M301",
-            [_spell_shape(shapes[0]), _spell_shape(odd)],
+            [format_shape(shapes[0]), format_shape(odd)],
         )
 
 
 def check_description(name: str) -> None:
     """The op is called as in its registry, says what it does, and documents each argument."""
     op = ops.get(name)
-    _require(isinstance(op, Op), f"{name} is {op!r}, not an Op")
-    _require(op.name == name, f"{name} calls itself {op.name}")
-    _require(op.kind in KINDS, f"{name} is of kind {op.kind!r}, not one of {KINDS}")
-    _require(bool(op.summary.strip()), f"{name} has no summary")
+    require(isinstance(op, Op), f"{name} is {op!r}, not an Op")
+    require(op.name == name, f"{name} calls itself {op.name}")
+    require(op.kind in KINDS, f"{name} is of kind {op.kind!r}, not one of {KINDS}")
+    require(bool(op.summary.strip()), f"{name} has no summary")
     frozen = is_dataclass(op.Args) and vars(op.Args)["__dataclass_params__"].frozen
-    _require(frozen, f"the Args of {name} are not a frozen dataclass")
+    require(frozen, f"the Args of {name} are not a frozen dataclass")
     hints = typing.get_type_hints(op.Args, include_extras=True)
     for field in fields(op.Args):
-        _require(
+        require(
             bool(field.metadata.get("doc", "").strip()),
             f"{name}: argument {field.name} has no description",
         )
@@ -254,7 +254,7 @@ def check_description(name: str) -> None:
         # a choice is written as one of its words
         choice = typing.get_origin(hint) is typing.Literal
         marked = hint is bool or choice or any(isinstance(m, Written) for m in _metadata(hint))
-        _require(
+        require(
             marked,
             f"{name}: argument {field.name} is annotated {hints[field.name]}, which does not say "
             "how it is written",
@@ -265,16 +265,16 @@ def check_description(name: str) -> None:
         if f.default is MISSING and f.default_factory is MISSING
     }
     samples = list(op.samples())
-    _require(bool(samples), f"{name} has no samples")
+    require(bool(samples), f"{name} has no samples")
     for written, _ in samples:
-        _require(
+        require(
             needed <= set(written),
             f"{name}: sample {written} lacks {sorted(needed - set(written))}",
         )
         arguments(op, written)
     capture = {"join": "over", "part": "into"}.get(op.kind)
     by_role = isinstance(op, ValueOp) and bool(op.roles())
-    _require(
+    require(
         capture is None or capture in needed or by_role,
         f"{name} is of kind {op.kind} and has no `{capture}`",
     )
@@ -291,7 +291,7 @@ def settle(checks: Iterable[Check], arrays: Sequence[Array], dtype: str) -> None
                         source, target = _addresses(piece)
                         arrays[piece.leaf].reshape(-1)[source] = first[target]
         else:
-            _require(check.value is not None, "a check of kind `filled` has a value")
+            require(check.value is not None, "a check of kind `filled` has a value")
             for view in check.views:
                 for piece in view.pieces:
                     if not isinstance(piece.leaf, Fill):
@@ -338,11 +338,11 @@ def _refused(
             op.parts(args, shapes[0], None)
         op.trace(args, [stored(i, s) for i, s in enumerate(shapes)], parts)
     except OpError as error:
-        _require(
+        require(
             error.code == code, f"{label} was refused as {error.code}, not {code}: {error.message}"
         )
         missing = [w for w in words if w not in error.message]
-        _require(not missing, f"{label}: the message does not name {missing}: {error.message}")
+        require(not missing, f"{label}: the message does not name {missing}: {error.message}")
     else:
         raise AssertionError(f"{label} was not refused")
 
@@ -364,15 +364,13 @@ def _metadata(hint: Any) -> list[Any]:
     ]
 
 
-def _equal(a: Array, b: Array) -> bool:
+def same_elements(a: Array, b: Array) -> bool:
+    """Whether two arrays have the same shape, dtype and bits."""
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
-def _spell_shape(shape: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
-
-
-def _require(holds: bool, message: str) -> None:
+def require(holds: bool, message: str) -> None:
+    """AssertionError with the message if something does not hold."""
     # raised, not asserted: `python -O` and unrewritten modules must not hide it
     if not holds:
         raise AssertionError(message)

@@ -23,7 +23,7 @@ from ..core.spec import BITS, Spec, spec
 from ..elements.numbers import encode, numbers
 from ..elements.raw import carrier, raw
 from ..ops.base import Loss, OneWay, OpCall, OpError, ValueOp, format_shape
-from .opkit import arguments, check_description, check_rows
+from .opkit import arguments, check_description, check_rows, require, same_elements
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,7 +60,7 @@ class CountingMeter:
         self.calls = 0
 
     def add(self, wanted: Any, got: Any, amax: Any = None, **counts: Any) -> None:
-        _require(
+        require(
             wanted.shape == got.shape,
             f"the meter was told of {tuple(wanted.shape)} and {tuple(got.shape)} numbers",
         )
@@ -75,7 +75,7 @@ def check(name: str, dtypes: Iterable[str | tuple[str, ...]] = DTYPES, seed: int
     An entry of `dtypes` is that of all inputs, or one for each. What the op refuses is left out.
     """
     op = ops.get(name)
-    _require(isinstance(op, ValueOp), f"{name} does not compute")
+    require(isinstance(op, ValueOp), f"{name} does not compute")
     if not isinstance(op, ValueOp):
         raise AssertionError(name)
     check_description(name)
@@ -94,7 +94,7 @@ def check(name: str, dtypes: Iterable[str | tuple[str, ...]] = DTYPES, seed: int
                 continue
             check_one(op, args, specs, random.Random(f"{seed} {name} {written} {each}"))
             taken += 1
-        _require(taken > 0, f"{name} {written} takes none of the dtypes {list(dtypes)}")
+        require(taken > 0, f"{name} {written} takes none of the dtypes {list(dtypes)}")
         total += taken
     return total
 
@@ -105,7 +105,7 @@ def check_one(op: ValueOp, args: Any, specs: Sequence[Spec], dice: random.Random
     parts = _parts(op, args, specs)
     made = op.infer(args, specs, parts)
     if op.passes(args, specs):
-        _require(
+        require(
             made[0] == specs[0],
             f"{label}: the input goes on as it is, yet {specs[0]} is said to become {made[0]}",
         )
@@ -118,21 +118,21 @@ def check_one(op: ValueOp, args: Any, specs: Sequence[Spec], dice: random.Random
             twins = op.eager(args, arrays, parts, [s.dtype for s in specs])
             wholes = [compute(op, args, arrays, specs, n, _all(s)) for n, s in enumerate(made)]
         except OpError as error:
-            _require(wild, f"{label} refuses small whole numbers: {error.message}")
-            _require(
+            require(wild, f"{label} refuses small whole numbers: {error.message}")
+            require(
                 error.code == "M406", f"{label} refuses values as {error.code}: {error.message}"
             )
             continue
         for number, (whole, twin, of) in enumerate(zip(wholes, twins, made, strict=True)):
             said = f"{label}: output {number}"
-            _require(
+            require(
                 twin.shape == of.shape,
                 f"{said}: the eager twin makes {twin.shape}, inferred is {of}",
             )
             off = _slack(op, args, arrays, specs, number)
             if op.same_bits:
                 check_rows(op, args, arrays, specs, parts, number, twin)
-            _require(
+            require(
                 near(whole, twin, of, off), f"{said}: compute and eager differ:\n{whole}\n{twin}"
             )
             _check_boxes(op, args, arrays, specs, number, whole, dice, wild, said)
@@ -157,14 +157,14 @@ def compute(
 
     given = []
     needed = op.needs(args, specs, output, box)
-    _require(
+    require(
         len(needed) == len(specs), f"{op.name} needs {len(needed)} boxes of {len(specs)} inputs"
     )
     for need, array in zip(needed, arrays, strict=True):
         inside = len(need) == array.ndim and all(
             0 <= a <= b <= n for (a, b), n in zip(need, array.shape, strict=True)
         )
-        _require(
+        require(
             inside,
             f"{op.name} needs {need} of an input of shape {format_shape(array.shape)} for {box}",
         )
@@ -175,8 +175,8 @@ def compute(
         carrier(op.infer(args, specs, _parts(op, args, specs))[output].dtype),
     )
     op.compute(args, given, specs, output, box, out, meter)
-    _require(
-        all(_equal(a, b) for a, b in zip(given, kept, strict=True)),
+    require(
+        all(same_elements(a, b) for a, b in zip(given, kept, strict=True)),
         f"{op.name} writes into its inputs",
     )
     return out
@@ -220,7 +220,7 @@ def near(a: Array, b: Array, of: Spec, slack: Array | None) -> bool:
     import numpy as np
 
     if a.shape != b.shape or a.dtype != b.dtype or slack is None:
-        return _equal(a, b)
+        return same_elements(a, b)
     p, q = (numbers(v.reshape(-1), of.dtype).reshape(of.shape).astype("f8") for v in (a, b))
     with np.errstate(all="ignore"):
         return bool(((a == b) | (abs(p - q) <= slack)).all())
@@ -248,7 +248,7 @@ def _check_boxes(
 
     of = op.infer(args, specs, _parts(op, args, specs))[output]
     grain = op.grain(args, specs, output)
-    _require(
+    require(
         len(grain) == len(of.shape) and min(grain, default=1) >= 1,
         f"{said}: the grain is {grain}, the shape {format_shape(of.shape)}",
     )
@@ -259,18 +259,18 @@ def _check_boxes(
         )
         told = CountingMeter()
         got = compute(op, args, arrays, specs, output, box, told)
-        _require(
-            _equal(got, whole[_index(box)]),
+        require(
+            same_elements(got, whole[_index(box)]),
             f"{said}: box {box} differs from the whole:\n{got}\n{whole[_index(box)]}",
         )
-        _require(lossy or not told.calls, f"{said} is lossless, yet tells of errors")
-        _require(
+        require(lossy or not told.calls, f"{said} is lossless, yet tells of errors")
+        require(
             told.count <= got.size or op.kind == "part",
             f"{said}: the meter was told of {told.count} numbers, there are {got.size}",
         )
     told = CountingMeter()
     compute(op, args, arrays, specs, output, _all(of), told)
-    _require(
+    require(
         not (lossy and wild) or not whole.size or told.calls > 0,
         f"{said} is lossy, and the meter is told of nothing",
     )
@@ -291,8 +291,8 @@ def _check_boxes(
         _all(of),
         room,
     )
-    _require(
-        _equal(np.ascontiguousarray(room).reshape(of.shape), whole),
+    require(
+        same_elements(np.ascontiguousarray(room).reshape(of.shape), whole),
         f"{said}: strided memory makes a difference",
     )
 
@@ -317,7 +317,7 @@ def _check_torch(
     out.view(torch.uint8).fill_(0x5A) if out.dim() else out.fill_(0x5A)
     op.compute(args, given, specs, output, _all(of), out, CountingMeter())
     off = _slack(op, args, arrays, specs, output)
-    _require(
+    require(
         near(out.numpy(), whole, of, off),
         f"{said}: torch tensors give other bits:\n{out.numpy()}\n{whole}",
     )
@@ -334,13 +334,13 @@ def _check_inverse(
 ) -> None:
     inverse = op.invert(args, enumerated=True)
     if isinstance(inverse, OneWay):
-        _require(bool(inverse.because.strip()), f"{label} does not say why it is one-way")
+        require(bool(inverse.because.strip()), f"{label} does not say why it is one-way")
         return
-    _require(op.loss(args) is not Loss.DESTRUCTIVE, f"{label} destroys, yet has an inverse")
+    require(op.loss(args) is not Loss.DESTRUCTIVE, f"{label} destroys, yet has an inverse")
     back = ops.get(inverse.op)
     back.validate(inverse.args)
-    _require(isinstance(back, ValueOp), f"{label}: its inverse {inverse.op} does not compute")
-    _require(
+    require(isinstance(back, ValueOp), f"{label}: its inverse {inverse.op} does not compute")
+    require(
         isinstance(back.invert(inverse.args, enumerated=True), OpCall),
         f"{label}: its inverse {inverse} has none of its own",
     )
@@ -350,14 +350,14 @@ def _check_inverse(
         # parts that decode to the same numbers need not be the parts that an encoder makes of them
         return
     returned = back.infer(inverse.args, made, _parts(back, inverse.args, made))
-    _require(
+    require(
         list(returned) == list(specs),
         f"{label}: its inverse {inverse} makes {[str(s) for s in returned]}",
     )
     for number, (array, of) in enumerate(zip(arrays, returned, strict=True)):
         got = compute(back, inverse.args, wholes, made, number, _all(of))
-        _require(
-            _equal(got, array),
+        require(
+            same_elements(got, array),
             f"{label}: its inverse {inverse} does not bring back input {number}:\n{got}\n{array}",
         )
 
@@ -371,7 +371,7 @@ def _check_shapes(op: ValueOp, args: Any, specs: Sequence[Spec], label: str) -> 
         try:
             op.infer(args, [*specs[:number], odd, *specs[number + 1 :]])
         except OpError as error:
-            _require(
+            require(
                 format_shape(odd.shape) in error.message,
                 f"{label}: the refusal does not name {format_shape(odd.shape)}: {error.message}",
             )
@@ -399,13 +399,3 @@ def _all(of: Spec) -> Box:
 def _index(box: Box) -> Any:
     # the ellipsis keeps a scalar an array
     return (*[slice(a, b) for a, b in box], ...)
-
-
-def _equal(a: Array, b: Array) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
-
-
-def _require(holds: bool, message: str) -> None:
-    # raised, not asserted: `python -O` and unrewritten modules must not hide it
-    if not holds:
-        raise AssertionError(message)

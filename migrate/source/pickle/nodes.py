@@ -106,6 +106,8 @@ class Persistent:
 
 
 # compared as they are; calls and globals by identity
+# what holds other nodes
+COMPOSITES: Final = frozenset({tuple, list, Dict, Set, Call, Persistent})
 _KEYS: Final = frozenset({str, bool, float, Global, Call})
 
 

@@ -174,7 +174,8 @@ ITEMSIZE: dict[str, int] = {
     **{f"{sign}int{bits}": 1 for sign in ("", "u") for bits in range(1, 8)},
 }  # fmt: skip
 
-_SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
+# plain values, which hold nothing else
+SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
 
 # No checkpoint has more places, and a few bytes that refer to each other could name far more.
 MOST_PLACES = 5_000_000
@@ -447,9 +448,9 @@ def holders(
                 found.add(id(node))
         elif id(node) not in met:
             met.add(id(node))
-            below = [child for _, child in inside(node) if type(child) not in _SCALARS]
+            below = [child for _, child in inside(node) if type(child) not in SCALARS]
             if type(node) is DictNode:
-                below += [key for key, _ in node.pairs if type(key) not in _SCALARS]
+                below += [key for key, _ in node.pairs if type(key) not in SCALARS]
             if below:
                 stack.append((node, below))
                 stack += [(child, None) for child in below if type(child) not in wanted]
