@@ -3,7 +3,7 @@
 A file `codecs/<module>.py` defines `CODEC`, an instance of a subclass of `Codec`; the name that
 rules write is its `name`. A codec knows neither keys nor files. Each part has a role; the
 names of parts on disk are in `leaves`, for detection and for the check that no part is
-stranded. `dequantize`, `quantize`, `recode` and detection are the only users.
+stranded. `dequantize`, `quantize` and detection are the only users.
 
 Arrays are of raw elements and boxes are regions, as for a `ValueOp` (`ops/base.py`): numpy on the
 CPU, torch tensors on another device, where the same bits must come out. A meter may be given

@@ -1,10 +1,10 @@
 """Whether two patterns have a key in common, decided on the patterns alone.
 
-The counterpart of `inclusion`: there "yes" is certain, here "no" is. Repeated captures and index
-expressions are taken for free, so a "yes" comes with a key that a caller can try. Both patterns are
-walked side by side, as automata over characters; a state is a place in a part of each. `shared_key`
-then solves the index expressions along that key: each says that a number is factor * capture +
-offset, and linear congruences decide whether all of them can hold.
+The counterpart of `keys.includes`: there "yes" is certain, here "no" is. Repeated captures and
+index expressions are taken for free, so a "yes" comes with a key that a caller can try. Both
+patterns are walked side by side, as automata over characters; a state is a place in a part of each.
+`shared_key` then solves the index expressions along that key: each says that a number is factor *
+capture + offset, and linear congruences decide whether all of them can hold.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The state that Transformer Engine hides in `_extra_state`: decoded, classified, written again,
 and never executed.
 
-    recipes    which recipes there are, as data
-    record     what every form is normalised to, and how the releases from 2.0 on hold it
+    record     what every form is normalised to, and which recipes there are, as data
     decode     bytes, archives and plain objects to a record
     verdict    what a record is, judged by what it holds
     states     those of a checkpoint that are objects, and which release wrote them all

@@ -1,9 +1,9 @@
 """The field types of what people write: text that becomes typed only where a field asks for a type.
 
-A document arrives with `Plain` for unquoted scalars. Each type here reads what its field asks for
-and refuses the rest with a `Problem`: a code, a message and the path below the field. One field can
-have several problems (the arguments of an operation), pydantic reports one error per field; so a
-refusal carries a list, and `problems_of` takes both apart again.
+A document arrives with `PlainScalar` for unquoted scalars. Each type here reads what its field asks
+for and refuses the rest with a `Problem`: a code, a message and the path below the field. One field
+can have several problems (the arguments of an operation), pydantic reports one error per field; so
+a refusal carries a list, and `problems_of` takes both apart again.
 
 Beside each reader stands the JSON schema that says the same of what an editor's YAML 1.2 parser
 makes of the text: free text may look like a number or a truth (`2.10`), a name may not, and `8.0`
@@ -311,6 +311,15 @@ def unknown_dtype(name: str, at: tuple[str | int, ...] = ()) -> Problem:
     return Problem(
         "M114", f"there is no dtype `{printable(name)}`", did_you_mean(name, [*BITS, *ALIASES]), at
     )
+
+
+def read_dtype(value: Any) -> str:
+    """The dtype that a text names."""
+    name = read_text(value)
+    known = dtype(name)
+    if known is None:
+        refuse([unknown_dtype(name)])
+    return known
 
 
 TEXT = {"type": ["string", "number", "boolean"]}

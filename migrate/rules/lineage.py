@@ -1,7 +1,7 @@
 """Lineages: layouts, the edges between them, ways along them, and which layout a checkpoint is in.
 
 A lineage is a value: tests write one down without a file. Reading `layouts.yaml` is the business of
-`layouts`, finding the folder that of `packs`.
+`loading`, finding the folder that of `packs`.
 
 Detection asks whether *some* key fits a pattern and has the dtype or the number of axes: a layout
 shows itself in the tensors that changed, and says nothing about the others.

@@ -55,8 +55,8 @@ BEYOND: Mapping[str, str] = {
     "M201": "in a pattern a capture has its type where it first occurs, and what stands side by "
     "side must be distinguishable",
 }
-# Codes of meaning: given when every field is right by itself, by `checks`, `examples`, `captures`
-# and `compiled`.
+# Codes of meaning: given when every field is right by itself, by `loading`, `examples` and
+# `compiled`.
 MEANING: Mapping[str, str] = {
     "M101": "whether `to` is needed depends on what the ops do; a test needs tensors to expect or "
     "an error",

@@ -730,7 +730,7 @@ def reading_step(tensor: Tensor, layouts: ByteLayouts, values: Evaluator | None)
     ):
         return layout.step
     read = {n: values.kind(s) for n, s in enumerate(tensor.sources) if not isinstance(s, str)}
-    # the kinds are kept by `values`, the layout by `layouts`
+    # `values` keeps the kinds, and its layouts are kept: no id is used again
     key = (id(layout), *[(n, id(kind)) for n, kind in read.items()])
     found = values.steps.get(key)
     if found is None:

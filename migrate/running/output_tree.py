@@ -650,7 +650,7 @@ def _object(
 
 
 def lift_states(source: Source, migration_path: MigrationPath) -> None:
-    """Puts the states that rules of the route ask for among the tensors of the source, and takes
+    """Puts the states that rules of the path ask for among the tensors of the source, and takes
     them from where they were.
 
     Calling it again changes nothing. M950 for a state that is made of what no extra state is made

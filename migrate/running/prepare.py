@@ -1,4 +1,4 @@
-"""A request put to an opened checkpoint: route, graph, target and plan, from headers alone."""
+"""A request put to an opened checkpoint: path, graph, target and plan, from headers alone."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def is_folder(source: Source, single_file: bool | None) -> bool:
 
 
 def path_state_for(source: Source, migration_path: MigrationPath, folder: bool) -> PathState:
-    """The walk along the route; where source and output are folders, side files go with it."""
+    """The path before its first step; between two folders, side files go along."""
     carried = folder and is_folder(source, None)
     there = [f.path for f in source.index.side_files] if carried else ()
     return PathState(

@@ -1,11 +1,9 @@
 """A target appears whole or not at all: the partial folder, its journal, and the rename that
 replaces nothing.
 
-    OUT.migrate-partial/            mode 0700, beside the target, so that the rename stays on one
-    file system
-        journal.jsonl               what the run reads, and which tiles are written, each with its
-        checksum data/                       what becomes OUT: the folder itself, or the one file in
-        it
+    OUT.migrate-partial/        mode 0700, beside the target: the rename stays on one file system
+        journal.jsonl           what the run reads, and the tiles that are written, with checksums
+        data/                   what becomes OUT: the folder itself, or the one file in it
 
 The journal follows the bytes and is not trusted: a resumed run reads and hashes what is claimed
 again. So neither a kill nor a power cut can make it lie, and it needs no fsync of its own. What the

@@ -2,10 +2,10 @@
 one extent into two files.
 
 A clone needs whole blocks that lie alike in both files, so the header of the output is padded to
-that end when it is planned (`origins`), and the blocks at the edges of a run are copied. All clones
-are made before the first tile, in place of the allocation: a full disk still shows at once, and
-what is shared is never asked for. Each tile is read from the source and hashed as ever; only the
-write is left out. A source that changes meanwhile is found by `check_unchanged`, as for a copy.
+that end when it is planned (`origins_of`), and the blocks at the edges of a run are copied. All
+clones are made before the first tile, in place of the allocation: a full disk still shows at once,
+and what is shared is never asked for. Each tile is read from the source and hashed as ever; only
+the write is left out. A source that changes meanwhile is found by `check_unchanged`, as for a copy.
 
 No clone is needed for the right bytes. Whatever the system answers, what was not cloned is written;
 if the disk is full or broken, that write says so.

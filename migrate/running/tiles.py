@@ -1,10 +1,11 @@
 """Writes a planned checkpoint: output files cut into tiles, each gathered, hashed, written and
 journalled.
 
-    run(outputs, source, target, out, digest=...)
-        check_place, value checks                     nothing is written yet
-        Partial(...), require, allocate               a full disk shows here; what can be shared is
-        cloned for each file, in a thread of its own:
+    write_target(outputs, source, target, out, ...)
+        check_place, require_checks                   nothing is written yet
+        Partial(...), require, allocate               a full disk shows here; what can be shared
+                                                      is cloned
+        for each file, in a thread of its own:
             as far as the journal is right: read again
             for each tile after it: gather -> hash -> pwrite -> journal line
         source.check_unchanged                        a changed source removes everything

@@ -19,6 +19,7 @@ from ..core.errors import fail, listed, option, plural, printable
 from .blobs import Stored
 from .pickle.nodes import Set
 from .pickle.tree import (
+    SCALARS,
     Composite,
     DictNode,
     Encoding,
@@ -37,7 +38,6 @@ from .pickle.tree import (
 USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "weights")
 # less than what a stream may have
 MAX_DEPTH = 50
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
 _NODES = frozenset({DictNode, ListNode})
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
 
@@ -474,7 +474,7 @@ def prune(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[RemovedEntry]]
 def tree_of(value: Any, depth: int = 0) -> Any:
     """A plain Python value as a tree. TypeError naming a class that is not plain, or for depth."""
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in SCALARS:
         return value
     if depth > MAX_DEPTH or kind not in _CONTAINERS:
         raise TypeError(
@@ -578,7 +578,8 @@ def _enters(key: str, value: Any) -> bool:
 def flatten(node: DictNode, label: str) -> tuple[DictNode, tuple[NestedDict, ...]]:
     """The dict with the entries of all dicts inside it, under keys joined by dots, and those dicts.
 
-    For one that `leaves_of` has values of. M945 if the way back could not tell where a key belongs.
+    For one that `values_below` has values of. M945 if the way back could not tell where a key
+    belongs.
     """
     entries = list(_entries(node, ()))
     nests = tuple(NestedDict(path, value) for path, value, inner in entries if inner)

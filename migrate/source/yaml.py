@@ -3,9 +3,9 @@
 The text is read as parser events, never as objects: no tag, anchor or alias can build anything,
 sizes and depth are limited before a value exists, and each problem gets a line. A scalar stays text
 until somebody asks for a type, because YAML's guesses lose what was written (`2.10` is a version,
-`no` is a word); `PlainScalar` marks the unquoted ones, `core` types
-them by the YAML 1.2 core schema. PyYAML is imported when a text is parsed: what reads no rule file
-that people wrote needs none.
+`no` is a word); `PlainScalar` marks the unquoted ones, `core` types them by the YAML 1.2 core
+schema. PyYAML is imported when a text is parsed: what reads no rule file that people wrote needs
+none.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ class Decoded:
 
 
 def decode(root: Any, name: str, records: Mapping[str, int] | None = None) -> Decoded:
-    """The tree of what `machine.read` returned. `records` are the bytes of each storage by key,
-    where the container knows them.
+    """The tree of what `machine.read_pickle` returned. `records` are the bytes of each storage by
+    key, where the container knows them.
 
     What is shared in the stream is one object in the tree. Raises CheckpointError with all
     contradictions: M936 for tensors that lie outside their storages, storages described in two
