@@ -45,9 +45,10 @@ from ..rules.packs import Packs, find_packs, load_edge
 from ..source.index import Index
 from ..source.pickle.tree import PARAMETER
 from .graph import Tensor
+from .patches import leaves_of_patch
 from .pathstate import PathStep
 from .request import OPTIMIZER_PARAM, Request
-from .sides import ReadSide, leaves_of_patch
+from .sides import ReadSide
 from .unchanged import check_undo_order, standing_entries
 
 if TYPE_CHECKING:

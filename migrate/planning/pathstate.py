@@ -29,18 +29,17 @@ from ..rules.files import LoadedFile
 from ..source.pickle.tree import PARAMETER
 from .bind import StepResult
 from .graph import Tensor
-from .sides import (
+from .patches import (
     ABSENT,
-    SideFiles,
     fill_patch,
     leaves_of_patch,
     list_changes,
     merge_patch,
-    rename,
     restore_value,
     same_json,
     undo_steps,
 )
+from .sides import SideFiles, rename
 
 if TYPE_CHECKING:
     from ..rules.model import Dtype, Groups, Param, Shape

@@ -18,7 +18,7 @@ from typing import Any
 from ..core.errors import printable
 from ..core.types import FORMAT_VERSION
 from ..planning.optimizers import LASTING
-from ..planning.sides import is_undo
+from ..planning.patches import is_undo
 from ..planning.unchanged import are_folded_keys
 from ..source.shards import naming
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from migrate.core.errors import CheckpointError
-from migrate.planning.sides import ABSENT, MAX_READ, SideFiles, clash
+from migrate.planning.patches import ABSENT
+from migrate.planning.sides import MAX_READ, SideFiles, clash
 
 
 def sides(**contents: Any) -> SideFiles:

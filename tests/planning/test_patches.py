@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from migrate.planning.sides import (
+from migrate.planning.patches import (
     dump_json,
     fill_patch,
     is_undo,

@@ -1,0 +1,202 @@
+"""Changes of JSON documents: patches, and what undoes them.
+
+A patch is a merge patch (RFC 7396). It cannot say "the value was null", and its inverse often must:
+configurations are full of explicit nulls. So what a stamp holds to undo a change is a list of
+places with the value that stood there, or none, and with the name that followed, so that an object
+has its old order again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+# of what a stamp holds; deeper, and Python's recursion ends before the document does
+DEEPEST = 80
+Path = tuple[str, ...]
+Step = Mapping[str, Any]
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+ABSENT: Final[Any] = _Absent()
+
+
+class Change(NamedTuple):
+    """What stood at a place and what stands there now (or ABSENT); `next`: the name after it."""
+
+    at: Path
+    before: Any
+    after: Any
+    next: str | None = None
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """The target with the merge patch (RFC 7396): null removes a name, new names come last."""
+    if not isinstance(patch, Mapping):
+        return patch
+    out = dict(target) if isinstance(target, Mapping) else {}
+    for name, value in patch.items():
+        if value is None:
+            out.pop(name, None)
+        else:
+            out[name] = merge_patch(out.get(name), value)
+    return out
+
+
+def fill_patch(patch: Any, params: Mapping[str, Any], names: re.Pattern[str]) -> Any:
+    """The patch with each text that is wholly `$param` replaced by its value; a name or item whose
+    param is unset is left out.
+    """
+    if isinstance(patch, str) and (match := names.fullmatch(patch)):
+        return params.get(match[1], ABSENT)
+    if isinstance(patch, Mapping):
+        filled = {name: fill_patch(value, params, names) for name, value in patch.items()}
+        return {name: value for name, value in filled.items() if value is not ABSENT}
+    if isinstance(patch, (list, tuple)):
+        return [
+            item
+            for item in (fill_patch(item, params, names) for item in patch)
+            if item is not ABSENT
+        ]
+    return patch
+
+
+def leaves_of_patch(patch: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """(place, value) of all that the patch sets or removes."""
+    if not isinstance(patch, Mapping):
+        yield at, patch
+        return
+    for name, value in patch.items():
+        yield from leaves_of_patch(value, (*at, name))
+
+
+def list_changes(
+    before: Mapping[str, Any], after: Mapping[str, Any], at: Path = ()
+) -> list[Change]:
+    """What differs between two objects, in the order of `before`, then what is new; as few and as
+    deep places as there are.
+    """
+    out = []
+    names = list(before)
+    for name, following in zip(names, [*names[1:], None], strict=False):
+        now = after.get(name, ABSENT)
+        if isinstance(before[name], Mapping) and isinstance(now, Mapping):
+            out += list_changes(before[name], now, (*at, name))
+        elif now is ABSENT or not same_json(before[name], now):
+            out.append(Change((*at, name), before[name], now, following))
+    return out + [
+        Change((*at, name), ABSENT, value) for name, value in after.items() if name not in before
+    ]
+
+
+def undo_steps(
+    before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    """What makes `before` of `after`, as a stamp holds it; None is a file that is not there.
+
+    A step has `at` and, of what was there, `was` and, if it was removed, the name that was `next`.
+    A step whose `at` is empty says that the file was not there.
+    """
+    out: list[dict[str, Any]] = [{"at": []}] if before is None else []
+    for change in list_changes(before or {}, after or {}):
+        step: dict[str, Any] = {"at": list(change.at)}
+        if change.before is not ABSENT:
+            step["was"] = change.before
+            if change.after is ABSENT and change.next is not None:
+                step["next"] = change.next
+        out.append(step)
+    return out
+
+
+def restore_value(value: Mapping[str, Any], steps: Sequence[Step]) -> dict[str, Any] | None:
+    """The object as it was before what `steps` undo; None if it was not there and nothing remains.
+
+    A place whose parent is gone stays gone.
+    """
+    root: dict[str, Any] = {"": dict(value)}
+    for step in reversed(steps):
+        if not step["at"]:
+            return root[""] or None
+        path, name = ["", *step["at"][:-1]], step["at"][-1]
+        parent: Any = root
+        for part in path:
+            below = parent.get(part)
+            if not isinstance(below, dict):
+                parent = None
+                break
+            parent[part] = parent = dict(below)
+        if parent is None:
+            continue
+        if "was" not in step:
+            parent.pop(name, None)
+        elif name in parent or step.get("next") not in parent:
+            parent[name] = step["was"]
+        else:
+            items = list(parent.items())
+            parent.clear()
+            for known, item in items:
+                if known == step["next"]:
+                    parent[name] = step["was"]
+                parent[known] = item
+    restored: dict[str, Any] = root[""]
+    return restored
+
+
+def is_undo(steps: Any) -> bool:
+    """Whether it is what `undo_steps` makes: a stamp is the checkpoint's and not trusted."""
+    if json_depth(steps) > DEEPEST:
+        return False
+    return isinstance(steps, list) and all(
+        isinstance(step, dict)
+        and isinstance(step.get("at"), list)
+        and all(isinstance(name, str) for name in step["at"])
+        and isinstance(step.get("next", ""), str)
+        for step in steps
+    )
+
+
+def same_json(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal: 1, 1.0 and true differ, order of names does not count."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(
+            same_json(value, other[name]) for name, value in one.items()
+        )
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(same_json, one, other))
+    return type(one) is type(other) and (one == other or (one != one and other != other))
+
+
+def json_depth(value: Any) -> int:
+    """How many containers are nested in each other."""
+    level, here = 0, [value]
+    while here := [value for value in here if isinstance(value, (dict, list))]:
+        level += 1
+        here = [
+            item
+            for value in here
+            for item in (value.values() if isinstance(value, dict) else value)
+        ]
+    return level
+
+
+def dump_json(value: Any, like: str | None = None) -> bytes:
+    """The value as JSON, in order, in the indentation, ASCII and last line of `like`; without it as
+    Hugging Face writes it.
+    """
+    if like is None:
+        return (json.dumps(value, indent=2) + "\n").encode()
+    indented = re.match(r'\{\r?\n([ \t]+)"', like)
+    separators = (",", ":") if not indented and ": " not in like and len(like) > 2 else None
+    made = json.dumps(
+        value,
+        indent=indented[1] if indented else None,
+        separators=separators,
+        ensure_ascii=like.isascii(),
+    )
+    return (made + "\n" * like.endswith("\n")).encode("utf-8", "surrogatepass")
