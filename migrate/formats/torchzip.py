@@ -67,7 +67,8 @@ from ..source.tree import (
 )
 from ..source.unread import StreamPlace, Unread, unread_entries
 from ..source.zip_archive import ArchiveRecord
-from . import _torchread
+from . import _signatures
+from ._legacy import read_legacy
 
 if TYPE_CHECKING:
     from ..source.target import TargetTree
@@ -111,9 +112,9 @@ class TorchZip:
         if place.file.name.endswith(SUFFIXES) or place.file.name.endswith(_INDEXES):
             return 2
         size = place.file.size
-        tail = place.file.read(max(0, size - _torchread.TAIL), min(_torchread.TAIL, size))
+        tail = place.file.read(max(0, size - _signatures.TAIL), min(_signatures.TAIL, size))
         return int(
-            _torchread.file_kind(place.head(_torchread.HEAD), size, tail)
+            _signatures.file_kind(place.head(_signatures.HEAD), size, tail)
             in ("zip", "legacy", "tar", "pickle")
         )
 
@@ -544,20 +545,20 @@ def read_file(blob: FileBlob, number: int, label: str, at: str | None) -> TorchF
 
 def _raw(blob: FileBlob, label: str) -> _Raw:
     size = blob.size
-    head = blob.read(0, min(_torchread.HEAD, size))
+    head = blob.read(0, min(_signatures.HEAD, size))
     found = "zip"
-    if not head.startswith(_torchread.ZIP):
-        tail = blob.read(max(0, size - _torchread.TAIL), min(_torchread.TAIL, size))
-        found = _torchread.file_kind(head, size, tail)
+    if not head.startswith(_signatures.ZIP):
+        tail = blob.read(max(0, size - _signatures.TAIL), min(_signatures.TAIL, size))
+        found = _signatures.file_kind(head, size, tail)
     if found == "legacy":
-        legacy = _torchread.read_legacy(blob, label=label)
+        legacy = read_legacy(blob, label=label)
         decoded = decode(
             legacy.value, label, {key: record.size for key, record in legacy.records.items()}
         )
         end = min((record.offset for record in legacy.records.values()), default=size)
         return _Raw(decoded.tree, legacy.records, decoded.outside, None, decoded.hidden, (0, end))
     if found != "zip":
-        _torchread.refuse_kind(label, found)
+        _signatures.refuse_kind(label, found)
     archive = zip_archive.read_archive(blob, label=label)
     stream = zip_archive.read_record(blob, archive.records["data.pkl"], ARCHIVE.size, label)
     nodes = read_pickle(stream, ARCHIVE, name=f"{label}: data.pkl", persistent=True)

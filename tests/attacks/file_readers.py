@@ -12,8 +12,9 @@ from typing import Any
 
 from migrate import formats
 from migrate.core.errors import raise_all
-from migrate.formats import _torchread
+from migrate.formats import _signatures
 from migrate.formats._header import read_header
+from migrate.formats._legacy import read_legacy
 from migrate.source import zip_archive
 from migrate.source.paths import Folder
 from migrate.source.pickle import dcp_metadata, machine, policy
@@ -47,12 +48,12 @@ def read_torch(blob: Any) -> Any:
         bytes(blob.read(at, size))
         for at, size in ((0, min(512, blob.size)), (max(0, blob.size - 22), min(22, blob.size)))
     )
-    found = _torchread.file_kind(head, blob.size, tail)
+    found = _signatures.file_kind(head, blob.size, tail)
     if found == "zip":
         return read_zip(blob, 0, blob.size)
     if found != "legacy":
-        _torchread.refuse_kind(blob.name, found)
-    legacy = _torchread.read_legacy(blob)
+        _signatures.refuse_kind(blob.name, found)
+    legacy = read_legacy(blob)
     return known(
         legacy.value, blob.name, {key: record.size for key, record in legacy.records.items()}
     )

@@ -126,7 +126,8 @@ def test_no_command_imports_another_one_nor_what_only_other_formats_need() -> No
     torch_files = {
         "migrate.formats.torchzip",
         "migrate.formats._torchwrite",
-        "migrate.formats._torchread",
+        "migrate.formats._legacy",
+        "migrate.formats._signatures",
     }
     wanted = HEAVY | others | pickles | torch_files
     assert loaded("plan", HUB, "--to", "hf-mixtral@v5", wanted=wanted) == {"click"}

@@ -18,7 +18,7 @@ import torch
 from handmade_zip import build, genuine
 
 from migrate.core.errors import CheckpointError
-from migrate.formats._torchread import HEAD, TAIL, file_kind, refuse_kind
+from migrate.formats._signatures import HEAD, TAIL, file_kind, refuse_kind
 
 
 def told(data: bytes) -> str:

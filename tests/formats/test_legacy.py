@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from migrate.core.errors import CheckpointError
-from migrate.formats._torchread import Legacy, is_legacy, read_legacy
+from migrate.formats._legacy import Legacy, is_legacy, read_legacy
 from migrate.source.blobs import BytesBlob
 from migrate.source.pickle.decoding import MAGIC
 from migrate.source.pickle.nodes import Dict
@@ -171,7 +171,7 @@ REFUSED = {
     "an unknown class": (
         stream({"w": Stored("1", 3, Float)}),
         "M941",
-        "class that is not known: test_torchread.Float",
+        "class that is not known: test_legacy.Float",
     ),
     "no class": (
         stream({"w": Stored("1", 3, "torch.FloatStorage")}),
