@@ -51,13 +51,13 @@ _HEADS = (
 _OLD_PICKLE = re.compile(rb"\(?[ci][A-Za-z_][\w.]*\n|\([dl]|[}\]][(q.]")
 # how a zip archive begins, and one without a record
 ZIP = (b"PK\x03\x04", b"PK\x05\x06")
-HEAD = 512  # bytes from the begin that `file_kind` wants, as far as there are
+HEAD = 512  # bytes from the begin that `file_kind` wants, as far as there are so many
 TAIL = 22  # and from the end
 
 
 def file_kind(head: bytes, size: int, tail: bytes) -> str:
-    """`zip`, `legacy`, or the name of another kind for `refuse_kind`; `head` and `tail` are the file's
-    first and last bytes.
+    """`zip`, `legacy`, or the name of another kind for `refuse_kind`; `head` and `tail` are the
+    file's first and last bytes.
 
     `zip` is also what only ends like one: the reader of archives says what is in front.
     """
