@@ -16,7 +16,7 @@ from itertools import product
 from math import isfinite, prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..core.spec import Spec
+from ..core.spec import Spec, coordinates
 from ..core.spec import spec as spec_of
 from ..elements.raw import carrier, typed
 from . import _e4m3
@@ -515,13 +515,9 @@ def _leading(box: Box) -> list[tuple[int, ...]]:
 
 def _first(mask: np.ndarray[Any, Any]) -> tuple[int, ...] | None:
     """The index of the first True in row-major order."""
-    import numpy as np
-
     flat = mask.reshape(-1)
     at = int(flat.argmax()) if flat.size else 0
-    return (
-        tuple(int(i) for i in np.unravel_index(at, mask.shape)) if flat.size and flat[at] else None
-    )
+    return coordinates(at, mask.shape) if flat.size and flat[at] else None
 
 
 def _place(index: Sequence[int], box: Box, each: Sequence[int] = ()) -> str:

@@ -73,7 +73,7 @@ HOW_TO_ADD = (
 )
 
 
-def leave() -> str:
+def how_to_leave() -> str:
     """How a message says to leave delayed scaling behind, where no param of the rule file does."""
     return f"`delayed_scaling: drop` in the rule and {option('allow', 'drop')} leave it behind"
 
@@ -239,10 +239,10 @@ def normal(record: StateRecord) -> dict[str, ScalingState]:
     A state of 2.x is left as it is. OpError M950 for a record of 1.x that does not say what a
     recipe needs, and for modes whose histories differ.
     """
-    return {mode: _normal(state, record.api) for mode, state in kept(record).items()}
+    return {mode: _normal(state, record.api) for mode, state in scaling_states(record).items()}
 
 
-def kept(record: StateRecord) -> dict[str, ScalingState]:
+def scaling_states(record: StateRecord) -> dict[str, ScalingState]:
     """The states by mode, with all slots, of the tensors only those that delayed scaling keeps.
     OpError M950 for modes that do not fit.
     """
@@ -291,7 +291,7 @@ def recovered(state: ScalingState) -> Recipe:
         raise OpError(
             "M950",
             f"without a recipe and without {missing} its recipe cannot be determined",
-            help=f"`delayed_scaling: tensors` keeps the scales without a recipe; {leave()}",
+            help=f"`delayed_scaling: tensors` keeps the scales without a recipe; {how_to_leave()}",
         )
     fields = {
         "margin": 0, "fp8_format": StateForm(*pair), "amax_history_len": history,
@@ -357,7 +357,9 @@ def _beside(states: Sequence[ScalingState]) -> ScalingState:
             continue
         if len(found) != len(states) or len({t.shape[:-1] for t in found}) > 1:
             raise OpError(
-                "M950", f"its modes input and param do not fit together: {name}", help=leave()
+                "M950",
+                f"its modes input and param do not fit together: {name}",
+                help=how_to_leave(),
             )
         tensors[name] = _columns(found)
     return ScalingState(first.recipe, tensors, first.extras, first.buffers)

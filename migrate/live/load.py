@@ -257,7 +257,7 @@ def _would_fit(
     model: torch.nn.Module, source: Source, request: Request, device: Any, budget: int
 ) -> bool:
     try:
-        _Load(model, source, request, True, device, budget).fitted()
+        _Load(model, source, request, True, device, budget).require_fit()
     except MigrateError as error:
         # what is lost on the way is another question
         return all(d.permit for d in error.diagnostics)
@@ -372,7 +372,7 @@ class _Load:
         self.allow = request.allow
 
     def run(self, threads: int, progress: Progress | None) -> LoadReport:
-        found = self.fitted()
+        found = self.require_fit()
         jobs = self._jobs(found)
         self._refuse_own(jobs)
         self._refuse_parts(jobs)
@@ -406,8 +406,8 @@ class _Load:
             else None,
         )
 
-    def fitted(self) -> Fit:
-        """What goes where. Raises all that speaks against it."""
+    def require_fit(self) -> Fit:
+        """What goes where; raises all that speaks against it."""
         specs = self.outputs.specs
         slots = self.targets.shaped(self.slots, specs)
         found = fit(specs, self.others, slots, self.allow)

@@ -61,7 +61,7 @@ class Cast(Elementwise):
 
     def validate(self, args: Args) -> None:
         for name, written in (("to", args.to), ("from", args.from_)):
-            if written is not None and named(written) not in BITS:
+            if written is not None and canonical_dtype(written) not in BITS:
                 raise OpError(
                     "M308",
                     f"cast: `{name}` is `{written}`, which is not a dtype",
@@ -70,14 +70,14 @@ class Cast(Elementwise):
 
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:
         self.validate(args)
-        to = named(args.to)
+        to = canonical_dtype(args.to)
         for s in specs:
-            if args.from_ is not None and s.dtype != named(args.from_):
+            if args.from_ is not None and s.dtype != canonical_dtype(args.from_):
                 raise OpError(
                     "M303",
-                    f"cast: the tensor is {s}, `from` says {named(args.from_)}",
+                    f"cast: the tensor is {s}, `from` says {canonical_dtype(args.from_)}",
                     help="correct `from`, or limit the rule with `when: {dtype: ["
-                    + named(args.from_)
+                    + canonical_dtype(args.from_)
                     + "]}`",
                 )
             if (s.dtype in PARTS) != (to in PARTS):
@@ -88,15 +88,15 @@ class Cast(Elementwise):
         return [spec(to, s.shape) for s in specs]
 
     def passes(self, args: Args, specs: Sequence[Spec]) -> bool:
-        return specs[0].dtype == named(args.to) and (
-            args.from_ is None or named(args.from_) == specs[0].dtype
+        return specs[0].dtype == canonical_dtype(args.to) and (
+            args.from_ is None or canonical_dtype(args.from_) == specs[0].dtype
         )
 
     def eager_width(self, args: Args) -> int:
         return 0
 
     def loss(self, args: Args) -> Loss:
-        return _loss(named(args.from_) if args.from_ else None, args)
+        return _loss(canonical_dtype(args.from_) if args.from_ else None, args)
 
     def loss_on(self, args: Args, specs: Sequence[Spec]) -> Loss:
         return _loss(specs[0].dtype, args)
@@ -110,12 +110,12 @@ class Cast(Elementwise):
             "cast",
             to=args.from_,
             from_=args.to,
-            exact=holds(named(args.to), named(args.from_)),
+            exact=holds(canonical_dtype(args.to), canonical_dtype(args.from_)),
             only=args.only,
         )
 
     def chunk(self, args: Args, raw: Any, spec: Spec, out: Any, meter: Meter | None) -> Any:
-        source, to = spec.dtype, named(args.to)
+        source, to = spec.dtype, canonical_dtype(args.to)
         measured = meter if meter is not None and self.loss_on(args, [spec]) is Loss.LOSSY else None
         if is_numpy(raw):
             return _convert(raw, source, to, args.exact, out, measured)
@@ -130,7 +130,7 @@ class Cast(Elementwise):
         return None if refused is None else torch.from_numpy(refused)
 
     def refusal(self, args: Args, spec: Spec, value: str, at: str) -> OpError:
-        to = named(args.to)
+        to = canonical_dtype(args.to)
         exactly = " exactly" if args.exact else ""
         soft = args.exact and spec.dtype in FLOATS and to in FLOATS and to != "float8_e8m0fnu"
         return OpError(
@@ -144,7 +144,9 @@ class Cast(Elementwise):
     ) -> list[Array]:
         from ..elements.reference import converted
 
-        return [converted(a, d, named(args.to)) for a, d in zip(arrays, dtypes, strict=True)]
+        return [
+            converted(a, d, canonical_dtype(args.to)) for a, d in zip(arrays, dtypes, strict=True)
+        ]
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[Shape]]]:
         yield {"to": "float32", "from": "bfloat16"}, [(3, 5)]
@@ -156,13 +158,13 @@ class Cast(Elementwise):
         yield {"to": "int64", "from": "int16"}, [(6,)]
 
 
-def named(dtype: str) -> str:
+def canonical_dtype(dtype: str) -> str:
     """The one name of a dtype that people may spell otherwise."""
     return ALIASES.get(dtype, dtype)
 
 
 def _loss(source: str | None, args: Any) -> Loss:
-    to = named(args.to)
+    to = canonical_dtype(args.to)
     # between integers every value is looked at, whatever `exact` says
     kept = args.exact or (
         source is not None and (holds(to, source) or (source in INTEGERS and to in INTEGERS))

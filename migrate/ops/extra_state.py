@@ -109,7 +109,7 @@ class ExtraState(Op):
         self, args: Args, verdict: StateVerdict, like: StateRecord, name: str
     ) -> Decided:
         """What becomes of a state that is not permitted to go on: it goes, or OpError."""
-        from ..extra_state.record import DELAYED, leave
+        from ..extra_state.record import DELAYED, how_to_leave
         from ..extra_state.verdict import LEGACY
 
         written = f"; it was written by Transformer Engine {like.releases}" if like.releases else ""
@@ -126,7 +126,7 @@ class ExtraState(Op):
         raise OpError(
             "M951",
             f"{name} holds state of delayed scaling: {verdict.why}{written}",
-            help=f"{says}{option('allow', ALLOWED)} carries it on; {leave()}",
+            help=f"{says}{option('allow', ALLOWED)} carries it on; {how_to_leave()}",
             permit=ALLOWED if args.delayed_scaling in _FORMS else "",
         )
 
@@ -195,11 +195,11 @@ def _pickled(record: StateRecord, name: str) -> bytes:
 
 def _tensors(record: StateRecord) -> list[tuple[str, StateTensor]]:
     """The scales and histories, each with what stands behind the module's key."""
-    from ..extra_state.record import kept
+    from ..extra_state.record import scaling_states
 
     return [
         (f".{mode}.{name}" if mode else f".{name}", state.tensors[name])
-        for mode, state in kept(record).items()
+        for mode, state in scaling_states(record).items()
         for name in state.scaling
     ]
 

@@ -20,7 +20,7 @@ from ..core.errors import Diagnostic, Report, fail, listed, option, printable, t
 from ..core.keys import Pattern, TwoReadings, parse
 from ..core.spec import ALIASES
 from ..core.templates import as_seen, fitting, group, rank_of, takes
-from ..extra_state.record import leave
+from ..extra_state.record import how_to_leave
 from ..ops.base import OneWay
 from ..rules import params as parameters
 from ..rules.arguments import PARAM
@@ -312,7 +312,9 @@ class PathState:
         ]
         if (way := self._leave) is not None:
             report.diagnostics = [
-                replace(d, help=d.help.replace(leave(), way)) if d.help and leave() in d.help else d
+                replace(d, help=d.help.replace(how_to_leave(), way))
+                if d.help and how_to_leave() in d.help
+                else d
                 for d in report.diagnostics
             ]
 

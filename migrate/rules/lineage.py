@@ -143,7 +143,7 @@ def path(
 ) -> list[DirectedEdge]:
     """The shortest way from `start` to `goal`; [] when they are the same.
 
-    In an ordered lineage each hop goes the way of the whole: up, or down over inverses and over
+    In an ordered lineage each edge goes the way of the whole: up, or down over inverses and over
     files whose own edge runs down. `down` states which of the two is meant, M502 where the goal
     lies the other way; None takes either. Where an edge is written in both directions, each is used
     as written. M501 for an unknown layout, M502 where there is no way.
@@ -161,17 +161,17 @@ def path(
             f"layout `{printable(goal)}` of {lineage.name} is {way} than `{printable(start)}`",
             help=f"{verb} goes that way",
         )
-    hops = _hops(lineage)
+    edges_from = _directed_edges(lineage)
     came: dict[str, DirectedEdge] = {}
     queue = deque([start])
     while queue and goal not in came:
         here = queue.popleft()
-        for hop in hops.get(here, ()):
-            towards = lineage.names.index(hop.end)
+        for edge in edges_from.get(here, ()):
+            towards = lineage.names.index(edge.end)
             onwards = not lineage.ordered or (at < end) == (lineage.names.index(here) < towards)
-            if onwards and hop.end not in came and hop.end != start:
-                came[hop.end] = hop
-                queue.append(hop.end)
+            if onwards and edge.end not in came and edge.end != start:
+                came[edge.end] = edge
+                queue.append(edge.end)
     if goal not in came:
         edges = listed([str(edge) for edge in lineage.edges]) or "none"
         what = (
@@ -190,7 +190,7 @@ def path(
     return back[::-1]
 
 
-def _hops(lineage: Lineage) -> dict[str, list[DirectedEdge]]:
+def _directed_edges(lineage: Lineage) -> dict[str, list[DirectedEdge]]:
     written = {(edge.source, edge.target) for edge in lineage.edges}
     out: dict[str, list[DirectedEdge]] = {}
     for edge in lineage.edges:
