@@ -1,24 +1,16 @@
-"""A path of edges composed into one graph: each step binds to what the step before it produced.
-
-Values that are no tensors follow on each edge: those that a rule names obey it, all others follow
-the modules that they belong to. A value has no dtype and no shape, so only rules that rename, drop,
-copy or ask for equality can take one, and only one that spells the value's last name:
-`{m...}._extra_state` does, and `{m...}.{k}` speaks of tensors. The tensors are bound without them;
-values are bound by the same matcher, on their own, as if each were a tensor without elements.
-"""
+"""A path of edges composed into one graph: each step binds to what the step before it produced."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import Diagnostic, MigrateError, Report, listed, option, plural, printable
-from ..core.keys import Pattern, TwoReadings, parse
-from ..core.spec import BITS, Spec, spec
-from ..core.templates import Template, fitting, group, rank_of, without_rank
+from ..core.keys import Pattern, parse
+from ..core.spec import BITS, Spec
+from ..core.templates import Template, fitting, group, without_rank
 from ..core.view import View
 from ..ops.base import Loss, ValueOp
 from ..rules.compiled import DirectedRule
@@ -27,203 +19,13 @@ from ..source.jsontext import collector_paused
 from . import pairs
 from .bind import DROP, BindContext, StepResult, bind, find_taken_keys
 from .graph import Graph, Program, ReadKey, Tensor, computations
+from .items import Items, carry_items, fitting_items, rules_of_items
 from .pathstate import PathStep, directed
 from .pipeline import Views
-from .sides import follow
 from .unchanged import fold_keys, unfold_keys
 
 if TYPE_CHECKING:
     from .pathstate import PathState
-
-
-OPS = frozenset({"drop", "copy", "same"})
-_ACCOUNTING = ("M206", "M211")
-
-
-class Items(NamedTuple):
-    """What values there are: their names now -> what they were called in the checkpoint, `ranks`:
-    names end in `@r`.
-
-    `spelled(name)` is the text of the value under this name: equal for equal values.
-    """
-
-    names: Mapping[str, str]
-    ranks: bool
-    spelled: Callable[[str], str]
-    # what any of them was called behind an edge
-    known: frozenset[str] = frozenset()
-
-
-def rules_of_items(rules: Iterable[DirectedRule], names: Iterable[str]) -> list[DirectedRule]:
-    """The rules that take at least one of these values."""
-    short = [_split(name)[0] for name in names]
-    return [
-        rule for rule in rules if short and _takes(rule) and any(_fits(rule, key) for key in short)
-    ]
-
-
-def fitting_items(rules: Sequence[DirectedRule], names: Iterable[str]) -> list[str]:
-    """The values that one of the rules may take."""
-    able = [rule for rule in rules if _takes(rule)]
-    return [name for name in names if any(_fits(rule, _split(name)[0]) for rule in able)]
-
-
-def _takes(rule: DirectedRule) -> bool:
-    plain = all(side.role is None and not side.pattern.has_flat for side in rule.reads)
-    return plain and rule.forward is None and all(step.name in OPS for step in rule.steps)
-
-
-def _fits(rule: DirectedRule, key: str) -> bool:
-    return any(
-        _last(side.pattern) == key.rpartition(".")[2] and _matches(side.pattern, key)
-        for side in rule.reads
-    )
-
-
-def _last(pattern: Pattern) -> str | None:
-    """The last name that the pattern spells, without a rank; None where it is open."""
-    text = pattern.text.partition("@")[0].rpartition(".")[2]
-    return None if "{" in text else text
-
-
-def _matches(pattern: Pattern, key: str) -> bool:
-    try:
-        return pattern.match(f"{key}@0" if "@" in pattern.text else key) is not None
-    except TwoReadings:
-        return True
-
-
-def _split(name: str) -> tuple[str, int]:
-    rank = rank_of(name) if "@" in name else None
-    return (name, 0) if rank is None else (name.rpartition("@")[0], rank)
-
-
-def carry_items(
-    rules: Sequence[DirectedRule],
-    bound: StepResult,
-    values: Items,
-    report: Report,
-    stay: AbstractSet[str] = frozenset(),
-) -> Items:
-    """The values behind the edge that `bound` is of; what rules make and drop and what there is to
-    know is added to `bound`.
-
-    `stay`: names that no rule takes. M404 where `same` finds values that differ, M212 where a
-    tensor is called like a value.
-    """
-    taken = rules_of_items(rules, values.names)
-    out: dict[str, str] = {}
-    handled: set[str] = set()
-    if taken:
-        views = Views()
-        nothing: View = views.stored((0,), None)
-        asked = {
-            name: Tensor(spec("uint8", (0,)), nothing, (name,))
-            for name in values.names
-            if name not in stay and any(_fits(r, _split(name)[0]) for r in taken)
-        }
-        problems = Report()
-        own = bind(
-            [replace(rule, optional=True, when={}) for rule in taken],
-            [],
-            asked,
-            views,
-            BindContext(lambda *_: True, DROP),
-            problems,
-        )
-        report.diagnostics += [d for d in problems.diagnostics if d.code not in _ACCOUNTING]
-        rule_of = {(rule.id, rule.name): rule for rule in taken}
-        for key, made in own.provenance.items():
-            out[key] = values.names[made.keys[0]]
-            handled.update(() if made.rule.keep_source else made.keys)
-            unlike = [
-                k for k in made.keys if values.spelled(values.names[k]) != values.spelled(out[key])
-            ]
-            if unlike:
-                report.add(
-                    "M404",
-                    f"rule {made.rule.name!r}: the values {listed([made.keys[0], *unlike], 4)} "
-                    "differ",
-                    spans=(made.rule.span,),
-                )
-        handled.update(own.dropped)
-        bound.named.update(own.provenance)
-        for listed_, missing in own.unmatched.items():
-            if listed_ in bound.unmatched:
-                bound.unmatched[listed_] = [
-                    value for value in bound.unmatched[listed_] if value in missing
-                ]
-        bound.dropped.update(
-            {key: rule_of[rule.id, rule.name] for key, rule in own.dropped.items()}
-        )
-        changed = [
-            f"{printable(made.keys[0])} is now {printable(key)}"
-            for key, made in own.provenance.items()
-            if made.keys != (key,)
-        ]
-        if changed:
-            bound.notes.append(f"values that rules name: {listed(changed, 4)}")
-    out.update(
-        _followed(
-            [name for name in values.names if name not in handled], values, bound, {*out}, report
-        )
-    )
-    return values._replace(names=out, known=values.known | out.keys())
-
-
-def _followed(
-    names: Sequence[str], values: Items, bound: StepResult, made: set[str], report: Report
-) -> dict[str, str]:
-    """Where values go that no rule takes: with their modules, or stay where names would clash."""
-    tensors = (
-        {_split(key) for key in bound.tensors}
-        if values.ranks
-        else {(key, 0) for key in bound.tensors}
-    )
-    used = tensors | {_split(key) if values.ranks else (key, 0) for key in made}
-    split = {name: _split(name) if values.ranks else (name, 0) for name in names}
-    moved = (
-        follow(bound, {key.rpartition(".")[0] for key, _ in split.values() if "." in key})
-        if bound.provenance
-        else {}
-    )
-    there: dict[str, tuple[str, int]] = {}
-    for name, (key, rank) in split.items():
-        module, dot, last = key.rpartition(".")
-        goals = moved.get(module, ()) if dot else ()
-        goal = goals[0] if len(goals) == 1 else module
-        there[name] = (f"{goal}.{last}" if goal else last, rank) if dot else (key, rank)
-    stay: list[str] = []
-    while True:
-        count = Counter(there.values())
-        back = [
-            name
-            for name, goal in there.items()
-            if goal != split[name] and (goal in used or count[goal] > 1)
-        ]
-        if not back:
-            break
-        stay += back
-        there.update({name: split[name] for name in back})
-    if stay:
-        bound.notes.append(
-            "values that keep their names, because others would get the same name: "
-            f"{listed(sorted(stay), 4)}"
-        )
-    if both := sorted(name for name, goal in there.items() if goal in used):
-        what = (
-            f"{listed(both, 4)} would be written twice: a value that is not a tensor has this "
-            "name, and no rule takes it"
-        )
-        report.add(
-            "M212",
-            what,
-            help="give the tensor another name, or name the value in a rule of its own",
-        )
-    return {
-        f"{key}@{rank}" if values.ranks else key: values.names[name]
-        for name, (key, rank) in there.items()
-    }
 
 
 class LossOf(NamedTuple):

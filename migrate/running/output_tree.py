@@ -23,8 +23,8 @@ from ..core.spec import spec
 from ..core.templates import rank_of
 from ..extra_state.record import Object
 from ..extra_state.states import objects
-from ..planning.compose import Items
 from ..planning.graph import ComputedTensor, Tensor, ValueCheck, stored_keys
+from ..planning.items import Items
 from ..planning.sides import follow_all
 from ..source.blobs import Blob, BytesBlob, Stored
 from ..source.pickle.jsonform import to_json
