@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import pairwise, permutations
 from typing import Any
 
-from ..core.errors import Diagnostic, listed, printable
+from ..core.errors import Diagnostic, listed, plural, printable
 from ..core.keys import TwoReadings, parse
 from ..core.overlap import apart
 from ..core.templates import as_seen, collapse
@@ -232,8 +232,8 @@ def _against(files: list[CompiledFile], match: Matcher) -> Iterator[Diagnostic]:
     if rest:
         notes = tuple(f"{printable(c.text)} ×{c.count}" for c in collapse(rest)[:12])
         what = (
-            f"{len(rest)} keys of the checkpoint are taken by no rule and kept by no pattern: "
-            f"{listed(rest, 3)}"
+            f"{plural(len(rest), 'key')} of the checkpoint {'is' if len(rest) == 1 else 'are'} "
+            f"taken by no rule and kept by no pattern: {listed(rest, 3)}"
         )
         yield finding(
             "M661",

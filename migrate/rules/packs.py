@@ -308,7 +308,11 @@ def _located(entry: EntryPoint) -> Pack:
     version = entry.dist.version if entry.dist is not None else ""
     label = f"{entry.name} ({distribution})"
     try:
-        top, *below = [*entry.module.split("."), *(entry.attr.split(".") if entry.attr else [])]
+        # `module` and `attr` of an entry point take names of Python only, and folders have others
+        package, _, inside = (part.strip() for part in entry.value.split("[")[0].partition(":"))
+        top, *below = [*package.split("."), *(inside.split(".") if inside else [])]
+        if any("/" in part for part in below):
+            raise ValueError(f"{entry.value} has a slash; nested folders are joined by dots")
         spec = importlib.util.find_spec(top)
         places = list(spec.submodule_search_locations or ()) if spec else []
     except Exception as error:  # noqa: BLE001 - what an installed finder raises is its own affair, and never fatal here

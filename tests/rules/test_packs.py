@@ -315,6 +315,20 @@ def test_a_pack_without_a_lineage_where_it_points_is_warned_of(
     assert "layouts.yaml" in lost["help"]
 
 
+def test_the_folder_of_a_pack_may_have_a_name_that_python_does_not_take(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (installed / "data").rename(installed / "our-data")
+    for value in ("acme_rules_of_a_test:our-data", "acme_rules_of_a_test : our-data [extra]"):
+        pack = packs._located(entry(value))
+        assert pack.folder == installed / "our-data"
+        assert list(pack.lineages) == ["acme"]
+    for value in ("acme_rules_of_a_test:/etc", "acme_rules_of_a_test:../..", "", ":"):
+        pack = packs._located(entry(value))
+        assert pack.folder is None
+        assert "NoneType" not in pack.error
+
+
 def test_the_pyproject_of_the_tutorial_makes_a_pack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
