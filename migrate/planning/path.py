@@ -608,13 +608,22 @@ def _changed(
         differ += [f"{name} did not exist then" for name in now.keys() - was.keys()]
         differ += [f"{name} no longer exists" for name in was.keys() - now.keys()]
         edge = " → ".join(printable(entries[-1][end], 100) for end in ("from", "to"))
+        way = (
+            f"migrate {printable(entries[-1]['tool'])} wrote the stamp; the rules of that release "
+            "restore what was there"
+        )
+        if pack := entries[-1].get("pack"):
+            words = [printable(pack[k], 100) for k in ("origin", "name", "version") if pack.get(k)]
+            way = (
+                f"those that were applied did not ship with migrate ({' '.join(words)}), and "
+                f"restore what was there: name them with {option('rules')}"
+            )
         yield Diagnostic(
             "M518",
             f"the stamp says that {step.lineage} {edge} was applied with other rules than are "
             "found now",
             notes=tuple(printable(line, 300) for line in sorted(differ)[:8]),
-            help=f"migrate {printable(entries[-1]['tool'])} wrote the stamp; the rules of that "
-            "release restore what was there",
+            help=way,
         )
 
 

@@ -114,6 +114,8 @@ def test_named_it_is_used_and_said(
     assert "M518" in back.err
     assert "the stamp says that hf-mixtral v4 → v5 was applied with other rules" in back.err
     assert "hf-mixtral/v5/fuse-experts has changed since" in back.err
+    assert "did not ship with migrate (folder)" in back.err
+    assert "name them with --rules" in back.err
 
 
 def test_what_ships_needs_no_word(
