@@ -19,12 +19,11 @@ from ..core.types import PathLike
 from ..source.index import Source
 from ..source.paths import METADATA, Place, find_place, stays_behind
 from ..source.registry import Registry
-from ..source.shards import parse_size
 from ..source.target import Target, TargetTree
 from .base import SURE
 from .base import Format as Format
 
-__all__ = ["FORMATS", "Format", "get", "open", "parse_size"]
+__all__ = ["FORMATS", "Format", "get", "open"]
 
 
 # files of torch.distributed.checkpoint, and what Megatron puts beside them

@@ -9,6 +9,7 @@ without pinning and streams: that is how its control flow is tested where there 
 from __future__ import annotations
 
 import _thread
+import re
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,7 +18,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..core.errors import fail, option, printable
-from ..formats import parse_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -221,7 +221,11 @@ LEAST_MEMORY = 1 << 20
 SHARD = "5GB"
 MOST_THREADS = 64
 MAX_MEMORY = 10**9
-_parse_text = lru_cache(maxsize=16)(parse_size)
+_UNITS = {
+    "": 1, "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +268,34 @@ def read_options(
     check_threads(threads)
     where = CPU if device == "cpu" else parse_device(device)
     return RunOptions(threads, memory, shard, fsync, resume, where, progress)
+
+
+def parse_size(size: int | str) -> int:
+    """`size` in bytes: an int, or a number with B, kB, MB, GB, TB (powers of 1000) or KiB, MiB,
+    GiB, TiB (of 1024).
+
+    ValueError if it is neither (a float, say) or less than one byte. The SI meaning of GB is
+    huggingface_hub's.
+    """
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", size.lower(), re.ASCII)
+        if not match or match[2] not in _UNITS or len(match[1]) > 18:
+            raise ValueError(f"{size!r} is not a size: write 5GB or 500MB")
+        number = match[1]
+        # exact: 1.1GB through a float would be 1100000000.0000002
+        whole, _, part = number.partition(".")
+        scale: int = 10 ** len(part)
+        count = int(whole + part) * _UNITS[match[2]] // scale
+    elif isinstance(size, int) and not isinstance(size, bool):
+        count = size
+    else:
+        raise ValueError(f"{size!r} is not a size: write 5GB, 500MB, or bytes as an int")
+    if count < 1:
+        raise ValueError(f"{size!r} is not a size: at least one byte is needed")
+    return count
+
+
+_parse_text = lru_cache(maxsize=16)(parse_size)
 
 
 def bytes_of(given: int | str) -> int:

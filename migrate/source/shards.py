@@ -36,37 +36,7 @@ INDEX = ".index.json"
 MAX_INDEX = 120_000_000  # bytes; an entry is about 100
 WHICH_HELP = "pass the file or the index itself"
 
-_UNITS = {
-    "": 1, "b": 1,
-    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-}  # fmt: skip
 _SHARD = re.compile(r"(.+)-(\d{5,9})-of-(\d{5,9})(\.[a-z]+)", re.ASCII)
-
-
-def parse_size(size: int | str) -> int:
-    """`size` in bytes: an int, or a number with B, kB, MB, GB, TB (powers of 1000) or KiB, MiB,
-    GiB, TiB (of 1024).
-
-    ValueError if it is neither (a float, say) or less than one byte. The SI meaning of GB is
-    huggingface_hub's.
-    """
-    if isinstance(size, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", size.lower(), re.ASCII)
-        if not match or match[2] not in _UNITS or len(match[1]) > 18:
-            raise ValueError(f"{size!r} is not a size: write 5GB or 500MB")
-        number = match[1]
-        # exact: 1.1GB through a float would be 1100000000.0000002
-        whole, _, part = number.partition(".")
-        scale: int = 10 ** len(part)
-        count = int(whole + part) * _UNITS[match[2]] // scale
-    elif isinstance(size, int) and not isinstance(size, bool):
-        count = size
-    else:
-        raise ValueError(f"{size!r} is not a size: write 5GB, 500MB, or bytes as an int")
-    if count < 1:
-        raise ValueError(f"{size!r} is not a size: at least one byte is needed")
-    return count
 
 
 class _Padded(dict[str, str]):

@@ -79,6 +79,12 @@ def test_help_loads_click_alone(command: list[str]) -> None:
     assert loaded(*command, "--help") == {"click"}
 
 
+@pytest.mark.parametrize("command", [[], ["plan"], ["apply"]])
+def test_help_loads_neither_formats_nor_ops_nor_rules(command: list[str]) -> None:
+    packages = {f"migrate.{name}" for name in ("formats", "ops", "rules", "live", "lints")}
+    assert not loaded(*command, "--help", wanted=packages)
+
+
 @pytest.mark.parametrize(
     "arguments",
     thorough(

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from migrate.core.spec import spec
-from migrate.source.shards import deal, in_natural_order, parse_size, shard_names, shard_sets
+from migrate.running.resources import parse_size
+from migrate.source.shards import deal, in_natural_order, shard_names, shard_sets
 
 
 @pytest.mark.parametrize(
