@@ -185,6 +185,7 @@ def test_what_belongs_to_another_user_in_a_partial_folder_is_refused(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.heavy
 def test_a_partial_folder_of_another_user_is_named_to_one_who_may_not_write_in_it(
     begun: Path, tmp_path: Path
 ) -> None:
