@@ -68,7 +68,7 @@ endef
 test: .venv-test/.ready
 	.venv-test/bin/python -m pytest -q $(PARALLEL) $(PYTEST)
 
-# in at most a quarter of the processor time of make test
+# what is quick enough to run while working
 check: lint
 	.venv-test/bin/python -m pytest -q $(PARALLEL) --light $(PYTEST)
 

@@ -68,7 +68,7 @@ class Expr:
 
     def evaluate(self, params: Mapping[str, int]) -> int:
         """The value. `Unset` if a param has none; PatternError M111 on a division by zero or with a
-        rest, or a param that is no integer.
+        rest, or a param of any type but an integer.
         """
         stack: list[int] = []
         for op, (start, end) in zip(self.code, self.places, strict=True):

@@ -61,7 +61,7 @@ class LintInput:
 
 
 def read_inputs(paths: Sequence[PathLike]) -> LintInput:
-    """The rule files and layouts at `paths`; M115 for a path that is no folder and no rule file."""
+    """The rule files and layouts at `paths`; M115 for a path that is neither."""
     report = Report()
     # a file outside a lineage's folder has no siblings
     homes: dict[tuple[Path | None, Path | None], dict[str, Path]] = {}

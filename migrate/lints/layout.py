@@ -51,18 +51,7 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
 
 
 def _has_signs(signs: Detect | None) -> bool:
-    return signs is not None and any(
-        (
-            signs.present,
-            signs.absent,
-            signs.dtype,
-            signs.ndim,
-            signs.config,
-            signs.module_version,
-            signs.extra_state,
-            signs.shape,
-        )
-    )
+    return signs not in (None, Detect())
 
 
 def _indistinct(lineage: Lineage, document: Document) -> Iterator[Diagnostic]:

@@ -229,7 +229,7 @@ def find_packs(
     """The packs to search: the folder `rules` if one is named, `./rules` if it is there, then the
     built-in and installed ones.
 
-    A rule file in place of a folder is for `load_files`: a path that is no folder is M507 here.
+    A rule file in place of a folder is for `load_files`: anything but a folder is M507 here.
     """
     local = []
     if rules is not None:

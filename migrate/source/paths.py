@@ -404,7 +404,7 @@ class Place:
 
 
 def find_place(path: PathLike, allow_links: bool = False, at: str | None = None) -> Place:
-    """The place at `path`, opened; M917 without, M907 if it is no folder and no regular file."""
+    """The place at `path`, opened; M917 without, M907 if it is neither file nor folder."""
     where = os.fspath(path)
     try:
         kind = os.stat(where).st_mode

@@ -333,7 +333,7 @@ def _holds_weights(name: str, suffix: str) -> bool:
 
 
 def _names(folder: Folder, name: str) -> tuple[str, ...]:
-    """What the folder of a rank holds; nothing if it is no folder. M907 if it is a link."""
+    """What the folder of a rank holds; nothing for anything but a folder. M907 if it is a link."""
     if not os.path.isdir(os.path.join(folder.path, name)):
         return ()
     return tuple(folder.names(name))

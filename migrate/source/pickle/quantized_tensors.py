@@ -522,8 +522,8 @@ def _flat(value: Any) -> bool:
     return kind in _SCALARS or kind is Constant or kind is Described
 
 
-def setting(call: Call, parts: list[Any], _: Decoding) -> Described:
-    """A setting by its arguments and fields: scalars, dtypes and other settings."""
+def described(call: Call, parts: list[Any], _: Decoding) -> Described:
+    """An object by its arguments and its dict of fields."""
     *items, fields = parts
     if (
         call.items
@@ -531,12 +531,19 @@ def setting(call: Call, parts: list[Any], _: Decoding) -> Described:
         or not (fields is None or (type(fields) is DictNode and fields.kind == "dict"))
     ):
         raise ForeignError(f"{kind_of(call)} with more than fields")
-    for value in (*items, *(value for _, value in (fields.pairs if fields is not None else ()))):
+    return Described(str(call.function), tuple(items), fields, call)
+
+
+def setting(call: Call, parts: list[Any], decoding: Decoding) -> Described:
+    """A setting by its arguments and fields: scalars, dtypes and other settings."""
+    made = described(call, parts, decoding)
+    fields = () if made.fields is None else made.fields.pairs
+    for value in (*made.items, *(value for _, value in fields)):
         if type(value) is Opaque:
             raise NestedError(value)
         if not _flat(value):
             raise ForeignError(f"{kind_of(call)} with more than settings")
-    return Described(str(call.function), tuple(items), fields, call)
+    return made
 
 
 def member(call: Call, parts: list[Any], _: Decoding) -> Described:

@@ -30,7 +30,7 @@ from .decoding import (
     plain,
 )
 from .nodes import ABSENT, Call, Dict, Global, kind_of
-from .quantized_tensors import CLASSES, wrapped
+from .quantized_tensors import CLASSES, described, wrapped
 from .te_grouped import GROUPED, grouped
 from .tree import (
     ITEMSIZE,
@@ -77,7 +77,7 @@ def shard(call: Call, state: Any, _: Decoding) -> LocalShard:
         raise ForeignError(
             "a DTensor with other fields than its local tensor and its specification"
         )
-    # how torch marks a parameter that is no torch.nn.Parameter
+    # how torch marks a parameter of another class than torch.nn.Parameter
     parameter = type(attributes) is DictNode and attributes.get("_is_param") is True
     # torch 2.8 writes an empty dict where later ones write None
     if attributes is not None and not (
@@ -159,18 +159,6 @@ def _mesh(value: Any) -> tuple[int, ...] | None:
 
 def _parts(call: Call) -> list[Any]:
     return [*call.arguments, None if call.state is ABSENT else call.state]
-
-
-def described(call: Call, parts: list[Any], _: Decoding) -> Described:
-    """An object by its arguments and its dict of fields."""
-    *items, fields = parts
-    if (
-        call.items
-        or call.pairs
-        or not (fields is None or (type(fields) is DictNode and fields.kind == "dict"))
-    ):
-        raise ForeignError(f"{kind_of(call)} with more than fields")
-    return Described(str(call.function), tuple(items), fields, call)
 
 
 def _tuple(call: Call, parts: list[Any], decoding: Decoding) -> Described:
