@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, NamedTuple, NoReturn
 
@@ -23,6 +24,7 @@ from ..rules.compiled import ROLE, CompiledCall, DirectedRule
 from .graph import Program, Tensor, ValueCheck
 from .match import RANK, MatchedKey, Matching, Reader, keep_rest, match, when_test
 from .pipeline import MOST_TENSORS, SUFFIX, Item, RefusedGroup, Views, run_ops
+from .request import STALE_OPTIMIZER
 
 # what the header of a safetensors file may have
 MOST_TEXT = 100_000_000
@@ -81,6 +83,8 @@ class BindContext(NamedTuple):
     payload: Callable[[Tensor], bytes] | None = None
     # rules that take values which are no tensors, and so may match no key, by identity
     elsewhere: frozenset[int] = frozenset()
+    # which of these tensors are state of an optimizer; None: nothing is
+    states: Callable[[Mapping[str, Any]], AbstractSet[str]] | None = None
 
 
 DROP = frozenset(("drop",))
@@ -111,7 +115,15 @@ def bind(
     # a target of a keep_source rule is accounted for here alone
     known = {t.key: None for r in derived for t in r.taken}
     patterns = [*(s.pattern for r in rules for s in r.reads if not s.pattern.has_flat), *keep]
-    out.kept = keep_rest(keep, [k for k in matching.rest if k not in known], read, report, patterns)
+    out.kept = keep_rest(
+        keep,
+        [k for k in matching.rest if k not in known],
+        read,
+        report,
+        patterns,
+        partial(context.states, tensors) if context.states is not None else frozenset,
+        STALE_OPTIMIZER in context.allow,
+    )
     kept = [*(key for template in out.kept for key in template.keys), *known]
     settles = any(rule.if_exists == "keep" for rule in rules)
     _merge(kept, tensors, out, context, report, settles)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +22,7 @@ from .graph import Graph, Program, ReadKey, Tensor, computations
 from .items import Items, carry_items, fitting_items, rules_of_items
 from .pathstate import PathStep, directed
 from .pipeline import Views
+from .request import STALE_OPTIMIZER
 from .unchanged import fold_keys, unfold_keys
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def compose(
     composition = Composition(graph, done, losses, expressions or {}, items, before.keys(), kept)
     if prove and not report.has_errors():
         composition.inexact = prove_downgrade(
-            {k: t.spec for k, t in tensors.items()}, composition, context.same_bytes
+            {k: t.spec for k, t in tensors.items()}, composition, context
         )
         composition.inexact += path_state.inexact if path_state is not None else []
     return composition
@@ -306,15 +307,17 @@ def _kept(step: PathStep, bound: StepResult, values: Iterable[str], views: Views
 def prove_downgrade(
     source: Mapping[str, Spec],
     composition: Composition,
-    same_bytes: Callable[[str, Tensor, Tensor], bool],
+    context: BindContext,
 ) -> list[str]:
     """Binds the way back to what is planned; what does not return as it was, by rule and key.
     Empty: the downgrade is exact.
 
-    `same_bytes` is asked only of targets of `keep_source` rules that were there before: on the way
-    back they go if they are what the rule would have made, and would not return.
+    `context.same_bytes` is asked only of targets of `keep_source` rules that were there before: on
+    the way back they go if they are what the rule would have made, and would not return.
     """
     views = Views()
+    allow = DROP | context.allow.intersection((STALE_OPTIMIZER,))
+    back_context = context._replace(allow=allow, payload=None)
     current: Mapping[str, Tensor] = composition.graph.outputs
     reasons: list[str] = []
     last = StepResult()
@@ -343,7 +346,7 @@ def prove_downgrade(
         )
 
         def equal(key: str, present: Tensor, again: Tensor, made: Mapping[str, Any] = made) -> bool:
-            return key in made or same_bytes(key, present, again)
+            return key in made or context.same_bytes(key, present, again)
 
         try:
             bound_back = bind(
@@ -351,7 +354,7 @@ def prove_downgrade(
                 step.keep,
                 current,
                 views,
-                BindContext(equal, DROP, elsewhere=elsewhere),
+                back_context._replace(same_bytes=equal, elsewhere=elsewhere),
                 report,
                 stay=stay,
             )

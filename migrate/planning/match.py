@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ..core.errors import Report, listed, printable
+from ..core.errors import Report, listed, option, printable, together
 from ..core.keys import Pattern, TwoReadings, narrower, nearest, parse
 from ..core.spec import ALIASES, Spec
 from ..core.templates import (
@@ -35,6 +36,7 @@ from ..core.templates import (
 )
 from ..core.types import records
 from ..rules.compiled import DirectedRule, Side
+from .request import OPTIMIZER_PARAM, STALE_OPTIMIZER
 
 # value of a capture that the item's role does not have
 ABSENT = None
@@ -502,11 +504,17 @@ def keep_rest(
     read: set[str],
     report: Report,
     patterns: Sequence[Pattern],
+    states: Callable[[], AbstractSet[str]],
+    carry: bool,
 ) -> list[Template]:
     """The keys of `rest` that a `keep` pattern or a `keep_source` rule lets stay; the others are
     unaccounted for, an error.
+
+    `states()` are the keys of optimizer state, which stay as well if that is allowed: `carry`.
     """
     kept: list[Template] = []
+    own: AbstractSet[str] = frozenset()
+    asked = False
     for template in group(rest):
         missing = {key for key in template.keys if key not in read}
         for pattern in keep:
@@ -517,14 +525,21 @@ def keep_rest(
                 for key, stay in zip(template.keys, fitting(pattern, template), strict=True)
                 if stay
             }
+        if missing and not asked:
+            own, asked = states(), True
+        if carry:
+            missing -= own
         if missing:
-            _report_unhandled([k for k in template.keys if k in missing], patterns, report)
+            keys = [k for k in template.keys if k in missing]
+            _report_unhandled(keys, patterns, report, own >= missing)
         else:
             kept.append(template)
     return kept
 
 
-def _report_unhandled(keys: list[str], patterns: Sequence[Pattern], report: Report) -> None:
+def _report_unhandled(
+    keys: list[str], patterns: Sequence[Pattern], report: Report, state: bool
+) -> None:
     near = nearest(patterns, keys[0])
     notes = []
     if near is not None:
@@ -540,5 +555,11 @@ def _report_unhandled(keys: list[str], patterns: Sequence[Pattern], report: Repo
         "M211",
         f"{printable(keys[0])}{count} is handled by no rule and kept by no pattern",
         notes=tuple(notes),
-        help="add a rule for it, name it under `keep`, or drop it with a rule that says why",
+        help="it is optimizer state: leave it out with "
+        f"{together(option('params', f'{OPTIMIZER_PARAM}=drop'), option('allow', 'drop'))}, carry "
+        f"it as it is with {option('allow', STALE_OPTIMIZER)}, or add a rule for it or name it "
+        "under `keep`"
+        if state
+        else "add a rule for it, name it under `keep`, or drop it with a rule that says why",
+        permit=STALE_OPTIMIZER if state else "",
     )

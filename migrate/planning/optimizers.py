@@ -25,7 +25,7 @@ from ..core.errors import Report, fail, listed, option, plural, printable, toget
 from ..core.templates import rank_of
 from ..source.pickle.tree import Composite, DictNode, ListNode, LocalShard, TensorRecord
 from .graph import ComputedTensor, Tensor
-from .request import OPTIMIZER_PARAM
+from .request import OPTIMIZER_PARAM, STALE_OPTIMIZER
 
 if TYPE_CHECKING:
     from ..core.errors import Span
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from ..source.index import Index
     from .compose import Composition
 
-# what may be allowed, and the one thing that may be said of it by name
-STALE, DROP = "stale-optimizer", "drop"
+# the one thing that may be said of it by name, and has to be allowed
+DROP = "drop"
 # what a stamp remembers
 LASTING = ("stale", "dropped")
 _LEAVES = (TensorRecord, Composite, LocalShard)
@@ -98,6 +98,11 @@ def find_states(index: Index) -> list[OptimizerState]:
     return found
 
 
+def state_keys(keys: Mapping[str, Any]) -> frozenset[str]:
+    """The tensors among these that are state of an optimizer."""
+    return frozenset(key for state in _seen(keys) for key in state.keys)
+
+
 def judge_states(
     states: Sequence[OptimizerState], composition: Composition, index: Index, allow: frozenset[str]
 ) -> OptimizerVerdict:
@@ -119,12 +124,12 @@ def judge_states(
                 notes.append(how)
             continue
         many = plural(len(broken), "parameter")
-        if STALE in allow and undone:
+        if STALE_OPTIMIZER in allow and undone:
             notes.append(
                 f"optimizer state at {state.place} is carried as it is: the stamp says that the "
                 "run that is undone left it so"
             )
-        elif STALE in allow:
+        elif STALE_OPTIMIZER in allow:
             stale = True
             notes.append(
                 f"optimizer state at {state.place} is stale and carried as it is: {many} changed: "
@@ -149,8 +154,8 @@ def judge_states(
                     * undone,
                 ),
                 help=f"leave it out and begin with a new optimizer: {way}; or carry it as it is: "
-                f"{option('allow', STALE)}",
-                permit=STALE,
+                f"{option('allow', STALE_OPTIMIZER)}",
+                permit=STALE_OPTIMIZER,
             )
     report.check()
     return OptimizerVerdict("stale" if stale else "renamed" if renamed else "right", tuple(notes))
@@ -164,7 +169,7 @@ def dropped(params: Mapping[str, Any]) -> bool:
         fail(
             "M115",
             f"`{OPTIMIZER_PARAM}` can be `{DROP}`, not {printable(repr(params[OPTIMIZER_PARAM]))}",
-            help=f"or {option('allow', STALE)} carries it",
+            help=f"or {option('allow', STALE_OPTIMIZER)} carries it",
         )
     return True
 

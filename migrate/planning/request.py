@@ -12,14 +12,14 @@ from ..core.errors import MigrateError, did_you_mean, fail, listed, option, prin
 from ..core.types import PathLike
 
 # what `allow` can hold; nothing else loosens anything
-CHANGED_SOURCE = "changed-source"
+CHANGED_SOURCE, STALE_OPTIMIZER = "changed-source", "stale-optimizer"
 ALLOWANCES = (
     "lossy",
     "drop",
     "opaque",
     "links",
     "delayed-scaling",
-    "stale-optimizer",
+    STALE_OPTIMIZER,
     CHANGED_SOURCE,
 )
 # the one param that says what becomes of optimizer state; it is no rule's
@@ -41,7 +41,7 @@ _OTHERS = (".pkl", ".pickle", ".hdf5", ".keras", ".nemo", ".pt2")
 # endings of fewer letters are near to too many words that a folder may end in
 _LONG = 4
 # permissions that only planning asks for
-_ASKED_TOGETHER = frozenset({"lossy", "drop", "opaque", "delayed-scaling", "stale-optimizer"})
+_ASKED_TOGETHER = frozenset({"lossy", "drop", "opaque", "delayed-scaling", STALE_OPTIMIZER})
 T = TypeVar("T")
 
 

@@ -24,7 +24,7 @@ from ..extra_state.states import States
 from ..planning.graph import ReadKey, Tensor
 from ..planning.optimizers import DROP
 from ..planning.path import find_path
-from ..planning.request import OPTIMIZER_PARAM, OUTPUT_FORMATS
+from ..planning.request import OPTIMIZER_PARAM, OUTPUT_FORMATS, STALE_OPTIMIZER
 from ..planning.sides import SideFiles
 from ..results import DiffReport, VerifyEstimate, VerifyReport
 from ..source.pickle.jsonform import to_json
@@ -68,7 +68,8 @@ def verify_output(
     What was applied is read from the stamp of `made`, unless the request says it. `share` and
     `seed` choose a sample.
     """
-    request = replace(request, allow=request.allow | {"lossy", "drop", "delayed-scaling"})
+    permitted = {"lossy", "drop", "delayed-scaling", STALE_OPTIMIZER}
+    request = replace(request, allow=request.allow | permitted)
     index_hash = made.index.hash()
     stamp, notes = stamps.read_stamp(made.history, index_hash)
     applied = _applied_after(opened, stamp)

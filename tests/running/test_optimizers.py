@@ -315,6 +315,62 @@ def test_rules_that_take_state_by_name_along_are_asked_for_nothing(
     assert migrate.plan(source, rules=rule(text)).document["optimizer"] == "right"
 
 
+# state among the weights, which `keep` of these does not speak of
+UNKEPT = {
+    "rename": 'rules: [{name: r, from: "{i:int}.{k}", to: "layers.{i}.{k}"}]\n',
+    "buffer": 'keep: ["{i:int}.{k}"]\nrules: [{name: r, from: "norm.{k}", to: "bn.{k}"}]\n',
+}
+
+
+@pytest.mark.parametrize("kind", [among_weights, moment_first])
+@pytest.mark.parametrize(("change", "becomes"), [("rename", "stale"), ("buffer", "right")])
+def test_state_among_the_weights_that_no_rule_names_is_carried_where_that_is_allowed(
+    kind: Any, change: str, becomes: str, rule: Any, tmp_path: Path
+) -> None:
+    value = {**kind(*trained()), **({"norm.mean": torch.ones(3)} if change == "buffer" else {})}
+    source, out = saved(tmp_path / "in.pt", value), tmp_path / "out.pt"
+    asked: dict[str, Any] = {"rules": rule(UNKEPT[change])}
+    with pytest.raises(CheckpointError) as caught:
+        migrate.plan(source, **asked)
+    assert {(d.code, d.permit) for d in caught.value.diagnostics} == {("M211", "stale-optimizer")}
+    for found in caught.value.diagnostics:
+        assert 'allow={"stale-optimizer"}' in (found.help or "")
+        assert 'params={"optimizer": "drop"}, allow={"drop"}' in (found.help or "")
+    answer = migrate.apply(source, out, **asked, allow={"stale-optimizer"})
+    assert (answer.optimizer, answer.to_json()["downgrade"]) == (
+        becomes,
+        {"exact": True, "because": []},
+    )
+    told = [note for note in answer.to_json()["notes"] if "is stale and carried as it is" in note]
+    assert bool(told) is (becomes == "stale")
+    loaded = torch.load(out, weights_only=True)
+    state = {key for key in value if key.startswith("optimizer.")}
+    assert state == {key for key in loaded if key.startswith("optimizer.")}
+    assert all(torch.equal(loaded[key], value[key]) for key in state)
+    assert migrate.verify(out, source=source, **asked).equal
+    back = tmp_path / "back.pt"
+    migrate.downgrade(out, back, **asked, allow={"stale-optimizer"})
+    assert migrate.diff(back, source).equal
+    in_memory = migrate.apply(value, **asked, allow={"stale-optimizer"})
+    assert in_memory.keys() == loaded.keys()
+    weights = migrate.apply(
+        source, tmp_path / "weights.pt", **asked, params={"optimizer": "drop"}, allow={"drop"}
+    )
+    assert weights.optimizer == "dropped"
+    assert migrate.verify(tmp_path / "weights.pt", source=source, **asked).equal
+
+
+def test_only_state_is_carried_with_state_that_no_rule_names(rule: Any, tmp_path: Path) -> None:
+    model, made = trained()
+    value = {**among_weights(model, made), "norm.mean": torch.ones(3)}
+    source = saved(tmp_path / "in.pt", value)
+    with pytest.raises(CheckpointError) as caught:
+        migrate.plan(source, rules=rule(UNKEPT["rename"]), allow={"stale-optimizer"})
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.permit) == ("M211", "")
+    assert found.message.startswith("norm.mean")
+
+
 @pytest.mark.parametrize(("names", "becomes"), [("plain", "right"), ("wrapped", None)])
 def test_names_without_wrappers_come_to_fit(
     names: str, becomes: str | None, tmp_path: Path
