@@ -319,15 +319,17 @@ def plan(doc: Mapping[str, Any]) -> str:
         out += _row(row)
     source, target = doc["source"], doc["target"]
     tally = [*(f"{n:,} {c}" for c, n in counts.items()), f"{doc['unchanged']:,} unchanged"]
+    # of the kind that the sizes are of: another suffix behind `apply -o` makes another
+    written = f"{doc['options']['format']} file"
     tensors = (
-        f"{source['tensors']:,} → {target['tensors']:,} tensors, {size(source['bytes'])} → "
+        f"{source['tensors']:,} → {plural(target['tensors'], 'tensor')}, {size(source['bytes'])} → "
         f"{size(target['bytes'])}"
     )
     free = f", {size(doc['free'])} free beside the source" if doc.get("free") is not None else ""
     out += [
         "",
         f"Plan: {', '.join(tally)}",
-        f"      {tensors} in {plural(len(target['files']), 'file')}",
+        f"      {tensors} in {plural(len(target['files']), written)}",
         (
             f"      reads {size(doc['bytes_read'])}, writes {size(doc['bytes_written'])}, peak "
             f"memory about {size(doc['peak_memory'])}{free}"

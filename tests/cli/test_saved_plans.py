@@ -547,6 +547,26 @@ def test_a_plan_that_cannot_be_saved_says_so(tmp_path: Path, source: Path, rule:
     assert (result.exit, result.codes) == (2, ["M115"])
 
 
+@pytest.mark.parametrize("kind", ["file", "folder", "torch"])
+def test_the_sizes_of_a_plan_are_those_of_what_is_published(tmp_path: Path, kind: str) -> None:
+    source = safetensors(tmp_path / "old.safetensors", {"a.0": ("F32", [2]), "a.1": ("F32", [2])})
+    rule = rules(
+        tmp_path,
+        "rules: [{name: r, from: 'a.{i:int}', to: a, via: [{concat: {over: i, dim: 0}}]}]\n",
+    )
+    asked = ["--folder"] * (kind == "folder") + ["--output-format", "torch"] * (kind == "torch")
+    shown = done("plan", source, "--rules", rule, *asked, "-o", tmp_path / "plan.json").out
+    written = "torch" if kind == "torch" else "safetensors"
+    assert "2 → 1 tensor, 16 B → " in shown
+    assert f" in 1 {written} file\n" in shown
+    out = tmp_path / {"file": "new.safetensors", "folder": "new", "torch": "new.pt"}[kind]
+    done("apply", tmp_path / "plan.json", "-o", out)
+    made = [out] if out.is_file() else list(out.iterdir())
+    document = json.loads((tmp_path / "plan.json").read_text())
+    assert document["bytes_written"] == sum(one.stat().st_size for one in made)
+    assert len(made) == (2 if kind == "folder" else 1)
+
+
 def test_a_plan_tells_rules_by_line_sizes_and_room(tmp_path: Path) -> None:
     source = safetensors(tmp_path / "old.safetensors", mixtral())
     document = done("plan", source, "--to", "hf-mixtral@v5", "--format", "json").json
