@@ -407,7 +407,11 @@ class Partial:
             # a refused allocation keeps the blocks it got
             if not self.claims:
                 self.discard()
-            write_failed(error, self.folder, f"cannot allocate the files of {_safe(self.out)}")
+            # only what opens or makes something has its name
+            what = f"cannot allocate the files of {_safe(self.out)}"
+            if error.filename is not None:
+                what = f"cannot open {_safe(os.fsdecode(error.filename))}"
+            write_failed(error, self.folder, what)
 
     def _path(self, name: str) -> Path:
         path = self.data / name

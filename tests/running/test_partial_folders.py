@@ -129,6 +129,27 @@ def test_a_journal_or_data_of_another_kind_is_refused(begun: Path, name: str, ki
     refused(begun, f"{name} in {begun} is {kind}")
 
 
+def test_a_folder_that_has_the_name_of_a_weight_file_is_named_with_the_way_out(
+    begun: Path,
+) -> None:
+    path = begun / "data" / "out-1.bin"
+    path.unlink()
+    path.mkdir()
+    made = taken(begun.with_name("out"))
+    with pytest.raises(RunError) as caught:
+        made.allocate()
+    made.close()
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.message) == ("M913", f"cannot open {path}: Is a directory")
+    assert found.notes == (f"what was written so far is kept in {begun}",)
+    assert "--resume" in (found.help or "") or "resume=True" in (found.help or "")
+    path.rmdir()
+    again = taken(begun.with_name("out"))
+    again.allocate()
+    again.close()
+    assert path.is_file()
+
+
 def test_what_a_kill_leaves_at_any_moment_is_taken_over(begun: Path) -> None:
     # between the folder and its journal, before its first line, before the data, at a probe
     for leave in ("nothing", "empty journal", "journal", "scratch-77"):
