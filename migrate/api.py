@@ -21,7 +21,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
 
 from . import formats
-from .core.errors import fail, guarded, option
+from .core.errors import fail, option
+from .core.out_of_memory import guarded
 from .core.types import PathLike, Progress
 from .planning.lineages import known_lineages
 from .planning.plan import Plan

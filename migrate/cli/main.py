@@ -272,7 +272,8 @@ def _misused(error: click.ClickException, wants_json: bool) -> int:
 
 def _failed(error: Exception, wants_json: bool) -> int:
     """A lack of memory, a refusal of the system that nothing else handled, or else a bug."""
-    from ..core.errors import MigrateError, RunError, lacking, ran_out
+    from ..core.errors import MigrateError, RunError
+    from ..core.out_of_memory import lacking, ran_out
 
     if lacking(error):
         try:

@@ -1,4 +1,4 @@
-"""What goes wrong: diagnostics, the exceptions that carry them, and memory that ran out.
+"""What goes wrong: diagnostics, and the exceptions that carry them.
 
     MigrateError                 carries .diagnostics and .exit_code
     ├─ QuestionError         2   flags, rule files, lineages, a stale plan, a target that exists
@@ -25,16 +25,15 @@ argument at all: it is read later, by either.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, wraps
+from functools import cache
 from json import dumps
 from pathlib import Path
-from typing import Any, Final, NoReturn, ParamSpec, TypeVar
+from typing import Any, Final, NoReturn
 
 # flags that are not called like their keyword
 _FLAGS: Final = {"from_": "from", "params": "set"}
@@ -490,78 +489,6 @@ def fail(
     raise_all([Diagnostic(code, message, spans, notes, help, permit=permit)])
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-# what the loader, `threading` and torch say
-_WORDS = (
-    "failed to map segment",
-    "cannot allocate memory",
-    "can't allocate memory",
-    "can't start new thread",
-    "out of memory",
-    "not enough memory",
-    "cannot create a thread",
-    "resource temporarily unavailable",
-)
-
-_PART = 256 << 20
-
-
-def lacking(error: BaseException) -> bool:
-    """Whether the error, or one that led to it, says that memory or a thread could not be had."""
-    return _said(error) is not None
-
-
-def _said(error: BaseException) -> str | None:
-    """The line that says so, empty where there are no words; None where nothing does."""
-    seen: list[BaseException] = []
-    at: BaseException | None = error
-    while at is not None and at not in seen:
-        seen.append(at)
-        lines = [line.strip() for line in str(at).splitlines() if line.strip()]
-        if isinstance(at, MemoryError) or (isinstance(at, OSError) and at.errno == errno.ENOMEM):
-            return lines[0] if lines else ""
-        if isinstance(at, SystemError) and _scarce():
-            return lines[0] if lines else ""
-        if isinstance(at, (ImportError, OSError, RuntimeError)):
-            for line in lines:
-                if any(word in line.lower() for word in _WORDS):
-                    return line
-        at = at.__cause__ or at.__context__
-    return None
-
-
-def _scarce() -> bool:
-    """Whether not even a part of what libraries take can be had: C code then fails in any way."""
-    import mmap
-
-    try:
-        mmap.mmap(-1, _PART).close()
-    except (OSError, MemoryError):
-        return True
-    return False
-
-
-def ran_out(error: BaseException, doing: str, *, partial: Path | None = None) -> NoReturn:
-    """RunError M922: there was no memory to do that. Lets go of what the frames of `error` hold.
-    `partial`: the folder of a run.
-    """
-    said = printable(line, 300) if (line := _said(error)) else ""
-    trace = error.__traceback__
-    while trace is not None:
-        # a caller's is still running
-        with suppress(RuntimeError):
-            trace.tb_frame.clear()
-        trace = trace.tb_next
-    found = Diagnostic(
-        "M922",
-        f"not enough memory to {doing}" + (f": {said}" if said else ""),
-        help=f"give the process more memory (`ulimit -v`), or lower {option('max_memory')}",
-    )
-    raise_all([found if partial is None else with_partial_folder(found, partial)])
-
-
 def with_partial_folder(found: Diagnostic, partial: Path) -> Diagnostic:
     """The diagnostic with the partial folder, if there and not named yet, and the way out of it."""
     where, resume = printable(str(partial), 300), option("resume", True)
@@ -575,27 +502,3 @@ def with_partial_folder(found: Diagnostic, partial: Path) -> Diagnostic:
     return replace(
         found, notes=(*found.notes, f"what was written so far is kept in {where}"), help=again
     )
-
-
-@contextmanager
-def needed(doing: str) -> Iterator[None]:
-    """Turns errors within it that say that memory is lacking into RunError M922."""
-    try:
-        yield
-    except MigrateError:
-        raise
-    except Exception as error:
-        if lacking(error):
-            ran_out(error, doing)
-        raise
-
-
-def guarded(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, from which no lack of memory comes but as RunError M922."""
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with needed(function.__name__.replace("_", " ")):
-            return function(*args, **kwargs)
-
-    return call

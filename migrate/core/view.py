@@ -478,8 +478,8 @@ def to_bytes(v: View, elements: int, size: int) -> View:
     """`v` in bytes, of shape [nbytes], for a dtype with `elements` in `size` bytes (`spec.unit`).
 
     A piece of a Fill keeps the Fill as leaf, with `src` and `src_strides` 0, and says only where
-    bytes go: byte x of the result is byte x % size of `spec.encode(dtype, value)`. That also holds
-    after `clip`. Raises SubByte when some piece does not move whole groups of `elements`.
+    bytes go: byte x of the result is byte x % size of what `elements.codes.encode` makes. That also
+    holds after `clip`. Raises SubByte when some piece does not move whole groups of `elements`.
     """
     total = prod(v.shape)
     if total % elements:

@@ -1,19 +1,20 @@
-"""Numbers as bits: what each dtype can hold, raw elements to floats, floats to raw elements.
+"""Numbers as bits in arrays: raw elements to floats, floats to raw elements.
 
 One text for numpy on the CPU and torch on a GPU: it speaks of integers, shifts and correctly
 rounded float operations only, so that both give the same bits, whatever the release of either
 library saturates, flushes or does with a NaN. numpy needs no torch for it. NaNs go through by their
 bits: a payload that fits survives there and back, one that does not becomes quiet. Finite numbers
 beyond the largest of a float of 8 bits or fewer become the largest; elsewhere they become infinite,
-as in IEEE 754. Sources of the small floats: OCP OFP8 and MX v1.0, torch/headeronly/util/Float8_*.h.
+as in IEEE 754.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..core.spec import BITS
+from .codes import FLOATS, INTEGERS, PARTS, Float
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,52 +22,6 @@ if TYPE_CHECKING:
     from ..ops.base import Array
 
 
-class Float(NamedTuple):
-    """`special`: "ieee" has infinities and NaNs, "fn" one NaN a sign, "fnuz" one NaN and no -0,
-    "scale" is E8M0, "finite" has none.
-    """
-
-    exponent: int
-    mantissa: int
-    bias: int
-    special: str
-
-    @property
-    def top(self) -> int:
-        """The code of the largest finite number."""
-        codes = 1 << (self.exponent + self.mantissa)
-        return codes - 1 - {"ieee": 1 << self.mantissa, "fn": 1, "scale": 1}.get(self.special, 0)
-
-    @property
-    def largest(self) -> float:
-        exponent, mantissa = divmod(self.top, 1 << self.mantissa)
-        return float((1 + mantissa / (1 << self.mantissa)) * 2.0 ** (exponent - self.bias))
-
-    @property
-    def quantum(self) -> float:
-        """The smallest number above zero."""
-        return float(
-            2.0 ** (-self.bias if self.special == "scale" else 1 - self.bias - self.mantissa)
-        )
-
-
-FLOATS = {
-    "float64": Float(11, 52, 1023, "ieee"), "float32": Float(8, 23, 127, "ieee"),
-    "bfloat16": Float(8, 7, 127, "ieee"),
-    "float16": Float(5, 10, 15, "ieee"), "float8_e5m2": Float(5, 2, 15, "ieee"),
-    "float8_e4m3fn": Float(4, 3, 7, "fn"),
-    "float8_e5m2fnuz": Float(5, 2, 16, "fnuz"), "float8_e4m3fnuz": Float(4, 3, 8, "fnuz"),
-    "float8_e8m0fnu": Float(8, 0, 127, "scale"),
-    "float6_e2m3fn": Float(2, 3, 1, "finite"), "float6_e3m2fn": Float(3, 2, 3, "finite"),
-    "float4_e2m1fn": Float(2, 1, 1, "finite"),
-}  # fmt: skip
-INTEGERS = {
-    "bool": (0, 1),
-    **{f"int{n}": (-(1 << (n - 1)), (1 << (n - 1)) - 1) for n in (8, 16, 32, 64)},
-    **{f"uint{n}": (0, (1 << n) - 1) for n in (8, 16, 32, 64)},
-}
-# the parts of a complex number
-PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 # what rules compute with
 COMPUTED = ("float64", "float32", "float16", "bfloat16")
 

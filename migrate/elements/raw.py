@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OpError
-from ..core.spec import BITS, Spec, encode
+from ..core.spec import BITS, Spec
+from .codes import encode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,7 +64,7 @@ def raw(dtype: str, value: float) -> np.ndarray[Any, Any]:
 
 
 def encoded(label: str, dtype: str, value: float) -> bytes:
-    """`spec.encode`, failing with OpError M303."""
+    """`codes.encode`, failing with OpError M303."""
     try:
         return encode(dtype, value)
     except (ValueError, OverflowError) as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OpError
 from ..core.spec import BITS
-from .numbers import FLOATS, INTEGERS, PARTS
+from .codes import FLOATS, INTEGERS, PARTS
 from .raw import carrier, typed
 
 if TYPE_CHECKING:

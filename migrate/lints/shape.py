@@ -23,8 +23,9 @@ from .. import ops
 from ..core import view
 from ..core.errors import Diagnostic, MigrateError, OpError, Report
 from ..core.pieces import Piece, end
-from ..core.spec import Spec, coordinates, element_code, is_close, number_of
+from ..core.spec import Spec, coordinates
 from ..core.view import Fill, Leaf, View, clip, relabel
+from ..elements.codes import element_code, is_close, number_of
 from ..ops.base import Op, ValueOp, axis
 from ..planning.bind import DROP, BindContext, StepResult, bind
 from ..planning.graph import Computation, ComputedTensor, Tensor

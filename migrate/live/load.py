@@ -18,17 +18,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .. import formats
-from ..core.errors import (
-    MigrateError,
-    Report,
-    fail,
-    guarded,
-    listed,
-    option,
-    plural,
-    printable,
-    raise_all,
-)
+from ..core.errors import MigrateError, Report, fail, listed, option, plural, printable, raise_all
+from ..core.out_of_memory import guarded
 from ..core.templates import list_collapsed, rank_of
 from ..core.types import PathLike, Progress
 from ..elements.raw import has_plain_bytes, is_dtensor

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import view as views
 from ..core.errors import Report, listed
-from ..core.spec import encode
 from ..core.view import Fill
+from ..elements.codes import encode
 from ..elements.raw import has_plain_bytes
 from ..extra_state.states import States
 from ..formats import memory

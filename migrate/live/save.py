@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from ..core.errors import fail, guarded, listed, printable
+from ..core.errors import fail, listed, printable
+from ..core.out_of_memory import guarded
 from ..core.types import PathLike
 from ..elements.raw import is_dtensor
 from ..planning.request import SUFFIXES, Request, path_text

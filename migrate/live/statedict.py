@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from ..core.errors import guarded
+from ..core.out_of_memory import guarded
 from ..core.types import PathLike
 from ..formats import memory
 from ..planning.copies import stale_copies

@@ -12,7 +12,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..core.spec import BITS, Spec
-from ..elements.numbers import COMPUTED, FLOATS, INTEGERS, PARTS, is_numpy, module, numbers
+from ..elements.codes import FLOATS, INTEGERS, PARTS
+from ..elements.numbers import COMPUTED, is_numpy, module, numbers
 from .base import Box, Meter, OpError, ValueOp
 
 if TYPE_CHECKING:

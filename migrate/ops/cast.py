@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 
 from ..core.errors import did_you_mean
 from ..core.spec import ALIASES, BITS, Spec, spec
+from ..elements.codes import FLOATS, INTEGERS, PARTS
 from ..elements.numbers import (
-    FLOATS,
-    INTEGERS,
-    PARTS,
     encode,
     holds,
     is_numpy,

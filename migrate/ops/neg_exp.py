@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..core.spec import Spec, spec
-from ..elements.numbers import FLOATS, as_kind, encode, module, numbers, put
+from ..elements.codes import FLOATS
+from ..elements.numbers import as_kind, encode, module, numbers, put
 from ._elementwise import Elementwise, bounded, differ, measured_slices, only_floats, tell
 from .base import Array, Loss, Meter, OneWay, Only, Shape, arg, dataclass
 

@@ -22,7 +22,7 @@ from ..ops.base import ValueOp
 from ..results import PlanReport
 from ..rules.compiled import DirectedRule
 from ..source.blobs import Stored
-from ..source.target import Target
+from ..source.target import OutputFile, Target
 from .bind import Provenance, StepResult
 from .compose import Composition
 from .graph import BLOCKS, CHUNK, ComputedTensor, Kind, Tensor, ValueCheck, computations, kind_of
@@ -83,6 +83,13 @@ class Plan:
         return json.dumps(self.document, indent=1) + "\n"
 
 
+def _fixed_bytes(file: OutputFile) -> bytes:
+    """What is known of a file without tensors and checksums: equal for equal plans."""
+    if file.seal is None or not file.tensors:
+        return file.header
+    return file.header + file.seal([0] * len(file.tensors))
+
+
 def document(
     request: Request,
     migration_path: MigrationPath,
@@ -107,7 +114,7 @@ def document(
             "name": f.name,
             "size": f.size,
             "tensors": len(f.tensors),
-            "header_sha256": hashlib.sha256(f.fixed).hexdigest(),
+            "header_sha256": hashlib.sha256(_fixed_bytes(f)).hexdigest(),
         }
         for f in target.files
     ]

@@ -23,8 +23,9 @@ from typing import Any
 
 from ..core.errors import Diagnostic, MigrateError, Report, Span, printable
 from ..core.keys import Pattern
-from ..core.spec import BITS, Spec, element_code, pack_codes, spec
+from ..core.spec import BITS, Spec, spec
 from ..core.templates import fitting, group
+from ..elements.codes import element_code, pack_codes
 from ..ops.base import Loss, ValueOp
 from ..planning.bind import DROP, BindContext, StepResult, bind
 from ..planning.compose import Composition, compose, initial

@@ -21,7 +21,8 @@ from math import prod
 from typing import Any
 
 from ..core.errors import Diagnostic, MigrateError, Span, did_you_mean, listed, option, printable
-from ..core.spec import BITS, Number, Spec, code_at, coordinates, is_close, number_of, spec
+from ..core.spec import BITS, Spec, coordinates, spec
+from ..elements.codes import Number, code_at, is_close, number_of
 from ..rules.examples import ExpectedTensor, RuleTest, expand, fill_in, flat, indexes, shape_of
 from . import properties
 from .binding import (

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import Report, fail, guarded, printable
+from ..core.errors import Report, fail, printable
+from ..core.out_of_memory import guarded
 from ..core.types import PathLike
 from ..planning.request import path_text
 from ..results import RuleTestReport

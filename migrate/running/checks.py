@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.errors import Report, fail, listed, printable
-from ..core.spec import BITS, Spec, coordinates, encode
+from ..core.spec import BITS, Spec, coordinates
 from ..core.view import is_whole
+from ..elements.codes import encode
 from ..planning.graph import ComputedTensor, computations
 from .evaluator import Evaluator
 from .gather import WINDOW, Gather

@@ -23,8 +23,10 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import view as views
-from ..core.errors import Report, fail, lacking, listed, option, ran_out
-from ..core.spec import BITS, Spec, coordinates, encode, unit
+from ..core.errors import Report, fail, listed, option
+from ..core.out_of_memory import lacking, ran_out
+from ..core.spec import BITS, Spec, coordinates, unit
+from ..elements.codes import encode
 from ..elements.raw import carrier, pack, scratch, unpack
 from ..ops.base import OpError, ValueOp
 from ..planning.graph import (

@@ -14,7 +14,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import view as views
-from ..core.spec import BITS, coordinates, encode, unit
+from ..core.spec import BITS, coordinates, unit
+from ..elements.codes import encode
 
 if TYPE_CHECKING:
     from ..ops.base import Box

@@ -29,7 +29,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..core.errors import fail, lacking, option, printable, ran_out, refusal
+from ..core.errors import fail, option, printable, refusal
+from ..core.out_of_memory import lacking, ran_out
 from ..source.blobs import Identity, difference, release
 from ..source.paths import kind_of
 from ..source.target import Target

@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import log
-from ..core.errors import MigrateError, RunError, lacking, printable, ran_out, with_partial_folder
+from ..core.errors import MigrateError, RunError, printable, with_partial_folder
+from ..core.out_of_memory import lacking, ran_out
 from ..core.spec import BITS
 from ..core.types import PathLike
 from ..source.zip_archive import combine, crc32

@@ -51,13 +51,6 @@ class OutputFile:
     size: int
     seal: Callable[[Sequence[int]], bytes] | None = None
 
-    @property
-    def fixed(self) -> bytes:
-        """What is known of the file without tensors and checksums: equal for equal plans."""
-        if self.seal is None or not self.tensors:
-            return self.header
-        return self.header + self.seal([0] * len(self.tensors))
-
 
 @dataclass(frozen=True, slots=True)
 class Target:

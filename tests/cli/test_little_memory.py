@@ -18,7 +18,8 @@ from commandline import contents, environment, fingerprint, run, safetensors
 import migrate
 from migrate import formats
 from migrate.cli import main, terminal
-from migrate.core.errors import RunError, lacking
+from migrate.core.errors import RunError
+from migrate.core.out_of_memory import lacking
 from migrate.ops.cast import OP as CAST
 from migrate.running import resources
 

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from migrate.core.spec import BITS, Spec, encode, spec, unit
+from migrate.core.spec import BITS, Spec, spec, unit
+from migrate.elements.codes import encode
 
 TORCH = [name for name in BITS if hasattr(torch, name)]
 

@@ -6,8 +6,8 @@ from view_oracle import PAD, layout, programs, run
 
 from migrate.core import view as V
 from migrate.core.pieces import normalise
-from migrate.core.spec import encode
 from migrate.core.view import Fill, SubByte, View
+from migrate.elements.codes import encode
 
 
 def bytes_of(v, data, unit):

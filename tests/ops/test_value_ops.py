@@ -15,14 +15,14 @@ import torch
 
 from migrate import ops
 from migrate.core.errors import page
-from migrate.core.spec import BITS, encode, spec
+from migrate.core.spec import BITS, spec
 from migrate.elements import numbers
+from migrate.elements.codes import FLOATS, INTEGERS, encode
 from migrate.elements.raw import carrier, typed
 from migrate.ops import _elementwise
 from migrate.ops.base import Loss, OneWay, OpCall, OpError
 from migrate.testing import valuekit
 
-FLOATS = list(numbers.FLOATS)
 NARROW = [d for d in FLOATS if BITS[d] <= 16]
 TORCH = [d for d in FLOATS if BITS[d] >= 8]
 CAST, AFFINE, NEG_EXP, LORA = (ops.get(n) for n in ("cast", "affine", "neg_exp", "lora_merge"))
@@ -92,7 +92,7 @@ def test_every_pattern_widens_to_the_number_that_torch_reads(dtype):
 def test_every_pattern_is_cast_as_torch_casts_it(source, to):
     raw = every(source)
     x = typed(raw, source).float()
-    form = numbers.FLOATS[to]
+    form = FLOATS[to]
     if to == "float8_e8m0fnu":
         return
     kept = ~torch.isinf(x) if form.special != "ieee" else torch.ones_like(x, dtype=torch.bool)
@@ -139,7 +139,7 @@ def wild(dtype, count=100_000):
 def test_float32_is_narrowed_as_torch_narrows_it(to):
     raw = wild("float32")
     x = torch.from_numpy(raw.view("f4"))
-    form = numbers.FLOATS[to]
+    form = FLOATS[to]
     if form.special != "ieee":
         x = x[~torch.isinf(x)]
     theirs = (
@@ -153,7 +153,7 @@ def test_float32_is_narrowed_as_torch_narrows_it(to):
 
 @pytest.mark.parametrize("to", [d for d in FLOATS if d not in ("float64", "float8_e8m0fnu")])
 def test_float64_is_rounded_once(to):
-    form = numbers.FLOATS[to]
+    form = FLOATS[to]
     dice = np.random.default_rng(3)
     # on, just above and just below half way between neighbours of the result: what passes through
     # float32 goes wrong there
@@ -197,7 +197,7 @@ def test_a_dtype_holds_another_exactly_where_every_pattern_comes_back():
 def test_integers_are_held_by_floats_with_enough_bits():
     for narrow in ("bool", "int8", "uint8", "int16", "uint16"):
         raw = every(narrow)[:2] if narrow == "bool" else every(narrow)
-        for wide in (*FLOATS, *numbers.INTEGERS):
+        for wide in (*FLOATS, *INTEGERS):
             try:
                 back = cast(cast(raw, narrow, wide), wide, narrow)
             except OpError:
@@ -329,7 +329,7 @@ def test_integers_out_of_range_are_refused_and_never_wrap():
 @pytest.mark.parametrize("source", ["int64", "uint64", "int32"])
 def test_integers_round_once_to_the_nearest_float(source, to):
     dice = np.random.default_rng(5)
-    low, high = numbers.INTEGERS[source]
+    low, high = INTEGERS[source]
     values = [low, high, 0, 1, (1 << 24) + 1, 257, 259] + [
         (1 << k) + (1 << (k - 8)) + 1 for k in range(12, 30)
     ]
@@ -345,7 +345,7 @@ def test_integers_round_once_to_the_nearest_float(source, to):
         values += [(1 << 62) + (1 << 54) + 1, (1 << 62) + (1 << 54), (1 << 62) + 3 * (1 << 54) - 1]
     raw = np.array(values, source).view(f"u{BITS[source] // 8}")
     made = numbers.numbers(cast(raw, source, to), to).astype("f8")
-    form = numbers.FLOATS[to]
+    form = FLOATS[to]
     for value, got in zip(values, made, strict=True):
         place = max(abs(value).bit_length() - 1, 1 - form.bias) - form.mantissa
         scaled = Fraction(value) / Fraction(2) ** place
@@ -599,7 +599,7 @@ def test_neg_exp_is_the_correctly_rounded_exponential(dtype):
     with localcontext() as context:
         context.prec = 60
         wanted = [-Decimal(float(v)).exp() for v in numbers.numbers(raw, dtype)]
-    form = numbers.FLOATS[dtype]
+    form = FLOATS[dtype]
     got = numbers.numbers(run(NEG_EXP, NEG_EXP.Args(), [raw], [dtype]), dtype)
     for value, found in zip(wanted, got, strict=True):
         exact = Fraction(value)

@@ -14,8 +14,9 @@ from upstream import Example, made
 
 from migrate import ops
 from migrate.core.errors import MigrateError, Report
-from migrate.core.spec import encode, spec
+from migrate.core.spec import spec
 from migrate.core.view import Fill
+from migrate.elements.codes import encode
 from migrate.planning.bind import BindContext
 from migrate.planning.compose import Composition, compose
 from migrate.planning.graph import ComputedTensor, ReadKey, Tensor

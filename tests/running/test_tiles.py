@@ -24,7 +24,8 @@ from raw_files import (
 )
 
 from migrate.core import view as views
-from migrate.core.spec import Spec, encode, spec
+from migrate.core.spec import Spec, spec
+from migrate.elements.codes import encode
 from migrate.elements.raw import pack, unpack
 from migrate.planning.graph import Computation, ComputedTensor, Tensor
 from migrate.running import gather, geometry, tiles

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from migrate.core.spec import BITS, code_at, element_code, number_of, pack_codes
+from migrate.core.spec import BITS
+from migrate.elements.codes import code_at, element_code, number_of, pack_codes
 
 IN_TORCH = [
     "float16",
