@@ -30,10 +30,10 @@ from ..planning.request import Request, make_request
 from ..results import StateDictReport
 from ..rules import params as parameters
 from ..rules.lineage import mixes
-from ..running.output_tree import lift_states
 from ..running.prepare import side_reader
 from ..running.resources import memory_of, resolve_device
 from ..running.stamp import Stamp
+from ..running.state_objects import lift_states
 from ..source.index import Index
 from ..source.jsontext import collector_paused
 from ..source.pickle.tree import PARAMETER

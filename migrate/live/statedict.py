@@ -13,13 +13,13 @@ from ..core.out_of_memory import guarded
 from ..core.types import PathLike
 from ..formats import memory
 from ..planning.copies import stale_copies
+from ..planning.module_names import follow_all
 from ..planning.request import Request, make_request
-from ..planning.sides import follow_all
 from ..results import StateDictReport
 from ..running.error_statistics import Ledger
-from ..running.output_tree import find_ties
 from ..running.prepare import judge_optimizers, without_optimizers
 from ..running.resources import CPU, MAX_MEMORY, Device, memory_of, resolve_device
+from ..running.ties import find_ties
 from .migration import Migration, Outputs, prepare
 from .standins import LazyTensor, stand_in
 

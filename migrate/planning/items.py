@@ -23,8 +23,8 @@ from ..core.view import View
 from ..rules.compiled import DirectedRule
 from .bind import DROP, BindContext, StepResult, bind
 from .graph import Tensor
+from .module_names import follow
 from .pipeline import Views
-from .sides import follow
 
 OPS = frozenset({"drop", "copy", "same"})
 _ACCOUNTING = ("M206", "M211")

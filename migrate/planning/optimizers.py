@@ -15,23 +15,28 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core import view as views
 from ..core.errors import Report, fail, listed, option, plural, printable, together
 from ..core.templates import rank_of
 from ..source.pickle.tree import Composite, DictNode, ListNode, LocalShard, TensorRecord
+from ..source.target import items_of
+from ..source.tree import prune, replace_dict, tensor_records
 from .graph import ComputedTensor, Tensor
 from .request import OPTIMIZER_PARAM, STALE_OPTIMIZER
 
 if TYPE_CHECKING:
     from ..core.errors import Span
     from ..core.spec import Spec
-    from ..source.index import Index
+    from ..source.index import Index, Source
     from .compose import Composition
+
+S = TypeVar("S", bound="Source")
 
 # the one thing that may be said of it by name, and has to be allowed
 DROP = "drop"
@@ -188,6 +193,63 @@ def require_drop(states: Sequence[OptimizerState], allow: frozenset[str]) -> Non
             help=f"if that is wanted: {option('allow', DROP)}",
             permit=DROP,
         )
+
+
+def without_states(source: S, states: Sequence[OptimizerState]) -> S:
+    """The source without these optimizers' tensors and values; it is closed with the source."""
+    if not states:
+        return source
+    index, gone = source.index, {key for state in states for key in state.keys}
+    unfit = {id(node): "" for state in states for node in state.nodes}
+    tensors = {key: at for key, at in index.tensors.items() if key not in gone}
+    if index.tree is None:
+        tops = {state.path[0] for state in states if state.path}
+        items = {
+            key: value
+            for key, value in index.items.items()
+            if key not in tops and id(value) not in unfit
+        }
+        made = replace(index, tensors=tensors, items=items)
+    else:
+        outline, several, items = index.tree, len(index.tree.parts) > 1, {}
+        homes = (
+            tuple({key[: key.lower().rindex(".state.")] + "." for key in gone if "." in key})
+            if gone
+            else ()
+        )
+        parts = []
+        for rank, part in enumerate(outline.parts):
+            table = part.table
+            root = part.root
+            if table is not None and homes:
+                own = tuple(
+                    pair
+                    for pair in table.pairs
+                    if not (type(pair[0]) is str and pair[0].startswith(homes))
+                )
+                root = replace_dict(
+                    root, table, DictNode(table.kind, own, table.node, table.attributes)
+                )
+            parts.append(part._replace(root=prune(root, unfit)[0]))
+            mark = f"@{rank}" if several else ""
+            items.update({path + mark: value for path, value in items_of(parts[-1])})
+        left = {
+            outline.names[id(leaf)]
+            for part in parts
+            for leaf in tensor_records([part.root])
+            if id(leaf) in outline.names
+        }
+        carried = {key: at for key, at in outline.passed_through.items() if key in left}
+        ties = {key: first for key, first in outline.ties.items() if key in left and first in left}
+        made = replace(
+            index,
+            tensors=tensors,
+            items=items,
+            tree=replace(outline, parts=tuple(parts), passed_through=carried, ties=ties),
+        )
+    found = copy(source)
+    found.index = made
+    return found
 
 
 def left_out(states: Sequence[OptimizerState]) -> OptimizerVerdict:

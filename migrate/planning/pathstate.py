@@ -29,6 +29,7 @@ from ..rules.files import LoadedFile
 from ..source.pickle.tree import PARAMETER
 from .bind import StepResult
 from .graph import Tensor
+from .module_names import rename
 from .patches import (
     ABSENT,
     fill_patch,
@@ -39,7 +40,7 @@ from .patches import (
     same_json,
     undo_steps,
 )
-from .sides import SideFiles, rename
+from .sides import SideFiles
 
 if TYPE_CHECKING:
     from ..rules.model import Dtype, Groups, Param, Shape

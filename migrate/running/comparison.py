@@ -27,6 +27,7 @@ from ..planning.path import find_path
 from ..planning.request import OPTIMIZER_PARAM, OUTPUT_FORMATS, STALE_OPTIMIZER
 from ..planning.sides import SideFiles
 from ..results import DiffReport, VerifyEstimate, VerifyReport
+from ..source.index import with_all_tensors
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import DictNode, ListNode, joined, segment
 from ..source.target import node_of
@@ -36,7 +37,7 @@ from .checks import check_all_records
 from .evaluator import Evaluator
 from .gather import Gather
 from .geometry import STAGE, ByteLayouts
-from .output_tree import items_of_index, output_tree, with_all_tensors
+from .output_tree import items_of_index, output_tree
 from .prepare import compose_for, path_state_for, side_reader, stamp_of, without_optimizers
 from .verify import Recomputation, Unlooked, choose_sample, estimate_seconds, left_out_of
 

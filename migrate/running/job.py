@@ -14,7 +14,7 @@ from ..planning.path import remarks
 from ..planning.request import Request, output_format_of, path_text, shape_of
 from ..planning.savedplan import require_source, require_unchanged
 from ..results import ApplyReport, PlanReport
-from .output_tree import with_all_tensors
+from ..source.index import with_all_tensors
 from .prepare import is_folder, plan_for
 from .publish import check_place
 from .resources import RunOptions

@@ -1,55 +1,43 @@
-"""What goes out beside the tensors that rules made: the tree around them, tensors that rules do not
-see, ties; and states that are objects, made tensors where a rule decides about them.
+"""What goes out beside the tensors that rules made: the tree around them, with the tensors that
+rules do not see.
 
 The dict that rules work on is made anew: its tensors are the outputs, each where the first of its
-sources stood, its other values follow the modules that they belong to. Everything else is the tree
-as it came in. Transformer Engine stored its extra state as an object until 1.13; a state that no
-rule reads stays the object that it was.
+sources stood, its other values follow the modules that they belong to. Tensors that were parts of
+one object are one again where they still make it. Everything else is the tree as it came in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from .. import ops
 from ..core import view as views
-from ..core.errors import fail, listed, option, plural, printable
-from ..core.keys import Pattern, TwoReadings
-from ..core.spec import spec
+from ..core.errors import fail, listed, option, plural
 from ..core.templates import rank_of
-from ..extra_state.record import Object
-from ..extra_state.states import objects
-from ..planning.graph import ComputedTensor, Tensor, ValueCheck, stored_keys
+from ..planning.graph import Tensor, ValueCheck, stored_keys
 from ..planning.items import Items
-from ..planning.sides import follow_all
-from ..source.blobs import Blob, BytesBlob, Stored
+from ..planning.module_names import follow_all
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import PARAMETER, Composite, DictNode, TensorRecord, ask
 from ..source.shards import by_rank
-from ..source.target import TargetTree, items_of, node_of, output_record
+from ..source.target import TargetTree, node_of, output_record
 from ..source.tree import (
     CheckpointTree,
     FileTree,
     nest,
-    prune,
     replace_dict,
     resolve_objects,
     tensor_records,
     tree_of,
 )
+from .ties import declare_ties, find_ties
 
 if TYPE_CHECKING:
     from ..planning.bind import StepResult
     from ..planning.compose import Composition
-    from ..planning.optimizers import OptimizerState
-    from ..planning.path import MigrationPath
     from ..source.index import Index, Source
-
-S = TypeVar("S", bound="Source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,81 +50,6 @@ class OutputTree:
     notes: tuple[str, ...]
     # what of it does not come back on the way back
     lost: tuple[str, ...] = ()
-
-
-def index_of_all_tensors(index: Index) -> Index:
-    """The index with the tensors that rules do not see among the others."""
-    return (
-        replace(index, tensors={**index.tensors, **index.passed_through}, tree=None)
-        if index.passed_through
-        else index
-    )
-
-
-def with_all_tensors(source: Source) -> Source:
-    """The source with all its tensors in its index, as a run reads them; closed with the source."""
-    if not source.index.passed_through:
-        return source
-    found = copy(source)
-    found.index = index_of_all_tensors(source.index)
-    return found
-
-
-def without_states(source: S, states: Sequence[OptimizerState]) -> S:
-    """The source without these optimizers' tensors and values; it is closed with the source."""
-    if not states:
-        return source
-    index, gone = source.index, {key for state in states for key in state.keys}
-    unfit = {id(node): "" for state in states for node in state.nodes}
-    tensors = {key: at for key, at in index.tensors.items() if key not in gone}
-    if index.tree is None:
-        tops = {state.path[0] for state in states if state.path}
-        items = {
-            key: value
-            for key, value in index.items.items()
-            if key not in tops and id(value) not in unfit
-        }
-        made = replace(index, tensors=tensors, items=items)
-    else:
-        outline, several, items = index.tree, len(index.tree.parts) > 1, {}
-        homes = (
-            tuple({key[: key.lower().rindex(".state.")] + "." for key in gone if "." in key})
-            if gone
-            else ()
-        )
-        parts = []
-        for rank, part in enumerate(outline.parts):
-            table = part.table
-            root = part.root
-            if table is not None and homes:
-                own = tuple(
-                    pair
-                    for pair in table.pairs
-                    if not (type(pair[0]) is str and pair[0].startswith(homes))
-                )
-                root = replace_dict(
-                    root, table, DictNode(table.kind, own, table.node, table.attributes)
-                )
-            parts.append(part._replace(root=prune(root, unfit)[0]))
-            mark = f"@{rank}" if several else ""
-            items.update({path + mark: value for path, value in items_of(parts[-1])})
-        left = {
-            outline.names[id(leaf)]
-            for part in parts
-            for leaf in tensor_records([part.root])
-            if id(leaf) in outline.names
-        }
-        carried = {key: at for key, at in outline.passed_through.items() if key in left}
-        ties = {key: first for key, first in outline.ties.items() if key in left and first in left}
-        made = replace(
-            index,
-            tensors=tensors,
-            items=items,
-            tree=replace(outline, parts=tuple(parts), passed_through=carried, ties=ties),
-        )
-    found = copy(source)
-    found.index = made
-    return found
 
 
 def output_tree(
@@ -181,7 +94,7 @@ def output_tree(
         )
     every = {**outputs, **carried}
     stored.update(outline.passed_through)
-    checks = _declare(outline, stored)
+    checks = declare_ties(outline, stored)
     first = find_ties(every, stored)
     notes = [f"dropped with the files of their ranks: {listed(sorted(lost))}"] * bool(lost)
     gone = ["what the permission `drop` leaves out"] * bool(lost)
@@ -252,26 +165,6 @@ def _plain(
             )
         )
     return TargetTree(tuple(made), names, {}, first)
-
-
-def _declare(outline: CheckpointTree, stored: dict[str, Any]) -> dict[str, ValueCheck]:
-    """Makes tensors declared to have been one share a storage; returns conditions to check."""
-    checks = {}
-    for key, first in outline.ties.items():
-        one, other = stored[first], stored[key]
-        if one.spec != other.spec:
-            continue
-        tensors = tuple(
-            Tensor(at.spec, views.stored(0, at.spec.shape, at.strides), (name,))
-            for name, at in ((first, one), (key, other))
-        )
-        message = f"{printable(key)} and {printable(first)} were one tensor, and their bytes differ"
-        checks[key] = ValueCheck(
-            "equal", tensors, None, "M404", message, "migrate.items.json", (first, key)
-        )
-        stored[first] = one._replace(storage=Declared(first))
-        stored[key] = other._replace(storage=Declared(first))
-    return checks
 
 
 def _differ(items: Mapping[str, Any], kept: int, ranks: int) -> bool:
@@ -433,8 +326,6 @@ def _table(
         if objects and sources and all(s in objects for s in sources):
             made_of[short] = [objects[s] for s in sources]
     if made_of:
-        from .output_tree import regroup_objects
-
         entries = regroup_objects(entries, made_of, notes)
     entries += [
         (at, name, value)
@@ -507,43 +398,6 @@ def _attributes(
         attributes.node,
         attributes.attributes,
     )
-
-
-class Declared(NamedTuple):
-    """The storage of separate tensors declared to have been one; `key` is that of the first."""
-
-    key: str
-
-
-def find_ties(outputs: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> dict[str, str]:
-    """For each output the first output that it is tied to, often itself."""
-    groups: dict[Any, tuple[str, Tensor]] = {}
-    views: dict[Any, int] = {}
-    numbers: dict[int, int] = {}
-    out: dict[str, str] = {}
-    for key, tensor in outputs.items():
-        number = numbers.get(id(tensor.view))
-        if number is None:
-            # views of one plan are one object if they are equal; those of another are not
-            number = numbers[id(tensor.view)] = views.setdefault(tensor.view, len(views))
-        places = tuple(_place(source, stored) for source in tensor.sources)
-        shares = bool(places) and None not in places
-        name, other = groups.setdefault(
-            (number, tensor.spec.dtype, places) if shares else (key,), (key, tensor)
-        )
-        # the same source key twice is a copy, unless the op that made both handed out one tensor
-        out[key] = name if other is tensor or other.sources != tensor.sources else key
-    return out
-
-
-def _place(source: str | ComputedTensor, stored: Mapping[str, Stored]) -> Any:
-    """What is equal for sources that are the same bytes; None for what shares with nothing."""
-    if not isinstance(source, str):
-        return id(source)
-    at = stored[source]
-    if at.storage is None or isinstance(at.storage, Declared):
-        return at.storage
-    return at.storage, at.offset, at.strides
 
 
 def regroup_objects(
@@ -647,107 +501,3 @@ def _object(
         ):
             return replace(like, components=components)
     return None
-
-
-def lift_states(source: Source, migration_path: MigrationPath) -> None:
-    """Puts the states that rules of the path ask for among the tensors of the source, and takes
-    them from where they were.
-
-    Calling it again changes nothing. M950 for a state that is made of what no extra state is made
-    of.
-    """
-    patterns = list(_patterns(migration_path))
-    found = list(objects(source.index, lambda key: _asked(patterns, key))) if patterns else []
-    if not found:
-        return
-    from ..extra_state.write import content
-
-    index = source.index
-    tensors = dict(index.tensors)
-    blobs: list[Blob] = list(source.blobs)
-    for one in found:
-        data = content(one, index, source.blobs)
-        tensors[one.name] = Stored(spec("uint8", (len(data),)), len(blobs), 0)
-        blobs.append(BytesBlob(one.name, data))
-    if index.tree is None:
-        items = {key: value for key, value in index.items.items() if key not in tensors}
-        source.index = replace(index, tensors=tensors, items=items)
-    else:
-        specs = {one.name: tensors[one.name].spec for one in found}
-        paths = {_path(one, index.tree) for one in found}
-        items = {
-            path: value
-            for path, value in index.items.items()
-            if not _below(path, paths, len(index.tree.parts) > 1)
-        }
-        source.index = replace(
-            index, tensors=tensors, items=items, tree=_without(index.tree, found, specs)
-        )
-    source.blobs = tuple(blobs)
-
-
-def _patterns(migration_path: MigrationPath) -> Iterator[Pattern]:
-    for step in migration_path.steps:
-        for compiled, _ in step.rules:
-            if not step.backwards and any(
-                ops.get(step.op).kind == "decide" for step in compiled.rule.via
-            ):
-                yield from (pattern for pattern in compiled.sources.values() if not pattern.params)
-
-
-def _asked(patterns: list[Pattern], key: str) -> bool:
-    for pattern in patterns:
-        try:
-            if not pattern.has_flat and pattern.match(key) is not None:
-                return True
-        except TwoReadings:
-            return True
-    return False
-
-
-def _without(
-    outline: CheckpointTree, found: list[Object], specs: Mapping[str, Any]
-) -> CheckpointTree:
-    """The trees with a tensor's place for each state, without tensors that were in states only."""
-    names = dict(outline.names)
-    parts: list[FileTree] = []
-    for rank, part in enumerate(outline.parts):
-        here = {one.key: one.name for one in found if one.rank == rank}
-        table = part.table
-        if table is None or not here:
-            parts.append(part)
-            continue
-        pairs: list[tuple[Any, Any]] = []
-        for key, value in table.pairs:
-            if type(key) is str and key in here:
-                value = output_record(specs[here[key]])
-                names[id(value)] = here[key]
-            pairs.append((key, value))
-        parts.append(
-            part._replace(
-                root=replace_dict(
-                    part.root,
-                    table,
-                    DictNode(table.kind, tuple(pairs), table.node, table.attributes),
-                )
-            )
-        )
-    left = {id(leaf) for leaf in tensor_records([part.root for part in parts])}
-    names = {number: name for number, name in names.items() if number in left}
-    kept = set(names.values())
-    carried = {key: stored for key, stored in outline.passed_through.items() if key in kept}
-    gone = outline.passed_through.keys() - carried.keys()
-    ties = {key: first for key, first in outline.ties.items() if gone.isdisjoint((key, first))}
-    return replace(outline, parts=tuple(parts), names=names, passed_through=carried, ties=ties)
-
-
-def _path(one: Object, outline: CheckpointTree) -> str:
-    rank = f"@{one.rank}" if len(outline.parts) > 1 else ""
-    return ".".join((*(outline.parts[one.rank].at or ()), one.key)) + rank
-
-
-def _below(path: str, states: set[str], several: bool) -> bool:
-    """Whether the value at a path is one of these states, or inside of one."""
-    short, at, rank = path.rpartition("@") if several else (path, "", "")
-    ends = [n for n, letter in enumerate(short) if letter == "."] if "." in short else []
-    return any(short[:end] + at + rank in states for end in (*ends, len(short)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from .. import formats, ops
 from ..core import log
-from ..core.errors import Report, command, fail, option, plural, printable
+from ..core.errors import Report, command, fail, option, printable
 from ..core.templates import list_collapsed
 from ..core.types import __version__
 from ..extra_state.states import States
@@ -29,24 +29,22 @@ from ..planning.request import (
     with_permissions,
 )
 from ..planning.sides import SideFiles, clash, refuse_clash
-from ..source.index import Index, Source, specs_hash
+from ..source.index import Source, specs_hash, with_all_tensors
 from ..source.shards import RANK_NAMES, Naming, by_rank, check_names, naming
 from . import stamp as stamps
 from .output_tree import (
     OutputTree,
     items_of_index,
     output_tree,
-    with_all_tensors,
-    without_states,
     writable_items,
 )
 from .share import LEAST, origins_of
+from .ties import describe_ties, find_ties
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..planning.graph import Tensor
     from ..source.blobs import Identity
-    from ..source.target import TargetTree
 
 
 S = TypeVar("S", bound=Source)
@@ -99,7 +97,7 @@ def compose_for(
         for rule, _ in step.rules
         for call in rule.rule.via
     ):
-        from .output_tree import lift_states
+        from .state_objects import lift_states
 
         lift_states(source, migration_path)
 
@@ -156,7 +154,7 @@ def without_optimizers(source: S, request: Request) -> tuple[S, optimizers.Optim
         return source, None
     states = optimizers.find_states(source.index)
     optimizers.require_drop(states, request.allow)
-    return without_states(source, states), optimizers.left_out(states)
+    return optimizers.without_states(source, states), optimizers.left_out(states)
 
 
 def judge_optimizers(
@@ -232,25 +230,28 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
     computes = any(not isinstance(s, str) for t in outputs.values() for s in t.sources)
     with_tree = index.tree is not None or written != OUTPUT_FORMATS[0]
     out: OutputTree | None = None
-    if with_tree or computes or any(at.storage is not None for at in index.tensors.values()):
+    first: Mapping[str, str] | None = None
+    if with_tree:
         out = output_tree(
             source,
             composition,
             alone=bool(alone) and index.tree is not None,
             drop="drop" in request.allow,
         )
-    rest = out.rest if out is not None and with_tree else None
+        first = out.rest.first
+    elif computes or any(at.storage is not None for at in index.tensors.values()):
+        first = find_ties(outputs, index.tensors)
     notes += [
         *known_notes,
-        *(out.notes if out is not None and with_tree else ()),
+        *(out.notes if out is not None else ()),
         *alone,
-        *(_ties(index, out.rest, written) if out is not None else ()),
+        *(describe_ties(index, first, written) if first is not None else ()),
     ]
     made = outputs if out is None else out.outputs
     gone = [
         *(["what the permission `opaque` leaves out"] if source.index.outside else []),
         *(["what the permission `drop` leaves out"] if alone else []),
-        *(out.lost if out is not None and with_tree else ()),
+        *(out.lost if out is not None else ()),
         *(["the state of the optimizer"] if became.became == "dropped" else []),
     ]
     if ranks is not None:
@@ -266,7 +267,7 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
         if sum(t.spec.nbytes for t in made.values()) >= LEAST
         else None,
         ranks=ranks,
-        tree=rest,
+        tree=None if out is None else out.rest,
         last=_following(made) if computes else (),
     )
     watched = source.identities() or {}
@@ -414,25 +415,3 @@ def _left_behind(source: Source, written: str, folder: bool, request: Request) -
             permit="drop",
         )
     return [f"dropped, because {why}: {list_collapsed(lost)}"] * bool(lost)
-
-
-def _ties(index: Index, rest: TargetTree, written: str) -> list[str]:
-    """Notes on ties that the output cannot express, and on tensors that share some bytes."""
-    ties = sum(first != key for key, first in rest.first.items())
-    shared: dict[Any, list[tuple[Any, ...]]] = {}
-    for stored in (*index.tensors.values(), *index.passed_through.values()):
-        if stored.storage is not None:
-            shared.setdefault(stored.storage, []).append(
-                (stored.spec, stored.offset, stored.strides)
-            )
-    partly = sum(
-        len(set(views)) for views in shared.values() if len(views) > 1 and len(set(views)) > 1
-    )
-    return [
-        (
-            f"{plural(ties, 'tensor')} {'shares' if ties == 1 else 'share'} memory with another "
-            "one; each is written"
-        )
-    ] * bool(ties and written != "torch") + [
-        f"{partly} tensors share a part of their memory with another one; each is written apart"
-    ] * bool(partly)

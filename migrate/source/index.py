@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -121,6 +122,18 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Closes all descriptors; may be called twice."""
+
+
+def with_all_tensors(source: Source) -> Source:
+    """The source with the tensors that rules do not see among the others, as a run reads them; it
+    is closed with `source`.
+    """
+    index = source.index
+    if not index.passed_through:
+        return source
+    found = copy(source)
+    found.index = replace(index, tensors={**index.tensors, **index.passed_through}, tree=None)
+    return found
 
 
 class FileSource:

@@ -16,7 +16,8 @@ from work import steps
 
 from migrate.core.errors import Report
 from migrate.planning.bind import Provenance, StepResult
-from migrate.planning.sides import SideFiles, rename
+from migrate.planning.module_names import rename
+from migrate.planning.sides import SideFiles
 
 
 def renamed(

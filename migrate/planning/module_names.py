@@ -1,0 +1,295 @@
+"""Names of modules along an edge: they follow the keys that they stand for.
+
+A list of names in a side file, such as the modules that a number format leaves out, is renamed as
+keys are. A name stands for the keys below it (`model.layers.0.mlp` for
+`model.layers.0.mlp.up.weight`) or for a part of keys (`q_proj`, as adapters name their targets). It
+follows them where they all go one way; where they part, only the author can say what is meant.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from ..core.errors import Report, listed, printable
+from ..core.templates import rank_of
+from ..rules.files import LoadedFile
+from ..rules.params import place
+from .bind import StepResult
+from .patches import ABSENT
+from .sides import SideFiles
+
+_PATTERN = re.compile(r"re:|.*[*?\[\]^$\\|(){}+]")
+
+
+def rename(
+    file: LoadedFile,
+    sides: SideFiles,
+    bound: StepResult,
+    undone: Mapping[str, Any],
+    done: set[tuple[str, tuple[str, ...]]],
+    report: Report,
+) -> list[str]:
+    """Renames the lists that the file's `names` say, but those in files that a stamp restored and
+    those of `done`, which it adds to; answers with notes. The keys of an edge move once, however
+    many of its files name a list.
+
+    M515 for what is not a list of names, M514 for a name whose keys part; null is no list.
+    """
+    notes: list[str] = []
+    moves = None
+    for number, reference in enumerate(file.model.names):
+        path, keys = place(reference)
+        names = ABSENT if path in undone or (path, keys) in done else sides.value_at(path, keys)
+        done.add((path, keys))
+        if names is ABSENT or names is None:
+            continue
+        span = file.span("names", number)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            report.add("M515", f"{printable(reference)} is not a list of names", spans=(span,))
+            continue
+        moves = moves or _Moves(bound)
+        alone = _Alone(moves, frozenset(names))
+        renamed: dict[str, None] = {}
+        stay = []
+        for name in names:
+            found = alone.reason(name) or moves.of(name)
+            if isinstance(found, str):
+                hint = "name what moves together, or change the list with `files:`"
+                report.add(
+                    "M514",
+                    f"{printable(reference)}: `{printable(name)}` cannot be renamed: {found}",
+                    spans=(span,),
+                    help=hint,
+                )
+            elif found is None:
+                stay.append(name)
+            renamed.update(
+                dict.fromkeys([name] if found is None or isinstance(found, str) else found)
+            )
+        if stay:
+            notes.append(
+                f"{printable(reference)}: {listed(stay, 4)} stay as they are: no key is below them"
+            )
+        if list(renamed) != names:
+            sides.put_value(path, _with(sides.value(path), keys, list(renamed)))
+    return notes
+
+
+def _with(value: Any, keys: Sequence[str], item: Any) -> Any:
+    """The value with another one at `keys`."""
+    if not keys:
+        return item
+    if isinstance(value, list):
+        at = int(keys[0])
+        return [*value[:at], _with(value[at], keys[1:], item), *value[at + 1 :]]
+    return {**value, keys[0]: _with(value[keys[0]], keys[1:], item)}
+
+
+def _plain(key: str) -> str:
+    """The key without its rank: a list of names knows nothing of files."""
+    return key.rpartition("@")[0] if "@" in key and rank_of(key) is not None else key
+
+
+class _Moves:
+    """Where the keys of an edge go: key -> keys made of it, and key -> what else is in them."""
+
+    def __init__(self, bound: StepResult) -> None:
+        self._to: dict[str, list[str]] = {_plain(key): [] for key in bound.dropped}
+        self._beside: dict[str, tuple[str, ...]] = {}
+        for ranked in bound.tensors:
+            made = bound.provenance.get(ranked)
+            key = _plain(ranked)
+            sources = (key,) if made is None else tuple(dict.fromkeys(map(_plain, made.keys)))
+            if made is not None and made.rule.keep_source:
+                continue
+            for source in sources:
+                goals = self._to.setdefault(source, [])
+                if key is ranked or key not in goals:
+                    goals.append(key)
+            if len(sources) > 1:
+                self._beside[key] = sources
+        self._sorted = sorted(self._to)
+        self._by_segment: dict[str, list[str]] = {}
+
+    def of(self, name: str) -> list[str] | str | None:
+        """What the name becomes, why it cannot be said (text), or None if it is above no key."""
+        votes: dict[tuple[str, ...], str] = {}
+        loose: list[str] = []
+        for key, lead, rest in self.meant(name):
+            made = self._to[key]
+            taken = [
+                new[len(lead) :] if new.startswith(lead) else _last(new, name)
+                for new in _without(made, rest)
+            ]
+            if taken:
+                votes.setdefault(tuple(dict.fromkeys(taken)), key)
+            elif made:
+                loose.append(key)
+        if len(votes) > 1:
+            (one, first), (other, second) = list(votes.items())[:2]
+            return (
+                f"{printable(first)} makes it {listed(list(one))}, {printable(second)} "
+                f"{listed(list(other))}"
+            )
+        goals = list(next(iter(votes), ())) or self._home(name, loose)
+        for key in loose:
+            if not all(any(_is_below(new, goal) for goal in goals) for new in self._to[key]):
+                return f"{printable(key)} becomes {listed(self._to[key], 3)}"
+        return goals or None
+
+    def meant(self, name: str) -> list[tuple[str, str, str]]:
+        """(key, what stands before the name, what follows) of the keys that the name stands for."""
+        if not name or _PATTERN.match(name):
+            return []
+        return self._below(name) or self._within(name)
+
+    def beside(self, key: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Each tensor that is made of the key and of others, and all that it is made of."""
+        return ((new, self._beside[new]) for new in self._to[key] if new in self._beside)
+
+    def _home(self, name: str, keys: Sequence[str]) -> list[str]:
+        """What the keys become where all agree, else the deepest name above these keys alone."""
+        made = dict.fromkeys(new for key in keys for new in self._to[key])
+        if all(list(made) == self._to[key] for key in keys):
+            return list(made)
+        segments = zip(*(new.split(".") for new in made), strict=False)
+        home = ".".join(
+            column[0] for column in takewhile(lambda column: len(set(column)) == 1, segments)
+        )
+        others = (
+            key
+            for key, goals in self._to.items()
+            if not _is_below(key, name) and any(_is_below(new, home) for new in goals)
+        )
+        return [home] if home and next(others, None) is None else []
+
+    def goals_below(self, name: str) -> list[str] | None:
+        """The names that the keys below `name` speak for, "" being the root, those that most speak
+        for; None if there are no keys.
+        """
+        below = self._below(name)
+        votes: Counter[str] = Counter()
+        for key, _, rest in below:
+            for new in self._to[key]:
+                speaks = {name} if _is_below(new, name) else set()
+                if new.endswith(rest) and rest:
+                    speaks.add(new[: len(new) - len(rest)])
+                elif f".{new}" == rest:
+                    speaks.add("")
+                elif rest.count(".") == 1:
+                    # only what is right below the module has another name
+                    speaks.add(new.rpartition(".")[0])
+                votes.update(speaks)
+        if not below:
+            return None
+        most = max(votes.values(), default=0)
+        best = [goal for goal, count in votes.items() if count == most]
+        return [name] if name in best else best
+
+    def _below(self, name: str) -> list[tuple[str, str, str]]:
+        """Of keys that are the name or below it."""
+        out = [(name, "", "")] if name in self._to else []
+        at = bisect_left(self._sorted, f"{name}.")
+        while at < len(self._sorted) and self._sorted[at].startswith(f"{name}."):
+            out.append((self._sorted[at], "", self._sorted[at][len(name) :]))
+            at += 1
+        return out
+
+    def _within(self, name: str) -> list[tuple[str, str, str]]:
+        """Of keys that hold the name as whole segments."""
+        if not self._by_segment:
+            for key in self._sorted:
+                for segment in dict.fromkeys(key.split(".")):
+                    self._by_segment.setdefault(segment, []).append(key)
+        out = []
+        for key in self._by_segment.get(name.split(".")[0], ()):
+            at = f"{key}.".find(f".{name}.")
+            if at >= 0:
+                out.append((key, key[: at + 1], key[at + 1 + len(name) :]))
+        return out
+
+
+def follow(bound: StepResult, modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Where modules go on an edge, by the keys below them: a new name, the old one where no key
+    moves, several where they part.
+
+    None where all of its keys went.
+
+    A module without keys goes where the nearest one around it goes that has some.
+    """
+    moves = _Moves(bound)
+    known: dict[str, tuple[str, ...]] = {"": ("",)}
+
+    def of(name: str) -> tuple[str, ...]:
+        if name not in known:
+            goals = moves.goals_below(name)
+            if goals is None:
+                around, _, last = name.rpartition(".")
+                goals = [f"{there}.{last}" if there else last for there in of(around)]
+            known[name] = tuple(goals)
+        return known[name]
+
+    return {name: of(name) for name in modules}
+
+
+def follow_all(bounds: Sequence[StepResult], modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Where modules are after all edges: several names where they part, none where all is gone."""
+    out: dict[str, tuple[str, ...]] = {name: (name,) for name in modules}
+    for bound in bounds if out else ():
+        step = follow(bound, {name for names in out.values() for name in names})
+        out = {
+            name: tuple(dict.fromkeys(there for now in names for there in step[now]))
+            for name, names in out.items()
+        }
+    return out
+
+
+class _Alone:
+    """Which names of a list go into one tensor with keys that the list does not name."""
+
+    def __init__(self, moves: _Moves, names: frozenset[str]) -> None:
+        self._moves, self._names = moves, names
+        self._unnamed: dict[str, str | None] = {}
+
+    def reason(self, name: str) -> str | None:
+        """Why the name cannot speak for what it goes into; None if it can."""
+        for key, _, _ in self._moves.meant(name):
+            for new, sources in self._moves.beside(key):
+                if new not in self._unnamed:
+                    self._unnamed[new] = next(
+                        (s for s in sources if self._names.isdisjoint(_runs(s))), None
+                    )
+                if other := self._unnamed[new]:
+                    return (
+                        f"{printable(new)} is made of {printable(key)} and of "
+                        f"{printable(other)}, which the list does not name"
+                    )
+        return None
+
+
+def _is_below(key: str, name: str) -> bool:
+    return key == name or key.startswith(f"{name}.")
+
+
+def _without(keys: Sequence[str], rest: str) -> list[str]:
+    """The keys that end in `rest`, without it."""
+    return [
+        key[: len(key) - len(rest)] for key in keys if key.endswith(rest) and len(key) > len(rest)
+    ]
+
+
+def _last(key: str, name: str) -> str:
+    """As many segments from the end of the key as the name has."""
+    return ".".join(key.split(".")[-name.count(".") - 1 :])
+
+
+def _runs(key: str) -> Iterator[str]:
+    segments = key.split(".")
+    for start in range(len(segments)):
+        for stop in range(start + 1, len(segments) + 1):
+            yield ".".join(segments[start:stop])

@@ -1,0 +1,92 @@
+"""Tensors of an output that are one: they stood in one storage, or were declared to be one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..core import view as views
+from ..core.errors import plural, printable
+from ..planning.graph import ComputedTensor, Tensor, ValueCheck
+from ..source.blobs import Stored
+from ..source.index import Index
+from ..source.tree import CheckpointTree
+
+
+class Declared(NamedTuple):
+    """The storage of separate tensors declared to have been one; `key` is that of the first."""
+
+    key: str
+
+
+def declare_ties(outline: CheckpointTree, stored: dict[str, Any]) -> dict[str, ValueCheck]:
+    """Makes tensors declared to have been one share a storage; returns conditions to check."""
+    checks = {}
+    for key, first in outline.ties.items():
+        one, other = stored[first], stored[key]
+        if one.spec != other.spec:
+            continue
+        tensors = tuple(
+            Tensor(at.spec, views.stored(0, at.spec.shape, at.strides), (name,))
+            for name, at in ((first, one), (key, other))
+        )
+        message = f"{printable(key)} and {printable(first)} were one tensor, and their bytes differ"
+        checks[key] = ValueCheck(
+            "equal", tensors, None, "M404", message, "migrate.items.json", (first, key)
+        )
+        stored[first] = one._replace(storage=Declared(first))
+        stored[key] = other._replace(storage=Declared(first))
+    return checks
+
+
+def find_ties(outputs: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> dict[str, str]:
+    """For each output the first output that it is tied to, often itself."""
+    groups: dict[Any, tuple[str, Tensor]] = {}
+    views: dict[Any, int] = {}
+    numbers: dict[int, int] = {}
+    out: dict[str, str] = {}
+    for key, tensor in outputs.items():
+        number = numbers.get(id(tensor.view))
+        if number is None:
+            # views of one plan are one object if they are equal; those of another are not
+            number = numbers[id(tensor.view)] = views.setdefault(tensor.view, len(views))
+        places = tuple(_place(source, stored) for source in tensor.sources)
+        shares = bool(places) and None not in places
+        name, other = groups.setdefault(
+            (number, tensor.spec.dtype, places) if shares else (key,), (key, tensor)
+        )
+        # the same source key twice is a copy, unless the op that made both handed out one tensor
+        out[key] = name if other is tensor or other.sources != tensor.sources else key
+    return out
+
+
+def describe_ties(index: Index, first: Mapping[str, str], written: str) -> list[str]:
+    """Notes on ties that the output cannot express, and on tensors that share some bytes."""
+    ties = sum(one != key for key, one in first.items())
+    shared: dict[Any, list[tuple[Any, ...]]] = {}
+    for stored in (*index.tensors.values(), *index.passed_through.values()):
+        if stored.storage is not None:
+            shared.setdefault(stored.storage, []).append(
+                (stored.spec, stored.offset, stored.strides)
+            )
+    partly = sum(
+        len(set(views)) for views in shared.values() if len(views) > 1 and len(set(views)) > 1
+    )
+    return [
+        (
+            f"{plural(ties, 'tensor')} {'shares' if ties == 1 else 'share'} memory with another "
+            "one; each is written"
+        )
+    ] * bool(ties and written != "torch") + [
+        f"{partly} tensors share a part of their memory with another one; each is written apart"
+    ] * bool(partly)
+
+
+def _place(source: str | ComputedTensor, stored: Mapping[str, Stored]) -> Any:
+    """What is equal for sources that are the same bytes; None for what shares with nothing."""
+    if not isinstance(source, str):
+        return id(source)
+    at = stored[source]
+    if at.storage is None or isinstance(at.storage, Declared):
+        return at.storage
+    return at.storage, at.offset, at.strides
