@@ -185,8 +185,7 @@ class Diagnostic:
             object.__setattr__(self, "severity", page(self.code).severity)
         object.__setattr__(self, "message", bounded(visible(self.message), MOST_MESSAGE))
         if self.notes:
-            notes = tuple(map(visible, self.notes))
-            object.__setattr__(self, "notes", _bounded_notes(notes))
+            object.__setattr__(self, "notes", _bounded_notes(self.notes))
         if self.help:
             object.__setattr__(self, "help", bounded(visible(self.help), MOST_HELP))
         if len(self.spans) > MOST_SPANS:
@@ -284,12 +283,13 @@ def bounded(text: str, most: int, *, tail: bool = False) -> str:
 
 
 def _bounded_notes(notes: tuple[str, ...]) -> tuple[str, ...]:
+    """As many of the notes as there is room for, visible; the others are not even read."""
     left, out = MOST_NOTES, list[str]()
     for number, note in enumerate(notes):
         if left < 200:
             out.append(f"and {plural(len(notes) - number, 'note')} more")
             break
-        out.append(bounded(note, left))
+        out.append(bounded(visible(note), left))
         left -= json_length(out[-1]) + 10
     return tuple(out)
 
