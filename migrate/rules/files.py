@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,7 @@ class RulePart:
         )
 
 
+@cache
 def shipped_folder() -> Path:
     """Where the shipped rules are: `migrate/_rules` in a wheel, `rules/` beside the package."""
     package = Path(__file__).resolve().parent.parent

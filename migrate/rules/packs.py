@@ -17,6 +17,7 @@ import importlib.util
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -46,7 +47,7 @@ GROUP = "migrate.rulepacks"
 DEEPEST = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pack:
     """One folder of lineages. `origin` is local, built-in or installed; `error`: why it is empty.
 
@@ -60,9 +61,9 @@ class Pack:
     error: str = ""
     named: bool = False
 
-    @property
+    @cached_property
     def lineages(self) -> dict[str, Path]:
-        """The lineages by name, each with its folder; looks at names of files only."""
+        """The lineages by name, each with its folder; looks at names of files only, once."""
         if self.folder is None:
             return {}
         if os.path.isfile(self.folder / LAYOUTS):
@@ -113,10 +114,11 @@ class Pack:
 class Packs:
     """All packs searched: the named one, then as equals `./rules`, built-in and installed ones."""
 
-    __slots__ = ("_homes", "_installed", "_loaded", "local", "scanned")
+    __slots__ = ("_all", "_homes", "_installed", "_loaded", "local", "scanned")
 
     def __init__(self, local: tuple[Pack, ...], scan: bool = True) -> None:
         self.local = local
+        self._all: tuple[Pack, ...] = ()
         self._loaded: dict[str, Lineage] = {}
         self._homes: dict[str, Pack] = {}
         self._installed: tuple[Pack, ...] | None = None if scan else ()
@@ -131,7 +133,9 @@ class Packs:
 
     @property
     def all(self) -> tuple[Pack, ...]:
-        return (*self.local, built_in(), *self.installed)
+        if not self._all:
+            self._all = (*self.local, built_in(), *self.installed)
+        return self._all
 
     def lineages(self) -> tuple[dict[str, Lineage], list[Diagnostic]]:
         """Every lineage by name, without edges, and what is wrong with unreadable ones.
