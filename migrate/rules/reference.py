@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -396,7 +397,14 @@ def _flow(value: Any) -> str:
 def _form(op: str, argument: arguments.Argument) -> str:
     if argument.form in _FORMS:
         return _FORMS[argument.form]
-    return _type(schema.rule_file()["$defs"]["Step"]["properties"][op]["properties"][argument.word])
+    return _type(_steps()[op]["properties"][argument.word])
+
+
+@cache
+def _steps() -> Mapping[str, Any]:
+    """The schema of each op."""
+    steps: dict[str, Any] = schema.rule_file()["$defs"]["Step"]["properties"]
+    return steps
 
 
 def _type(field: Mapping[str, Any]) -> str:
