@@ -12,6 +12,7 @@ import functools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,11 +33,22 @@ def helpers() -> dict[str, Path]:
     return {file.stem: file for file in TESTS.rglob("*.py") if file.stem not in OWN}
 
 
+def nodes(text: str) -> Iterator[ast.AST]:
+    """All nodes of a source; without its expressions if none of them is of interest."""
+    skips = "importorskip" in text
+    waiting: list[ast.AST] = [ast.parse(text)]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        # most of a source is expressions, and no statement stands in one
+        waiting += (n for n in ast.iter_child_nodes(node) if skips or not isinstance(n, ast.expr))
+
+
 @functools.cache
 def imported(file: Path) -> tuple[bool, frozenset[Path]]:
     """Whether the file itself imports a library or starts a process, and the helpers it imports."""
     heavy, others = False, set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes(file.read_text(encoding="utf-8")):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name.split(".")[0] for alias in node.names]

@@ -10,7 +10,7 @@ import pytest
 
 from migrate.core.errors import HIDDEN, Diagnostic, Span
 
-ACTING = [chr(n) for n in range(sys.maxunicode + 1) if re.match(f"[{HIDDEN}]", chr(n))]
+ACTING = re.findall(f"[{HIDDEN}]", "".join(map(chr, range(sys.maxunicode + 1))))
 HOSTILE = {
     "colour": "\x1b[2J\x1b[31mall is well",
     "title": "\x1b]0;owned\x07",

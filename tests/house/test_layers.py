@@ -112,8 +112,8 @@ def imports(file: Path, package: Path = PACKAGE) -> Iterator[Import]:
             elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
                 for other in child.orelse:
                     yield from walk(ast.Module([other], []), lazy)
-            else:
-                function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            elif not isinstance(child, ast.expr):
+                function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
                 yield from walk(child, lazy or function)
 
     yield from walk(ast.parse(file.read_text(encoding="utf-8"), str(file)), False)

@@ -16,6 +16,14 @@ BARE = {"dict", "dict[str, Any]", "dict[str, object]", "Mapping[str, Any]", "Map
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """What stands below the node but for expressions, in which no statement stands."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield child
+            yield from statements(child)
+
+
 class Module:
     """One source file: `name` with its dots, `package` that it lies in, and its syntax tree."""
 
@@ -28,7 +36,7 @@ class Module:
 
     def imports(self, names: Iterable[str]) -> Iterator[str]:
         """The modules among `names` that it imports, in functions and under TYPE_CHECKING too."""
-        for node in ast.walk(self.tree):
+        for node in statements(self.tree):
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names if alias.name in names)
             elif isinstance(node, ast.ImportFrom):
