@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from marks import thorough
 from pickle_oracle import Oracle, Pid, Recording, Stub
 
 from migrate.core.errors import CheckpointError
@@ -27,7 +28,7 @@ VECTORS = sorted(
     for p in (Path(__file__).resolve().parents[1] / "data" / "te").iterdir()
     if p.name.endswith((".pkl", ".bytesio.pt"))
 )
-EACH = 300
+FEW, MANY = 30, 300
 TE = "transformer_engine.common.recipe"
 SCALES = {"scale_fwd", "amax_history_fwd", "scale_bwd", "amax_history_bwd"}
 STATE = SCALES | {
@@ -212,20 +213,28 @@ def survey(
     return wrong, stateless
 
 
-@pytest.mark.parametrize("path", VECTORS, ids=lambda path: path.name)
-def test_nothing_that_keeps_state_is_called_stateless(path: Path) -> None:
-    wrong, _ = survey(path, lambda payload: judged(payload, "x").verdict.sort, EACH)
+def some_of(paths: list[Path]) -> list[Any]:
+    """Few mutants of each; under the mark `thorough`, many."""
+    return thorough([(path, n) for n in (FEW, MANY) for path in paths], default=len(paths))
+
+
+@pytest.mark.parametrize(
+    ("path", "count"), some_of(VECTORS), ids=lambda of: getattr(of, "name", None)
+)
+def test_nothing_that_keeps_state_is_called_stateless(path: Path, count: int) -> None:
+    wrong, _ = survey(path, lambda payload: judged(payload, "x").verdict.sort, count)
     assert not wrong
 
 
-def test_some_mutants_are_still_stateless() -> None:
+@pytest.mark.parametrize("count", thorough([FEW, MANY]))
+def test_some_mutants_are_still_stateless(count: int) -> None:
     assert (
         sum(
-            survey(path, lambda payload: judge(decode(payload, "x")).sort, EACH)[1]
+            survey(path, lambda payload: judge(decode(payload, "x")).sort, count)[1]
             for path in VECTORS
             if "MXFP8" in path.name
         )
-        > 50
+        > count // 6
     )
 
 
@@ -234,20 +243,23 @@ def test_a_verdict_that_does_not_look_is_caught() -> None:
         decode(payload, "x")
         return "stateless"
 
-    caught = [path.name for path in VECTORS if survey(path, careless, 40)[0]]
-    assert {
+    stateful = {
         "v2.17_linear_DelayedScaling.pkl",
         "v1.13_linear_DelayedScaling.bytesio.pt",
         "crafted_scale_inv_only.pkl",
-    } <= {*caught}
+    }
+    suspects = [path for path in VECTORS if path.name in stateful]
+    assert {path.name for path in suspects if survey(path, careless, 40)[0]} == stateful
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in VECTORS if "Delayed" in p.name], ids=lambda path: path.name
+    ("path", "count"),
+    some_of([p for p in VECTORS if "Delayed" in p.name]),
+    ids=lambda of: getattr(of, "name", None),
 )
-def test_a_mutant_is_judged_alike_after_its_like_and_alone(path: Path) -> None:
+def test_a_mutant_is_judged_alike_after_its_like_and_alone(path: Path, count: int) -> None:
     judged(path.read_bytes(), "x")
-    for payload in cases(path, EACH // 2):
+    for payload in cases(path, count // 2):
         answers = []
         for ask in (lambda held: judged(held, "x").verdict, lambda held: judge(decode(held, "x"))):
             try:

@@ -134,11 +134,14 @@ def test_two_readings_are_an_error_that_shows_both(pattern, key, one, other):
     assert (caught.value.key, caught.value.pattern) == (key, pattern)
 
 
-@pytest.mark.parametrize("repeat", thorough([True, False]))
-def test_matching_agrees_with_an_exhaustive_matcher(repeat):
+@pytest.mark.parametrize(
+    ("repeat", "count"),
+    thorough([(True, 1_200), (False, 1_200), (True, 12_000), (False, 12_000)], default=2),
+)
+def test_matching_agrees_with_an_exhaustive_matcher(repeat, count):
     rng = random.Random(11 + repeat)
     compared = matched = ambiguous = 0
-    while compared < 12_000:
+    while compared < count:
         pieces = random_pieces(rng, repeat)
         text = text_of(pieces)
         try:
@@ -167,8 +170,8 @@ def test_matching_agrees_with_an_exhaustive_matcher(repeat):
                 assert pattern.expand(dict(zip(pattern.captures, found, strict=True))) == key
                 assert pattern.expander(pattern.captures)(found) == key
                 assert pattern.anchors <= set(key.split(".")), (text, key)
-    assert matched > 2000
-    assert ambiguous > 300
+    assert matched > count // 6
+    assert ambiguous > count // 40
 
 
 def test_matching_is_linear_in_the_key():
