@@ -4,6 +4,7 @@ files, families that are not known.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -349,6 +350,15 @@ def test_windows_is_told_in_one_line(
         capsys.readouterr().err
         == "migrate runs on Linux and macOS, not on Windows; use WSL there\n"
     )
+
+
+def test_windows_is_told_in_one_line_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert migrate.apply
+    monkeypatch.delitem(vars(migrate), "apply")
+    monkeypatch.setattr(os, "name", "nt")
+    with pytest.raises(ImportError) as caught:
+        _ = migrate.apply
+    assert str(caught.value) == "migrate runs on Linux and macOS, not on Windows; use WSL there"
 
 
 def test_sizes_are_decimal_in_every_help_text() -> None:

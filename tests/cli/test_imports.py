@@ -57,6 +57,30 @@ def test_import_migrate_loads_nothing() -> None:
     assert child.stdout.strip() == "[] []"
 
 
+# what a process on Windows finds: the modules and functions that it lacks are looked for by name
+WINDOWS = """
+import os, runpy, sys
+for name in ("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"):
+    sys.modules[name] = None
+for name in ("O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "fork", "geteuid", "pread",
+             "preadv", "pwrite", "pwritev", "sched_getaffinity", "statvfs"):
+    if hasattr(os, name):
+        delattr(os, name)
+os.name = "nt"
+runpy.run_module("migrate", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "x", "--to", "v5"]])
+def test_a_process_on_windows_ends_with_one_line(arguments: list[str]) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", WINDOWS, *arguments],
+        env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    line = "migrate runs on Linux and macOS, not on Windows; use WSL there\n"
+    assert (child.returncode, child.stdout, child.stderr) == (2, "", line)
+
+
 @pytest.mark.parametrize(
     "command",
     thorough(
