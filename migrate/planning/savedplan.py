@@ -134,9 +134,13 @@ def changed_since(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     """The fields of a saved plan that planning again gives otherwise, in the new plan's order.
 
     Left out is what does not come from the checkpoint, the rules and the request: the version of
-    the tool, the free space, and where source and rules lie (a comment above a rule moves it).
+    the tool, the free space, and where source and rules lie (a comment above a rule moves it). Of
+    sentences only what they name is compared: an earlier version may have said it in other words.
     """
     one, other = _reviewed(saved), _reviewed(json.loads(json.dumps(now)))
+    known = one.get("warnings")
+    if isinstance(known, list) and not any(_is_later(warning) for warning in known):
+        other["warnings"] = [one for one in other["warnings"] if not _is_later(one)]
     return [
         name
         for name in {**other, **one}
@@ -151,6 +155,11 @@ _PARTS = {
     "target": "the output's files",
     "decided": "values that decide keys",
 }
+
+# what plans of the same format did not warn of from the beginning
+_LATER = frozenset({"M411"})
+# in a sentence, what is in backticks or has more than letters inside
+_NAME = re.compile(r"`([^`]*)`|(\S*[0-9_/@{}]\S*|\S*\w\.\w\S*)")
 
 # where a rule stands, at the end of a reason
 _PLACE = re.compile(r" \([^()]*:\d+:\d+\)$")
@@ -201,19 +210,45 @@ def _reviewed(plan: Mapping[str, Any]) -> dict[str, Any]:
         out["downgrade"] = {
             **way_back,
             "because": [
-                _PLACE.sub("", why) if isinstance(why, str) else why for why in way_back["because"]
+                _names_in(_PLACE.sub("", why) if isinstance(why, str) else why)
+                for why in way_back["because"]
             ],
         }
     for name, place in (
         ("rows", "at"),
         ("losses", "at"),
         ("origins", "places"),
-        ("warnings", "spans"),
-        ("warnings", "help"),
     ):
         if isinstance(out.get(name), list):
             out[name] = [_without(entry, place) for entry in out[name]]
+    if isinstance(out.get("notes"), list):
+        out["notes"] = [_names_in(note) for note in out["notes"]]
+    if isinstance(out.get("warnings"), list):
+        out["warnings"] = [_reviewed_warning(warning) for warning in out["warnings"]]
     return out
+
+
+def _is_later(warning: Any) -> bool:
+    return isinstance(warning, dict) and warning.get("code") in _LATER
+
+
+def _reviewed_warning(warning: Any) -> Any:
+    if not isinstance(warning, dict):
+        return warning
+    notes = warning.get("notes")
+    return {
+        **{name: value for name, value in warning.items() if name not in ("spans", "help")},
+        "message": _names_in(warning.get("message")),
+        "notes": [_names_in(note) for note in notes] if isinstance(notes, list) else notes,
+    }
+
+
+def _names_in(sentence: Any) -> Any:
+    """What a sentence names, if it is one: numbers, keys, paths, and what stands in backticks."""
+    if not isinstance(sentence, str):
+        return sentence
+    found = (name.strip(".,;:()'") for pair in _NAME.findall(sentence) for name in pair)
+    return sorted({name for name in found if name})
 
 
 def _without(value: Any, name: str) -> Any:

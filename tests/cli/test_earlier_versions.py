@@ -22,7 +22,7 @@ WORDS = ("--max-shard-size", "150B", "--allow", "lossy", "--set", "n=2")
 
 def left_by(version: str, tmp_path: Path) -> Path:
     """A folder as the version left it; the plan and the source say the same of where and when."""
-    for name in ("in.safetensors", "rules.yaml"):
+    for name in ("in.safetensors", "rules.yaml", "modules.yaml"):
         shutil.copyfile(EARLIER / name, tmp_path / name)
     os.utime(tmp_path / "in.safetensors", ns=(1, 1_700_000_000_000_000_000))
     plan = (EARLIER / version / "plan.json").read_text().replace("HERE", str(tmp_path))
@@ -63,6 +63,38 @@ def test_a_plan_of_the_version_before_is_what_planning_gives_today(tmp_path: Pat
     for plan in (one, other):
         del plan["free"]
     assert one == other
+
+
+def with_a_note(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    here = left_by(BEFORE, tmp_path)
+    text = (EARLIER / BEFORE / "plan-with-a-note.json").read_text().replace("HERE", str(here))
+    (here / "plan.json").write_text(text)
+    return here / "plan.json", json.loads(text)
+
+
+def test_a_plan_that_says_the_same_in_other_words_runs(tmp_path: Path) -> None:
+    plan, saved = with_a_note(tmp_path)
+    out = tmp_path / "out.safetensors"
+    published = done("apply", plan, "-o", out, "--format", "json").json
+    assert published["digest"] == saved["digest"]
+    ((was,), (now,)) = (saved["notes"], published["notes"])
+    assert was != now
+    assert all("`modules` of demo" in note and note.endswith(": a") for note in (was, now))
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        [], ["looks good"], ["nothing says `heads` of demo, and the tensors tell: a"],
+        ["nothing says `modules` of demo, and 2 tensors tell: a"], [7], None,
+    ],
+)  # fmt: skip
+def test_a_plan_that_says_something_else_is_refused(tmp_path: Path, notes: object) -> None:
+    plan, saved = with_a_note(tmp_path)
+    plan.write_text(json.dumps({**saved, "notes": notes}))
+    result = run("apply", plan, "-o", tmp_path / "out.safetensors", "--format", "json")
+    assert (result.exit, result.codes) == (2, ["M903"])
+    assert "`notes`" in result.json["diagnostics"][0]["message"]
 
 
 def as_it_stood(here: Path) -> Path:

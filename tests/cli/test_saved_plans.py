@@ -492,6 +492,32 @@ def test_a_row_of_a_plan_may_not_say_something_else(tmp_path: Path, plan: Path) 
     assert "`rows`" in refused(plan, tmp_path / "out.safetensors")
 
 
+def test_a_plan_without_a_warning_that_came_later_runs_and_warns(tmp_path: Path) -> None:
+    import torch
+
+    source, plan = tmp_path / "in.pt", tmp_path / "plan.json"
+    torch.save({name: {"a.0": torch.ones(2)} for name in ("model", "ema")}, source)
+    rule = rules(tmp_path, "rules: [{name: r, from: 'a.{i:int}', to: 'b.{i}'}]\n")
+    done("plan", source, "--rules", rule, "-o", plan)
+    saved = json.loads(plan.read_text())
+    (warning,) = saved["warnings"]
+    assert warning["code"] == "M411"
+    for warnings in (
+        [warning, warning],
+        [{**warning, "code": "M512"}],
+        [{**warning, "message": warning["message"].replace("`ema`", "`teacher`")}],
+        [{**warning, "notes": ["b.7"]}],
+        ["fine"],
+        7,
+    ):
+        plan.write_text(json.dumps({**saved, "warnings": warnings}))
+        assert "`warnings`" in refused(plan, tmp_path / "out.pt")
+    for number, warnings in enumerate(([], [{**warning, "message": "mind `ema`: 1 of 1"}])):
+        plan.write_text(json.dumps({**saved, "warnings": warnings}))
+        result = done("apply", plan, "-o", tmp_path / f"out-{number}.pt")
+        assert "warning[M411]" in result.err
+
+
 def test_free_space_and_where_things_lie_are_not_compared(
     tmp_path: Path, source: Path, plan: Path
 ) -> None:
