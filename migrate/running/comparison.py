@@ -464,6 +464,13 @@ def not_compared(one: Source, other: Source, names: tuple[str, str] = ("A", "B")
                 "only one of the two can hold these",
             )
         )
+    if a.tree is not None and b.tree is not None and (moved := _moved(a, b)):
+        out.append(
+            Unlooked(
+                f"the order of keys, which differs from {listed(moved, 1)} on",
+                "dicts are compared key by key",
+            )
+        )
     # the default is written where the source says nothing
     said, other_said = ({"format": "pt", **index.metadata} for index in (a, b))
     if unlike := sorted(
@@ -476,6 +483,20 @@ def not_compared(one: Source, other: Source, names: tuple[str, str] = ("A", "B")
             )
         )
     return out
+
+
+def _moved(a: Index, b: Index) -> list[str]:
+    """Of tensors and values that both have, each first key that stands elsewhere in the other."""
+    found = []
+    both: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...] = (
+        (a.tensors, b.tensors),
+        (a.passed_through, b.passed_through),
+        (a.items, b.items),
+    )
+    for one, other in both:
+        orders = (key for key in one if key in other), (key for key in other if key in one)
+        found += [x for x, y in zip(*orders, strict=True) if x != y][:1]
+    return found
 
 
 TENSORS_ONLY = (

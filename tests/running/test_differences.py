@@ -49,3 +49,39 @@ def test_each_of_two_values_whose_paths_are_spelled_alike_is_compared(
     assert not migrate.diff(one, other).equal
     migrate.apply(one, tmp_path / "made.pt", output_format="torch")
     assert migrate.verify(tmp_path / "made.pt", source=one).equal
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"model": {"a": 1.0, "b": 2.0}}, {"model": {"b": 2.0, "a": 1.0}}),
+        (
+            {"model": {"w": 1.0}, "optim": {"x": 1.0, "y": 2.0}},
+            {"model": {"w": 1.0}, "optim": {"y": 2.0, "x": 1.0}},
+        ),
+        (
+            {"model": {"w": 1.0}, "args": OrderedDict(p=1, q=2)},
+            {"model": {"w": 1.0}, "args": OrderedDict(q=2, p=1)},
+        ),
+    ],
+)
+def test_another_order_of_keys_is_listed_as_not_compared(
+    one: dict[str, Any], other: dict[str, Any], tmp_path: Path
+) -> None:
+    def with_tensors(value: Any) -> Any:
+        if isinstance(value, float):
+            return torch.full((2,), value)
+        if isinstance(value, dict):
+            return type(value)((key, with_tensors(held)) for key, held in value.items())
+        return value
+
+    paths = [tmp_path / "one.pt", tmp_path / "other.pt", tmp_path / "again.pt"]
+    for path, value in zip(paths, (one, other, one), strict=True):
+        torch.save(with_tensors(value), path)
+    found = migrate.diff(paths[0], paths[1])
+    assert found.equal
+    (entry,) = found.to_json()["not_compared"]
+    first = list(one["model"]) if len(one["model"]) > 1 else list(list(one.values())[1])
+    assert entry["what"].startswith("the order of keys, which differs from ")
+    assert entry["what"].removesuffix(" on").endswith(first[0])
+    assert migrate.diff(paths[0], paths[2]).to_json()["not_compared"] == []
