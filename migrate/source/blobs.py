@@ -13,9 +13,9 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from ..core.errors import fail, printable
 from ..core.spec import Spec
@@ -54,6 +54,49 @@ class Stored(NamedTuple):
     offset: int
     strides: tuple[int, ...] | None = None
     storage: Any = None
+
+
+class ChunkedTensor(NamedTuple):
+    """One stored tensor that lies in several places.
+
+    `chunks[n]` is a box of the tensor, stored by itself: it begins at index `starts[n]` and has the
+    shape of its own spec. The boxes share no element and cover the tensor; none is empty.
+    """
+
+    spec: Spec
+    chunks: tuple[Stored, ...]
+    starts: tuple[tuple[int, ...], ...]
+
+
+class ChunkOf(NamedTuple):
+    """Names chunk `number` of the tensor `key`, as a key names a tensor that lies in one place."""
+
+    key: str
+    number: int
+
+
+StoredTensor: TypeAlias = "Stored | ChunkedTensor"
+
+
+def chunks_of(stored: StoredTensor) -> tuple[Stored, ...]:
+    """Where the bytes of a tensor lie: it is its own chunk if it lies in one place."""
+    return stored.chunks if isinstance(stored, ChunkedTensor) else (stored,)
+
+
+def chunk_at(tensors: Mapping[str, StoredTensor], source: str | ChunkOf) -> Stored:
+    """The place that a key or a chunk names; KeyError for a key of several chunks."""
+    if isinstance(source, ChunkOf):
+        stored = tensors[source.key]
+        return chunks_of(stored)[source.number]
+    stored = tensors[source]
+    if isinstance(stored, ChunkedTensor):
+        raise KeyError(f"{source} lies in {len(stored.chunks)} places")
+    return stored
+
+
+def key_of(source: str | ChunkOf) -> str:
+    """The key of the tensor that a key or a chunk belongs to."""
+    return source.key if isinstance(source, ChunkOf) else source
 
 
 class Blob(Protocol):

@@ -29,11 +29,14 @@ from .tree import CheckpointTree, FileTree, tree_leaves
 
 
 class Placed(NamedTuple):
-    """One output tensor: `nbytes` packed row-major bytes at `offset` from the start of the file."""
+    """A stretch of one output tensor, often all of it: `nbytes` of its packed row-major bytes, from
+    byte `start` on, at `offset` from the start of the file.
+    """
 
     key: str
     offset: int
     nbytes: int
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
