@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.errors import CheckpointError, printable
 from ..core.spec import Spec, spec
+from ..source.blobs import read_rows, rows_of
 from ..source.pickle.tree import Buffer, DictNode, ListNode
 from ..source.tree import is_state
 from .record import Object
 
 if TYPE_CHECKING:
-    from ..source.blobs import Stored
+    from ..source.blobs import StoredTensor
     from ..source.index import Index, Source
 
 _CONTAINERS = frozenset({DictNode, ListNode, dict, OrderedDict, list, tuple})
@@ -125,8 +126,8 @@ class States:
             except CheckpointError:
                 yield found.name, ""
 
-    def _releases(self, key: str, stored: Stored) -> str:
-        found, strides = stored.spec, stored.strides
+    def _releases(self, key: str, stored: StoredTensor) -> str:
+        found, rows = stored.spec, rows_of(stored)
         if found.dtype == "float32" and not found.numel:
             # what te.ops of 1.13 keeps without FP8; from 2.9 on it is bytes
             return "1.13 to 2.8"
@@ -134,13 +135,10 @@ class States:
             found.dtype != "uint8"
             or len(found.shape) != 1
             or found.nbytes > _LARGEST
-            or strides not in (None, (1,))
+            or rows is None
         ):
             return ""
-        data = bytearray(found.nbytes)
-        if data:
-            self._source.blobs[stored.blob].readinto(stored.offset, memoryview(data))
-        return _releases(key, bytes(data))
+        return _releases(key, read_rows(rows, self._source.blobs))
 
 
 def _releases(key: str, data: bytes) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OpError, fail, printable
+from ..source.blobs import read_rows, rows_of
 from ..source.pickle.decoding import MAGIC, PROTOCOL, TYPED, ForeignError
 from ..source.pickle.emit import emit, emit_protocol4
 from ..source.pickle.nodes import EXTRA_STATE, Call, Dict, Global
@@ -41,7 +42,7 @@ from .record import (
 )
 
 if TYPE_CHECKING:
-    from ..source.blobs import Blob, Stored
+    from ..source.blobs import Blob, StoredTensor
     from ..source.index import Index
 
 # what may be a tensor in a state dict in memory
@@ -132,16 +133,14 @@ class _Packing:
         source = memory.open({"tensor": value})
         return self.read(source.index.tensors["tensor"], source.blobs)
 
-    def read(self, stored: Stored, blobs: Sequence[Blob]) -> StateTensor:
+    def read(self, stored: StoredTensor, blobs: Sequence[Blob]) -> StateTensor:
         self._room -= stored.spec.nbytes
         if self._room < 0:
             raise ForeignError(f"more than {EXTRA_STATE.size:,} bytes")
-        if stored.strides is not None:
+        rows = rows_of(stored)
+        if rows is None:
             raise ForeignError("a tensor that is not stored row by row")
-        data = bytearray(stored.spec.nbytes)
-        if data:
-            blobs[stored.blob].readinto(stored.offset, memoryview(data))
-        return StateTensor(stored.spec.dtype, stored.spec.shape, bytes(data))
+        return StateTensor(stored.spec.dtype, stored.spec.shape, read_rows(rows, blobs))
 
 
 _STORAGES = {dtype: name for name, dtype in TYPED.items()}

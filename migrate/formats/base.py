@@ -2,8 +2,9 @@
 group `migrate.formats`.
 
 Its nouns lie where every floor can reach them, and are named here for authors of formats: a
-`Place` is opened as a `Source` with an `Index` of `Stored` tensors in `Blob`s; an output is a
-`Target` of `OutputFile`s with tensors `Placed` in them, and of what a `TargetTree` holds beside.
+`Place` is opened as a `Source` with an `Index` of `Stored` tensors in `Blob`s, or of
+`ChunkedTensor`s where one lies in several places; an output is a `Target` of `OutputFile`s with
+tensors `Placed` in them, and of what a `TargetTree` holds beside.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..source.blobs import Blob, Stored
+from ..source.blobs import Blob, ChunkedTensor, Stored
 from ..source.index import FileSource, Index, SideFile, Source
 from ..source.paths import Folder, Place
 from ..source.target import OutputFile, Placed, Target, TargetTree
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from ..source.shards import Naming
 
 __all__ = [
-    "Blob", "FileSource", "Folder", "Format", "Index", "OutputFile", "Place", "Placed", "SideFile",
-    "Source", "Stored", "Target", "TargetTree",
+    "Blob", "ChunkedTensor", "FileSource", "Folder", "Format", "Index", "OutputFile", "Place",
+    "Placed", "SideFile", "Source", "Stored", "Target", "TargetTree",
 ]  # fmt: skip
 
 

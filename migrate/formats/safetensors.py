@@ -25,7 +25,7 @@ from typing import Any
 from ..core.errors import CheckpointError, Report, fail, listed, printable
 from ..core.spec import Spec
 from ..core.types import FORMAT_VERSION
-from ..source.blobs import FileBlob, Stored
+from ..source.blobs import FileBlob, Stored, StoredTensor
 from ..source.index import FileSource, Index, Source, specs_hash
 from ..source.jsontext import collector_paused, parse
 from ..source.paths import HISTORY, ITEMS, Beside, Folder, Place, look_beside, read_history
@@ -124,7 +124,10 @@ def _trivial(tree: TargetTree) -> bool:
 
 
 def read_items(
-    data: bytes, tensors: Mapping[str, Stored], carried: Mapping[str, Stored], label: str
+    data: bytes,
+    tensors: Mapping[str, StoredTensor],
+    carried: Mapping[str, StoredTensor],
+    label: str,
 ) -> tuple[CheckpointTree | None, dict[str, Any], str | None]:
     """The tree that the text describes over these tensors, its items by path, and a note if it
     was written for others.
@@ -164,7 +167,10 @@ def read_items(
 
 
 def _read(
-    parts: list[Any], every: Mapping[str, Stored], carried: Mapping[str, Stored], label: str
+    parts: list[Any],
+    every: Mapping[str, StoredTensor],
+    carried: Mapping[str, StoredTensor],
+    label: str,
 ) -> tuple[CheckpointTree, dict[str, Any]]:
     # what reads pickles; most checkpoints have no such file
     from ..source.pickle.emit import Rebuilder
@@ -226,8 +232,8 @@ def _read(
 
 def _check_complete(
     parts: list[FileTree],
-    every: Mapping[str, Stored],
-    carried: Mapping[str, Stored],
+    every: Mapping[str, StoredTensor],
+    carried: Mapping[str, StoredTensor],
     names: Mapping[int, str],
     label: str,
 ) -> None:
@@ -321,7 +327,7 @@ def _items_beside(
         data = blob.read(0, blob.size)
     finally:
         blob.close()
-    carried: Mapping[str, Stored] = {}
+    carried: Mapping[str, StoredTensor] = {}
     if TENSORS not in present:
         return _with_items(index, data, {}, folder.label(ITEMS)), (ITEMS,)
     beside = folder.open(TENSORS)
@@ -338,7 +344,9 @@ def _items_beside(
     return replace(made, files=(*made.files, TENSORS)), (ITEMS, TENSORS)
 
 
-def _with_items(index: Index, data: bytes, carried: Mapping[str, Stored], label: str) -> Index:
+def _with_items(
+    index: Index, data: bytes, carried: Mapping[str, StoredTensor], label: str
+) -> Index:
     tree, items, note = read_items(data, index.tensors, carried, label)
     return replace(index, tree=tree, items=items, notes=() if note is None else (note,))
 

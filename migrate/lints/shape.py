@@ -42,6 +42,7 @@ from ..rules.examples import (
     shape_of,
 )
 from ..ruletests.binding import CompiledFile, bind_headers, prepare
+from ..source.blobs import key_of
 from .inputs import FileSet, directed, finding
 
 # of a larger tensor single elements are looked up
@@ -120,7 +121,7 @@ class Elements:
         return (
             partial(self._token, owner)
             if isinstance(owner, ComputedTensor)
-            else self.example.codes[owner]
+            else self.example.codes[key_of(owner)]
         )
 
     def _token(self, value: ComputedTensor, at: int) -> Any:

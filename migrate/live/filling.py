@@ -26,7 +26,7 @@ from ..core.spec import BITS, Spec
 from ..core.view import TooManyPieces, region
 from ..elements.raw import has_plain_bytes, is_dtensor
 from ..formats.memory import writable
-from ..planning.graph import Tensor
+from ..planning.graph import ComputedTensor, Tensor
 from ..running.evaluator import reading_step
 from ..running.gather import WINDOW, Gather, Window
 from ..running.resources import run_together
@@ -246,7 +246,7 @@ class Stager:
         whole = (
             layout.windowed
             or layout.loose
-            or not all(isinstance(source, str) for source in tensor.sources)
+            or any(isinstance(source, ComputedTensor) for source in tensor.sources)
         )
         return 0 if whole else reading_step(tensor, self._layouts, self._values)
 
@@ -281,7 +281,9 @@ class Stager:
     def _long(self, tensor: Tensor) -> bool:
         """Whether the output is read in stretches to its place, where small steps gain nothing."""
         layout = self._layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
-        stored = not layout.loose and all(isinstance(source, str) for source in tensor.sources)
+        stored = not layout.loose and not any(
+            isinstance(source, ComputedTensor) for source in tensor.sources
+        )
         return stored and not any(move.loops for move in layout.moves)
 
     def _turn(self, nbytes: int, device: torch.device) -> Any:

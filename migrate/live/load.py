@@ -34,6 +34,7 @@ from ..running.error_statistics import Ledger
 from ..running.prepare import side_reader, stamp_of
 from ..running.resources import check_threads, memory_of
 from ..running.resources import resolve_device as device_of
+from ..source.blobs import ChunkedTensor, chunks_of
 from ..source.index import SideFile
 from ..source.pickle.tree import (
     SCALARS,
@@ -486,7 +487,14 @@ class _Load:
             if name in outputs and self.slots[found.places[name]].tensor is not None
         ]
         starts = {
-            name: min((stored[key][1:3] for key in stored_keys(outputs[name])), default=(0, 0))
+            name: min(
+                (
+                    (at.blob, at.offset)
+                    for key in stored_keys(outputs[name])
+                    for at in chunks_of(stored[key])
+                ),
+                default=(0, 0),
+            )
             for name in wanted
         }
         wanted.sort(key=starts.__getitem__)
@@ -564,7 +572,7 @@ class _Load:
         index = self.source.index
         at = index.tensors.get(key) or index.passed_through[key]
         made, buffers = memory.allocate({key: at.spec})
-        if at.strides is not None:
+        if isinstance(at, ChunkedTensor) or at.strides is not None:
             fail(
                 "M916",
                 f"{printable(key)} is part of a value that is not a tensor, and is not "

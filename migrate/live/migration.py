@@ -26,10 +26,11 @@ from ..elements.codes import encode
 from ..elements.raw import has_plain_bytes
 from ..extra_state.states import States
 from ..formats import memory
-from ..planning.graph import computations
+from ..planning.graph import ComputedTensor, computations
 from ..planning.path import find_path
 from ..planning.plan import losses_of, steps_of
 from ..planning.request import with_permissions
+from ..planning.stored import untouched_key
 from ..running import checks as value_checks
 from ..running import tiles
 from ..running.evaluator import Evaluator
@@ -37,6 +38,7 @@ from ..running.geometry import ByteLayouts
 from ..running.prepare import compose_for, path_state_for, require_known, side_reader
 from ..running.resources import CPU, MAX_MEMORY, Device
 from ..running.stamp import Stamp
+from ..source.blobs import chunks_of, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -83,7 +85,7 @@ class Migration:
         """Whether anything comes out otherwise than it went in, be it a name."""
         outputs, index = self.composition.graph.outputs, self.index
         same = outputs.keys() == index.tensors.keys() and all(
-            origin(tensor, index) == key for key, tensor in outputs.items()
+            untouched_key(tensor, index.tensors) == key for key, tensor in outputs.items()
         )
         return not (
             same
@@ -149,29 +151,18 @@ def _prepared(source: Source, request: Request, stamp: Stamp | None) -> Migratio
     )
 
 
-def origin(tensor: Tensor, index: Index) -> str | None:
-    """The key whose stored tensor the output is, untouched; None if it is anything else."""
-    key = tensor.sources[0] if len(tensor.sources) == 1 else None
-    if not isinstance(key, str):
-        return None
-    at = index.tensors[key]
-    return (
-        key
-        if tensor.spec == at.spec and tensor.view == views.stored(0, at.spec.shape, at.strides)
-        else None
-    )
-
-
 def _refuse_conversions(outputs: Mapping[str, Tensor], source: Source, report: Report) -> None:
     """M401 where rules need elements of a tensor whose class holds them in another format."""
     converted: frozenset[str] = getattr(source, "converted", frozenset())
-    touched = [tensor for tensor in outputs.values() if origin(tensor, source.index) is None]
+    touched = [
+        tensor for tensor in outputs.values() if untouched_key(tensor, source.index.tensors) is None
+    ]
     touched += [read for call in computations(touched) for read in call.inputs]
     moved = dict.fromkeys(
         key
         for tensor in touched
-        for key in tensor.sources
-        if isinstance(key, str) and key in converted
+        for source in tensor.sources
+        if not isinstance(source, ComputedTensor) and (key := key_of(source)) in converted
     )
     if moved:
         report.add(
@@ -354,9 +345,10 @@ class Outputs:
     def probe_source(self, key: str) -> None:
         """Reads one source as the outputs will; raises what it raises."""
         source = self.engine[0]
-        blob = source.blobs[source.index.tensors[key].blob]
-        if blob.size:
-            blob.readinto(blob.size - 1, memoryview(bytearray(1)))
+        for at in chunks_of(source.index.tensors[key]):
+            blob = source.blobs[at.blob]
+            if blob.size:
+                blob.readinto(blob.size - 1, memoryview(bytearray(1)))
 
     def get(self, key: str) -> Any:
         """The caller's own object if the output is exactly that, else a new tensor."""
@@ -422,7 +414,7 @@ def torch_dtype(spec: Spec) -> torch.dtype | None:
 
 
 def _way(tensor: Tensor, migration: Migration) -> Way:
-    same = origin(tensor, migration.index)
+    same = untouched_key(tensor, migration.index.tensors)
     if same is not None:
         return Way(same, None, torch_dtype(tensor.spec) is not None)
     stored = [

@@ -11,10 +11,9 @@ from ..core.errors import Diagnostic, MigrateError, Report, listed, option, plur
 from ..core.keys import Pattern, parse
 from ..core.spec import BITS, Spec
 from ..core.templates import Template, fitting, group, without_rank
-from ..core.view import View
 from ..ops.base import Loss, ValueOp
 from ..rules.compiled import DirectedRule
-from ..source.blobs import Stored
+from ..source.blobs import StoredTensor
 from ..source.jsontext import collector_paused
 from . import pairs
 from .bind import DROP, BindContext, StepResult, bind, find_taken_keys
@@ -23,6 +22,7 @@ from .items import Items, carry_items, fitting_items, rules_of_items
 from .pathstate import PathStep, directed
 from .pipeline import Views
 from .request import STALE_OPTIMIZER
+from .stored import initial
 from .unchanged import fold_keys, unfold_keys
 
 if TYPE_CHECKING:
@@ -61,25 +61,10 @@ class Composition:
 _ANYTHING = (parse("{k...}"), parse("{p...}.{k}"))
 
 
-def initial(tensors: Mapping[str, Stored], views: Views) -> dict[str, Tensor]:
-    """The stored tensors as the graph sees them."""
-    out = {}
-    whole: dict[int, View] = {}
-    for key, stored in tensors.items():
-        spec = stored.spec
-        view = whole.get(id(spec)) if stored.strides is None else None
-        if view is None:
-            view = views.stored(spec.shape, stored.strides)
-            if stored.strides is None:
-                whole[id(spec)] = view
-        out[key] = Tensor(spec, view, (key,))
-    return out
-
-
 # binding makes hundreds of thousands of objects and no cycles
 @collector_paused()
 def compose(
-    tensors: Mapping[str, Stored],
+    tensors: Mapping[str, StoredTensor],
     steps: Sequence[PathStep],
     context: BindContext,
     report: Report,

@@ -16,6 +16,7 @@ from .. import ops
 from ..core.spec import BITS, Spec, unit
 from ..core.view import View
 from ..ops.base import OpCall, ValueOp
+from ..source.blobs import ChunkOf, key_of
 
 if TYPE_CHECKING:
     from ..ops.base import Box
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 class Tensor:
     """One tensor of the graph: `view` over leaves that are positions in `sources`.
 
-    A source is a stored key (str) or a `ComputedTensor`. Tensors of the same rule and shapes share
-    one view object; only their sources differ. Immutable by convention; a slotted class because a
-    plan holds one per key.
+    A source is a stored key, a chunk of one that lies in several places, or a `ComputedTensor`.
+    Tensors of the same rule and shapes share one view object; only their sources differ. Immutable
+    by convention; a slotted class because a plan holds one per key.
     """
 
     __slots__ = ("sources", "spec", "view")
 
-    def __init__(self, spec: Spec, view: View, sources: tuple[str | ComputedTensor, ...]) -> None:
+    def __init__(self, spec: Spec, view: View, sources: tuple[TensorSource, ...]) -> None:
         self.spec, self.view, self.sources = spec, view, sources
 
 
@@ -85,6 +86,7 @@ class ApplyOp(NamedTuple):
 
 
 Program: TypeAlias = "ReadKey | ApplyOp"
+TensorSource: TypeAlias = "str | ChunkOf | ComputedTensor"
 
 
 class ValueCheck(NamedTuple):
@@ -126,9 +128,12 @@ def computations(tensors: Iterable[Tensor]) -> list[Computation]:
 
 def stored_keys(tensor: Tensor) -> list[str]:
     """The stored tensors that an output is made of, however far below, each once."""
-    if all(isinstance(source, str) for source in tensor.sources):
-        return list(dict.fromkeys(s for s in tensor.sources if isinstance(s, str)))
-    found: dict[str, None] = {}
+    return list(dict.fromkeys(map(key_of, stored_sources(tensor))))
+
+
+def stored_sources(tensor: Tensor) -> list[str | ChunkOf]:
+    """The keys and chunks that an output is made of, however far below, each once."""
+    found: dict[str | ChunkOf, None] = {}
     todo, seen = [tensor], set[int]()
     while todo:
         for source in todo.pop().sources:

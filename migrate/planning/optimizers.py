@@ -28,7 +28,9 @@ from ..source.pickle.tree import Composite, DictNode, ListNode, LocalShard, Tens
 from ..source.target import items_of
 from ..source.tree import prune, replace_dict, tensor_records
 from .graph import ComputedTensor, Tensor
+from .pipeline import Views
 from .request import OPTIMIZER_PARAM, STALE_OPTIMIZER
+from .stored import untouched_key
 
 if TYPE_CHECKING:
     from ..core.errors import Span
@@ -508,19 +510,12 @@ class TensorFates(NamedTuple):
 
 def follow_tensors(composition: Composition, index: Index, own: set[str]) -> TensorFates:
     """What becomes of the tensors that rules see, but for those called `own`."""
-    whole: dict[Any, Any] = {}
+    whole = Views()
 
     # a loop: a function that calls itself is a cycle, and would keep the caller's tensors
     def origin(tensor: Tensor) -> str | None:
         """The stored tensor whose elements these are, in their order, cast or not."""
-        while len(tensor.sources) == 1:
-            source = tensor.sources[0]
-            if not isinstance(source, ComputedTensor):
-                at = index.tensors[source]
-                form = (at.spec.shape, at.strides)
-                if form not in whole:
-                    whole[form] = views.stored(0, *form)
-                return source if tensor.spec == at.spec and tensor.view == whole[form] else None
+        while len(tensor.sources) == 1 and isinstance(source := tensor.sources[0], ComputedTensor):
             call = source.computation
             if (
                 call.op_call.op != "cast"
@@ -530,7 +525,7 @@ def follow_tensors(composition: Composition, index: Index, own: set[str]) -> Ten
             ):
                 return None
             tensor = call.inputs[0]
-        return None
+        return untouched_key(tensor, index.tensors, whole)
 
     same: dict[str, list[str]] = {}
     others = []

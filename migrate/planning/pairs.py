@@ -21,13 +21,14 @@ from .. import codecs
 from ..core.errors import Report, printable
 from ..core.spec import BITS
 from ..core.templates import rank_of
+from ..source.blobs import chunk_names, key_of
 from ..source.registry import BrokenEntryError
-from .graph import Computation, Tensor
+from .graph import Computation, ComputedTensor, Tensor
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..rules.compiled import DirectedRule
-    from ..source.blobs import Stored
+    from ..source.blobs import StoredTensor
     from .bind import StepResult
 
 
@@ -50,7 +51,7 @@ class _Fate(NamedTuple):
 class _Planned(NamedTuple):
     """What went in, what comes out, by which rules, and which names belong together."""
 
-    stored: Mapping[str, Stored]
+    stored: Mapping[str, StoredTensor]
     outputs: Mapping[str, Tensor]
     steps: Sequence[StepResult]
     table: _PartNames
@@ -64,7 +65,7 @@ class _PartNames(NamedTuple):
 
 
 def check_pairs(
-    stored: Mapping[str, Stored],
+    stored: Mapping[str, StoredTensor],
     outputs: Mapping[str, Tensor],
     steps: Sequence[StepResult],
     report: Report,
@@ -93,10 +94,12 @@ def check_pairs(
             _check_blocks(fate, planned, report)
 
 
-def _untouched(key: str, stored: Mapping[str, Stored], outputs: Mapping[str, Tensor]) -> bool:
+def _untouched(key: str, stored: Mapping[str, StoredTensor], outputs: Mapping[str, Tensor]) -> bool:
     """Whether the output of this name is the stored tensor of this name, and of no other."""
-    made = outputs.get(key)
-    return made is not None and made.sources == (key,) and made.spec == stored[key].spec
+    made, at = outputs.get(key), stored[key]
+    if made is None or made.spec != at.spec:
+        return False
+    return made.sources == chunk_names(key, at)
 
 
 def _encoded(spec: Spec) -> bool:
@@ -132,7 +135,7 @@ def _split(key: str) -> tuple[str, str, str]:
     return prefix + dot, leaf, rank
 
 
-def _pairs(stored: Mapping[str, Stored], table: _PartNames) -> list[Pair]:
+def _pairs(stored: Mapping[str, StoredTensor], table: _PartNames) -> list[Pair]:
     found = []
     for key in stored:
         prefix, leaf, rank = _split(key)
@@ -155,11 +158,10 @@ def _users(outputs: Mapping[str, Tensor], wanted: set[str]) -> dict[str, dict[st
 
     def sources(tensor: Tensor) -> Iterable[str]:
         for source in tensor.sources:
-            if isinstance(source, str):
-                if source in wanted:
-                    yield source
-            else:
+            if isinstance(source, ComputedTensor):
                 yield from of(source.computation)
+            elif (key := key_of(source)) in wanted:
+                yield key
 
     def of(call: Computation) -> frozenset[str]:
         found = within.get(id(call))

@@ -14,10 +14,19 @@ from typing import Any, NamedTuple
 from ..core.errors import Diagnostic, OpError, fail, listed, plural, printable
 from ..core.spec import Spec, spec
 from ..core.types import records
-from ..core.view import TooManyPieces, View, leaves, relabel, stored
+from ..core.view import TooManyPieces, View, assemble, leaves, relabel, stored
 from ..ops.base import Decided, Loss, OpCall, ValueOp
 from ..rules.compiled import ROLE, CompiledCall, DirectedRule
-from .graph import ApplyOp, Computation, ComputedTensor, Program, Tensor, ValueCheck
+from ..source.blobs import ChunkedTensor
+from .graph import (
+    ApplyOp,
+    Computation,
+    ComputedTensor,
+    Program,
+    Tensor,
+    TensorSource,
+    ValueCheck,
+)
 from .match import ABSENT, RANK
 
 # no tensor comes apart into more; a larger number is a mistake, and each part is an object
@@ -61,14 +70,22 @@ class _Refusals:
         return any(all(group.get(n, v) == v for n, v in lost.items()) for lost in self._lost)
 
 
+def chunked_view(stored: ChunkedTensor) -> View:
+    """The view of a tensor over its chunks: leaf n is chunk n."""
+    parts = zip(range(len(stored.chunks)), stored.starts, stored.chunks, strict=True)
+    boxes = [(n, start, chunk.spec.shape, chunk.strides) for n, start, chunk in parts]
+    return assemble(stored.spec.shape, boxes)
+
+
 class Views:
     """The views of a plan, one object for equal geometry, and what each op made of which."""
 
-    __slots__ = ("_interned", "_stored", "_traced")
+    __slots__ = ("_chunked", "_interned", "_stored", "_traced")
 
     def __init__(self) -> None:
         self._interned: dict[View, View] = {}
         self._stored: dict[tuple[int, ...], View] = {}
+        self._chunked: dict[tuple[Any, ...], View] = {}
         self._traced: dict[tuple[Any, ...], Any] = {}
 
     def stored(self, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> View:
@@ -78,6 +95,15 @@ class Views:
         found = self._stored.get(shape)
         if found is None:
             found = self._stored[shape] = self.intern(stored(0, shape))
+        return found
+
+    def chunked(self, stored: ChunkedTensor) -> View:
+        """The view of a tensor over its chunks: leaf n is chunk n."""
+        boxes = tuple([(chunk.spec.shape, chunk.strides) for chunk in stored.chunks])
+        form = stored.spec.shape, stored.starts, boxes
+        found = self._chunked.get(form)
+        if found is None:
+            found = self._chunked[form] = self.intern(chunked_view(stored))
         return found
 
     def intern(self, view: View) -> View:
@@ -232,11 +258,11 @@ class Views:
 
 def _join_sources(
     tensors: Sequence[Tensor],
-) -> tuple[tuple[tuple[int, ...], ...] | None, tuple[str | ComputedTensor, ...]]:
+) -> tuple[tuple[tuple[int, ...], ...] | None, tuple[TensorSource, ...]]:
     """All sources in one tuple; the mapping is None where none occurs twice: leaves only shift."""
     if len(tensors) == 1:
         return None, tensors[0].sources
-    joined: list[str | ComputedTensor] = []
+    joined: list[TensorSource] = []
     for tensor in tensors:
         joined += tensor.sources
     positions = {source: n for n, source in enumerate(dict.fromkeys(joined))}

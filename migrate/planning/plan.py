@@ -21,7 +21,7 @@ from ..core.types import FORMAT_VERSION
 from ..ops.base import ValueOp
 from ..results import PlanReport
 from ..rules.compiled import DirectedRule
-from ..source.blobs import Stored
+from ..source.blobs import StoredTensor, chunk_at
 from ..source.target import OutputFile, Target
 from .bind import Provenance, StepResult
 from .compose import Composition
@@ -99,7 +99,7 @@ def document(
     *,
     tool: str,
     source: Mapping[str, Any],
-    stored: Mapping[str, Stored],
+    stored: Mapping[str, StoredTensor],
     options: Mapping[str, Any],
     side_files: Sequence[Mapping[str, Any]],
     left_out: Sequence[str],
@@ -306,7 +306,7 @@ def _checks(composition: Composition) -> list[dict[str, Any]]:
     ]
 
 
-def _bytes_read(outputs: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> int:
+def _bytes_read(outputs: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]) -> int:
     tensors = [
         *outputs.values(),
         *(t for call in computations(outputs.values()) for t in call.inputs),
@@ -317,7 +317,9 @@ def _bytes_read(outputs: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> 
         for source in tensor.sources
         if not isinstance(source, ComputedTensor)
     }
-    return total_bytes(stored[key].spec for key in seen)
+    return total_bytes(
+        stored[s].spec if isinstance(s, str) else chunk_at(stored, s).spec for s in seen
+    )
 
 
 def peak_memory(outputs: Mapping[str, Tensor], threads: int = 2) -> int:

@@ -28,18 +28,19 @@ from ..core.templates import fitting, group
 from ..elements.codes import element_code, pack_codes
 from ..ops.base import Loss, ValueOp
 from ..planning.bind import DROP, BindContext, StepResult, bind
-from ..planning.compose import Composition, compose, initial
+from ..planning.compose import Composition, compose
 from ..planning.graph import Tensor, computations
 from ..planning.pathstate import PathState, PathStep, directed
 from ..planning.pipeline import Views
 from ..planning.request import OPTIMIZER_PARAM
 from ..planning.sides import SideFiles
+from ..planning.stored import initial
 from ..rules.compiled import CompiledRule, DirectedRule, compile_file
 from ..rules.examples import GivenTensor, RuleTest, expand, flat, shape_of
 from ..rules.files import LAYOUTS, LoadedFile, files_below
 from ..rules.loading import check_ids, read_files
 from ..rules.model import RuleFile
-from ..source.blobs import Blob, Stored
+from ..source.blobs import Blob, Stored, chunk_at
 from ..source.index import Index, SideFile
 
 
@@ -94,7 +95,7 @@ class GivenSource:
     def read_tensor(self, key: str) -> bytes:
         """All bytes of a tensor."""
         out = bytearray(self.index.tensors[key].spec.nbytes)
-        self.blobs[self.index.tensors[key].blob].readinto(0, memoryview(out))
+        self.blobs[chunk_at(self.index.tensors, key).blob].readinto(0, memoryview(out))
         return bytes(out)
 
     def identities(self) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 from ..core.errors import Diagnostic, MigrateError, Report, Span, listed, printable
 from ..core.templates import as_seen
-from ..core.view import stored
 from ..planning.compose import Composition
+from ..planning.pipeline import Views
+from ..planning.stored import untouched_key
 from ..rules.compiled import DirectedRule
 from ..rules.files import LoadedFile
 from ..rules.lineage import Lineage, detect
@@ -172,12 +173,11 @@ def twice(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
         again = bound.again(source, bound.steps)
     except MigrateError:
         return []
+    views = Views()
     changed = [
         key
         for key, tensor in again.graph.outputs.items()
-        if key not in source.index.tensors
-        or tensor.sources != (key,)
-        or tensor.view != stored(0, source.index.tensors[key].spec.shape)
+        if untouched_key(tensor, source.index.tensors, views) != key
     ]
     changed += [key for key in source.index.tensors if key not in again.graph.outputs]
     if not changed:

@@ -2,7 +2,7 @@
 cannot know from headers, and the CRC-32s that archives record.
 
 Conditions compare bytes as the run would write them, a stage at a time, and stop at the first
-difference. A tensor that is copied whole passes through a buffer anyway, so the thread that fills
+difference. A record that is copied whole passes through a buffer anyway, so the thread that fills
 the buffer computes the CRC-32 of its contents, and the parts are combined in the order of the file.
 What is cut up or computed passes in no such order: the records that it reads are checked once
 before anything is written.
@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ..core.errors import Report, fail, listed, printable
 from ..core.spec import BITS, Spec, coordinates
 from ..core.view import is_whole
 from ..elements.codes import encode
 from ..planning.graph import ComputedTensor, computations
+from ..source.blobs import ChunkOf, Stored, chunk_at
 from .evaluator import Evaluator
 from .gather import WINDOW, Gather
 from .geometry import STAGE_MAX, ByteLayouts
@@ -27,6 +29,7 @@ from .resources import MAX_MEMORY
 if TYPE_CHECKING:
     from ..planning.graph import Tensor, ValueCheck
     from ..source.index import Source
+    from ..source.target import OutputFile
     from ..source.zip_archive import ArchiveRecord
 
 # what is read while planning to decide what becomes of a tensor
@@ -110,7 +113,7 @@ def read_content(tensor: Tensor, source: Source, most: int = MOST_CONTENT) -> by
     key = tensor.sources[0] if len(tensor.sources) == 1 else None
     at = source.index.tensors.get(key) if isinstance(key, str) else None
     if (
-        at is not None
+        isinstance(at, Stored)
         and at.strides is None
         and (at.spec is tensor.spec or at.spec == tensor.spec)
         and is_whole(tensor.view)
@@ -182,66 +185,77 @@ def _first(a: memoryview, b: memoryview) -> int:
     return low
 
 
-class RecordedChecksum(NamedTuple):
-    """What the source records of a tensor that is copied whole."""
+class RecordedStretch(NamedTuple):
+    """Bytes `start` to `stop` of an output that are all of a record of the source, in its order."""
 
+    start: int
+    stop: int
     file: str
     record: ArchiveRecord
 
 
+Recorded: TypeAlias = "Mapping[int, Sequence[RecordedStretch]]"
+
+
 def recorded_checksums(
-    outputs: Iterable[Tensor], source: Source, layouts: ByteLayouts
-) -> dict[int, RecordedChecksum]:
-    """The recorded checksum of each output that is all of a record, by identity of the tensor."""
-    sums, stored, out = source.index.sums(), source.index.tensors, dict[int, RecordedChecksum]()
+    outputs: Mapping[str, Tensor], files: Iterable[OutputFile], source: Source, layouts: ByteLayouts
+) -> Recorded:
+    """The stretches of each output that are copied from whole records, in order, by identity of the
+    tensor; those alone that lie in one stretch of an output file.
+    """
+    sums, out = source.index.sums(), dict[int, list[RecordedStretch]]()
     if not sums:
         return out
     from ..source.zip_archive import ArchiveRecord
 
-    for tensor in outputs:
-        key = tensor.sources[0] if len(tensor.sources) == 1 else None
-        if not isinstance(key, str):
-            continue
-        place = stored[key]
-        told = sums.get((place.blob, place.offset))
-        if told is None or told[0] != tensor.spec.nbytes:
-            continue
-        if layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes).whole == (0, 0):
-            out[id(tensor)] = RecordedChecksum(
-                source.blobs[place.blob].name,
-                ArchiveRecord(_record_name(place.storage), place.offset, *told),
+    stored = source.index.tensors
+    for placed in (placed for file in files for placed in file.tensors):
+        tensor = outputs[placed.key]
+        layout = layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
+        stop = placed.start + placed.nbytes
+        for move in () if layout.loose else layout.moves:
+            if move.loops or move.pattern is not None:
+                continue
+            if not placed.start <= move.dst < move.dst + move.run <= stop:
+                continue
+            name = tensor.sources[move.leaf]
+            if isinstance(name, ComputedTensor):
+                continue
+            place = chunk_at(stored, name)
+            told = sums.get((place.blob, place.offset + move.src))
+            if told is None or told[0] != move.run:
+                continue
+            record = ArchiveRecord(_record_name(place.storage), place.offset + move.src, *told)
+            out.setdefault(id(tensor), []).append(
+                RecordedStretch(
+                    move.dst, move.dst + move.run, source.blobs[place.blob].name, record
+                )
             )
+    for stretches in out.values():
+        stretches.sort(key=itemgetter(0))
     return out
 
 
-def check_records(
-    outputs: Iterable[Tensor], source: Source, known: Mapping[int, RecordedChecksum]
-) -> None:
-    """CheckpointError M942 if a record that the outputs read, and that is not `known`, differs."""
+def check_records(outputs: Iterable[Tensor], source: Source, recorded: Recorded) -> None:
+    """CheckpointError M942 if a record that the outputs read, and that is not among `recorded`,
+    differs.
+    """
     sums = source.index.sums()
     if not sums:
         return
     from ..source.zip_archive import ArchiveRecord, check_record
 
-    tensors = list(outputs)
-    for call in computations(tensors):
-        tensors += call.inputs
-    covered = {(told.file, told.record.offset) for told in known.values()}
+    covered = {(one.file, one.record.offset) for found in recorded.values() for one in found}
     starts: dict[int, list[int]] = {}
     for blob, offset in sorted(sums):
         starts.setdefault(blob, []).append(offset)
-    keys = {
-        s
-        for tensor in tensors
-        if id(tensor) not in known
-        for s in tensor.sources
-        if not isinstance(s, ComputedTensor)
-    }
-    for blob, offset in sorted(
-        {place for key in keys if (place := _start(source, key, sums, starts)) is not None}
-    ):
-        name = source.blobs[blob].name
-        if (name, offset) not in covered:
+    seen: set[str | ChunkOf] = set()
+    tensors = list(outputs)
+    for tensor in (*tensors, *(t for call in computations(tensors) for t in call.inputs)):
+        seen.update(s for s in tensor.sources if not isinstance(s, ComputedTensor))
+    places = (_start(chunk_at(source.index.tensors, s), sums, starts) for s in seen)
+    for blob, offset in sorted({place for place in places if place is not None}):
+        if (source.blobs[blob].name, offset) not in covered:
             check_record(
                 source.blobs[blob],
                 ArchiveRecord(f"the record at {offset}", offset, *sums[blob, offset]),
@@ -260,13 +274,11 @@ def check_all_records(source: Source) -> None:
 
 
 def _start(
-    source: Source,
-    key: str,
+    place: Stored,
     sums: Mapping[tuple[int, int], tuple[int, int]],
     starts: Mapping[int, Sequence[int]],
 ) -> tuple[int, int] | None:
     """The (blob, offset) of the record that a tensor lies in; None where none is recorded."""
-    place = source.index.tensors[key]
     known = starts.get(place.blob, ())
     at = bisect_right(known, place.offset) - 1
     if at < 0 or not place.spec.nbytes:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core import log
-from ..core import view as views
 from ..core.errors import fail, listed, option, plural, printable
 from ..core.spec import BITS, Spec, coordinates
 from ..core.templates import rank_of
@@ -26,7 +25,9 @@ from ..planning.optimizers import DROP
 from ..planning.path import find_path
 from ..planning.request import OPTIMIZER_PARAM, OUTPUT_FORMATS, STALE_OPTIMIZER
 from ..planning.sides import SideFiles
+from ..planning.stored import stored_tensor
 from ..results import DiffReport, VerifyEstimate, VerifyReport
+from ..source.blobs import ChunkedTensor
 from ..source.index import with_all_tensors
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import DictNode, ListNode, joined, segment
@@ -269,8 +270,7 @@ class _StageReader:
         self.gather = Gather(source, layouts, self.stage, Evaluator(source, layouts).leaf)
 
     def tensor(self, key: str) -> Tensor:
-        at = self.source.index.tensors[key]
-        return Tensor(at.spec, views.stored(0, at.spec.shape, at.strides), (key,))
+        return stored_tensor(key, self.source.index.tensors[key])
 
 
 class _Pair(NamedTuple):
@@ -744,7 +744,7 @@ def _firsts(index: Index) -> dict[str, str]:
     for key, stored in (*index.tensors.items(), *index.passed_through.items()):
         if key in ties:
             out[key] = ties[key]
-        elif stored.storage is None or not stored.spec.nbytes:
+        elif isinstance(stored, ChunkedTensor) or stored.storage is None or not stored.spec.nbytes:
             out[key] = key
         else:
             out[key] = places.setdefault(

@@ -17,6 +17,7 @@ from ..core.spec import BITS, Spec
 from ..elements.raw import carrier
 from ..ops.base import ValueOp
 from ..planning.graph import ApplyOp, Program, ReadKey
+from ..source.blobs import ChunkedTensor, Stored, chunks_of, rows_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,10 +62,22 @@ def read_elements(source: Source, key: str, pool: Pool | None = None) -> Array:
     import numpy as np
 
     at = source.index.tensors[key]
+    if isinstance(at, Stored):
+        return _read_place(source, at, pool)
+    joined: Array = np.empty(at.spec.shape, carrier(at.spec.dtype))
+    for start, chunk in zip(at.starts, at.chunks, strict=True):
+        box = tuple(slice(a, a + n) for a, n in zip(start, chunk.spec.shape, strict=True))
+        joined[box] = _read_place(source, chunk, pool)
+    return joined
+
+
+def _read_place(source: Source, at: Stored, pool: Pool | None) -> Array:
+    import numpy as np
+
     bits, spec = BITS[at.spec.dtype], at.spec
     if not spec.numel:
         return np.zeros(spec.shape, carrier(spec.dtype))
-    nbytes = _read_bytes(source, key)
+    nbytes = _read_bytes(at)
     packed = np.empty(nbytes, "u1") if pool is None else pool.take(nbytes)
     source.blobs[at.blob].readinto(at.offset, packed.data)
     elements: Array = packed.view(carrier(spec.dtype)) if bits >= 8 else _apart(packed, bits)
@@ -79,23 +92,30 @@ def read_elements(source: Source, key: str, pool: Pool | None = None) -> Array:
 
 
 def read_stretch(source: Source, key: str, start: int, stop: int, packed: Array) -> Array:
-    """The raw elements from `start` to `stop`, in row-major order, of a stored tensor that lies so,
-    read into `packed`.
+    """The raw elements from `start` to `stop`, in row-major order, of a stored tensor that lies so
+    (`rows_of`), read into `packed`.
 
-    Below a byte, `start` is a multiple of 8.
+    Below a byte, `start` is a multiple of 8, and so is each chunk.
     """
     at = source.index.tensors[key]
     bits = BITS[at.spec.dtype]
-    into = packed[: (stop * bits + 7) // 8 - start * bits // 8]
-    source.blobs[at.blob].readinto(at.offset + start * bits // 8, into.data)
+    first, last = start * bits // 8, (stop * bits + 7) // 8
+    into = packed[: last - first]
+    here = 0
+    for row in rows_of(at) or ():
+        low, high = max(first, here), min(last, here + row.spec.nbytes)
+        if low < high:
+            source.blobs[row.blob].readinto(
+                row.offset + low - here, into[low - first : high - first].data
+            )
+        here += row.spec.nbytes
     made: Array = (
         into.view(carrier(at.spec.dtype)) if bits >= 8 else _apart(into, bits)[: stop - start]
     )
     return made
 
 
-def _read_bytes(source: Source, key: str) -> int:
-    at = source.index.tensors[key]
+def _read_bytes(at: Stored) -> int:
     extent = at.spec.numel
     if at.strides is not None and extent:
         extent = 1 + sum((n - 1) * s for n, s in zip(at.spec.shape, at.strides, strict=True))
@@ -162,7 +182,8 @@ class Specs:
                 here = stack.pop()
                 if isinstance(here, ReadKey):
                     # memory for reads is taken back when all outputs are made
-                    sizes.append(_read_bytes(self._source, here.key))
+                    there = self._source.index.tensors[here.key]
+                    sizes += [_read_bytes(at) for at in chunks_of(there)]
                     own += self._unpacked(here.key)
                     continue
                 if here.parts > 1:
@@ -184,7 +205,7 @@ class Specs:
         at = self._source.index.tensors[key]
         return (
             _loose(at.spec) * (5 if BITS[at.spec.dtype] < 8 else 1)
-            if BITS[at.spec.dtype] < 8 or at.strides is not None
+            if BITS[at.spec.dtype] < 8 or isinstance(at, ChunkedTensor) or at.strides is not None
             else 0
         )
 
@@ -294,7 +315,7 @@ class EagerEvaluation:
         at = self._source.index.tensors[key]
         shape = at.spec.shape
         each = at.spec.numel // shape[0] if shape[0] else 0
-        if at.strides is not None or each * BITS[at.spec.dtype] % 64 or not each:
+        if rows_of(at) is None or each * BITS[at.spec.dtype] % 64 or not each:
             return read_elements(self._source, key, self._pool)[start:stop]
         nbytes = (stop - start) * each * BITS[at.spec.dtype] // 8
         packed = Pool().take(nbytes) if self._pool is None else self._pool.take(nbytes)

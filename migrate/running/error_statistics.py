@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from .. import ops
 from ..ops.base import ValueOp
+from ..planning.graph import ComputedTensor
 from .geometry import joined, outside
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..ops.base import Box
-    from ..planning.graph import Computation, ComputedTensor, Tensor
+    from ..planning.graph import Computation, Tensor
 
 # numbers measured at a time: with their float64 images they stay in a second-level cache
 _STEP = 1 << 15
@@ -230,7 +231,7 @@ class Ledger:
             todo, seen = [tensor], set[int]()
             while todo:
                 for value in todo.pop().sources:
-                    if not isinstance(value, str) and id(value) not in seen:
+                    if isinstance(value, ComputedTensor) and id(value) not in seen:
                         seen.add(id(value))
                         if id(value) not in self._values:
                             entry = self._values[id(value)] = value, []

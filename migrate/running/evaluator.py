@@ -127,7 +127,7 @@ class Evaluator:
 
     def _count(self, tensor: Tensor, inner: bool = False) -> None:
         for value in tensor.sources:
-            if not isinstance(value, str):
+            if isinstance(value, ComputedTensor):
                 first = id(value.computation) not in self._uses
                 self._uses[id(value.computation)] = self._uses.get(id(value.computation), 0) + 1
                 if inner:
@@ -157,7 +157,7 @@ class Evaluator:
         reported: set[tuple[str, int]] = set()
         while todo:
             for value in todo.pop().sources:
-                if isinstance(value, str) or id(value) in seen:
+                if not isinstance(value, ComputedTensor) or id(value) in seen:
                     continue
                 seen.add(id(value))
                 todo += value.computation.inputs
@@ -228,7 +228,7 @@ class Evaluator:
     def done(self, tensor: Tensor) -> None:
         """Counts down what `tensor` read, and frees what will not be read again."""
         for value in tensor.sources:
-            if isinstance(value, str):
+            if not isinstance(value, ComputedTensor):
                 continue
             with self._lock:
                 left = self._uses[id(value.computation)] = (
@@ -285,7 +285,7 @@ class Evaluator:
         """The most bytes that a node below `call` takes at once."""
         found = self._weights.get(id(call))
         if found is None:
-            below = [v for t in call.inputs for v in t.sources if not isinstance(v, str)]
+            below = [v for t in call.inputs for v in t.sources if isinstance(v, ComputedTensor)]
             weight = max(
                 (max(self.kind(v).least, self._weight(v.computation)) for v in below), default=0
             )
@@ -551,7 +551,7 @@ class Evaluator:
             source = tensor.sources[piece.leaf]
             leaf = (
                 stored_reader(self._source, source)
-                if isinstance(source, str)
+                if not isinstance(source, ComputedTensor)
                 else self.leaf(source)
             )
             leaf.read(first, memoryview(packed))
@@ -728,10 +728,12 @@ def reading_step(tensor: Tensor, layouts: ByteLayouts, values: Evaluator | None)
         values is None
         or layout.loose
         or layout.windowed
-        or all(isinstance(s, str) for s in tensor.sources)
+        or not any(isinstance(s, ComputedTensor) for s in tensor.sources)
     ):
         return layout.step
-    read = {n: values.kind(s) for n, s in enumerate(tensor.sources) if not isinstance(s, str)}
+    read = {
+        n: values.kind(s) for n, s in enumerate(tensor.sources) if isinstance(s, ComputedTensor)
+    }
     # `values` keeps the kinds, and its layouts are kept: no id is used again
     key = (id(layout), *[(n, id(kind)) for n, kind in read.items()])
     found = values.steps.get(key)
@@ -775,7 +777,9 @@ def longest_step(tensors: Iterable[Tensor], layouts: ByteLayouts, values: Evalua
     kinds: dict[tuple[Any, ...], Tensor] = {}
     for tensor in tensors:
         of = [
-            (n, id(values.kind(s))) for n, s in enumerate(tensor.sources) if not isinstance(s, str)
+            (n, id(values.kind(s)))
+            for n, s in enumerate(tensor.sources)
+            if isinstance(s, ComputedTensor)
         ]
         kinds.setdefault((id(tensor.view), tensor.spec.dtype, *of), tensor)
     return max((reading_step(t, layouts, values) for t in kinds.values()), default=1)

@@ -29,12 +29,13 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..core.errors import fail, option, printable
+from ..source.blobs import ChunkOf, chunk_at
 from .geometry import SHORT, STAGE_MAX, ByteLayout, ByteLayouts, Move
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..planning.graph import ComputedTensor, Tensor
+    from ..planning.graph import ComputedTensor, Tensor, TensorSource
     from ..source.blobs import Blob
     from ..source.index import Source
 
@@ -231,9 +232,9 @@ def unreadable(blob: Blob, error: OSError) -> None:
     )
 
 
-def stored_reader(source: Source, key: str) -> ByteReader:
-    """The leaf of a stored tensor."""
-    at = source.index.tensors[key]
+def stored_reader(source: Source, name: str | ChunkOf) -> ByteReader:
+    """The leaf of a stored tensor, or of one of its chunks."""
+    at = chunk_at(source.index.tensors, name)
     return ByteReader(source.blobs[at.blob], at.offset)
 
 
@@ -361,8 +362,8 @@ class Gather:
         """Lets go of the tensor last read, so that computed values can be freed."""
         self._leaves = None
 
-    def _leaf(self, source: str | ComputedTensor | Tensor) -> ByteReader:
-        if isinstance(source, str):
+    def _leaf(self, source: TensorSource | Tensor) -> ByteReader:
+        if isinstance(source, (str, ChunkOf)):
             return stored_reader(self._source, source)
         if self._compute is None:
             raise ValueError("nothing computes here")

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from ..core import view as views
 from ..core.errors import fail, listed, option, plural
 from ..core.templates import rank_of
 from ..planning.graph import Tensor, ValueCheck, stored_keys
 from ..planning.items import Items
 from ..planning.module_names import follow_all
+from ..planning.pipeline import Views
+from ..planning.stored import initial
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import PARAMETER, Composite, DictNode, TensorRecord, ask
 from ..source.shards import by_rank
@@ -81,10 +82,7 @@ def output_tree(
         )
     lost = _lost(outline, len(by_rank(outputs)), drop)
     kept = {key: at for key, at in outline.passed_through.items() if key not in lost}
-    carried = {
-        key: Tensor(at.spec, views.stored(0, at.spec.shape, at.strides), (key,))
-        for key, at in kept.items()
-    }
+    carried = initial(kept, Views())
     if both := [key for key in carried if key in outputs]:
         fail(
             "M916",

@@ -29,6 +29,7 @@ from ..planning.request import (
     with_permissions,
 )
 from ..planning.sides import SideFiles, clash, refuse_clash
+from ..source.blobs import Stored
 from ..source.index import Source, specs_hash, with_all_tensors
 from ..source.shards import RANK_NAMES, Naming, by_rank, check_names, naming
 from . import stamp as stamps
@@ -227,7 +228,7 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
     alone: list[str] = []
     if index.items or index.passed_through:
         alone = _left_behind(source, written, folder, request)
-    computes = any(not isinstance(s, str) for t in outputs.values() for s in t.sources)
+    computes = any(isinstance(s, ComputedTensor) for t in outputs.values() for s in t.sources)
     with_tree = index.tree is not None or written != OUTPUT_FORMATS[0]
     out: OutputTree | None = None
     first: Mapping[str, str] | None = None
@@ -239,7 +240,9 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
             drop="drop" in request.allow,
         )
         first = out.rest.first
-    elif computes or any(at.storage is not None for at in index.tensors.values()):
+    elif computes or any(
+        isinstance(at, Stored) and at.storage is not None for at in index.tensors.values()
+    ):
         first = find_ties(outputs, index.tensors)
     notes += [
         *known_notes,

@@ -17,13 +17,14 @@ import errno
 import os
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fcntl import ioctl
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..source.blobs import release
+from ..planning.graph import ComputedTensor
+from ..source.blobs import chunk_at, release
 from .geometry import ByteLayouts
 
 if TYPE_CHECKING:
@@ -58,13 +59,13 @@ def shared_extents(
     """What a file copies contiguously, in its order, across tensors where both sides go on."""
     stored, stretches = source.index.tensors, _stretches(layouts)
     found: list[Extent] = []
-    for key, offset, _ in file.tensors:
+    for key, offset, nbytes, start in file.tensors:
         tensor = outputs[key]
-        for leaf, origin, at, length in stretches(tensor):
+        for leaf, origin, at, length in _within(stretches(tensor), start, start + nbytes):
             name = tensor.sources[leaf]
-            if not isinstance(name, str):
+            if isinstance(name, ComputedTensor):
                 continue
-            place = stored[name]
+            place = chunk_at(stored, name)
             run = Extent(offset + at, length, place.blob, place.offset + origin)
             last = found[-1] if found else run
             if (last.at + last.nbytes, last.blob, last.origin + last.nbytes) == (
@@ -95,8 +96,8 @@ def origins_of(
         found = []
         for leaf, origin, at, length in stretches(tensor):
             name = tensor.sources[leaf]
-            if isinstance(name, str):
-                found.append((stored[name].offset + origin - at, length))
+            if not isinstance(name, ComputedTensor):
+                found.append((chunk_at(stored, name).offset + origin - at, length))
         return found
 
     return of
@@ -116,6 +117,16 @@ def _stretches(layouts: ByteLayouts) -> Callable[[Tensor], list[tuple[int, int, 
         return found
 
     return of
+
+
+def _within(
+    stretches: Sequence[tuple[int, int, int, int]], start: int, stop: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """What of the stretches lies in bytes `start` to `stop` of the tensor, counted from `start`."""
+    for leaf, origin, at, length in stretches:
+        low, high = max(at, start), min(at + length, stop)
+        if low < high:
+            yield leaf, origin + low - at, low - start, high - low
 
 
 class Shared:

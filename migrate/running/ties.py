@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..core import view as views
 from ..core.errors import plural, printable
-from ..planning.graph import ComputedTensor, Tensor, ValueCheck
-from ..source.blobs import Stored
+from ..planning.graph import ComputedTensor, Tensor, TensorSource, ValueCheck
+from ..planning.stored import stored_tensor
+from ..source.blobs import Stored, StoredTensor, chunk_at
 from ..source.index import Index
 from ..source.tree import CheckpointTree
 
@@ -26,10 +26,7 @@ def declare_ties(outline: CheckpointTree, stored: dict[str, Any]) -> dict[str, V
         one, other = stored[first], stored[key]
         if one.spec != other.spec:
             continue
-        tensors = tuple(
-            Tensor(at.spec, views.stored(0, at.spec.shape, at.strides), (name,))
-            for name, at in ((first, one), (key, other))
-        )
+        tensors = tuple(stored_tensor(name, at) for name, at in ((first, one), (key, other)))
         message = f"{printable(key)} and {printable(first)} were one tensor, and their bytes differ"
         checks[key] = ValueCheck(
             "equal", tensors, None, "M404", message, "migrate.items.json", (first, key)
@@ -39,7 +36,7 @@ def declare_ties(outline: CheckpointTree, stored: dict[str, Any]) -> dict[str, V
     return checks
 
 
-def find_ties(outputs: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> dict[str, str]:
+def find_ties(outputs: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]) -> dict[str, str]:
     """For each output the first output that it is tied to, often itself."""
     groups: dict[Any, tuple[str, Tensor]] = {}
     views: dict[Any, int] = {}
@@ -65,7 +62,7 @@ def describe_ties(index: Index, first: Mapping[str, str], written: str) -> list[
     ties = sum(one != key for key, one in first.items())
     shared: dict[Any, list[tuple[Any, ...]]] = {}
     for stored in (*index.tensors.values(), *index.passed_through.values()):
-        if stored.storage is not None:
+        if isinstance(stored, Stored) and stored.storage is not None:
             shared.setdefault(stored.storage, []).append(
                 (stored.spec, stored.offset, stored.strides)
             )
@@ -82,11 +79,11 @@ def describe_ties(index: Index, first: Mapping[str, str], written: str) -> list[
     ] * bool(partly)
 
 
-def _place(source: str | ComputedTensor, stored: Mapping[str, Stored]) -> Any:
+def _place(source: TensorSource, stored: Mapping[str, StoredTensor]) -> Any:
     """What is equal for sources that are the same bytes; None for what shares with nothing."""
-    if not isinstance(source, str):
+    if isinstance(source, ComputedTensor):
         return id(source)
-    at = stored[source]
+    at = chunk_at(stored, source)
     if at.storage is None or isinstance(at.storage, Declared):
         return at.storage
     return at.storage, at.offset, at.strides

@@ -25,6 +25,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -36,8 +37,9 @@ from ..core.errors import MigrateError, RunError, printable, with_partial_folder
 from ..core.out_of_memory import lacking, ran_out
 from ..core.spec import BITS
 from ..core.types import PathLike
+from ..planning.graph import ComputedTensor
 from ..source.zip_archive import combine, crc32
-from .checks import RecordedChecksum, check_records, recorded_checksums, require_checks
+from .checks import Recorded, RecordedStretch, check_records, recorded_checksums, require_checks
 from .error_statistics import Ledger
 from .evaluator import Evaluator, longest_step, reading_step
 from .gather import WINDOW, Gather, Window
@@ -55,13 +57,13 @@ _DEFAULT = RunOptions()
 
 
 class Sealed(NamedTuple):
-    """A stretch of an output file that is made from the CRC-32s of its first `tensors` tensors."""
+    """A stretch of an output file that is made from the CRC-32s of its first `tensors` places."""
 
     tensors: int
 
 
 class Segment(NamedTuple):
-    """Bytes `start` to `stop` of a tensor, header or seal, at `at`. `last`: it ends here."""
+    """Bytes `start` to `stop` of a tensor, header or seal, at `at`. `last`: its place ends here."""
 
     content: Tensor | bytes | Sealed
     start: int
@@ -133,16 +135,17 @@ def _fills(
 ) -> Iterator[Batch]:
     offset = used = 0
     parts: list[Segment] = []
-    for content, start, nbytes in _contents(file, outputs):
+    for content, start, nbytes, begin in _contents(file, outputs):
         if start != offset + used:
             raise ValueError(f"{file.name}: a hole between {offset + used} and {start}")
         step = STAGE if isinstance(content, (bytes, Sealed)) else _step(content, layouts, values)
         if used and used + nbytes > STAGE:
             yield Batch(offset, used, parts)
             offset, parts, used = offset + used, [], 0
-        for first in range(0, nbytes, step):
-            last = min(first + step, nbytes)
-            parts.append(Segment(content, first, last, used, last == nbytes))
+        end = begin + nbytes
+        for first in range(begin, end, step):
+            last = min(first + step, end)
+            parts.append(Segment(content, first, last, used, last == end))
             used += last - first
             if used >= min(step, STAGE):
                 yield Batch(offset, used, parts)
@@ -160,65 +163,102 @@ def _step(tensor: Tensor, layouts: ByteLayouts, values: Evaluator | None) -> int
 
 def _contents(
     file: OutputFile, outputs: Mapping[str, Tensor]
-) -> Iterator[tuple[Tensor | bytes | Sealed, int, int]]:
-    yield file.header, 0, len(file.header)
+) -> Iterator[tuple[Tensor | bytes | Sealed, int, int, int]]:
+    """(content, offset in the file, bytes, the first of its bytes) of all that the file is of."""
+    yield file.header, 0, len(file.header), 0
     stops = [placed.offset for placed in file.tensors[1:]] + [file.size]
     for number, (placed, stop) in enumerate(zip(file.tensors, stops, strict=False)):
         tensor = outputs[placed.key]
-        if tensor.spec.nbytes != placed.nbytes:
-            raise ValueError(
-                f"{placed.key!r} has {tensor.spec.nbytes} bytes, its place has {placed.nbytes}"
-            )
-        yield tensor, placed.offset, placed.nbytes
+        yield tensor, placed.offset, placed.nbytes, placed.start
         end = placed.offset + placed.nbytes
         if file.seal is not None and end < stop:
-            yield Sealed(number + 1), end, stop - end
+            yield Sealed(number + 1), end, stop - end, 0
+
+
+def check_places(outputs: Mapping[str, Tensor], target: Target) -> None:
+    """ValueError unless the files hold each byte of each tensor that they hold a part of once, in
+    its order.
+    """
+    ends: dict[str, int] = {}
+    for placed in (placed for file in target.files for placed in file.tensors):
+        if ends.get(placed.key, 0) != placed.start:
+            raise ValueError(
+                f"{placed.key!r} is placed from byte {placed.start} on, not from "
+                f"{ends.get(placed.key, 0)}"
+            )
+        ends[placed.key] = placed.start + placed.nbytes
+    for key, end in ends.items():
+        if outputs[key].spec.nbytes != end:
+            raise ValueError(f"{key!r} has {outputs[key].spec.nbytes} bytes, its places have {end}")
 
 
 class FileChecksums:
     """CRC-32s of an output file. Any thread may call `of`; `take` goes in the file's order."""
 
-    __slots__ = ("_done", "_expected", "_file", "_running", "_sealed")
+    __slots__ = ("_copied", "_done", "_file", "_recorded", "_running", "_sealed")
 
-    def __init__(self, file: OutputFile, expected: Mapping[int, RecordedChecksum]) -> None:
-        self._file, self._expected = file, expected
+    def __init__(self, file: OutputFile, recorded: Recorded) -> None:
+        self._file, self._recorded = file, recorded
         self._done: list[int] = []
-        self._running = 0
+        # of the place, and of the record that is being copied
+        self._running = self._copied = 0
         self._sealed = (0, b"")
 
     def of(self, fill: Batch, data: memoryview) -> list[int]:
-        """The CRC-32 of each part of a tensor in the buffer that is wanted; 0 for all others."""
+        """The CRC-32 of each section of the tensors in the buffer; 0 where none is wanted."""
         sealing = self._file.seal is not None
-        if not sealing and not self._expected:
+        if not sealing and not self._recorded:
             return []
         return [
-            crc32(data[part.at : part.at + part.stop - part.start])
-            if not isinstance(part.content, (bytes, Sealed))
-            and (sealing or id(part.content) in self._expected)
+            crc32(data[part.at + a - part.start : part.at + b - part.start])
+            if sealing or record is not None
             else 0
             for part in fill.parts
+            for a, b, record in self._sections(part)
         ]
 
     def take(self, fill: Batch, crcs: Sequence[int], data: memoryview) -> None:
         """Enters what `of` found and fills in seals; CheckpointError M942 if the source differs."""
-        for part, crc in zip(fill.parts, crcs, strict=False):
+        found = iter(crcs)
+        for part in fill.parts:
             content = part.content
-            if isinstance(content, bytes):
-                continue
-            length = part.stop - part.start
             if isinstance(content, Sealed):
-                data[part.at : part.at + length] = self._seal(content.tensors)[
+                data[part.at : part.at + part.stop - part.start] = self._seal(content.tensors)[
                     part.start : part.stop
                 ]
                 continue
-            self._running = crc if part.start == 0 else combine(self._running, crc, length)
-            if part.last:
-                recorded = self._expected.get(id(content))
-                if recorded is not None:
-                    from ..source.zip_archive import compare_crc
+            for a, b, record in self._sections(part) if crcs else ():
+                crc = next(found)
+                if self._file.seal is not None:
+                    self._running = _extended(self._running, crc, b - a)
+                if record is not None:
+                    self._copied = _extended(self._copied, crc, b - a)
+                    if b == record.stop:
+                        from ..source.zip_archive import compare_crc
 
-                    compare_crc(recorded.file, recorded.record, self._running)
+                        compare_crc(record.file, record.record, self._copied)
+                        self._copied = 0
+            if part.last and not isinstance(content, bytes):
                 self._done.append(self._running)
+                self._running = 0
+
+    def _sections(self, part: Segment) -> Iterator[tuple[int, int, RecordedStretch | None]]:
+        """A part of a tensor, cut where records of the source begin and end."""
+        if isinstance(part.content, (bytes, Sealed)):
+            return
+        stretches = self._recorded.get(id(part.content), ())
+        at = part.start
+        for number in range(bisect_right(stretches, at, key=_stop), len(stretches)):
+            one = stretches[number]
+            if one.start >= part.stop:
+                break
+            if at < one.start:
+                yield at, one.start, None
+            at, end = max(at, one.start), min(part.stop, one.stop)
+            yield at, end, one
+            at = end
+        if at < part.stop:
+            yield at, part.stop, None
 
     def _seal(self, count: int) -> bytes:
         if self._sealed[0] != count and self._file.seal is not None:
@@ -226,6 +266,15 @@ class FileChecksums:
             self._done += [0] * (count - len(self._done))
             self._sealed = (count, self._file.seal(self._done))
         return self._sealed[1]
+
+
+def _stop(stretch: RecordedStretch) -> int:
+    return stretch.stop
+
+
+def _extended(before: int, crc: int, length: int) -> int:
+    """The CRC-32 of what came `before`, if anything, and of `length` bytes more."""
+    return combine(before, crc, length) if before else crc
 
 
 class _Stopped(Exception):  # noqa: N818 - leaves a thread after another one failed
@@ -364,7 +413,7 @@ class _TargetRun:
         values: Evaluator | None,
         layouts: ByteLayouts,
         options: RunOptions,
-        recorded: Mapping[int, RecordedChecksum],
+        recorded: Recorded,
     ) -> None:
         self.outputs, self.source, self.partial, self.shared = outputs, source, partial, shared
         self.values, self.layouts, self.recorded = values, layouts, recorded
@@ -463,7 +512,7 @@ class _TargetRun:
                     self.values is not None
                     and part.last
                     and not isinstance(part.content, (bytes, Sealed))
-                    and any(not isinstance(s, str) for s in part.content.sources)
+                    and any(isinstance(s, ComputedTensor) for s in part.content.sources)
                 ):
                     self.values.done(part.content)
         with self.lock:
@@ -510,18 +559,20 @@ def write_target(
     if side_files and not target.folder:
         raise ValueError("a target that is one file has no side files")
     check_place(path, source.path)
+    check_places(outputs, target)
     layouts = ByteLayouts()
     ledger: Ledger | None = None
     values: Evaluator | None = None
     if any(
-        BITS[t.spec.dtype] < 8 or any(not isinstance(s, str) for s in t.sources)
+        BITS[t.spec.dtype] < 8 or any(isinstance(s, ComputedTensor) for s in t.sources)
         for t in outputs.values()
     ):
         ledger = Ledger(outputs)
         values = Evaluator(
             source,
             layouts,
-            outputs.values(),
+            # each place in a file reads its tensor once
+            [outputs[placed.key] for file in target.files for placed in file.tensors],
             options.max_memory,
             threads=options.threads,
             device=options.device,
@@ -530,9 +581,9 @@ def write_target(
         values.require(outputs.values())
     if checks:
         require_checks(checks, source, options.max_memory)
-    recorded: Mapping[int, RecordedChecksum] = {}
+    recorded: Recorded = {}
     if source.index.sums():
-        recorded = recorded_checksums(outputs.values(), source, layouts)
+        recorded = recorded_checksums(outputs, target.files, source, layouts)
         check_records(outputs.values(), source, recorded)
     partial = Partial(
         path,

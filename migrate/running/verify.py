@@ -36,6 +36,7 @@ from ..core.templates import collapse
 from ..elements.reference import reference_values
 from ..ops.base import ValueOp
 from ..planning.graph import ApplyOp, Program, ReadKey
+from ..source.blobs import rows_of
 from .eager import (
     EagerEvaluation,
     Need,
@@ -174,7 +175,7 @@ class Recomputation:
         need = self.specs.need([self.program[key] for key in keys])
         there = [self.output.index.tensors[key] for key in keys]
         # what is stored with strides is read whole
-        whole = max((2 * at.spec.nbytes for at in there if at.strides is not None), default=0)
+        whole = max((2 * at.spec.nbytes for at in there if rows_of(at) is None), default=0)
         inexact = max(
             (
                 at.spec.numel
@@ -447,7 +448,7 @@ def _inexact(expression: Program) -> bool:
 
 
 def _plain(source: Source, key: str) -> bool:
-    return source.index.tensors[key].strides is None
+    return rows_of(source.index.tensors[key]) is not None
 
 
 def _flat(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

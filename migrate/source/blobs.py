@@ -13,7 +13,7 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -94,6 +94,26 @@ def chunk_at(tensors: Mapping[str, StoredTensor], source: str | ChunkOf) -> Stor
     return stored
 
 
+def rows_of(stored: StoredTensor) -> tuple[Stored, ...] | None:
+    """The places whose bytes, one after the other, are those of the tensor in row-major order; None
+    where it is stored in another way.
+    """
+    if isinstance(stored, Stored):
+        return (stored,) if stored.strides is None else None
+    inner = stored.spec.shape[1:]
+    if any(c.strides is not None or c.spec.shape[1:] != inner for c in stored.chunks):
+        return None
+    order = sorted(zip(stored.starts, stored.chunks, strict=True), key=lambda one: one[0])
+    return tuple([chunk for _, chunk in order])
+
+
+def chunk_names(key: str, stored: StoredTensor) -> tuple[str | ChunkOf, ...]:
+    """What names the places of a tensor: its key, if it lies in one."""
+    if isinstance(stored, ChunkedTensor):
+        return tuple([ChunkOf(key, number) for number in range(len(stored.chunks))])
+    return (key,)
+
+
 def key_of(source: str | ChunkOf) -> str:
     """The key of the tensor that a key or a chunk belongs to."""
     return source.key if isinstance(source, ChunkOf) else source
@@ -136,6 +156,17 @@ def _room() -> tuple[int, int]:
     if limit == resource.RLIM_INFINITY:
         return KEPT, LENT
     return min(KEPT, limit // 4), min(LENT, max(4, limit // 16))
+
+
+def read_rows(rows: Iterable[Stored], blobs: Sequence[Blob]) -> bytes:
+    """The bytes of these places, one after the other. M905 if they are not there."""
+    out = bytearray(sum(at.spec.nbytes for at in rows))
+    here = memoryview(out)
+    for at in rows:
+        if at.spec.nbytes:
+            blobs[at.blob].readinto(at.offset, here[: at.spec.nbytes])
+            here = here[at.spec.nbytes :]
+    return bytes(out)
 
 
 class DescriptorPool:

@@ -1,7 +1,8 @@
 """What a checkpoint contains, known from its headers alone.
 
-`Index` maps each key to where its bytes lie; `Source` is an index with the descriptors to read
-them. Both are free of any format: a format makes them, everything above only reads them.
+`Index` maps each key to where its bytes lie, in one place or in several chunks; `Source` is an
+index with the descriptors to read them. Both are free of any format: a format makes them,
+everything above only reads them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..core.errors import Report, listed
 from ..core.spec import Spec, total_bytes
-from .blobs import CHANGED_HELP, Blob, FileBlob, Identity, Stored, describe_change, difference
+from .blobs import CHANGED_HELP, Blob, FileBlob, Identity, StoredTensor, describe_change, difference
 
 if TYPE_CHECKING:
     from .pickle.policy import Outside
@@ -44,7 +45,7 @@ class Index:
     there, if the format records it. `module_versions` are those of a state dict in memory.
     """
 
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, StoredTensor]
     files: tuple[str, ...]
     side_files: tuple[SideFile, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -63,7 +64,7 @@ class Index:
         return self.module_versions if self.tree is None else self.tree.versions
 
     @property
-    def passed_through(self) -> Mapping[str, Stored]:
+    def passed_through(self) -> Mapping[str, StoredTensor]:
         """The tensors that rules do not see."""
         return self.tree.passed_through if self.tree is not None else {}
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..core.errors import fail, listed, option, plural, printable
-from .blobs import Stored
+from .blobs import StoredTensor
 from .pickle.nodes import Set
 from .pickle.tree import (
     SCALARS,
@@ -70,7 +70,7 @@ class CheckpointTree:
 
     parts: tuple[FileTree, ...]
     names: Mapping[int, str]
-    passed_through: Mapping[str, Stored]
+    passed_through: Mapping[str, StoredTensor]
     ties: Mapping[str, str]
 
     @property

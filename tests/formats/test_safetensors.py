@@ -51,7 +51,7 @@ def write(folder: Path, target, data: dict[str, bytes]) -> None:
         at = len(file.header)
         with (folder / file.name).open("wb") as out:
             out.write(file.header)
-            for key, offset, nbytes in file.tensors:
+            for key, offset, nbytes, _ in file.tensors:
                 assert offset == at
                 assert len(data[key]) == nbytes
                 out.write(data[key])
@@ -354,7 +354,7 @@ def test_tensors_of_a_file_lie_aligned_to_their_elements_and_data_to_64():
     specs = {f"k.{i}": spec(d, (3, 4)) for i, d in enumerate(sorted(NAMES))}
     (file,) = describe(specs, folder=False, max_shard_size=1, metadata={}, stamp=None).files
     assert len(file.header) % 64 == 0
-    for key, offset, nbytes in file.tensors:
+    for key, offset, nbytes, _ in file.tensors:
         assert offset % max(1, {"complex64": 8}.get(specs[key].dtype, nbytes // 12)) == 0
 
 

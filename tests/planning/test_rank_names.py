@@ -10,11 +10,11 @@ from migrate.core.errors import MigrateError, Report
 from migrate.core.keys import parse
 from migrate.core.spec import spec
 from migrate.core.templates import fitting, group, rank_of
-from migrate.planning.compose import initial
 from migrate.planning.module_names import rename
 from migrate.planning.pathstate import PathState, PathStep
 from migrate.planning.pipeline import Views
 from migrate.planning.sides import SideFiles
+from migrate.planning.stored import initial
 from migrate.rules.compiled import compile_file
 from migrate.rules.lineage import Detect, Layout, Lineage, detect
 from migrate.source.blobs import Stored

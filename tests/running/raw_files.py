@@ -157,6 +157,6 @@ def read_back(out: Path, target: Target) -> dict[str, bytes]:
         content = (out / file.name if target.folder else out).read_bytes()
         assert len(content) == file.size
         assert content.startswith(file.header)
-        for key, offset, nbytes in file.tensors:
+        for key, offset, nbytes, _ in file.tensors:
             found[key] = content[offset : offset + nbytes]
     return found

@@ -31,6 +31,7 @@ from migrate.planning.graph import Computation, ComputedTensor, Tensor
 from migrate.running import gather, geometry, tiles
 from migrate.running.evaluator import Evaluator
 from migrate.running.resources import RunOptions
+from migrate.source.target import OutputFile, Placed, Target
 
 
 def produce(
@@ -380,8 +381,34 @@ def test_tiles_cover_the_file_without_a_gap_and_do_not_depend_on_threads(tmp_pat
 def test_a_target_that_does_not_fit_the_outputs_is_refused(tmp_path: Path) -> None:
     outputs = {"k": whole("k", "uint8", (5,))}
     target = describe(outputs)
-    with pytest.raises(ValueError, match="has 6 bytes, its place has 5"):
-        list(tiles.tiles(target.files[0], {"k": whole("k", "uint8", (6,))}, geometry.ByteLayouts()))
+    with pytest.raises(ValueError, match="has 6 bytes, its places have 5"):
+        tiles.check_places({"k": whole("k", "uint8", (6,))}, target)
+
+
+@pytest.mark.parametrize(
+    ("stretches", "refused"),
+    [
+        ([[(0, 5)]], None),
+        ([[(0, 2), (2, 1)], [(3, 2)]], None),
+        ([[(0, 2)], [(3, 2)]], "from byte 3 on, not from 2"),
+        ([[(0, 3), (2, 3)]], "from byte 2 on, not from 3"),
+        ([[(2, 3)], [(0, 2)]], "from byte 2 on, not from 0"),
+        ([[(0, 2), (2, 2)]], "has 5 bytes, its places have 4"),
+    ],
+)
+def test_the_places_of_a_tensor_cover_it_once(
+    stretches: list[list[tuple[int, int]]], refused: str | None
+) -> None:
+    files = tuple(
+        OutputFile(f"f{n}", b"", tuple(Placed("k", 0, size, at) for at, size in one), 9)
+        for n, one in enumerate(stretches)
+    )
+    outputs = {"k": whole("k", "uint8", (5,))}
+    if refused is None:
+        tiles.check_places(outputs, Target(files, True))
+    else:
+        with pytest.raises(ValueError, match=refused):
+            tiles.check_places(outputs, Target(files, True))
 
 
 def test_the_file_checksum_is_that_of_its_bytes(tmp_path: Path) -> None:
@@ -419,7 +446,8 @@ from migrate.core import view as views
 from migrate.core.spec import spec
 from migrate.planning.graph import Tensor
 from migrate.running.tiles import write_target
-from migrate.source.index import Index, Stored
+from migrate.source.blobs import Stored
+from migrate.source.index import Index
 from migrate.source.target import OutputFile, Placed, Target
 class B:
     name, size, fd = "b", 0, os.open({str(tmp_path / "in" / "raw-0.bin")!r}, os.O_RDONLY)

@@ -1,0 +1,60 @@
+"""Stored tensors as the graph sees them, and which tensors of a graph are stored ones untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ..core import view as core_view
+from ..source.blobs import ChunkedTensor, StoredTensor, chunk_names
+from .graph import ComputedTensor, Tensor
+from .pipeline import Views, chunked_view
+
+if TYPE_CHECKING:
+    from ..core.view import View
+
+
+def view_of(stored: StoredTensor, views: Views | None = None) -> View:
+    """The view of a stored tensor over the places that it lies in; one of `views`, if given."""
+    if isinstance(stored, ChunkedTensor):
+        return chunked_view(stored) if views is None else views.chunked(stored)
+    whole = (stored.spec.shape, stored.strides)
+    return core_view.stored(0, *whole) if views is None else views.stored(*whole)
+
+
+def initial(tensors: Mapping[str, StoredTensor], views: Views) -> dict[str, Tensor]:
+    """The stored tensors as the graph sees them."""
+    out = {}
+    whole: dict[int, View] = {}
+    for key, stored in tensors.items():
+        spec = stored.spec
+        if isinstance(stored, ChunkedTensor):
+            out[key] = Tensor(spec, views.chunked(stored), chunk_names(key, stored))
+            continue
+        view = whole.get(id(spec)) if stored.strides is None else None
+        if view is None:
+            view = views.stored(spec.shape, stored.strides)
+            if stored.strides is None:
+                whole[id(spec)] = view
+        out[key] = Tensor(spec, view, (key,))
+    return out
+
+
+def stored_tensor(key: str, stored: StoredTensor) -> Tensor:
+    """One stored tensor as the graph sees it."""
+    return Tensor(stored.spec, view_of(stored), chunk_names(key, stored))
+
+
+def untouched_key(
+    tensor: Tensor, stored: Mapping[str, StoredTensor], views: Views | None = None
+) -> str | None:
+    """The key of the stored tensor that this one is, element for element; None if it is another."""
+    source = tensor.sources[0] if tensor.sources else None
+    if source is None or isinstance(source, ComputedTensor):
+        return None
+    key = source if isinstance(source, str) else source.key
+    at = stored[key]
+    names = chunk_names(key, at) if isinstance(at, ChunkedTensor) else (key,)
+    if (tensor.spec, tensor.sources) != (at.spec, names):
+        return None
+    return key if tensor.view == view_of(at, views) else None
