@@ -334,17 +334,19 @@ def short(data: Any) -> Any:
     return {**data, **({"tests": data["tests"][:1]} if "tests" in data else {})}
 
 
-def disagreement(model: type[Model], validator: Any, data: Any) -> str:
+def agreed(model: type[Model], validator: Any, data: Any) -> tuple[bool, bool]:
+    """Whether the schema and the loader take a document; fails where only one of them may."""
     codes = refusals(model, data)
-    fits = validator.is_valid(editor(data))
-    if not fits and not codes:
-        return (
-            "the schema refuses what the loader takes: "
-            f"{jsonschema.exceptions.best_match(validator.iter_errors(editor(data)))}"
-        )
-    if fits and codes - schema.BEYOND.keys():
-        return f"the loader refuses what the schema takes: {sorted(codes)}"
-    return ""
+    seen = editor(data)
+    fits = validator.is_valid(seen)
+    assert fits or codes, (
+        "the schema refuses what the loader takes: "
+        f"{jsonschema.exceptions.best_match(validator.iter_errors(seen))}\n{seen}"
+    )
+    assert not fits or codes <= schema.BEYOND.keys(), (
+        f"the loader refuses what the schema takes: {sorted(codes)}\n{seen}"
+    )
+    return fits, not codes
 
 
 def compared(
@@ -364,17 +366,17 @@ def compared(
         for _ in range(changer.random.choice((1, 1, 1, 2, 3))):
             if isinstance(data, dict) and len(places(data)) > 1:
                 changer.change(data)
-        problem = disagreement(model, validator, data)
-        assert not problem, f"{problem}\n{editor(data)}"
-        verdicts[validator.is_valid(editor(data)), not refusals(model, data)] += 1
+        verdicts[agreed(model, validator, data)] += 1
     return verdicts
 
 
-@pytest.mark.parametrize("seed", thorough(range(4)))
-def test_the_schema_and_the_loader_agree_on_changed_rule_files(seed: int) -> None:
-    verdicts = compared(seed, 600, RuleFile, RULE_FILE, [*RULES, *CASES], WHOLE)
-    assert verdicts[False, False] > 100
-    assert verdicts[True, True] > 100
+@pytest.mark.parametrize(
+    ("seed", "count"), thorough([(0, 200), *((seed, 600) for seed in range(4))])
+)
+def test_the_schema_and_the_loader_agree_on_changed_rule_files(seed: int, count: int) -> None:
+    verdicts = compared(seed, count, RuleFile, RULE_FILE, [*RULES, *CASES], WHOLE)
+    assert verdicts[False, False] > count // 6
+    assert verdicts[True, True] > count // 6
 
 
 @pytest.mark.parametrize("seed", thorough(range(2)))
@@ -400,8 +402,10 @@ def test_scalars_mean_the_same_to_both_in_every_field(count: int) -> None:
             # all of them take a minute
             for value in chosen.sample(values, count):
                 parent[path[-1]] = value
-                problem = disagreement(model, validator, whole)
-                assert not problem, f"{path}: {value!r}: {problem}"
+                try:
+                    agreed(model, validator, whole)
+                except AssertionError as error:
+                    raise AssertionError(f"{path}: {value!r}") from error
             parent[path[-1]] = old
 
 
