@@ -24,9 +24,12 @@ BITS: dict[str, int] = {
     "float6_e2m3fn": 6, "float6_e3m2fn": 6, "float4_e2m1fn": 4,
 }  # fmt: skip
 
+# torch holds two elements of float4_e2m1fn in one of this dtype
+PACKED = "float4_e2m1fn_x2"
+
 # Spellings that people write for a name above.
 ALIASES = {
-    "float4_e2m1fn_x2": "float4_e2m1fn",
+    PACKED: "float4_e2m1fn",
     "half": "float16",
     "float": "float32",
     "double": "float64",

@@ -23,6 +23,7 @@ stand and the same digits in both places, would be decoded to the same record wi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..core.errors import fail, printable
@@ -39,7 +40,16 @@ from ..source.pickle.decoding import (
     plain,
 )
 from ..source.pickle.machine import read_pickle
-from ..source.pickle.nodes import ABSENT, EXTRA_STATE, Call, Dict, Global, Persistent, kind_of
+from ..source.pickle.nodes import (
+    ABSENT,
+    EXTRA_STATE,
+    JSON_SCALARS,
+    Call,
+    Dict,
+    Global,
+    Persistent,
+    kind_of,
+)
 from ..source.pickle.python_objects import encoded
 from ..source.pickle.torch_objects import DECODERS
 from ..source.pickle.tree import ITEMSIZE
@@ -262,7 +272,6 @@ _NESTED = (
     ("torch.storage", "_load_from_bytes"),
     ("megatron.core.safe_globals", "safe_load_from_bytes"),
 )
-_SCALARS = frozenset({type(None), bool, int, float, str})
 # values that are never a setting
 _STATE = frozenset({*SCALING, *INVERSES, *BUFFERS})
 _SETTINGS = (type(None), bool, int, float, str, StateForm, Parameters)
@@ -477,7 +486,7 @@ class _StateReader:
     def value(self, node: Any) -> Any:
         """What a node means; ForeignError for what no state holds. One object for one node."""
         kind = type(node)
-        if kind in _SCALARS:
+        if kind in JSON_SCALARS:
             return node
         if id(node) in self._done:
             return self._done[id(node)]
@@ -597,13 +606,9 @@ class _StateReader:
         if not record.contiguous or record.conjugate or record.negative:
             raise ForeignError("a tensor that is not stored row by row")
         size = ITEMSIZE[record.dtype]
-        numel = 1
-        for length in record.shape:
-            numel *= length
         start = record.offset * size
-        return StateTensor(
-            record.dtype, record.shape, memoryview(held)[start : start + numel * size]
-        )
+        end = start + prod(record.shape) * size
+        return StateTensor(record.dtype, record.shape, memoryview(held)[start:end])
 
 
 _NONE = {

@@ -15,13 +15,14 @@ from __future__ import annotations
 import io
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OpError, fail, printable
 from ..source.blobs import read_rows, rows_of
 from ..source.pickle.decoding import MAGIC, PROTOCOL, TYPED, ForeignError
 from ..source.pickle.emit import emit, emit_protocol4
-from ..source.pickle.nodes import EXTRA_STATE, Call, Dict, Global
+from ..source.pickle.nodes import EXTRA_STATE, JSON_SCALARS, Call, Dict, Global
 from ..source.pickle.tree import Buffer, DictNode, ListNode, TensorRecord
 from .record import (
     EXTRAS,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 # what may be a tensor in a state dict in memory
 _ARRAYS = frozenset({("torch", "Tensor"), ("numpy", "ndarray")})
-_PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 def content(found: Object, index: Index, blobs: Sequence[Blob]) -> bytes:
@@ -74,7 +74,7 @@ class _Packing:
 
     def node(self, value: Any, depth: int) -> Any:
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in JSON_SCALARS:
             return value
         if id(value) in self._done:
             return self._done[id(value)]
@@ -235,9 +235,7 @@ class Nodes:
         """A storage as torch.save once wrote it; its key, an address there, is a number here."""
         key = str(self._storages)
         self._storages += 1
-        numel = 1
-        for size in tensor.shape:
-            numel *= size
+        numel = prod(tensor.shape)
         identity = emit(
             ("storage", Global("torch", cls), key, "cpu", numel, None), name="a storage"
         )

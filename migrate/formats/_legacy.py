@@ -31,13 +31,12 @@ from ..source.pickle.nodes import (
     Set,
 )
 from ..source.pickle.tree import ITEMSIZE
-from ..source.zip_archive import ArchiveRecord
+from ..source.zip_archive import FETCH_HELP, ArchiveRecord
 
 _MAGIC_BYTES = MAGIC.to_bytes(10, "little")
 # bytes in front of the storages that are looked at: most state dicts need only the first
 _WINDOWS = (1 << 20, 1 << 23)
 _LARGEST = 1 << 26
-_HELP = "fetch the file again, or save it again with torch.save"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -103,7 +102,7 @@ def read_legacy(
 
 
 def _bad(message: str) -> NoReturn:
-    fail("M940", message, help=_HELP)
+    fail("M940", message, help=FETCH_HELP)
 
 
 def _pickles(blob: Blob, start: int, end: int, label: str) -> tuple[Any, list[str], int]:
@@ -127,13 +126,15 @@ def _parse(blob: Blob, start: int, size: int, label: str) -> tuple[Any, list[str
     head = data[:4096]
     magic, at = read_pickle(head, EXTRA_STATE, name=f"{label}: magic number", whole=False)
     if type(magic) is not int or magic != MAGIC:
-        fail("M941", f"{label}: does not begin with the magic number of torch.save", help=_HELP)
+        fail(
+            "M941", f"{label}: does not begin with the magic number of torch.save", help=FETCH_HELP
+        )
     protocol, at = read_pickle(
         head, EXTRA_STATE, name=f"{label}: protocol version", start=at, whole=False
     )
     system, at = read_pickle(head, EXTRA_STATE, name=f"{label}: system", start=at, whole=False)
     if type(protocol) is not int or protocol != PROTOCOL or type(system) is not Dict:
-        fail("M941", f"{label}: is of another protocol version than {PROTOCOL}", help=_HELP)
+        fail("M941", f"{label}: is of another protocol version than {PROTOCOL}", help=FETCH_HELP)
     if (order := system.get("little_endian")) is not True:
         if order is not False:
             _bad(f"{label}: does not say whether it is little-endian")

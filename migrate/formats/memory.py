@@ -15,14 +15,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ..core.errors import Report, fail, listed, printable
-from ..core.spec import ALIASES, BITS, Spec, spec
+from ..core.spec import ALIASES, BITS, PACKED, Spec, spec
 from ..elements.raw import is_dtensor, is_plain_class
 from ..source.blobs import Blob, Stored
 from ..source.index import Index, SideFile
 
 # nothing on disk is in this format
 FORMAT = None
-_PACKED = "float4_e2m1fn_x2"
 
 
 class MemoryBlob:
@@ -242,7 +241,7 @@ def _object(key: str, value: Any, blobs: list[Blob]) -> Stored | str:
     """The tensor as something that is read by its own rules, if at all."""
     name = str(value.dtype).removeprefix("torch.")
     dtype = ALIASES.get(name, name)
-    if dtype not in BITS or name == _PACKED:
+    if dtype not in BITS or name == PACKED:
         return f"{printable(name)} is not a dtype that checkpoints have"
     found = spec(dtype, tuple(value.shape))
     blobs.append(ObjectBlob(key, value, found.nbytes))
@@ -277,9 +276,9 @@ def _torch_tensor(key: str, value: Any, blobs: list[Blob], numbers: dict[Any, in
     if dtype not in BITS:
         return f"{printable(name)} is not a dtype that checkpoints have"
     offset = value.storage_offset() * value.itemsize
-    if name == _PACKED:
+    if name == PACKED:
         if not shape or (strides[-1] != 1 and shape[-1] > 1):
-            return f"tensors of {_PACKED} must have their pairs beside each other"
+            return f"tensors of {PACKED} must have their pairs beside each other"
         shape, strides = (*shape[:-1], 2 * shape[-1]), (*(2 * s for s in strides[:-1]), 1)
     storage = value.untyped_storage()
     pointer = storage.data_ptr()
@@ -361,7 +360,7 @@ def allocate(specs: Mapping[str, Spec]) -> tuple[dict[str, Any], dict[str, memor
     report = Report()
     for key, wanted in specs.items():
         if wanted.dtype == "float4_e2m1fn":
-            if not hasattr(torch, _PACKED) or not wanted.shape or wanted.shape[-1] % 2:
+            if not hasattr(torch, PACKED) or not wanted.shape or wanted.shape[-1] % 2:
                 report.add(
                     "M916",
                     f"torch cannot hold {printable(key)}: {wanted} has no rows of whole pairs",
@@ -379,7 +378,7 @@ def allocate(specs: Mapping[str, Spec]) -> tuple[dict[str, Any], dict[str, memor
         if wanted.dtype == "float4_e2m1fn":
             made = torch.empty(
                 (*wanted.shape[:-1], wanted.shape[-1] // 2),
-                dtype=getattr(torch, _PACKED),
+                dtype=getattr(torch, PACKED),
                 device="cpu",
             )
         elif wanted.dtype == "complex32":

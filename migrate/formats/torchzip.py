@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import CheckpointError, Report, fail, listed, printable
-from ..core.spec import ALIASES, BITS, Spec, spec
+from ..core.spec import ALIASES, BITS, PACKED, Spec, spec
 from ..source import zip_archive
 from ..source.blobs import FileBlob, Stored
 from ..source.index import FileSource, Index, Source
@@ -26,6 +26,7 @@ from ..source.pickle.nodes import ARCHIVE
 from ..source.pickle.policy import Outside, decode
 from ..source.pickle.tree import (
     ITEMSIZE,
+    SCALARS,
     Composite,
     Described,
     DictNode,
@@ -454,9 +455,6 @@ def _merged(unit: list[TorchFile]) -> TorchFile:
     )
 
 
-PACKED = "float4_e2m1fn_x2"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchFile:
     """What one file holds. `tensors` are those of the dict that rules work on, by key; `others` all
@@ -617,7 +615,7 @@ def unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
         elif kind is DictNode and any(
             type(key) is TensorRecord or holds_tensors(key)
             for key, _ in node.pairs
-            if type(key) not in _PLAIN
+            if type(key) not in SCALARS
         ):
             reason = "a dict with tensors as keys"
         elif kind is Storage:
@@ -642,17 +640,16 @@ def unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
             stack += [
                 (child, (*path, key))
                 for key, child in reversed(inside(node))
-                if type(child) not in _PLAIN
+                if type(child) not in SCALARS
             ]
             if kind is DictNode:
-                stack += [(key, (*path, key)) for key, _ in node.pairs if type(key) not in _PLAIN]
+                stack += [(key, (*path, key)) for key, _ in node.pairs if type(key) not in SCALARS]
     return reasons, tuple(
         Outside(name, reason, count, tuple(paths))
         for (name, reason), (count, paths) in found.items()
     )
 
 
-_PLAIN = frozenset({type(None), bool, int, float, str, bytes, bytearray, complex})
 _KNOWN = frozenset(ITEMSIZE) & frozenset(BITS)
 
 

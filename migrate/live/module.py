@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import Report, did_you_mean, plural, printable
-from ..core.spec import ALIASES, BITS, Spec, spec
+from ..core.spec import ALIASES, BITS, PACKED, Spec, spec
 from ..core.templates import list_collapsed
 from ..elements.numbers import holds
 from ..elements.raw import is_plain_class
@@ -63,7 +63,7 @@ def spec_of(tensor: Any) -> Spec | None:
     if tensor is None or torch.nn.parameter.is_lazy(tensor):
         return None
     name = str(tensor.dtype).removeprefix("torch.")
-    if name == "float4_e2m1fn_x2":
+    if name == PACKED:
         return spec("float4_e2m1fn", (*tensor.shape[:-1], 2 * tensor.shape[-1]))
     name = ALIASES.get(name, name)
     return spec(name, tuple(tensor.shape)) if name in BITS else None

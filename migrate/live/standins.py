@@ -208,9 +208,6 @@ class HeldTensor(LazyTensor):
     def dim(self) -> int:
         return len(self.shape)
 
-    def numel(self) -> int:
-        return int(self.shape.numel())
-
     def __len__(self) -> int:
         return len(self.current)
 

@@ -39,25 +39,31 @@ def codec_called(name: str) -> Codec:
         raise OpError("M308", what, help="update or remove that package") from None
 
 
-def roles_of(codec: str) -> tuple[str, ...]:
-    """The parts of a codec, without a name those that most have; none where there is no such codec
-    or it does not load, which `validate` reports.
-    """
-    from .. import codecs
-
-    if not codec:
-        return ("weight", "scale")
-    try:
-        return codecs.get(codec).parts
-    except LookupError:
-        return ()
-
-
 def options(args: Any) -> Options:
     return Options(args.block, args.like, args.scale, args.scale_fmt, args.non_finite)
 
 
-class Dequantize(ValueOp):
+class CodecOp(ValueOp):
+    """An op that a codec carries out."""
+
+    def roles(self, codec: str = "") -> tuple[str, ...]:
+        """The parts of a codec, without a name those that most have; none where there is no such
+        codec or it does not load, which `validate` reports.
+        """
+        from .. import codecs
+
+        if not codec:
+            return ("weight", "scale")
+        try:
+            return codecs.get(codec).parts
+        except LookupError:
+            return ()
+
+    def eager_width(self, args: Any) -> int | None:
+        return codec_called(args.codec).reference_width
+
+
+class Dequantize(CodecOp):
     kind = "join"
     summary = "makes numbers of the stored parts of a number format"
 
@@ -84,9 +90,6 @@ class Dequantize(ValueOp):
     def validate(self, args: Args) -> None:
         super().validate(args)
         codec_called(args.codec).validate(options(args), False)
-
-    def roles(self, codec: str = "") -> tuple[str, ...]:
-        return roles_of(codec)
 
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:
         # a param may have given what the rule file left open
@@ -149,9 +152,6 @@ class Dequantize(ValueOp):
             if box
         ]
         return min(low for low, _ in found), max(high for _, high in found)
-
-    def eager_width(self, args: Args) -> int | None:
-        return codec_called(args.codec).reference_width
 
     def loss(self, args: Args) -> Loss:
         return Loss.LOSSY

@@ -17,12 +17,11 @@ from .base import (
     OpCall,
     OpError,
     Text,
-    ValueOp,
     arg,
     dataclass,
     step,
 )
-from .dequantize import codec_called, options, roles_of
+from .dequantize import CodecOp, codec_called, options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from .base import Box, Meter
 
 
-class Quantize(ValueOp):
+class Quantize(CodecOp):
     kind = "part"
     summary = "encodes numbers as the stored parts of a number format"
 
@@ -65,9 +64,6 @@ class Quantize(ValueOp):
     def validate(self, args: Args) -> None:
         super().validate(args)
         codec_called(args.codec).validate(options(args), True)
-
-    def roles(self, codec: str = "") -> tuple[str, ...]:
-        return roles_of(codec)
 
     def parts(self, args: Args, shape: tuple[int, ...], values: int | None) -> int:
         return len(codec_called(args.codec).parts)
@@ -134,9 +130,6 @@ class Quantize(ValueOp):
         return codec_called(args.codec).reference_parts(
             options(args), arrays[0], Spec(dtypes[0], arrays[0].shape)
         )
-
-    def eager_width(self, args: Args) -> int | None:
-        return codec_called(args.codec).reference_width
 
     def loss(self, args: Args) -> Loss:
         return Loss.LOSSY

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..core.errors import Report, fail, printable
-from ..core.spec import Spec
+from ..core.spec import PACKED, Spec
 from .pickle.jsonform import Ref, to_json
+from .pickle.nodes import JSON_SCALARS
 from .pickle.tree import (
     ITEMSIZE,
     Composite,
@@ -79,13 +80,11 @@ class TargetTree:
     first: Mapping[str, str]
 
 
-PACKED = {"float4_e2m1fn": "float4_e2m1fn_x2"}
 CARRIED = "/"
 # of tensors that have no bytes yet
 NOWHERE = Storage("", None, "cpu", 0, 1)
 # Paths of values, in characters: of one, and of all. Many values can share a long key.
 LONGEST, MOST_TEXT = 4000, 50_000_000
-_SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 def outside_prefix(tensors: Mapping[str, Any]) -> str:
@@ -121,7 +120,7 @@ def items_of(part: FileTree) -> Iterator[tuple[str, Any]]:
         ):
             continue
         kind = type(value)
-        if kind not in _SCALARS and id(value) not in spellings:
+        if kind not in JSON_SCALARS and id(value) not in spellings:
             spellings[id(value)] = to_json(node_of(value))
         path = joined(leaf.words, LONGEST) or "."
         if len(path) > LONGEST:
@@ -138,7 +137,7 @@ def items_of(part: FileTree) -> Iterator[tuple[str, Any]]:
                 f"the paths of its values have more than {MOST_TEXT:,} characters",
                 help="do not trust where this file comes from",
             )
-        yield path, value if kind in _SCALARS else spellings[id(value)]
+        yield path, value if kind in JSON_SCALARS else spellings[id(value)]
 
 
 def node_of(value: Any, tree: CheckpointTree | None = None) -> Any:
@@ -152,8 +151,8 @@ def node_of(value: Any, tree: CheckpointTree | None = None) -> Any:
 
 def torch_form(spec: Spec) -> tuple[str, tuple[int, ...]]:
     """dtype and shape as torch has them."""
-    if spec.dtype in PACKED:
-        return PACKED[spec.dtype], (*spec.shape[:-1], spec.shape[-1] // 2)
+    if spec.dtype == "float4_e2m1fn":
+        return PACKED, (*spec.shape[:-1], spec.shape[-1] // 2)
     return spec.dtype, spec.shape
 
 
@@ -181,7 +180,7 @@ def check_holds(specs: Mapping[str, Spec]) -> None:
                 f"torch cannot hold {printable(key)}: it has no {spec.dtype}",
                 help="dequantize or cast it",
             )
-        elif spec.dtype in PACKED and (not spec.shape or spec.shape[-1] % 2):
+        elif spec.dtype == "float4_e2m1fn" and (not spec.shape or spec.shape[-1] % 2):
             report.add(
                 "M916", f"torch cannot hold {printable(key)}: {spec} has no rows of whole pairs"
             )

@@ -140,7 +140,7 @@ _EXTRAS = {
     0x9901: "encryption",
 }
 _AGAIN = "save it again with torch.save, from a file that you trust"
-_FETCH = "fetch the file again, or save it again with torch.save"
+FETCH_HELP = "fetch the file again, or save it again with torch.save"
 
 
 class ArchiveRecord(NamedTuple):
@@ -258,7 +258,7 @@ class _ArchiveReader:
             )
         return read_record(self.blob, record, _MAX_LINE, self.label)
 
-    def bad(self, what: str, help: str = _FETCH) -> NoReturn:
+    def bad(self, what: str, help: str = FETCH_HELP) -> NoReturn:
         fail("M940", f"{self.label}: {what}", help=help)
 
     def other(self, what: str, help: str = _AGAIN) -> NoReturn:

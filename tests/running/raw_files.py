@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from migrate.core.errors import fail
 from migrate.core.spec import BITS, Spec, spec
 from migrate.elements.raw import pack
 from migrate.planning.graph import Tensor
+from migrate.running.resources import RunOptions
+from migrate.running.tiles import write_target
 from migrate.source.blobs import Identity, Stored, identity
 from migrate.source.index import Index
 from migrate.source.target import OutputFile, Placed, Target
@@ -160,3 +163,13 @@ def read_back(out: Path, target: Target) -> dict[str, bytes]:
         for key, offset, nbytes, _ in file.tensors:
             found[key] = content[offset : offset + nbytes]
     return found
+
+
+def write_and_read(
+    outputs: dict[str, Tensor], source: RawSource, out: Path, files: int = 1, **options: Any
+) -> dict[str, bytes]:
+    """The bytes of each output of a run, as its files hold them."""
+    target = describe(outputs, files=files)
+    chosen = RunOptions(**{"fsync": False, "threads": 2, **options})
+    write_target(outputs, source, target, out, digest="d", options=chosen)
+    return read_back(out, target)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from raw_files import describe, random_raw, read_back, whole, write_source
+from raw_files import describe, random_raw, read_back, whole, write_and_read, write_source
 from value_ops import Widen, call, install
 
 from migrate.core import view as views
@@ -69,16 +69,7 @@ def test_disjoint_parts_of_a_value_compute_each_element_once(
             parts(call(made["widen"], whole("a", "bfloat16", stored.shape))[0], dim, count)
         )
     }
-    target = describe(outputs, files=files)
-    tiles.write_target(
-        outputs,
-        source,
-        target,
-        tmp_path / "out",
-        digest="d",
-        options=RunOptions(fsync=False, threads=threads),
-    )
-    got = read_back(tmp_path / "out", target)
+    got = write_and_read(outputs, source, tmp_path / "out", files=files, threads=threads)
     for i, part in enumerate(np.split(stored.astype("u4") << 16, count, dim)):
         assert got[f"o{i}"] == part.tobytes()
     assert elements(made["widen"].seen) == stored.size
@@ -92,19 +83,8 @@ def test_a_transposed_value_is_computed_once(
     value = call(made["widen"], whole("a", "bfloat16", stored.shape))[0]
     turned = views.permute(value.view, (1, 0))
     outputs = {"o": Tensor(spec("float32", turned.shape), turned, value.sources)}
-    target = describe(outputs)
-    tiles.write_target(
-        outputs,
-        source,
-        target,
-        tmp_path / "out",
-        digest="d",
-        options=RunOptions(fsync=False, threads=2),
-    )
-    assert (
-        read_back(tmp_path / "out", target)["o"]
-        == np.ascontiguousarray(stored.T.astype("u4") << 16).tobytes()
-    )
+    got = write_and_read(outputs, source, tmp_path / "out")
+    assert got["o"] == np.ascontiguousarray(stored.T.astype("u4") << 16).tobytes()
     assert elements(made["widen"].seen) == stored.size
 
 
@@ -135,18 +115,8 @@ def test_a_grain_is_met_by_the_fills_so_that_threads_share_no_block(
     )[1]
     source = write_source(tmp_path / "in", {"a": ("float32", array)})
     outputs = {"o": call(made["blocks"], whole("a", "float32", shape))[0]}
-    target = describe(outputs)
-    tiles.write_target(
-        outputs,
-        source,
-        target,
-        tmp_path / "out",
-        digest="d",
-        options=RunOptions(fsync=False, threads=2),
-    )
-    assert (
-        read_back(tmp_path / "out", target)["o"] == made["blocks"].eager(None, [array])[0].tobytes()
-    )
+    got = write_and_read(outputs, source, tmp_path / "out")
+    assert got["o"] == made["blocks"].eager(None, [array])[0].tobytes()
     assert sum((b - a) * (d - c) for (a, b), (c, d) in asked) == array.size
 
 
@@ -166,17 +136,9 @@ def test_a_block_that_several_fills_read_is_computed_once_by_a_thread(
     one, other = (call(made["blocks"], whole(k, "float32", a.shape))[0] for k, a in arrays.items())
     side = views.concat([one.view, views.relabel(other.view, [1])], 1)
     outputs = {"o": Tensor(spec("float32", side.shape), side, (*one.sources, *other.sources))}
-    target = describe(outputs)
-    tiles.write_target(
-        outputs,
-        source,
-        target,
-        tmp_path / "out",
-        digest="d",
-        options=RunOptions(fsync=False, threads=1),
-    )
+    got = write_and_read(outputs, source, tmp_path / "out", threads=1)
     wanted = np.concatenate([made["blocks"].eager(None, [a])[0] for a in arrays.values()], 1)
-    assert read_back(tmp_path / "out", target)["o"] == wanted.tobytes()
+    assert got["o"] == wanted.tobytes()
     # a fill takes rows that are no multiple of four
     assert any(a % 4 == 0 and b % 4 == 0 for ((a, b), _) in count)
     assert elements(count) == 2 * 64 * 20_000
@@ -196,19 +158,8 @@ def test_a_small_result_that_is_read_again_and_again_is_kept(
         spec("float32", (ROWS, COLUMNS)), views.concat([spread] * ROWS, 0), scale.sources
     )
     outputs = {"o": call(made["xor"], wide, again)[0]}
-    target = describe(outputs)
-    tiles.write_target(
-        outputs,
-        source,
-        target,
-        tmp_path / "out",
-        digest="d",
-        options=RunOptions(fsync=False, threads=2),
-    )
-    assert (
-        read_back(tmp_path / "out", target)["o"]
-        == ((stored.astype("u4") << 16) ^ (small.astype("u4") << 16)).tobytes()
-    )
+    got = write_and_read(outputs, source, tmp_path / "out")
+    assert got["o"] == ((stored.astype("u4") << 16) ^ (small.astype("u4") << 16)).tobytes()
     assert elements(made["widen"].seen) == stored.size + small.size
 
 
@@ -218,17 +169,8 @@ def test_an_op_that_needs_everything_is_computed_whole_and_once(
     source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
     total = call(made["total"], call(made["widen"], whole("a", "bfloat16", stored.shape))[0])[0]
     outputs = {f"o{i}": t for i, t in enumerate(parts(total, 0, 4))}
-    target = describe(outputs, files=2)
-    tiles.write_target(
-        outputs,
-        source,
-        target,
-        tmp_path / "out",
-        digest="d",
-        options=RunOptions(fsync=False, threads=2),
-    )
+    got = write_and_read(outputs, source, tmp_path / "out", files=2)
     wide = stored.astype("u4") << 16
-    got = read_back(tmp_path / "out", target)
     assert b"".join(got[f"o{i}"] for i in range(4)) == (wide + wide.sum(dtype="u4")).tobytes()
     assert len(made["total"].places) == 1
     assert elements(made["widen"].seen) == stored.size
@@ -305,16 +247,8 @@ def test_boxes_get_smaller_with_the_limit(
 ) -> None:
     source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
     outputs = {"o": call(made["widen"], whole("a", "bfloat16", stored.shape))[0]}
-    target = describe(outputs)
-    tiles.write_target(
-        outputs,
-        source,
-        target,
-        tmp_path / "out",
-        digest="d",
-        options=RunOptions(fsync=False, max_memory=1 << 20, threads=2),
-    )
-    assert read_back(tmp_path / "out", target)["o"] == (stored.astype("u4") << 16).tobytes()
+    got = write_and_read(outputs, source, tmp_path / "out", max_memory=1 << 20)
+    assert got["o"] == (stored.astype("u4") << 16).tobytes()
     assert made["widen"].largest <= 64 << 10
 
 

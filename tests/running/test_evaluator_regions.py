@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from raw_files import describe, random_raw, read_back, whole, write_source
+from raw_files import random_raw, whole, write_and_read, write_source
 from value_ops import call, install
 
 from migrate.core import view as views
@@ -23,7 +23,6 @@ from migrate.planning.graph import Tensor
 from migrate.running import evaluator, gather, geometry, tiles
 from migrate.running.evaluator import Evaluator
 from migrate.running.geometry import ByteLayouts
-from migrate.running.resources import RunOptions
 
 shapes = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
 
@@ -261,16 +260,7 @@ def test_computed_outputs_are_written_as_numpy_makes_them(
             "made": tensor,
             "nibbles": nibbles,
         }
-        target = describe(outputs, files=files)
-        tiles.write_target(
-            outputs,
-            source,
-            target,
-            folder / "out",
-            digest="d",
-            options=RunOptions(fsync=False, threads=threads),
-        )
-        got = read_back(folder / "out", target)
+        got = write_and_read(outputs, source, folder / "out", files=files, threads=threads)
         assert got["made"] == np.ascontiguousarray(array).tobytes()
         assert got["nibbles"] == bytes(pack((array & 15).astype("u1"), "float4_e2m1fn"))
         source.close()

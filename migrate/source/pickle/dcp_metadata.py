@@ -14,7 +14,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...core.errors import fail, printable
-from ...core.spec import Spec
+from ...core.spec import PACKED, Spec
 from ..blobs import Stored
 from ..index import Index
 from ..jsontext import collector_paused
@@ -107,7 +107,7 @@ class Metadata:
 
 def _spec(entry: TensorEntry) -> Spec:
     # torch counts pairs of these
-    if entry.dtype == "float4_e2m1fn_x2":
+    if entry.dtype == PACKED:
         return Spec(
             "float4_e2m1fn", (*entry.shape[:-1], 2 * entry.shape[-1]) if entry.shape else (2,)
         )

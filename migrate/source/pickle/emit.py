@@ -149,15 +149,7 @@ class _StreamWriter:
         if entry is not None:
             self.parts.append(_get(entry))
             return
-        plain = (
-            module.isascii()
-            and name.isascii()
-            and all(map(str.isidentifier, (*module.split("."), name)))
-        )
-        if not plain or len(module) > 200 or len(name) > 200:
-            raise WrongError(
-                "M933", f"{printable(module)}.{printable(name)} is not the name of anything"
-            )
+        _require_name(module, name)
         self.names[module, name] = self.entries
         old = TO_PYTHON2_NAMES.get((module, name)) or (TO_PYTHON2_MODULES.get(module, module), name)
         self.parts.append(b"c%b\n%b\n" % (old[0].encode(), old[1].encode()))
@@ -268,6 +260,19 @@ class _StreamWriter:
         self.remember(value)
 
 
+def _require_name(module: str, name: str) -> None:
+    """M933 unless Python could have a class or a function of this name."""
+    plain = (
+        module.isascii()
+        and name.isascii()
+        and all(map(str.isidentifier, (*module.split("."), name)))
+    )
+    if not plain or len(module) > 200 or len(name) > 200:
+        raise WrongError(
+            "M933", f"{printable(module)}.{printable(name)} is not the name of anything"
+        )
+
+
 def _get(entry: int) -> bytes:
     return bytes((0x68, entry)) if entry < 256 else struct.pack("<cI", b"j", entry)
 
@@ -374,15 +379,7 @@ class _StreamWriter4(_StreamWriter):
                 bytes((0x68, entry)) if entry < 256 else struct.pack("<cI", b"j", entry)
             )
             return
-        plain = (
-            module.isascii()
-            and name.isascii()
-            and all(map(str.isidentifier, (*module.split("."), name)))
-        )
-        if not plain or len(module) > 200 or len(name) > 200:
-            raise WrongError(
-                "M933", f"{printable(module)}.{printable(name)} is not the name of anything"
-            )
+        _require_name(module, name)
         self.text(module)
         self.text(name)
         self.parts.append(b"\x93")

@@ -27,10 +27,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from ...core.errors import fail, printable
-from .nodes import ABSENT, Call, Dict, Global, Set, WrongError, forms_of
+from .nodes import ABSENT, JSON_SCALARS, Call, Dict, Global, Set, WrongError, forms_of
 
 MAX_DEPTH = 200
-_LEAVES = frozenset({type(None), bool, int, float, str})
 _LONG = frozenset({str, bytes, bytearray})
 LONG = 200
 _FLAGS = ("requires_grad", "parameter")
@@ -65,7 +64,7 @@ class _Speller:
         while stack:
             node = stack.pop()
             kind = type(node)
-            if kind in _LEAVES or kind is Global or kind in (bytes, bytearray, complex):
+            if kind in JSON_SCALARS or kind is Global or kind in (bytes, bytearray, complex):
                 # long ones are spelled once, wherever they stand
                 if kind in _LONG and len(node) > LONG:
                     counts[id(node)] = counts.get(id(node), 0) + 1
@@ -80,7 +79,7 @@ class _Speller:
         kind = type(node)
         if kind is float:
             return node if math.isfinite(node) else {"float": struct.pack(">d", node).hex()}
-        if kind in _LEAVES and not (kind is str and id(node) in self.shared):
+        if kind in JSON_SCALARS and not (kind is str and id(node) in self.shared):
             return self.plain(node, kind)
         if id(node) in self.shared:
             if id(node) in self.numbers:
@@ -92,7 +91,7 @@ class _Speller:
     def plain(self, node: Any, kind: type) -> Any:
         if kind is str and not node.isascii() and _broken(node):
             return {"text": b64encode(node.encode("utf-8", "surrogatepass")).decode()}
-        if kind in _LEAVES:
+        if kind in JSON_SCALARS:
             return node
         if kind is list:
             return [self.spell(item) for item in node]
@@ -204,7 +203,7 @@ class _JsonReader:
 
     def read(self, value: Any, depth: int) -> Any:
         kind = type(value)
-        if kind in _LEAVES:
+        if kind in JSON_SCALARS:
             return value
         if depth > MAX_DEPTH:
             self.bad(f"is nested more than {MAX_DEPTH} deep")

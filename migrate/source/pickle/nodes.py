@@ -267,7 +267,9 @@ METADATA = Limits(
 )
 
 
-_SCALARS: Final = frozenset({str, int, float, bool, bytes, bytearray, type(None), Global})
+# what JSON spells as it is, and what holds no other node
+JSON_SCALARS: Final = frozenset({type(None), bool, int, float, str})
+_FLAT: Final = JSON_SCALARS | {bytes, bytearray, Global}
 _GROUP = 1024
 
 
@@ -285,7 +287,7 @@ def measure(value: Any, limits: Limits, size: int | None = None) -> None:
     while groups and left >= 0:
         group, depth = groups.pop()
         if depth > limits.depth:
-            if any(type(node) not in _SCALARS for node in group):
+            if any(type(node) not in _FLAT for node in group):
                 raise WrongError("M932", deep)
             continue
         held = _held(group, left)
@@ -301,7 +303,7 @@ def measure(value: Any, limits: Limits, size: int | None = None) -> None:
             raise WrongError(
                 "M932", f"more than {most:,} values, those that are shared counted at each depth"
             )
-        level = list({id(part): part for part in held if type(part) not in _SCALARS}.values())
+        level = list({id(part): part for part in held if type(part) not in _FLAT}.values())
         if not level:
             return
     raise WrongError("M932", deep)
@@ -312,7 +314,7 @@ def _held(nodes: list[Any], most: int) -> list[Any]:
     held: list[Any] = []
     for node in nodes:
         kind = type(node)
-        if kind in _SCALARS:
+        if kind in _FLAT:
             continue
         if kind is tuple or kind is list:
             held += node

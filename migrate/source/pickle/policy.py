@@ -25,7 +25,7 @@ from .decoding import (
     NestedError,
     Table,
 )
-from .nodes import ABSENT, Call, Dict, Global, Persistent, Set, kind_of
+from .nodes import ABSENT, JSON_SCALARS, Call, Dict, Global, Persistent, Set, kind_of
 from .tree import Constant, DictNode, ListNode, Opaque, Storage, dotted
 
 DECODERS: Table = {
@@ -46,7 +46,7 @@ WRITTEN = NAMES | {("builtins", name) for name in (*python_objects.FACTORIES, "g
 # How many places and names a report holds; the rest is counted. Past the last number a file is
 # refused without looking further.
 MOST_PATHS, MOST_NAMES, MOST_OPAQUE = 20, 1000, 100_000
-_SCALARS = frozenset({type(None), bool, int, float, str, bytes, bytearray})
+_SCALARS = JSON_SCALARS | {bytes, bytearray}
 
 
 @dataclass(frozen=True, slots=True)

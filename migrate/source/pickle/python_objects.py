@@ -24,7 +24,7 @@ from .decoding import (
     is_global,
     plain,
 )
-from .nodes import ABSENT, Call, Dict, Global, WrongError, forms_of, kind_of
+from .nodes import ABSENT, JSON_SCALARS, Call, Dict, Global, WrongError, forms_of, kind_of
 from .tree import Array, Buffer, Constant, DictNode, ListNode, Opaque
 
 _BUILTINS = ("builtins",)
@@ -48,7 +48,7 @@ def distinct(keys: list[Any]) -> list[Any]:
 
     The machine has compared those that are spelled out; what calls make is known only here.
     """
-    if _SPELLED_OUT.issuperset(map(type, keys)):
+    if JSON_SCALARS.issuperset(map(type, keys)):
         return keys
     try:
         forms, _ = forms_of([_compared(key) for key in keys])
@@ -62,13 +62,10 @@ def distinct(keys: list[Any]) -> list[Any]:
     return keys
 
 
-_SPELLED_OUT = frozenset({str, int, float, bool, type(None)})
-
-
 def _compared(key: Any) -> Any:
     """A key as the machine reads it where it is spelled out; other objects by identity."""
     kind = type(key)
-    if kind in _SPELLED_OUT or kind is bytes:
+    if kind in JSON_SCALARS or kind is bytes:
         return key
     if kind is complex:
         return ("", "complex", repr(key)) if key.imag else key.real

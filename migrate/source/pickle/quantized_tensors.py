@@ -29,7 +29,7 @@ from .decoding import (
     integers,
     plain,
 )
-from .nodes import ABSENT, METHOD, Call, Dict, kind_of
+from .nodes import ABSENT, JSON_SCALARS, METHOD, Call, Dict, kind_of
 from .tree import (
     NEW,
     NUMBERINGS,
@@ -119,7 +119,6 @@ ENUMS = ((_OLDEST_ENUM, "DType"), ("transformer_engine_torch", "DType"), (_NEWES
 _FORMAT_ENUM = ("transformer_engine_torch", "Float8BlockScaleTensorFormat")
 # every object looks through them, and many may share one quantizer
 MOST_FIELDS = 64
-_SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 def tensor(call: Call, parts: list[Any], _: Decoding) -> Composite:
@@ -328,13 +327,13 @@ def _options(given: dict[str, Any], quantizer: Any) -> dict[str, Any]:
             continue
         if name == "data_format" and value is not None:
             value = integer(value, (_FORMAT_ENUM,))[0]
-        if type(value) not in _SCALARS:
+        if type(value) not in JSON_SCALARS:
             raise ContradictionError(f"a quantized tensor whose {name} is not a scalar")
         if not name.startswith("_"):
             out[name] = value
     if quantizer is not None:
         for key, value in quantizer.fields.pairs:
-            if type(value) in _SCALARS and value is not None:
+            if type(value) in JSON_SCALARS and value is not None:
                 out.setdefault(key, value)
     return out
 
@@ -369,7 +368,7 @@ def quantizer(call: Call, parts: list[Any], _: Decoding) -> Described:
         if type(value) is Opaque:
             raise NestedError(value)
         if type(key) is not str or not (
-            type(value) in _SCALARS or type(value) in (TensorRecord, Described, Constant)
+            type(value) in JSON_SCALARS or type(value) in (TensorRecord, Described, Constant)
         ):
             raise ForeignError("a quantizer that holds more than scalars and tensors")
         if type(value) is Described and (len(value.items) != 1 or value.fields is not None):
@@ -508,7 +507,7 @@ def _activations(fields: dict[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in fields.items()
-        if type(value) in _SCALARS and key not in ("block_size", "_is_param")
+        if type(value) in JSON_SCALARS and key not in ("block_size", "_is_param")
     }
 
 
@@ -517,9 +516,9 @@ def _flat(value: Any) -> bool:
     kind = type(value)
     if kind is ListNode:
         return len(value.items) <= _MOST_ITEMS and all(
-            type(item) in _SCALARS for item in value.items
+            type(item) in JSON_SCALARS for item in value.items
         )
-    return kind in _SCALARS or kind is Constant or kind is Described
+    return kind in JSON_SCALARS or kind is Constant or kind is Described
 
 
 def described(call: Call, parts: list[Any], _: Decoding) -> Described:

@@ -23,7 +23,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...core.errors import fail, listed, option, printable
-from .nodes import ABSENT, Call, Dict, Global, Set
+from .nodes import ABSENT, JSON_SCALARS, Call, Dict, Global, Set
 
 # the dtypes of quantized tensors in each numbering, named by its first release
 NUMBERINGS: dict[str, dict[int, str]] = {
@@ -175,7 +175,7 @@ ITEMSIZE: dict[str, int] = {
 }  # fmt: skip
 
 # plain values, which hold nothing else
-SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
+SCALARS = JSON_SCALARS | {complex, bytes, bytearray}
 
 # No checkpoint has more places, and a few bytes that refer to each other could name far more.
 MOST_PLACES = 5_000_000
