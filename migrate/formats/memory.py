@@ -11,35 +11,27 @@ wrappers and meta tensors too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ..core.errors import Report, fail, listed, printable
 from ..core.spec import ALIASES, BITS, PACKED, Spec, spec
 from ..elements.raw import is_dtensor, is_plain_class
-from ..source.blobs import Blob, Stored
+from ..source.blobs import Blob, FilelessBlob, Stored
 from ..source.index import Index, SideFile
 
 # nothing on disk is in this format
 FORMAT = None
 
 
-class MemoryBlob:
+class MemoryBlob(FilelessBlob):
     """The bytes of one storage. Those of another device are copied to the CPU range by range."""
 
     __slots__ = ("_bytes", "_storage", "name", "size")
-    identity = None
 
     def __init__(self, name: str, content: Any, storage: Any = None) -> None:
         """`content` is a flat uint8 array of numpy, or None and `storage` is torch's."""
         self.name, self._bytes, self._storage = name, content, storage
         self.size = int(content.nbytes if storage is None else storage.nbytes())
-
-    def fileno(self) -> int | None:
-        return None
-
-    def hold(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from `offset`; M905 if the storage was resized meanwhile."""
@@ -63,7 +55,7 @@ class MemoryBlob:
             np.frombuffer(buffer, np.uint8)[:] = self._bytes[offset:end]
 
 
-class ObjectBlob:
+class ObjectBlob(FilelessBlob):
     """The elements of a tensor that is more than its bytes, or has none: made when they are read,
     and kept for one reading on.
 
@@ -71,17 +63,10 @@ class ObjectBlob:
     """
 
     __slots__ = ("_made", "_value", "name", "size")
-    identity = None
 
     def __init__(self, name: str, value: Any, size: int) -> None:
         self.name, self.size, self._value = name, size, value
         self._made: Any = None
-
-    def fileno(self) -> int | None:
-        return None
-
-    def hold(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         import numpy as np

@@ -60,9 +60,19 @@ class _Refusals:
         self._refuse = refuse
         self._lost: list[dict[str, Any]] = []
 
-    def add(self, refused: RefusedGroup, names: Sequence[str], values: Sequence[Any]) -> None:
-        self._lost.append(dict(zip(names, values, strict=True)))
-        self._refuse(refused)
+    def add(
+        self,
+        keys: tuple[str, ...],
+        rule: DirectedRule,
+        step: CompiledCall,
+        error: OpError,
+        bound: Sequence[str],
+        values: tuple[Any, ...],
+        items: list[Item],
+    ) -> None:
+        found = _diagnose(rule, step, error, bound, values, items)
+        self._lost.append(dict(zip(bound, values, strict=True)))
+        self._refuse(RefusedGroup(keys, found))
 
     def explain(self, names: Sequence[str], values: Sequence[Any]) -> bool:
         """Whether something refused before would have belonged to the group with these values."""
@@ -330,11 +340,7 @@ def _each(
         try:
             (made,), met = views.trace(step, [item.tensor], 1, rule.label, item.keys)
         except OpError as error:
-            refusals.add(
-                RefusedGroup(item.keys, _diagnose(rule, step, error, bound, item.values, [item])),
-                bound,
-                item.values,
-            )
+            refusals.add(item.keys, rule, step, error, bound, item.values, [item])
             continue
         _collect(rule, met, item.keys, checks)
         program = item.program
@@ -358,11 +364,7 @@ def _decide(
         try:
             decided = decide(step, item)
         except OpError as error:
-            refusals.add(
-                RefusedGroup(item.keys, _diagnose(rule, step, error, bound, item.values, [item])),
-                bound,
-                item.values,
-            )
+            refusals.add(item.keys, rule, step, error, bound, item.values, [item])
             continue
         if decided is None or (decided.args is None and decided.outputs):
             out.append(item._replace(values=(*item.values, "")))
@@ -473,11 +475,7 @@ def _part(
                 )
             made, met = views.trace(step, [item.tensor], parts, rule.label, item.keys)
         except OpError as error:
-            refusals.add(
-                RefusedGroup(item.keys, _diagnose(rule, step, error, bound, item.values, [item])),
-                bound,
-                item.values,
-            )
+            refusals.add(item.keys, rule, step, error, bound, item.values, [item])
             continue
         _collect(rule, met, item.keys, checks)
         values = listed_values if listed_values is not None else range(start, start + parts)
@@ -525,14 +523,8 @@ def _join(
             error = OpError(
                 "M207", f"{step.name} over {{{capture}}}: two members are numbered {values[at]}"
             )
-            refusals.add(
-                RefusedGroup(
-                    item.keys,
-                    _diagnose(rule, step, error, rest, group, [members[values[at]], item]),
-                ),
-                rest,
-                group,
-            )
+            both = [members[values[at]], item]
+            refusals.add(item.keys, rule, step, error, rest, group, both)
             continue
         members[values[at]] = item
     out = []
@@ -554,13 +546,7 @@ def _join(
         except OpError as error:
             keys = tuple(k for m in members.values() for k in m.keys)
             if error.code != "M207" or not refusals.explain(rest, group):
-                refusals.add(
-                    RefusedGroup(
-                        keys, _diagnose(rule, step, error, rest, group, list(members.values()))
-                    ),
-                    rest,
-                    group,
-                )
+                refusals.add(keys, rule, step, error, rest, group, list(members.values()))
             continue
         _collect(rule, met, keys, checks)
         program = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING
 from typing import Annotated, Any, Literal
 
@@ -129,24 +129,27 @@ def _choices(value: Any) -> tuple[Any, ...]:
     )
 
 
+def _not_captures(names: Iterable[Any]) -> list[Problem]:
+    return [
+        Problem(
+            "M114",
+            f"`{printable(name)}` is not the name of a capture",
+            "write it without braces",
+            (name,),
+            key=True,
+        )
+        for name in names
+        if not fits(CAPTURE, name)
+    ]
+
+
 def _optional(value: Any) -> bool | tuple[str, ...] | dict[str, tuple[str, ...]]:
     if isinstance(value, bool):
         return value
     if isinstance(value, yaml.PlainScalar) and (truth := yaml.boolean(value)) is not None:
         return truth
     if isinstance(value, Mapping):
-        bad = [
-            Problem(
-                "M114",
-                f"`{printable(name)}` is not the name of a capture",
-                "write it without braces",
-                (name,),
-                key=True,
-            )
-            for name in value
-            if not fits(CAPTURE, name)
-        ]
-        if bad:
+        if bad := _not_captures(value):
             refuse(bad)
         return {str(name): words for name, words in each(value, _alternatives).items()}
     if not isinstance(value, (list, tuple)) or not all(
@@ -175,17 +178,7 @@ def _edge(value: Any) -> tuple[str, str]:
 
 def _map(value: Any) -> dict[str, dict[str, str | None]]:
     hint = "remove it, or list its values"
-    bad = [
-        Problem(
-            "M114",
-            f"`{printable(name)}` is not the name of a capture",
-            "write it without braces",
-            (name,),
-            key=True,
-        )
-        for name in mapping(value)
-        if not fits(CAPTURE, name)
-    ]
+    bad = _not_captures(mapping(value))
     bad += [
         Problem("M114", f"the map of {{{printable(name)}}} is empty", hint, (name,), key=True)
         for name, words in value.items()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -40,25 +39,18 @@ from ..rules.examples import GivenTensor, RuleTest, expand, flat, shape_of
 from ..rules.files import LAYOUTS, LoadedFile, files_below
 from ..rules.loading import check_ids, read_files
 from ..rules.model import RuleFile
-from ..source.blobs import Blob, Stored, chunk_at
+from ..source.blobs import Blob, FilelessBlob, Stored, chunk_at
 from ..source.index import Index, SideFile
 
 
-class GivenBlob:
+class GivenBlob(FilelessBlob):
     """The packed bytes of one tensor."""
 
     __slots__ = ("_bytes", "_make", "name", "size")
-    identity = None
 
     def __init__(self, name: str, size: int, make: Callable[[], bytes | memoryview]) -> None:
         self.name, self.size, self._make = name, size, make
         self._bytes: bytes | memoryview | None = None
-
-    def fileno(self) -> int | None:
-        return None
-
-    def hold(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         if self._bytes is None:

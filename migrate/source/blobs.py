@@ -346,21 +346,27 @@ def release(descriptor: int) -> None:
         os.close(descriptor)
 
 
-class BytesBlob:
-    """Bytes in memory as a blob: an archive that lies within another."""
+class FilelessBlob:
+    """What blobs that lie in memory have in common: no file."""
 
-    __slots__ = ("_content", "name", "size")
+    __slots__ = ()
     identity = None
-
-    def __init__(self, name: str, content: bytes | bytearray | memoryview) -> None:
-        self.name, self.size = name, len(content)
-        self._content = content
 
     def fileno(self) -> int | None:
         return None
 
     def hold(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+
+class BytesBlob(FilelessBlob):
+    """Bytes in memory as a blob: an archive that lies within another."""
+
+    __slots__ = ("_content", "name", "size")
+
+    def __init__(self, name: str, content: bytes | bytearray | memoryview) -> None:
+        self.name, self.size = name, len(content)
+        self._content = content
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from `offset`; M905 if there are not so many bytes."""
