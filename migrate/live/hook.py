@@ -22,7 +22,7 @@ from ..core.errors import Diagnostic, MigrateError, fail, listed, plural, printa
 from ..core.templates import matches
 from ..core.types import PathLike
 from ..elements.raw import is_plain_class
-from ..extra_state.states import States
+from ..extra_state.states import States, lift_states
 from ..formats import memory
 from ..planning.lineages import apart, files_of, lineages_of
 from ..planning.path import find_path
@@ -33,7 +33,6 @@ from ..rules.lineage import mixes
 from ..running.prepare import side_reader
 from ..running.resources import memory_of, resolve_device
 from ..running.stamp import Stamp
-from ..running.state_objects import lift_states
 from ..source.index import Index
 from ..source.jsontext import collector_paused
 from ..source.pickle.tree import PARAMETER
@@ -340,7 +339,7 @@ class _Hook:
         migration = make() if signature is None else self._recent.get(signature, make)
 
         def again() -> MemorySource:
-            lift_states(source(), migration.migration_path)
+            lift_states(source(), migration.migration_path.decided_patterns())
             return source()
 
         plain = signature is not None and signature[0]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from .. import ops
 from ..core import log
 from ..core.errors import (
     Diagnostic,
@@ -25,7 +26,7 @@ from ..core.errors import (
     printable,
     together,
 )
-from ..core.keys import parse
+from ..core.keys import Pattern, parse
 from ..extra_state.states import States
 from ..rules import params as parameters
 from ..rules.compiled import compile_file_once
@@ -81,6 +82,18 @@ class MigrationPath:
         found, a file was named.
         """
         return remarks(origin for origin in self.origins if origin["origin"] != "file")
+
+    def decided_patterns(self) -> list[Pattern]:
+        """What rules name whose ops decide about each tensor by what it holds: extra states."""
+        return [
+            pattern
+            for step in self.steps
+            for compiled, _ in step.rules
+            if not step.backwards
+            and any(ops.get(call.op).kind == "decide" for call in compiled.rule.via)
+            for pattern in compiled.sources.values()
+            if not pattern.params
+        ]
 
     def check_output(
         self, outputs: Mapping[str, Tensor], read_side: ReadSide, report: Report

@@ -11,7 +11,7 @@ from ..core import log
 from ..core.errors import Report, command, fail, option, printable
 from ..core.templates import list_collapsed
 from ..core.types import __version__
-from ..extra_state.states import States
+from ..extra_state.states import States, lift_states
 from ..ops.base import ValueOp
 from ..planning import optimizers
 from ..planning.bind import BindContext
@@ -92,15 +92,8 @@ def compose_for(
 ) -> Composition:
     index = source.index
     beside = bool(index.items) or index.tree is not None
-    if beside and any(
-        ops.get(call.op).kind == "decide"
-        for step in migration_path.steps
-        for rule, _ in step.rules
-        for call in rule.rule.via
-    ):
-        from .state_objects import lift_states
-
-        lift_states(source, migration_path)
+    if beside and (patterns := migration_path.decided_patterns()):
+        lift_states(source, patterns)
 
     def same_bytes(key: str, present: Tensor, made: Tensor) -> bool:
         from .checks import tensors_equal
