@@ -8,13 +8,12 @@ writes: zip archives that any torch.load reads, by name of huggingface_hub's sha
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import CheckpointError, Report, fail, listed, printable
-from ..core.spec import ALIASES, BITS, PACKED, Spec, spec
+from ..core.spec import BITS, PACKED, Spec
 from ..source import zip_archive
 from ..source.blobs import FileBlob, Stored
 from ..source.index import FileSource, Index, Source
@@ -38,7 +37,6 @@ from ..source.pickle.tree import (
     dotted,
     holders,
     inside,
-    joined,
 )
 from ..source.shards import (
     INDEX,
@@ -58,11 +56,16 @@ from ..source.target import Target, items_of, node_of, outside_prefix
 from ..source.tree import (
     CheckpointTree,
     FileTree,
+    TensorForm,
     choose_table,
     dropped_note,
     flatten_table,
     is_state,
+    name_tensors_outside,
+    place_tensor,
     prune,
+    refuse_same_names,
+    tensor_form,
     tensors_of,
     tensors_outside,
 )
@@ -695,22 +698,16 @@ def _table(
     """The tensors of the dict that rules work on, and their keys by identity."""
     table = part.table
     held = tensors_of(table)
-    known: dict[tuple[Any, ...], _Form] = {}
+    known: dict[tuple[Any, ...], TensorForm] = {}
     tensors: dict[str, Stored] = {}
     for key, record in held:
         sort = (record.dtype, record.shape, record.strides)
         form = known.get(sort)
         if form is None:
-            form = known[sort] = _form(*sort)
-        tensors[key] = _stored(record, form, places[record.storage.key], number)
+            form = known[sort] = tensor_form(*sort)
+        tensors[key] = place_tensor(record, form, places[record.storage.key], number)
     if len(tensors) < len(held):
-        counts = Counter(key for key, _ in held)
-        twice = sorted(key for key, count in counts.items() if count > 1)
-        fail(
-            "M956",
-            f"{label}: a tensor has the same name as a part of an object beside it: "
-            f"{listed(twice, 4)}",
-        )
+        refuse_same_names(held, label)
     return tensors, {id(record): key for key, record in held}
 
 
@@ -718,62 +715,14 @@ def _others(
     part: FileTree, places: Mapping[str, ArchiveRecord], number: int
 ) -> tuple[dict[str, Stored], dict[int, str]]:
     """Tensors of all other places by path, and their paths by identity; shared ones are in both."""
-    others: dict[str, Stored] = {}
-    paths: dict[int, str] = {}
-    counts: dict[str, int] = {}
-    for path, record in tensors_outside(part.root, part.table):
-        if id(record) in paths:
-            continue
-        name = base = printable(joined(path, 520), 500)
-        while name in others:
-            counts[base] = again = counts.get(base, 1) + 1
-            name = f"{base}#{again}"
-        others[name] = _stored(
+    named = name_tensors_outside(part)
+    others = {
+        name: place_tensor(
             record,
-            _form(record.dtype, record.shape, record.strides),
+            tensor_form(record.dtype, record.shape, record.strides),
             places[record.storage.key],
             number,
         )
-        paths[id(record)] = name
-    return others, paths
-
-
-class _Form(NamedTuple):
-    """What many tensors of a file have in common. `empty`: nothing of it is shared."""
-
-    spec: Spec
-    strides: tuple[int, ...] | None
-    itemsize: int
-    empty: bool
-
-
-def _form(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> _Form:
-    packed, expected = True, 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        packed = packed and (size == 1 or stride == expected)
-        expected *= size
-    if dtype == PACKED:
-        shape, strides = (*shape[:-1], 2 * shape[-1]), (*(2 * s for s in strides[:-1]), 1)
-    return _Form(
-        spec(ALIASES.get(dtype, dtype), shape),
-        None if packed else strides,
-        ITEMSIZE[dtype],
-        0 in shape,
-    )
-
-
-def _stored(record: TensorRecord, form: _Form, place: ArchiveRecord, number: int) -> Stored:
-    """Where a tensor of one file lies."""
-    if form.empty:
-        return Stored(form.spec, number, place.offset)
-    # all fields at once: the named tuple's own function takes three times as long
-    return tuple.__new__(
-        Stored,
-        (
-            form.spec,
-            number,
-            place.offset + record.offset * form.itemsize,
-            form.strides,
-            (number, place.name),
-        ),
-    )
+        for name, record in named
+    }
+    return others, {id(record): name for name, record in named}

@@ -10,15 +10,17 @@ dict.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import fail, listed, option, plural, printable
-from .blobs import StoredTensor
+from ..core.spec import ALIASES, PACKED, Spec, spec
+from .blobs import Stored, StoredTensor
 from .pickle.nodes import Set
 from .pickle.tree import (
+    ITEMSIZE,
     SCALARS,
     Composite,
     DictNode,
@@ -350,6 +352,77 @@ def tensors_outside(
                 for key, child in reversed(held)
             ]
     return out
+
+
+def refuse_same_names(held: list[tuple[str, TensorRecord]], label: str) -> NoReturn:
+    """M956 for the tensors of a dict that have the same key."""
+    counts = Counter(key for key, _ in held)
+    twice = sorted(key for key, count in counts.items() if count > 1)
+    fail(
+        "M956",
+        f"{label}: a tensor has the same name as a part of an object beside it: {listed(twice, 4)}",
+    )
+
+
+def name_tensors_outside(part: FileTree) -> list[tuple[str, TensorRecord]]:
+    """(name, tensor) of those unseen by rules, each tensor once: its path, and a number where
+    another one has the same path, as keys have dots.
+    """
+    out: dict[str, TensorRecord] = {}
+    met: set[int] = set()
+    counts: dict[str, int] = {}
+    for path, record in tensors_outside(part.root, part.table):
+        if id(record) in met:
+            continue
+        name = base = printable(joined(path, 520), 500)
+        while name in out:
+            counts[base] = again = counts.get(base, 1) + 1
+            name = f"{base}#{again}"
+        out[name] = record
+        met.add(id(record))
+    return list(out.items())
+
+
+class TensorForm(NamedTuple):
+    """What many tensors of a file have in common. `empty`: nothing of it is shared."""
+
+    spec: Spec
+    strides: tuple[int, ...] | None
+    itemsize: int
+    empty: bool
+
+
+def tensor_form(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> TensorForm:
+    """The form of a tensor of torch's `dtype`; without strides if it is row-major."""
+    packed, expected = True, 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        packed = packed and (size == 1 or stride == expected)
+        expected *= size
+    if dtype == PACKED:
+        shape, strides = (*shape[:-1], 2 * shape[-1]), (*(2 * s for s in strides[:-1]), 1)
+    return TensorForm(
+        spec(ALIASES.get(dtype, dtype), shape),
+        None if packed else strides,
+        ITEMSIZE[dtype],
+        0 in shape,
+    )
+
+
+def place_tensor(record: TensorRecord, form: TensorForm, place: Any, number: int) -> Stored:
+    """Where a tensor of one file lies; `place` is the record of its storage in the archive."""
+    if form.empty:
+        return Stored(form.spec, number, place.offset)
+    # all fields at once: the named tuple's own function takes three times as long
+    return tuple.__new__(
+        Stored,
+        (
+            form.spec,
+            number,
+            place.offset + record.offset * form.itemsize,
+            form.strides,
+            (number, place.name),
+        ),
+    )
 
 
 def tensor_records(roots: list[Any]) -> Iterator[TensorRecord]:

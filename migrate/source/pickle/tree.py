@@ -399,9 +399,13 @@ def joined(path: tuple[Any, ...], most: int) -> str:
     return ".".join(parts)
 
 
+# the path of what holds all others
+TOP = "the top"
+
+
 def dotted(path: tuple[Any, ...]) -> str:
     """A path for messages, printable and cut."""
-    return printable(joined(path, 200)) if path else "the top"
+    return printable(joined(path, 200)) if path else TOP
 
 
 def inside(value: Any) -> list[tuple[Any, Any]]:
