@@ -26,23 +26,15 @@ from .base import Format as Format
 __all__ = ["FORMATS", "Format", "get", "open"]
 
 
-# files of torch.distributed.checkpoint, and what Megatron puts beside them
-_DATA, _COMMON = ".distcp", "common.pt"
-_ONE_FILE = (
-    "if you trust it: `python -m torch.distributed.checkpoint.format_utils "
-    "dcp_to_torch FOLDER FILE.pt` unpickles it and writes one file"
-)
-_LEGACY = (
-    "Megatron-LM writes the format that can be read: its arguments ckpt_convert_format "
-    "(torch) and ckpt_convert_save say so"
-)
+# files of torch.distributed.checkpoint
+_DATA, _DCP = ".distcp", "dcp"
 # `memory` has no place on disk: its FORMAT is None
 FORMATS: Registry[Format | None] = Registry("migrate.formats", "migrate.formats", "FORMAT")
 
 
 def open(path: PathLike, allow_links: bool = False, at: str | None = None) -> Source:  # noqa: A001 - formats.open reads well
     """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows
-    it, M937 for DCP, else M9xx.
+    it, else M9xx.
 
     `path` is a file, an index file or a folder. `allow_links` follows links to files wherever they
     lead. `at` is the dict in a nested checkpoint that rules shall work on.
@@ -66,55 +58,21 @@ def open(path: PathLike, allow_links: bool = False, at: str | None = None) -> So
 
 def _pick(place: Place) -> Format:
     builtin = FORMATS.builtin()
-    parts: list[str] = []
-    if any(name == METADATA or name.endswith(_DATA) for name in place.names):
-        parts = _distributed(place)
+    chunks = any(name == METADATA or name.endswith(_DATA) for name in place.names)
+    # no file beside `.metadata` is the checkpoint, and without chunks its format is not asked
+    asked = (_DCP,) if chunks and not _left_over(place) else filter(_DCP.__ne__, builtin)
     # third parties are asked only about what no built-in knows: the scan for entry points is slow
-    found = (None if parts else _surest(place, builtin)) or _surest(
-        place, [n for n in FORMATS.names() if n not in builtin]
-    )
-    if found is None and parts:
-        _not_read_yet(place, parts)
-    return found or _unknown(place)
-
-
-def _distributed(place: Place) -> list[str]:
-    """The files of torch.distributed.checkpoint, none where they are left over beside others: no
-    file beside them is the checkpoint.
-    """
-    parts = [name for name in place.names if name == METADATA or name.endswith(_DATA)]
     return (
-        parts
-        if METADATA in parts or not any(name.endswith(".safetensors") for name in place.names)
-        else []
+        _surest(place, asked)
+        or _surest(place, [n for n in FORMATS.names() if n not in builtin])
+        or _unknown(place)
     )
 
 
-def _not_read_yet(place: Place, parts: list[str]) -> NoReturn:
-    folder = place.path if place.file is None else os.path.dirname(place.path) or "."
-    where, own = (
-        printable(folder, 240),
-        place.names if place.file is None else tuple(place.folder.names()),
-    )
-    if METADATA not in own:
-        what = f"{where}: files of torch.distributed.checkpoint without their `{METADATA}`"
-        lost = (
-            "saving it was interrupted, or it was copied in part: take an earlier checkpoint, "
-            "or fetch it again"
-        )
-        fail("M937", what, notes=(f"it holds {listed(parts, 4)}",), help=lost)
-    what, way = (
-        f"{where}: a folder of torch.distributed.checkpoint (DCP), which cannot be read yet",
-        _ONE_FILE,
-    )
-    if _COMMON in own:
-        what, way = f"{what}; Megatron calls this format torch_dist", _LEGACY
-    count = plural(sum(name.endswith(_DATA) for name in own), f"{_DATA} file")
-    fail(
-        "M937",
-        what,
-        notes=(f"it holds `{METADATA}` and {count}; no file beside them is the checkpoint",),
-        help=way,
+def _left_over(place: Place) -> bool:
+    """Whether the data files are what is left of a checkpoint, beside one of another format."""
+    return METADATA not in place.names and any(
+        name.endswith(".safetensors") for name in place.names
     )
 
 

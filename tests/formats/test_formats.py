@@ -94,55 +94,35 @@ class TestFoldersOfDistributedCheckpoints:
         (found,) = caught.value.diagnostics
         return found.code, found.render()
 
-    def test_are_named_and_not_read_as_a_file_beside_their_metadata(self, folder):
-        code, said = self.refused(folder)
-        assert code == "M937"
-        assert (
-            "iter_0000010: a folder of torch.distributed.checkpoint (DCP), which cannot be read yet"
-            in said
-        )
-        assert "1 .distcp file" in said
-        assert "dcp_to_torch" in said
+    def test_are_read_whatever_files_of_torch_save_lie_beside(self, folder):
         torch.save({"args": {"w": torch.ones(1)}, "iteration": 10}, folder / "common.pt")
-        code, said = self.refused(folder)
-        assert (code, "torch_dist" in said, "ckpt_convert_format (torch)" in said) == (
-            "M937",
-            True,
-            True,
-        )
-        save_file({"x": torch.ones(1)}, folder / "model.safetensors")
-        assert self.refused(folder)[0] == "M937"
+        for path in (folder, folder / ".metadata"):
+            with formats.open(path) as source:
+                assert (source.format, list(source.index.tensors)) == ("dcp", ["w"])
+                assert source.index.left_out == ("common.pt",)
 
-    def test_are_named_by_each_of_their_own_files(self, folder):
-        for name in (".metadata", "__0_0.distcp"):
-            code, said = self.refused(folder / name)
-            assert (code, "iter_0000010: a folder of" in said) == ("M937", True)
+    def test_and_safetensors_at_once_are_two_checkpoints(self, folder):
+        save_file({"x": torch.ones(1)}, folder / "model.safetensors")
+        code, said = self.refused(folder)
+        assert code == "M915"
+        for path in (folder / ".metadata", folder / "model.safetensors"):
+            assert str(path) in said
+        with formats.open(folder / ".metadata") as source:
+            assert list(source.index.tensors) == ["w"]
+        with formats.open(folder / "model.safetensors") as source:
+            assert list(source.index.tensors) == ["x"]
+
+    def test_are_more_than_one_of_their_data_files(self, folder):
+        code, said = self.refused(folder / "__0_0.distcp")
+        assert (code, "a part of the distributed checkpoint in" in said) == ("M937", True)
 
     def test_without_metadata_are_incomplete(self, folder):
         (folder / ".metadata").unlink()
         torch.save({"iteration": 10}, folder / "common.pt")
-        code, said = self.refused(folder)
-        assert (code, "without their `.metadata`" in said) == ("M937", True)
+        for path in (folder, folder / "__0_0.distcp"):
+            code, said = self.refused(path)
+            assert (code, "without their `.metadata`" in said) == ("M937", True)
         # left over beside a checkpoint of another format
         save_file({"x": torch.ones(1)}, folder / "model.safetensors")
         with formats.open(folder) as source:
             assert source.index.left_out == ("__0_0.distcp", "common.pt")
-
-    def test_are_for_a_third_party_that_reads_them(self, folder, monkeypatch):
-        class Reader:
-            name = "dcp"
-
-            def sniff(self, place):
-                return 2 * (".metadata" in place.names)
-
-            def open(self, place):
-                place.close()
-                return opened
-
-        opened = SimpleNamespace(format="dcp", index=SimpleNamespace(files=(), tensors={}))
-        reader, builtin, get = Reader(), formats.FORMATS.builtin(), formats.FORMATS.get
-        monkeypatch.setattr(formats.FORMATS, "names", lambda: [*builtin, "dcp"])
-        monkeypatch.setattr(
-            formats.FORMATS, "get", lambda name: reader if name == "dcp" else get(name)
-        )
-        assert formats.open(folder) is opened

@@ -1,0 +1,415 @@
+"""The archives in the data files of torch.distributed.checkpoint: one for each chunk of a tensor
+and one for each value that is no tensor.
+
+Each of them is what torch.save writes, and is read where it stands. The general reader takes a
+third of a millisecond for one, and there may be hundreds of thousands. But torch writes the
+archives of equal chunks in equal bytes, the elements apart: what differs are the CRC-32 of the
+elements and, since torch 2.1, the archive's own identity, a line of 40 digits with its CRC-32. So
+the general reader reads the first archive of a form, and another one is recognised by its bytes:
+the head up to the elements is equal, and so is the tail behind them but for these fields, which
+agree with each other. Whatever differs is read by the general reader again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from struct import Struct
+from typing import Any, NamedTuple
+
+from ..core.errors import CheckpointError, Report, printable
+from ..core.spec import BITS
+from ..source import zip_archive
+from ..source.blobs import ChunkedTensor, FileBlob, Stored, StoredTensor
+from ..source.pickle.dcp_metadata import BytesEntry, SavedChunk, SavedPart, TensorEntry
+from ..source.pickle.machine import read_pickle
+from ..source.pickle.nodes import ARCHIVE
+from ..source.pickle.policy import Decoded, Outside, decode
+from ..source.pickle.tree import ITEMSIZE, Composite, LocalShard, Opaque, TensorRecord
+from ..source.target import NOWHERE
+from ..source.tree import PACKED, TensorForm, place_tensor, tensor_form, tensor_records
+from ..source.unread import StreamPlace
+from ..source.zip_archive import DESCRIPTOR_SIGN, END, ENTRY, FULL, Archive, ArchiveRecord, crc32
+
+# archives that are no larger are read at once
+_SMALL = 1 << 13
+# forms of chunks that are equal in dtype, shape and length; more are no regular writer's
+_MOST_FORMS = 8
+_IDENTITY = ".data/serialization_id"
+_DATA = "data/0"
+_CRC = Struct("<I")
+_PLAIN = (frozenset(ITEMSIZE) & frozenset(BITS)) | {PACKED}
+
+
+class ArchiveForm(NamedTuple):
+    """What the archives of many chunks have in common; offsets count from the archive's begin, in
+    bytes.
+
+    The elements are the `size` bytes behind `head`, the tensor's first one is `first` bytes after
+    it. `fixed` are stretches of the tail with what stands there, `sums` where the CRC-32 of the
+    elements stands in it, `identity` where the identity does (None without), `identity_sums` where
+    its CRC-32 does.
+    """
+
+    stored: TensorForm
+    record: TensorRecord
+    head: bytes
+    size: int
+    first: int
+    tail: int
+    fixed: tuple[tuple[int, int, bytes], ...]
+    sums: tuple[int, ...]
+    identity: tuple[int, int] | None
+    identity_sums: tuple[int, ...]
+
+
+class SavedValue(NamedTuple):
+    """What one archive holds: the decoded value, and where its stream and storages lie."""
+
+    value: Any
+    outside: tuple[Outside, ...]
+    written: StreamPlace
+
+
+class SavedTensor(NamedTuple):
+    """One tensor: what stands for it in the tree, and where its elements lie.
+
+    `stored` is None where no output can hold it; `archives` are those of its chunks then.
+    """
+
+    leaf: Any
+    stored: StoredTensor | None
+    archives: tuple[SavedValue, ...] = ()
+
+
+class ChunkReader:
+    """Reads the archives of one checkpoint. `blobs`: a data file's name -> its number and itself.
+
+    `placed` are the tensors inside of values and objects, by the identity of their records. What is
+    wrong is added to `report`, each message under the name that `label` gives a file.
+    """
+
+    def __init__(
+        self, blobs: Mapping[str, tuple[int, FileBlob]], label: Callable[[str], str], report: Report
+    ) -> None:
+        self.placed: dict[int, Stored] = {}
+        self.unsummed = 0
+        self._blobs, self._label, self._report = blobs, label, report
+        self._forms: dict[tuple[str, tuple[int, ...], int], list[ArchiveForm]] = {}
+        # (blob, offset, bytes, CRC-32) of each record
+        self._sums: list[tuple[int, int, int, int]] = []
+
+    def sums(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """(blob, offset) -> length and CRC-32 of all records of elements."""
+        return {(blob, offset): (size, crc) for blob, offset, size, crc in self._sums}
+
+    def value(self, key: str, entry: BytesEntry) -> SavedValue | None:
+        """The value of an entry that is no tensor; None, and a problem, if it cannot be read."""
+        try:
+            archive, decoded, number = self._general(key, entry.part)
+        except CheckpointError as error:
+            self._report.diagnostics += error.diagnostics
+            return None
+        return self._kept(archive, decoded, number)
+
+    def tensor(self, key: str, entry: TensorEntry) -> SavedTensor | None:
+        """The tensor of an entry; None, and a problem, if it is not what `.metadata` says."""
+        chunks: list[Stored] = []
+        starts: list[tuple[int, ...]] = []
+        first: tuple[TensorRecord, Stored] | None = None
+        others: list[SavedValue] = []
+        try:
+            for chunk, part in zip(entry.chunks, entry.parts, strict=True):
+                found = self._chunk(key, entry, chunk, part)
+                if found is None:
+                    return None
+                if isinstance(found, SavedValue):
+                    others.append(found)
+                    continue
+                first = first or found
+                if 0 not in chunk.sizes:
+                    chunks.append(found[1])
+                    starts.append(chunk.offsets)
+        except CheckpointError as error:
+            self._report.diagnostics += error.diagnostics
+            return None
+        if others:
+            return self._unusual(key, entry, others)
+        if first is None:
+            self._report.add("M938", f"{printable(key)}: has no chunk")
+            return None
+        record, stored = first
+        leaf = tuple.__new__(
+            TensorRecord,
+            (
+                entry.dtype,
+                NOWHERE,
+                0,
+                entry.shape,
+                record.strides,
+                entry.requires_grad,
+                *record[6:],
+            ),
+        )
+        if not chunks:
+            # nothing but empty chunks: where the first of them is
+            whole = tensor_form(entry.dtype, entry.shape, record.strides)
+            return SavedTensor(leaf, Stored(whole.spec, stored.blob, stored.offset))
+        if len(chunks) == 1:
+            return SavedTensor(leaf, chunks[0])
+        whole = tensor_form(entry.dtype, entry.shape, record.strides)
+        if entry.dtype == PACKED:
+            starts = [(*start[:-1], 2 * start[-1]) for start in starts]
+        order = sorted(range(len(chunks)), key=starts.__getitem__)
+        return SavedTensor(
+            leaf,
+            ChunkedTensor(
+                whole.spec, tuple(chunks[n] for n in order), tuple(starts[n] for n in order)
+            ),
+        )
+
+    def _unusual(
+        self, key: str, entry: TensorEntry, others: list[SavedValue]
+    ) -> SavedTensor | None:
+        """A tensor whose archives hold an object made of tensors, or what no output can hold."""
+        value = others[0].value
+        what = (
+            f"objects ({printable(value.encoding.name)})"
+            if type(value) is Composite
+            else "tensors with attributes"
+            if type(value) is TensorRecord and value.state is not None
+            else None
+        )
+        if what is not None and len(entry.chunks) > 1:
+            self._report.add(
+                "M938",
+                f"{printable(key)}: its {len(entry.chunks)} chunks are {what}, and such chunks "
+                "cannot be joined",
+                help="save it from one rank, or save full_tensor() of it",
+            )
+            return None
+        return SavedTensor(value, None, tuple(others))
+
+    def _chunk(
+        self, key: str, entry: TensorEntry, chunk: SavedChunk, part: SavedPart
+    ) -> tuple[TensorRecord, Stored] | SavedValue | None:
+        """The record of a chunk and where it lies. What is no plain tensor comes as the value that
+        it is.
+        """
+        number, blob = self._blobs[part.file]
+        dtype = entry.dtype
+        known = self._forms.get((dtype, chunk.sizes, part.length))
+        if known is not None:
+            for form in known:
+                said = recognise(form, blob, part.offset, part.length)
+                if said >= 0:
+                    return form.record, self._place(form, number, part.offset, said or None)
+        archive, decoded, number = self._general(key, part)
+        record = decoded.tree
+        if type(record) is not TensorRecord:
+            return self._odd(key, chunk, part, archive, decoded, number)
+        if (record.dtype, record.shape) != (dtype, chunk.sizes):
+            self._contradicts(
+                key,
+                chunk,
+                part,
+                f"{record.dtype} of shape {list(record.shape)}, and .metadata says {dtype} of "
+                f"shape {list(chunk.sizes)}",
+            )
+            return None
+        if (
+            record.dtype not in _PLAIN
+            or record.conjugate
+            or record.negative
+            or (record.state is not None and len(entry.chunks) > 1)
+            or decoded.outside
+            or (dtype == PACKED and record.shape[-1:] != (1,) and record.strides[-1:] != (1,))
+        ):
+            return self._kept(archive, decoded, number)
+        form = learn_form(blob, part.offset, part.length, archive, record)
+        if form.fixed and (known is None or len(known) < _MOST_FORMS):
+            self._forms.setdefault((dtype, chunk.sizes, part.length), []).append(form)
+        crc = archive.records[f"data/{record.storage.key}"].crc
+        return record, self._place(form, number, part.offset, crc)
+
+    def _place(self, form: ArchiveForm, number: int, start: int, crc: int | None) -> Stored:
+        at = start + len(form.head)
+        if form.size:
+            if crc is None:
+                self.unsummed += 1
+            else:
+                self._sums.append((number, at, form.size, crc))
+        spec, strides, _, _ = form.stored
+        # all fields at once: the named tuple's own function takes three times as long
+        return tuple.__new__(Stored, (spec, number, at + form.first, strides, None))
+
+    def _odd(
+        self,
+        key: str,
+        chunk: SavedChunk,
+        part: SavedPart,
+        archive: Archive,
+        decoded: Decoded,
+        number: int,
+    ) -> SavedValue | None:
+        value = decoded.tree
+        if type(value) is Composite:
+            if value.encoding.shape != chunk.sizes:
+                self._contradicts(
+                    key,
+                    chunk,
+                    part,
+                    f"an object of shape {list(value.encoding.shape)}, and .metadata says "
+                    f"{list(chunk.sizes)}",
+                )
+                return None
+            return self._kept(archive, decoded, number)
+        if type(value) in (Opaque, LocalShard) or decoded.outside:
+            return self._kept(archive, decoded, number)
+        count = sum(1 for _ in tensor_records([value]))
+        self._contradicts(
+            key, chunk, part, f"{count} tensors in a value, and a chunk is one tensor by itself"
+        )
+        return None
+
+    def _contradicts(self, key: str, chunk: SavedChunk, part: SavedPart, what: str) -> None:
+        self._report.add(
+            "M938",
+            f"{self._label(part.file)}: {printable(key)}: the archive at byte {part.offset} for "
+            f"the chunk at {list(chunk.offsets)} holds {what}",
+        )
+
+    def _general(self, key: str, part: SavedPart) -> tuple[Archive, Decoded, int]:
+        """What an archive holds, by the readers for all archives. CheckpointError as of a file."""
+        number, blob = self._blobs[part.file]
+        label = f"{self._label(part.file)}: {printable(key)}"
+        archive = zip_archive.read_archive(blob, start=part.offset, size=part.length, label=label)
+        stream = zip_archive.read_record(blob, archive.records["data.pkl"], ARCHIVE.size, label)
+        nodes = read_pickle(stream, ARCHIVE, name=f"{label}: data.pkl", persistent=True)
+        sizes = {n[5:]: r.size for n, r in archive.records.items() if n.startswith("data/")}
+        return archive, decode(nodes, label, sizes), number
+
+    def _kept(self, archive: Archive, decoded: Decoded, number: int) -> SavedValue:
+        """The value of an archive; its tensors are in `placed` from now on."""
+        places = {n[5:]: r for n, r in archive.records.items() if n.startswith("data/")}
+        for place in places.values():
+            if place.crc is not None and place.size:
+                self._sums.append((number, place.offset, place.size, place.crc))
+            elif place.size:
+                self.unsummed += 1
+        for record in tensor_records([decoded.tree]):
+            if record.dtype in _PLAIN:
+                form = tensor_form(record.dtype, record.shape, record.strides)
+                place = places[record.storage.key]
+                # each archive has a `data/0` of its own
+                self.placed[id(record)] = place_tensor(
+                    record, form, place._replace(name=str(place.offset)), number
+                )
+        stream = archive.records["data.pkl"]
+        written = StreamPlace(number, (stream.offset, stream.size), places, decoded.hidden)
+        return SavedValue(decoded.tree, decoded.outside, written)
+
+
+def learn_form(
+    blob: FileBlob, start: int, length: int, archive: Archive, record: TensorRecord
+) -> ArchiveForm:
+    """What other archives have in common with this one, which was read and holds one tensor.
+
+    Without `fixed` where too little is known of how it was written to recognise another one.
+    """
+    data = archive.records[f"data/{record.storage.key}"]
+    head = blob.read(start, data.offset - start)
+    behind = data.offset + data.size - start
+    tail = blob.read(start + behind, length - behind)
+    form = tensor_form(record.dtype, record.shape, record.strides)
+    made = ArchiveForm(
+        form,
+        record,
+        head,
+        data.size,
+        record.offset * form.itemsize,
+        len(tail),
+        (),
+        (),
+        None,
+        (),
+    )
+    identity = archive.records.get(_IDENTITY)
+    entries = _checksums(tail, behind)
+    sums, identity_sums = (
+        _sums_of(one, archive.root, tail, start + behind, entries)
+        for one in (data if data.size else None, identity)
+    )
+    if sums is None or identity_sums is None:
+        return made
+    open_ = [(at, at + 4) for at in (*sums, *identity_sums)]
+    line = None
+    if identity is not None:
+        line = (at := identity.offset - start - behind, at + identity.size)
+        open_.append(line)
+    fixed, before = [], 0
+    for begin, end in (*sorted(open_), (len(tail), len(tail))):
+        fixed.append((before, begin, tail[before:begin]))
+        before = end
+    return made._replace(fixed=tuple(fixed), sums=sums, identity=line, identity_sums=identity_sums)
+
+
+def _checksums(tail: bytes, begin: int) -> dict[bytes, int]:
+    """Where in the tail the CRC-32 of each record stands in the directory, by the record's name.
+    `begin` is the tail's offset in the archive, which the general reader has read.
+    """
+    *_, count, _, at, _ = END.unpack(tail[-END.size :])
+    found: dict[bytes, int] = {}
+    # beyond 4 GiB the directory's place stands elsewhere
+    if at == FULL or at < begin:
+        return found
+    at -= begin
+    for _ in range(count):
+        *_, name, extra, _, _, _, _, _ = ENTRY.unpack_from(tail, at)
+        found[tail[at + ENTRY.size : at + ENTRY.size + name]] = at + 16
+        at += ENTRY.size + name + extra
+    return found
+
+
+def _sums_of(
+    record: ArchiveRecord | None, root: str, tail: bytes, begin: int, entries: Mapping[bytes, int]
+) -> tuple[int, ...] | None:
+    """Where the CRC-32 of a record stands in the tail, whose first byte is at `begin` of the blob:
+    behind the record and in the directory. Nothing for no record, None if that is not known.
+    """
+    if record is None:
+        return ()
+    behind = record.offset + record.size - begin
+    entry = entries.get(f"{root}/{record.name}".encode())
+    if entry is None or behind < 0 or tail[behind : behind + 4] != DESCRIPTOR_SIGN:
+        return None
+    return behind + 4, entry
+
+
+def recognise(form: ArchiveForm, blob: FileBlob, start: int, length: int) -> int:
+    """The CRC-32 of the elements in the archive at `start` if it is of this form, 0 where none was
+    recorded; -1 if it is of another one.
+    """
+    head = len(form.head)
+    if length <= _SMALL:
+        whole = blob.read(start, length)
+        first, tail = whole[:head], whole[length - form.tail :]
+    else:
+        first, tail = blob.read(start, head), blob.read(start + length - form.tail, form.tail)
+    if first != form.head:
+        return -1
+    for begin, end, fixed in form.fixed:
+        if tail[begin:end] != fixed:
+            return -1
+    if form.identity is not None:
+        begin, end = form.identity
+        said = _CRC.pack(crc32(tail[begin:end]))
+        for at in form.identity_sums:
+            if tail[at : at + 4] != said:
+                return -1
+    if not form.sums:
+        return 0
+    at, other = form.sums
+    if tail[at : at + 4] != tail[other : other + 4]:
+        return -1
+    found: int = _CRC.unpack_from(tail, at)[0]
+    return found

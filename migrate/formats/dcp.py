@@ -1,0 +1,313 @@
+"""A folder of torch.distributed.checkpoint (DCP): `.metadata`, and data files with the chunks.
+
+`.metadata` says which tensors there are, how each is cut into chunks and where the archive of each
+chunk lies; how the elements lie in an archive, only the archive tells. All of them are opened, and
+what contradicts `.metadata` is refused. Its `planner_data` gives the nested dict that was saved,
+which is the tree of this checkpoint as that of a `.pt` file is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..core.errors import CheckpointError, Report, fail, listed, printable
+from ..core.spec import Spec
+from ..source.blobs import FileBlob, Identity, StoredTensor
+from ..source.index import FileSource, Index, Source
+from ..source.jsontext import collector_paused
+from ..source.paths import METADATA, Folder, Place, look_beside, read_history
+from ..source.pickle.dcp_metadata import Metadata, read_metadata
+from ..source.pickle.nodes import METADATA as LIMITS
+from ..source.pickle.policy import Outside
+from ..source.pickle.tree import SCALARS, TOP, TensorRecord, inside
+from ..source.target import Target, items_of, outside_prefix
+from ..source.tree import (
+    CheckpointTree,
+    FileTree,
+    RemovedEntry,
+    choose_table,
+    dropped_note,
+    flatten_table,
+    name_tensors_outside,
+    prune,
+    refuse_same_names,
+    tensors_of,
+)
+from ..source.unread import Unread, unread_entries
+from ._dcpchunks import ChunkReader, SavedValue
+from ._dcptree import build_tree, gaps_note
+from .torchzip import unfit
+
+if TYPE_CHECKING:
+    from ..source.shards import Naming
+    from ..source.target import TargetTree
+
+DATA = ".distcp"
+_DATA_FILES = (DATA, ".safetensors")
+# problems that are collected before nothing more is read
+_ENOUGH = 20
+
+
+class Dcp:
+    """The format: `sniff`, `open` and `describe` as `formats.Format` asks."""
+
+    name = "dcp"
+
+    def sniff(self, place: Place) -> int:
+        if place.file is not None:
+            return 2 if place.file.name == METADATA or place.file.name.endswith(DATA) else 0
+        if METADATA in place.names:
+            return 2
+        return int(any(name.endswith(DATA) for name in place.names))
+
+    def open(self, place: Place) -> Source:
+        """The checkpoint in a folder, which may be given by its `.metadata`: M901, M905, M907, M914
+        to M917, M930 to M938, M940 to M942, M945.
+        """
+        if place.file is not None:
+            if place.file.name != METADATA:
+                _refuse_part(place)
+            place.file.close()
+        else:
+            _check_alone(place)
+        folder = place.folder
+        if METADATA not in folder.names():
+            refuse_without_metadata(place)
+        metadata, watched = _read_metadata(folder)
+        blobs: list[FileBlob] = []
+        try:
+            report = Report()
+            for name in metadata.files:
+                try:
+                    blobs.append(folder.open(name))
+                except CheckpointError as error:
+                    report.diagnostics += error.diagnostics
+            report.check()
+            beside = look_beside(folder, frozenset((METADATA, *metadata.files)))
+            with collector_paused():
+                index = _index(metadata, blobs, folder, place.at)
+            index = replace(index, side_files=beside.side_files, left_out=beside.left_out)
+            return FileSource(
+                place.path,
+                "dcp",
+                index,
+                blobs,
+                history=read_history(folder, tuple(folder.names())),
+                side=beside.read,
+                watched={**beside.identities, **watched},
+                locate=folder.locate,
+                release=folder.close,
+            )
+        except BaseException:
+            for blob in blobs:
+                blob.close()
+            raise
+
+    def describe(
+        self,
+        specs: Mapping[str, Spec],
+        *,
+        folder: bool,
+        max_shard_size: int,
+        metadata: Mapping[str, str],
+        stamp: str | None,
+        origins: Any = None,
+        ranks: Naming | None = None,
+        tree: TargetTree | None = None,
+        last: Container[str] = (),
+    ) -> Target:
+        fail("M916", "folders of torch.distributed.checkpoint cannot be written yet")
+
+
+FORMAT = Dcp()
+
+
+def _check_alone(place: Place) -> None:
+    """M915 where safetensors lie beside `.metadata`: either could be the checkpoint."""
+    if others := [
+        n for n in place.names if n.endswith((".safetensors", ".safetensors.index.json"))
+    ]:
+        label = place.folder.label("")
+        fail(
+            "M915",
+            f"{label}: holds a distributed checkpoint and {listed(others, 4)}, so it is unclear "
+            "which of them is meant",
+            help=f"give the path of one: {place.folder.label(METADATA)} or "
+            f"{place.folder.label(others[0])}",
+        )
+
+
+def _refuse_part(place: Place) -> NoReturn:
+    """M937 for a data file, which is no checkpoint by itself."""
+    folder = place.folder.label("")
+    if METADATA in place.folder.names():
+        fail(
+            "M937",
+            f"{printable(place.path, 240)}: a part of the distributed checkpoint in {folder}",
+            help="give the path of the folder",
+        )
+    refuse_without_metadata(place)
+
+
+def refuse_without_metadata(place: Place) -> NoReturn:
+    """M937 for data files without their `.metadata`."""
+    held = [name for name in place.folder.names() if name.endswith(DATA)]
+    fail(
+        "M937",
+        f"{place.folder.label('')}: files of torch.distributed.checkpoint without their "
+        f"`{METADATA}`",
+        notes=(f"it holds {listed(held, 4)}",),
+        help="saving it was interrupted, or it was copied in part: take an earlier checkpoint, or "
+        "fetch it again",
+    )
+
+
+def _read_metadata(folder: Folder) -> tuple[Metadata, dict[str, Identity]]:
+    """The contents of `.metadata`, and what the file is."""
+    blob = folder.open(METADATA)
+    try:
+        label = folder.label(METADATA)
+        if blob.size > LIMITS.size:
+            fail("M914", f"{label}: has {blob.size:,} bytes, allowed are {LIMITS.size:,}")
+        data = blob.read(0, blob.size)
+        found = {blob.name: blob.identity}
+    finally:
+        blob.close()
+    sizes = {
+        name: held.size
+        for name in folder.names()
+        if name.endswith(_DATA_FILES) and (held := folder.locate(name)) is not None
+    }
+    return read_metadata(data, label, sizes), found
+
+
+def _index(metadata: Metadata, blobs: Sequence[FileBlob], folder: Folder, at: str | None) -> Index:
+    """What the folder holds. Everything that contradicts `.metadata` comes out at once."""
+    report = Report()
+    reader = ChunkReader(
+        {blob.name: (number, blob) for number, blob in enumerate(blobs)}, folder.label, report
+    )
+    leaves: dict[str, Any] = {}
+    # by the identity of a leaf: where its elements lie, or the archives that it was read from
+    placed: dict[int, StoredTensor] = {}
+    archives: dict[int, tuple[SavedValue, ...]] = {}
+    outside: list[Outside] = []
+    for key, entry in metadata.tensors.items():
+        saved = reader.tensor(key, entry)
+        if saved is None:
+            if len(report.diagnostics) >= _ENOUGH:
+                break
+            continue
+        leaves[key] = saved.leaf
+        if saved.stored is not None:
+            placed[id(saved.leaf)] = saved.stored
+        if saved.archives:
+            archives[id(saved.leaf)] = saved.archives
+            outside += [one for held in saved.archives for one in _named(held.outside, key)]
+    for key, value in metadata.bytes.items():
+        if len(report.diagnostics) >= _ENOUGH:
+            break
+        held = reader.value(key, value)
+        if held is not None:
+            leaves[key] = held.value
+            # equal numbers and texts are one object
+            if type(held.value) not in SCALARS:
+                archives[id(held.value)] = (held,)
+            outside += _named(held.outside, key)
+    report.check()
+    label = folder.label(METADATA)
+    root, gaps = build_tree(leaves, metadata.planner, label, report)
+    report.check()
+    left_out, more = unfit(root)
+    outside += more
+    notes, unread = [], {}
+    if left_out or outside:
+        root, gone = prune(root, left_out)
+        notes += [dropped_note([printable(one.path) for one in gone])] * bool(gone)
+        unread = _unread(gone, archives)
+    where = folder.label("")
+    part = flatten_table(FileTree(root, choose_table(root, at, where)), where)
+    if part.nested_dicts:
+        nested = f"`{printable('.'.join(part.at))}`" if part.at else "the checkpoint"
+        notes.append(f"{nested} is made of dicts; rules see their keys joined by dots")
+    if gaps:
+        notes.append(gaps_note(gaps))
+    if reader.unsummed:
+        notes.append(
+            f"{reader.unsummed} stored chunks have no checksum; damage to them would not be noticed"
+        )
+    if unused := sum(blob.size for blob in blobs) - _used(metadata):
+        notes.append(f"{unused:,} bytes of the data files belong to no entry")
+    placed.update(reader.placed)
+    held_in_table = tensors_of(part.table)
+    tensors = {name: placed[id(record)] for name, record in held_in_table}
+    if len(tensors) < len(held_in_table):
+        refuse_same_names(held_in_table, where)
+    names = {id(record): name for name, record in held_in_table}
+    table = part.table
+    plain = table is root and all(type(value) is TensorRecord for _, value in table.pairs)
+    carried: dict[str, StoredTensor] = {}
+    if not plain and (beside := name_tensors_outside(part)):
+        prefix = outside_prefix(tensors)
+        carried = {prefix + name: placed[id(record)] for name, record in beside}
+        names.update({id(record): prefix + name for name, record in beside})
+    return Index(
+        tensors,
+        metadata.files,
+        items={} if plain else dict(items_of(part)),
+        tree=CheckpointTree((part,), names, carried, {}),
+        outside=tuple(outside),
+        unread=unread,
+        notes=tuple(notes),
+        sums=reader.sums,
+    )
+
+
+def _used(metadata: Metadata) -> int:
+    """The bytes that entries name, of all data files."""
+    parts = [part for entry in metadata.tensors.values() for part in entry.parts]
+    parts += [entry.part for entry in metadata.bytes.values()]
+    return sum(part.length for part in parts)
+
+
+def _named(outside: Iterable[Outside], key: str) -> list[Outside]:
+    """What an archive holds outside of the allow-list, with the entry's key before each path."""
+    return [
+        replace(one, paths=tuple(key if path == TOP else f"{key}.{path}" for path in one.paths))
+        for one in outside
+    ]
+
+
+def _unread(
+    gone: Iterable[RemovedEntry], archives: Mapping[int, tuple[SavedValue, ...]]
+) -> dict[str, Unread]:
+    """The entries that were left out, by path. One that holds several archives is as many."""
+    origins: dict[int, SavedValue] = {}
+    for several in archives.values():
+        for saved in several:
+            stack = [saved.value]
+            while stack:
+                node = stack.pop()
+                if type(node) not in SCALARS and id(node) not in origins:
+                    origins[id(node)] = saved
+                    stack += [child for _, child in inside(node)]
+    out: dict[str, Unread] = {}
+    for removed in gone:
+        stack = [removed.value]
+        while stack:
+            node = stack.pop()
+            if id(node) not in origins:
+                stack += [child for _, child in reversed(inside(node))]
+                continue
+            for saved in archives.get(id(node), (origins[id(node)],)):
+                value = saved.value if id(node) in archives else node
+                one = removed._replace(value=value)
+                for path, found in unread_entries([one], saved.written).items():
+                    name, count = path, 1
+                    while name in out:
+                        count += 1
+                        name = f"{path}#{count}"
+                    out[name] = found
+    return out

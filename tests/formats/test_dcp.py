@@ -1,0 +1,321 @@
+"""Folders of torch.distributed.checkpoint, written by stock torch: what they hold, and where."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from dcp_folders import Box, rows, save, tensor_of
+
+from migrate import formats
+from migrate.core.errors import CheckpointError
+from migrate.source.blobs import ChunkedTensor, Stored, chunks_of
+from migrate.source.zip_archive import crc32
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+
+def seeded(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    made = torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape) + 1)) * 100
+    return made.to(dtype)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(
+        a.contiguous().flatten().view(torch.uint8), b.contiguous().flatten().view(torch.uint8)
+    )
+
+
+def refused(path: Path, **options: Any) -> list[str]:
+    """What the folder is refused with: code and message of each diagnostic."""
+    with pytest.raises(CheckpointError) as caught:
+        formats.open(path, **options)
+    return [f"{d.code}: {d.message}" for d in caught.value.diagnostics]
+
+
+TRAINING = {
+    "model": {"layers.0.w": seeded(4, 3), "layers.1.w": seeded(5, 3), "norm": seeded(3)},
+    "optimizer": {
+        "state": {"layers.0.w": {"step": torch.tensor(3.0), "exp_avg": seeded(4, 3)}},
+        "param_groups": [{"lr": 0.1, "betas": (0.9, 0.95), "params": ["layers.0.w"]}],
+    },
+    "step": 7,
+    "name": "run",
+}
+
+
+def test_planner_data_is_the_tree_that_was_saved(tmp_path: Path) -> None:
+    with formats.open(save(tmp_path / "c", TRAINING)) as source:
+        index = source.index
+        assert (source.format, index.files) == ("dcp", ("__0_0.distcp",))
+        assert list(index.tensors) == ["layers.0.w", "layers.1.w", "norm"]
+        for key, stored in index.tensors.items():
+            assert same(tensor_of(source, stored), TRAINING["model"][key])  # type: ignore[index]
+        kept = index.passed_through
+        state = TRAINING["optimizer"]["state"]["layers.0.w"]  # type: ignore[index]
+        assert {f"/optimizer.state.layers.0.w.{name}": True for name in ("step", "exp_avg")} == {
+            key: same(tensor_of(source, at), state[key.rpartition(".")[2]])
+            for key, at in kept.items()
+        }
+        assert index.items == {
+            "optimizer.param_groups.0.lr": 0.1,
+            "optimizer.param_groups.0.betas.0": 0.9,
+            "optimizer.param_groups.0.betas.1": 0.95,
+            "optimizer.param_groups.0.params.0": "layers.0.w",
+            "step": 7,
+            "name": "run",
+        }
+        assert (index.outside, index.notes, index.side_files, index.left_out) == ((), (), (), ())
+        sums = index.sums()
+        assert len(sums) == 5
+        for (blob, offset), (size, crc) in sums.items():
+            assert crc32(_bytes(source, blob, offset, size)) == crc
+
+
+def _bytes(source: Any, blob: int, offset: int, size: int) -> bytearray:
+    raw = bytearray(size)
+    source.blobs[blob].readinto(offset, memoryview(raw))
+    return raw
+
+
+def test_at_names_the_dict_that_rules_work_on(tmp_path: Path) -> None:
+    folder = save(tmp_path / "c", {**TRAINING, "ema": {"layers.0.w": seeded(4, 3)}})
+    with formats.open(folder, at="ema") as source:
+        assert list(source.index.tensors) == ["layers.0.w"]
+        assert "/model.layers.0.w" in source.index.passed_through
+    assert refused(folder, at="model.x")[0].startswith("M945: ")
+
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64,
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.uint16, torch.float8_e8m0fnu,
+]  # fmt: skip
+
+
+def test_every_dtype_and_small_shape(tmp_path: Path) -> None:
+    state = {str(dtype).rpartition(".")[2]: seeded(5, 2, dtype=dtype) for dtype in DTYPES}
+    state |= {"scalar": torch.tensor(2.5), "none": torch.ones(0, 3), "one": torch.ones(1)}
+    with formats.open(save(tmp_path / "c", state)) as source:
+        assert source.index.tensors.keys() == state.keys()
+        for key, stored in source.index.tensors.items():
+            assert same(tensor_of(source, stored), state[key]), key
+
+
+# a 2 by 2 mesh over rows and columns of [6, 4]
+MESH: list[Box] = [([0, 0], [4, 2]), ([0, 2], [4, 2]), ([4, 0], [2, 2]), ([4, 2], [2, 2])]
+CUTS = {
+    "even": ((6, 4), rows((6, 4), [3, 3])),
+    "uneven": ((7, 3), rows((7, 3), [3, 3, 1])),
+    "columns": ((4, 6), rows((4, 6), [4, 2], dim=1)),
+    "mesh": ((6, 4), MESH),
+    "deep": ((2, 3, 4), rows((2, 3, 4), [1, 3], dim=2)),
+    "vector": ((5,), rows((5,), [2, 2, 1])),
+}
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_chunks_of_every_cut(tmp_path: Path, files: int) -> None:
+    state = {name: seeded(*shape) for name, (shape, _) in CUTS.items()}
+    boxes = {f"m.{name}": boxes for name, (_, boxes) in CUTS.items()}
+    folder = save(tmp_path / "c", {"m": state}, boxes, files=files)
+    with formats.open(folder, at="m") as source:
+        assert len(source.index.files) == files
+        for name, (_, cut) in CUTS.items():
+            stored = source.index.tensors[name]
+            assert isinstance(stored, ChunkedTensor)
+            assert stored.starts == tuple(sorted(tuple(offsets) for offsets, _ in cut))
+            assert same(tensor_of(source, stored), state[name]), name
+        sums = source.index.sums()
+        every = [chunk for stored in source.index.tensors.values() for chunk in chunks_of(stored)]
+        assert all((chunk.blob, chunk.offset) in sums for chunk in every)
+    # what stock torch makes of the same files
+    loaded = {"m": {name: torch.zeros_like(t) for name, t in state.items()}}
+    dcp.load(loaded, checkpoint_id=folder)
+    assert all(same(loaded["m"][name], t) for name, t in state.items())
+
+
+def test_an_empty_chunk_is_no_place(tmp_path: Path) -> None:
+    state = {"a": seeded(4, 2), "b": seeded(3)}
+    boxes = {"a": rows((4, 2), [2, 2, 0]), "b": rows((3,), [3, 0])}
+    with formats.open(save(tmp_path / "c", state, boxes)) as source:
+        a, b = source.index.tensors["a"], source.index.tensors["b"]
+        assert isinstance(a, ChunkedTensor)
+        assert a.starts == ((0, 0), (2, 0))
+        # one that has elements is all of the tensor
+        assert isinstance(b, Stored)
+        assert same(tensor_of(source, a), state["a"])
+        assert same(tensor_of(source, b), state["b"])
+
+
+def test_strides_are_those_in_the_archive(tmp_path: Path) -> None:
+    whole = seeded(4, 6)
+    state = {"t": whole.t(), "cut": whole.t()}
+    boxes = {"cut": rows((6, 4), [2, 4], dim=0)}
+    with formats.open(save(tmp_path / "c", state, boxes)) as source:
+        stored = source.index.tensors["t"]
+        assert isinstance(stored, Stored)
+        assert stored.strides == (1, 6)
+        for key in state:
+            assert same(tensor_of(source, source.index.tensors[key]), state[key])
+
+
+def test_packed_numbers_count_as_two(tmp_path: Path) -> None:
+    raw = torch.arange(24, dtype=torch.uint8).reshape(4, 6)
+    state = {"p": raw.view(torch.float4_e2m1fn_x2)}
+    with formats.open(save(tmp_path / "c", state)) as source:
+        (stored,) = source.index.tensors.values()
+        assert isinstance(stored, Stored)
+        assert (stored.spec.dtype, stored.spec.shape) == ("float4_e2m1fn", (4, 12))
+        assert _bytes(source, stored.blob, stored.offset, 24) == raw.numpy().tobytes()
+
+
+def test_without_planner_data_keys_are_flat(tmp_path: Path) -> None:
+    folder = save(tmp_path / "c", {"model.w": torch.ones(2), "step": 3}, flatten_state_dict=False)
+    with formats.open(folder) as source:
+        assert list(source.index.tensors) == ["model.w"]
+        assert source.index.items == {"step": 3}
+
+
+def test_lists_come_back_as_lists(tmp_path: Path) -> None:
+    state = {"l": [torch.ones(1), {"a": torch.zeros(2)}, 5], "w": {"x": seeded(2, 2)}}
+    with formats.open(save(tmp_path / "c", state), at="w") as source:
+        assert list(source.index.passed_through) == ["/l.0", "/l.1.a"]
+        assert source.index.items == {"l.2": 5}
+
+
+def test_a_place_that_no_entry_fills_is_said(tmp_path: Path) -> None:
+    # torch loses empty dicts
+    state = {"l": [{}, {"a": torch.zeros(2)}], "w": {"x": seeded(2, 2)}}
+    with formats.open(save(tmp_path / "c", state), at="w") as source:
+        assert source.index.notes == ("lists with places that no entry fills, read as None: l",)
+        assert source.index.items == {"l.0": None}
+
+
+def test_requires_grad_is_that_of_metadata(tmp_path: Path) -> None:
+    state = {"a": torch.ones(2, requires_grad=True), "b": torch.ones(2)}
+    with formats.open(save(tmp_path / "c", state)) as source:
+        assert source.index.tree is not None
+        leaves = dict(source.index.tree.parts[0].root.pairs)
+        assert {key: leaf.requires_grad for key, leaf in leaves.items()} == {"a": True, "b": False}
+
+
+class Setting:
+    """A class that is not known."""
+
+
+def test_what_is_outside_of_the_allow_list_is_left_out_and_named(tmp_path: Path) -> None:
+    state = {
+        "w": {"x": seeded(2, 2)},
+        "plain": 1,
+        "odd": Setting(),
+        "pair": (torch.ones(3), Setting()),
+        "list": [torch.ones(2), Setting()],
+    }
+    with formats.open(save(tmp_path / "c", state)) as source:
+        index = source.index
+        assert [(one.name, one.count) for one in index.outside] == [("test_dcp.Setting", 1)] * 3
+        assert [one.paths for one in index.outside] == [("odd",), ("pair.1",), ("list.1",)]
+        assert index.unread.keys() == {"odd", "pair", "list"}
+        assert index.items == {"plain": 1}
+        assert list(index.passed_through) == []
+        assert index.notes == ("dropped, because they are outside the allow-list: odd, pair, list",)
+
+
+def test_bytes_that_no_entry_names_are_counted(tmp_path: Path) -> None:
+    folder = save(tmp_path / "c", {"w": torch.ones(2)})
+    with (folder / "__0_0.distcp").open("ab") as file:
+        file.write(bytes(1000))
+    (folder / "__9_0.distcp").write_bytes(b"left by an earlier save")
+    with formats.open(folder) as source:
+        assert source.index.notes == ("1,000 bytes of the data files belong to no entry",)
+        assert source.index.left_out == ("__9_0.distcp",)
+
+
+def test_the_stamp_and_side_files_lie_beside(tmp_path: Path) -> None:
+    folder = save(tmp_path / "c", {"w": torch.ones(2)})
+    (folder / "migrate.history.json").write_text("{}")
+    (folder / "config.json").write_text("{}")
+    with formats.open(folder) as source:
+        assert source.history == b"{}"
+        assert [one.path for one in source.index.side_files] == ["config.json"]
+        assert source.identities().keys() == {".metadata", "__0_0.distcp", "config.json"}
+
+
+def edit(folder: Path, change: Any) -> None:
+    """Changes what `.metadata` holds; tests trust the file that they have written."""
+    path = folder / ".metadata"
+    found = pickle.loads(path.read_bytes())
+    change(found)
+    path.write_bytes(pickle.dumps(found))
+
+
+def test_what_contradicts_metadata_is_refused_all_at_once(tmp_path: Path) -> None:
+    state = {name: seeded(4, 2) for name in ("fine", "dtype", "shape", "swapped", "two")}
+    folder = save(tmp_path / "c", state | {"pair": (torch.ones(4, 2), torch.ones(4, 2))})
+
+    def change(metadata: Any) -> None:
+        entries, places = metadata.state_dict_metadata, metadata.storage_data
+        entries["dtype"].properties.dtype = torch.int32
+        entries["shape"].size = torch.Size((2, 4))
+        entries["shape"].chunks[0].sizes = torch.Size((2, 4))
+        at = {index.fqn: index for index in places}
+        places[at["two"]] = places.pop(at["pair"])
+        del entries["pair"], metadata.planner_data["pair"]
+
+    edit(folder, change)
+    found = refused(folder)
+    assert len(found) == 3
+    for key, said in (
+        ("dtype", "holds float32 of shape [4, 2], and .metadata says int32 of shape [4, 2]"),
+        ("shape", "holds float32 of shape [4, 2], and .metadata says float32 of shape [2, 4]"),
+        ("two", "holds 2 tensors in a value, and a chunk is one tensor by itself"),
+    ):
+        assert any(f": {key}: " in line and said in line for line in found), (key, found)
+
+
+def test_a_truncated_missing_or_foreign_data_file_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "c", {"w": seeded(4, 2)})
+    path = folder / "__0_0.distcp"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    (found,) = refused(folder)
+    assert found.startswith("M938: ")
+    assert f"which has {len(whole) - 1:,}" in found
+    path.write_bytes(bytes(len(whole)))
+    (found,) = refused(folder)
+    assert found.startswith("M940: ")
+    path.unlink()
+    (found,) = refused(folder)
+    assert "lies in __0_0.distcp, which is missing" in found
+    (tmp_path / "elsewhere").write_bytes(whole)
+    path.symlink_to(tmp_path / "elsewhere")
+    (found,) = refused(folder)
+    assert found.startswith("M907: ")
+    with formats.open(folder, allow_links=True) as source:
+        assert list(source.index.tensors) == ["w"]
+
+
+def test_keys_that_collide_once_nested_are_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "c", {"a": {"b": torch.ones(1)}, "c": torch.ones(2)})
+
+    def change(metadata: Any) -> None:
+        # a key without a path stands at the root
+        metadata.planner_data["a.b"] = ("c", "b")
+        del metadata.planner_data["c"]
+
+    edit(folder, change)
+    (found,) = refused(folder)
+    assert "c: another entry stands at its place `c` in the nested dict" in found
+
+
+def test_a_data_file_that_changed_since_is_noticed(tmp_path: Path) -> None:
+    folder = save(tmp_path / "c", {"w": seeded(4, 2)})
+    with formats.open(folder) as source:
+        source.check_unchanged()
+        (folder / ".metadata").write_bytes(b"")
+        with pytest.raises(CheckpointError, match=r"\.metadata: changed while it was read"):
+            source.check_unchanged()
