@@ -145,7 +145,12 @@ def flatten_table(part: FileTree, label: str) -> FileTree:
     is flat. M945 if it cannot be.
     """
     table = part.table
-    if table is None or _flat(table) or not _workable(table):
+    if (
+        table is None
+        or _flat(table)
+        or (not part.at and model_at_root(table))
+        or not _workable(table)
+    ):
         return part
     made, nests = flatten(table, label)
     return part._replace(root=replace_dict(part.root, table, made), nested_dicts=nests)
@@ -211,6 +216,8 @@ def choose_table(  # noqa: RET503 - what fails does not return
     M945 if `at` leads to none, or if several could be meant.
     """
     found = _candidates(root)
+    if at in (None, "", ".") and () not in found and model_at_root(root):
+        return ()
     if at is not None:
         path = _given(root, at)
         if path is None or (found and path not in found and not _workable(dict_at(root, path))):
@@ -242,6 +249,33 @@ def choose_table(  # noqa: RET503 - what fails does not return
         notes=notes,
         help=raise_help,
     )
+
+
+def model_at_root(root: Any) -> bool:
+    """Whether the tensors of a model stand at the root itself, beside the state of its optimizer,
+    as torchtitan saves them.
+
+    What else holds tensors there has counters only: tensors without dimensions.
+    """
+    if type(root) is not DictNode:
+        return False
+    weights = optimizer = False
+    for key, value in root.pairs:
+        kind = type(value)
+        if type(key) is not str:
+            return False
+        if kind is TensorRecord:
+            weights = weights or bool(value.shape)
+        elif kind is Composite:
+            weights = True
+        elif (kind is DictNode or kind is ListNode) and not is_object(key, value):
+            for record in tensor_records([value]):
+                if "optim" in key.lower():
+                    optimizer = True
+                    break
+                if record.shape:
+                    return False
+    return weights and optimizer
 
 
 def _workable(node: DictNode | None) -> bool:

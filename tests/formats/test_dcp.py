@@ -90,6 +90,47 @@ def test_at_names_the_dict_that_rules_work_on(tmp_path: Path) -> None:
     assert refused(folder, at="model.x")[0].startswith("M945: ")
 
 
+# as torchtitan spells it
+TORCHTITAN = {
+    "tok_embeddings.weight": seeded(6, 4),
+    "layers.0.attention.wq.weight": seeded(4, 4),
+    "optimizer": {
+        "state.layers.0.attention.wq.weight.exp_avg": seeded(4, 4),
+        "param_groups.layers.0.attention.wq.weight.lr": 0.1,
+    },
+    "lr_scheduler": {"last_epoch": 3},
+    "train_state": {"step": torch.tensor(5, dtype=torch.int32), "ntokens_seen": torch.tensor(7)},
+    "dataloader": {"dp_rank_0": b"\x80\x04N."},
+}
+
+
+@pytest.mark.parametrize("at", [None, "."])
+def test_a_model_at_the_root_is_found_beside_its_optimizer(tmp_path: Path, at: str | None) -> None:
+    with formats.open(save(tmp_path / "c", TORCHTITAN), at=at) as source:
+        assert list(source.index.tensors) == [
+            "tok_embeddings.weight",
+            "layers.0.attention.wq.weight",
+        ]
+        assert list(source.index.passed_through) == [
+            "/optimizer.state.layers.0.attention.wq.weight.exp_avg",
+            "/train_state.step",
+            "/train_state.ntokens_seen",
+        ]
+        assert source.index.items == {
+            "optimizer.param_groups.layers.0.attention.wq.weight.lr": 0.1,
+            "lr_scheduler.last_epoch": 3,
+            "dataloader.dp_rank_0": {"bytes": "gAROLg=="},
+        }
+    folder = save(tmp_path / "d", TORCHTITAN | {"ema": {"tok_embeddings.weight": seeded(6, 4)}})
+    # another dict of weights may be meant as well
+    assert refused(folder)[0].startswith("M945: ")
+
+
+def test_the_optimizer_at_the_side_of_a_root_model_is_named_by_at(tmp_path: Path) -> None:
+    with formats.open(save(tmp_path / "c", TORCHTITAN), at="optimizer") as source:
+        assert list(source.index.tensors) == ["state.layers.0.attention.wq.weight.exp_avg"]
+
+
 DTYPES = [
     torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64,
     torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.uint16, torch.float8_e8m0fnu,
