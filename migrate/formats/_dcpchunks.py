@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Any, NamedTuple
 
-from ..core.errors import CheckpointError, Report, printable
-from ..core.spec import BITS
+from ..core.errors import CheckpointError, Report, fail, listed, plural, printable
+from ..core.spec import BITS, PACKED
 from ..source import zip_archive
 from ..source.blobs import ChunkedTensor, FileBlob, Stored, StoredTensor
 from ..source.pickle.dcp_metadata import BytesEntry, SavedChunk, SavedPart, TensorEntry
@@ -26,7 +26,7 @@ from ..source.pickle.nodes import ARCHIVE
 from ..source.pickle.policy import Decoded, Outside, decode
 from ..source.pickle.tree import ITEMSIZE, Composite, LocalShard, Opaque, TensorRecord
 from ..source.target import NOWHERE
-from ..source.tree import PACKED, TensorForm, place_tensor, tensor_form, tensor_records
+from ..source.tree import TensorForm, place_tensor, tensor_form, tensor_records
 from ..source.unread import StreamPlace
 from ..source.zip_archive import DESCRIPTOR_SIGN, END, ENTRY, FULL, Archive, ArchiveRecord, crc32
 
@@ -198,7 +198,7 @@ class ChunkReader:
         number, blob = self._blobs[part.file]
         dtype = entry.dtype
         known = self._forms.get((dtype, chunk.sizes, part.length))
-        if known is not None:
+        if known is not None and not part.transforms:
             for form in known:
                 said = recognise(form, blob, part.offset, part.length)
                 if said >= 0:
@@ -267,7 +267,10 @@ class ChunkReader:
             return self._kept(archive, decoded, number)
         count = sum(1 for _ in tensor_records([value]))
         self._contradicts(
-            key, chunk, part, f"{count} tensors in a value, and a chunk is one tensor by itself"
+            key,
+            chunk,
+            part,
+            f"a value with {plural(count, 'tensor')}, and a chunk is one tensor by itself",
         )
         return None
 
@@ -281,6 +284,13 @@ class ChunkReader:
     def _general(self, key: str, part: SavedPart) -> tuple[Archive, Decoded, int]:
         """What an archive holds, by the readers for all archives. CheckpointError as of a file."""
         number, blob = self._blobs[part.file]
+        if part.transforms:
+            fail(
+                "M938",
+                f"{self._label(part.file)}: {printable(key)}: was written through "
+                f"{listed(list(part.transforms), 4)}, which cannot be read",
+                help="save it again without stream extensions",
+            )
         label = f"{self._label(part.file)}: {printable(key)}"
         archive = zip_archive.read_archive(blob, start=part.offset, size=part.length, label=label)
         stream = zip_archive.read_record(blob, archive.records["data.pkl"], ARCHIVE.size, label)

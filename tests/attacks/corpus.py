@@ -116,7 +116,7 @@ def _attacks() -> list[Attack]:
         for name, rows, build in folders
     ]
     out += [
-        Attack(f"dcp-{name}", rows, "dcp", live, build)
+        Attack(f"dcp-{name}", rows, "dcp", live, build, carried=name in hostile_dcp.CARRIED)
         for name, rows, live, build in hostile_dcp.FOLDERS
     ]
     out += [

@@ -15,13 +15,18 @@ from opcodes import bytes_entry, chunk, metadata, size, stored, tensor_entry, wh
 
 Row = tuple[str, str, bool, Callable[[Path, str], Path]]
 FOLDERS: list[Row] = []
-# what .metadata alone does not decide; the commands must, once they read such folders
-BEYOND_METADATA = {"dcp-transformed", "dcp-file-of-nobody"}
+# what is wrong with them stands in their archives, against what .metadata says
+BEYOND_METADATA = {"dcp-transformed"}
+# nothing is wrong with them but a value that is not known
+CARRIED = {"call-in-a-byte-entry"}
 
 ITEM = archive(data_pkl(o.stream(o.tensor(), 2)))
 
 
 def written(folder: Path, meta: bytes, files: dict[str, bytes] | None = None) -> Path:
+    # outputs go beside it
+    folder = folder / "ckpt"
+    folder.mkdir()
     (folder / ".metadata").write_bytes(meta)
     for name, raw in ({"__0_0.distcp": ITEM} if files is None else files).items():
         (folder / name).write_bytes(raw)
@@ -187,18 +192,53 @@ dead(
     "D4 T3",
     lambda: good(entries=o.EMPTY_DICT + o.MARK + (o.value("w") + tensor_entry()) * 2 + o.SETITEMS),
 )
-dead("file-of-nobody", "D4", good, {"__0_0.distcp": ITEM, "__1_0.distcp": ITEM})
 dead("list-index-of-a-billion", "D5", lambda: good(planner={"w": ("w", 10**9)}))
 dead("list-index-negative", "D5", lambda: good(planner={"w": ("w", -1)}))
 dead("path-of-nobody", "D5", lambda: good(planner={"w": ("w",), "v": ("v",)}))
-dead(
-    "paths-that-collide",
-    "D5",
-    lambda: good(
-        TWO,
-        {where("v"): stored(length=len(ITEM)), where("w"): stored(length=len(ITEM))},
-        {"v": ("a",), "w": ("a",)},
-    ),
-)
-dead("path-through-another", "D5", lambda: good(TWO, None, {"v": ("a",), "w": ("a", "b")}))
+AT = {where("v"): stored(length=len(ITEM)), where("w"): stored(offset=len(ITEM), length=len(ITEM))}
+PAIR = {"__0_0.distcp": ITEM + ITEM}
+dead("paths-that-collide", "D5", lambda: good(TWO, AT, {"v": ("a",), "w": ("a",)}), PAIR)
+dead("path-through-another", "D5", lambda: good(TWO, AT, {"v": ("a",), "w": ("a", "b")}), PAIR)
+dead("dict-and-list-at-once", "D5", lambda: good(TWO, AT, {"v": ("a", 0), "w": ("a", "b")}), PAIR)
+dead("path-through-a-bare-key", "D5", lambda: good(TWO, AT, {"v": ("w", "b")}), PAIR)
 dead("path-of-nothing", "D5", lambda: good(planner={"w": ()}))
+
+
+# archives that contradict .metadata
+
+
+def held(name: str, rows: str, raw: bytes) -> None:
+    """A folder whose one chunk is this archive, of which .metadata says that it is four floats."""
+    BEYOND_METADATA.add(f"dcp-{name}")
+    places = {where("w"): stored(length=len(raw))}
+    dead(name, rows, lambda: good(places=places), {"__0_0.distcp": raw})
+
+
+def of(body: bytes, *storages: bytes) -> bytes:
+    return archive(
+        data_pkl(o.stream(body, 2), {str(n): raw for n, raw in enumerate(storages or [bytes(16)])})
+    )
+
+
+held("chunk-of-another-dtype", "D3", of(o.tensor(o.storage(kind="IntStorage"))))
+held("chunk-of-another-shape", "D3", of(o.tensor(shape=(2, 2), strides=(2, 1))))
+held("chunk-of-two-tensors", "D3", of(o.value([o.tensor(), o.tensor()])))
+held("chunk-that-is-a-dict", "D3", of(o.value({"w": o.tensor()})))
+held("chunk-that-is-a-number", "D3", archive(data_pkl(o.stream(o.value(7), 2), {})))
+held("chunk-beside-its-storage", "D2 T1", of(o.tensor(offset=1)))
+held("strides-out-of-the-storage", "D2 T1", of(o.tensor(strides=(2,))))
+held("chunk-with-a-second-storage", "D2 T4", of(o.tensor(), bytes(16), bytes(16)))
+held("chunk-that-is-no-archive", "D2", bytes(len(ITEM)))
+held("archive-cut-short", "D2", ITEM[:-1])
+held("bytes-behind-the-archive", "D2", ITEM + b"\0")
+
+
+def linked(folder: Path, canary: str) -> Path:
+    (folder / "elsewhere").write_bytes(ITEM)
+    made = written(folder, good(), {})
+    (made / "__0_0.distcp").symlink_to(folder / "elsewhere")
+    return made
+
+
+FOLDERS.append(("data-file-that-is-a-link", "D2 I2", False, linked))
+BEYOND_METADATA.add("dcp-data-file-that-is-a-link")

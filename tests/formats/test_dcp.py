@@ -313,7 +313,7 @@ def test_what_contradicts_metadata_is_refused_all_at_once(tmp_path: Path) -> Non
     for key, said in (
         ("dtype", "holds float32 of shape [4, 2], and .metadata says int32 of shape [4, 2]"),
         ("shape", "holds float32 of shape [4, 2], and .metadata says float32 of shape [2, 4]"),
-        ("two", "holds 2 tensors in a value, and a chunk is one tensor by itself"),
+        ("two", "holds a value with 2 tensors, and a chunk is one tensor by itself"),
     ):
         assert any(f": {key}: " in line and said in line for line in found), (key, found)
 
