@@ -51,7 +51,7 @@ def emit(value: Any, *, name: str, names: Container[tuple[str, str]] | None = No
     class, a container that contains itself or is too deep, an integer or a text that the reader
     would refuse. M933 as well for a name that is not among `names`, if these are given.
     """
-    writer = _StreamWriter()
+    writer = StreamWriter()
     try:
         with collector_paused():
             measure(value, ARCHIVE)
@@ -75,7 +75,7 @@ def emit(value: Any, *, name: str, names: Container[tuple[str, str]] | None = No
     return stream
 
 
-class _StreamWriter:
+class StreamWriter:
     """One stream being written. What the memo has stays alive, so that no id comes twice."""
 
     __slots__ = ("entries", "kept", "memo", "names", "parts")
@@ -323,7 +323,7 @@ def emit_protocol4(value: Any, *, name: str) -> bytes:
     return stream
 
 
-class _StreamWriter4(_StreamWriter):
+class _StreamWriter4(StreamWriter):
     """The opcodes in which protocol 4 differs: short texts, bytes, names from the stack, a memo
     that counts by itself.
     """
