@@ -26,6 +26,7 @@ import os
 import queue
 import threading
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -425,6 +426,12 @@ class _TargetRun:
             longest = longest_step(outputs.values(), layouts, values)
         # the longest fill
         self.ahead = STAGE + max(STAGE, longest)
+        # places of each computed tensor that are not written yet, by its identity
+        self.places = Counter(
+            id(outputs[placed.key])
+            for file in (partial.target.files if values is not None else ())
+            for placed in file.tensors
+        )
         self.total = sum(f.size for f in partial.target.files)
         self.done = self.read = self.written = 0
         self.files: dict[str, dict[str, Any]] = {}
@@ -513,6 +520,7 @@ class _TargetRun:
                     and part.last
                     and not isinstance(part.content, (bytes, Sealed))
                     and any(isinstance(s, ComputedTensor) for s in part.content.sources)
+                    and self._last_place(part.content)
                 ):
                     self.values.done(part.content)
         with self.lock:
@@ -520,6 +528,12 @@ class _TargetRun:
             self.written += written
             if self.progress is not None:
                 self.progress(self.done, self.total)
+
+    def _last_place(self, tensor: Tensor) -> bool:
+        """Counts a place of the tensor that is written; whether it was the last."""
+        with self.lock:
+            self.places[id(tensor)] -= 1
+            return not self.places[id(tensor)]
 
     def go_on(self) -> None:
         if self.stop.is_set():
