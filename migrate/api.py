@@ -26,7 +26,7 @@ from .core.out_of_memory import guarded
 from .core.types import PathLike, Progress
 from .planning.lineages import known_lineages
 from .planning.plan import Plan
-from .planning.request import CHANGED_SOURCE, Request, make_request, path_text
+from .planning.request import CHANGED_SOURCE, Request, make_request, output_format_of, path_text
 from .planning.savedplan import request_of, saved_plan
 from .results import (
     ApplyReport,
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         progress: Progress | None
         at: str | None
         output_format: str | None
+        chunks: int | None
 
     class _ApplyRequest(_Request, total=False):
         source: PathLike | None
@@ -138,6 +139,7 @@ def plan(
     backwards: bool = False,
     at: str | None = None,
     output_format: str | None = None,
+    chunks: int | None = None,
 ) -> Plan:
     """Work out a migration from headers: all output names, shapes, dtypes, offsets, and problems.
 
@@ -158,7 +160,10 @@ def plan(
         backwards: Plan what `downgrade` would do. Default: False.
         at: The dict of a nested checkpoint that rules work on, as a path such as
             `model.state_dict`. Default: found automatically.
-        output_format: "safetensors" or "torch". Default: as the source.
+        output_format: "safetensors", "torch" or "dcp" (torch.distributed.checkpoint). Default: as
+            the source.
+        chunks: Cut each tensor as FSDP2 on so many ranks would hold it; for "dcp". Default: None,
+            chunks of at most 512 MiB.
 
     Returns:
         A `Plan`. Its `report` has the fields of `migrate plan --format json`; its `to_json()` is
@@ -175,10 +180,19 @@ def plan(
         True
     """
     request = make_request(
-        to, from_, rules, params, allow, backwards=backwards, at=at, output_format=output_format
+        to,
+        from_,
+        rules,
+        params,
+        allow,
+        backwards=backwards,
+        at=at,
+        output_format=output_format,
+        chunks=chunks,
     )
     with closing(_opened("path", path, request, meta=True)) as source:
-        return plan_for(source, request, is_folder(source, single_file), bytes_of(max_shard_size))
+        folder = is_folder(source, single_file, output_format_of(source.format, request))
+        return plan_for(source, request, folder, bytes_of(max_shard_size))
 
 
 @overload
@@ -226,6 +240,7 @@ def apply(
     inform: Callable[[StateDictReport], None] | None = None,
     at: str | None = None,
     output_format: str | None = None,
+    chunks: int | None = None,
     dry_run: bool = False,
     source: PathLike | None = None,
 ) -> ApplyReport | PlanReport | OrderedDict[str, Any]:
@@ -263,8 +278,10 @@ def apply(
         inform: Called with a `StateDictReport` after a migration in memory. Default: None.
         at: The dict of a nested checkpoint that rules work on, as a path such as
             `model.state_dict`. Default: found automatically.
-        output_format: "safetensors" or "torch". Default: as the suffix of the name says, else as
-            the source.
+        output_format: "safetensors", "torch" or "dcp" (torch.distributed.checkpoint). Default: as
+            the suffix of the name says, else as the source.
+        chunks: Cut each tensor as FSDP2 on so many ranks would hold it; for "dcp". Default: None,
+            chunks of at most 512 MiB.
         dry_run: Return the plan and write nothing; `out` may then be left out. Default: False.
         source: A copy of the checkpoint that a saved plan was made for, to run it on. Default: the
             checkpoint itself.
@@ -301,6 +318,7 @@ def apply(
         allow,
         at=at,
         output_format=output_format,
+        chunks=chunks,
         planned=saved is not None,
     )
     if out is None and live and not dry_run:
@@ -394,6 +412,7 @@ def downgrade(
     progress: Progress | None = None,
     at: str | None = None,
     output_format: str | None = None,
+    chunks: int | None = None,
     dry_run: bool = False,
 ) -> ApplyReport | PlanReport:
     """Take a checkpoint back to an older layout; by default, undo the last run in its stamp.
@@ -424,8 +443,10 @@ def downgrade(
         progress: Called with the bytes done so far and the bytes in total. Default: None.
         at: The dict of a nested checkpoint that rules work on, as a path such as
             `model.state_dict`. Default: found automatically.
-        output_format: "safetensors" or "torch". Default: as the suffix of the name says, else as
-            the source.
+        output_format: "safetensors", "torch" or "dcp" (torch.distributed.checkpoint). Default: as
+            the suffix of the name says, else as the source.
+        chunks: Cut each tensor as FSDP2 on so many ranks would hold it; for "dcp". Default: None,
+            chunks of at most 512 MiB.
         dry_run: Return the plan and write nothing. Default: False.
 
     Returns:
@@ -441,7 +462,15 @@ def downgrade(
     from .running.job import write_checkpoint
 
     request = make_request(
-        to, from_, rules, params, allow, backwards=True, at=at, output_format=output_format
+        to,
+        from_,
+        rules,
+        params,
+        allow,
+        backwards=True,
+        at=at,
+        output_format=output_format,
+        chunks=chunks,
     )
     return write_checkpoint(
         lambda: _opened("path", path, request, wrapped=False),

@@ -76,6 +76,7 @@ class AskedRequest(DocumentPart):
     backwards: bool | None
     at: str | None
     output_format: str | None
+    chunks: int | None
 
 
 class FileSize(DocumentPart):
@@ -304,11 +305,14 @@ class RuleOrigin(DocumentPart):
 
 
 class OutputOptions(DocumentPart):
-    """How the output is divided into files; `max_shard_size` in bytes."""
+    """How the output is divided into files; `max_shard_size` in bytes. `chunks` is None where none
+    were asked for, and then left out of `to_json()`.
+    """
 
     max_shard_size: int
     folder: bool
     format: str
+    chunks: int | None
 
 
 class PlannedRow(DocumentPart):

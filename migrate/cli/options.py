@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from ..core.errors import fail, printable
-from ..planning.request import ALLOWANCES, OUTPUT_FORMATS
+from ..planning.request import ALLOWANCES, MOST_CHUNKS, OUTPUT_FORMATS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,14 +29,21 @@ def as_json(command: F) -> F:
 
 
 def output_format(command: F) -> F:
-    """`--output-format safetensors|torch`."""
+    """`--output-format safetensors|torch|dcp` and `--chunks`."""
     option: Callable[[F], F] = click.option(
         "--output-format",
         "output_format",
         type=click.Choice(OUTPUT_FORMATS),
         help="Format of the output.  [default: that of OUT's ending, or the source's]",
     )
-    return option(command)
+    chunks: Callable[[F], F] = click.option(
+        "--chunks",
+        "chunks",
+        type=click.IntRange(1, MOST_CHUNKS),
+        metavar="N",
+        help="Cut tensors as FSDP2 on N ranks holds them; for dcp.  [default: up to 512 MiB each]",
+    )
+    return option(chunks(command))
 
 
 def quiet(command: F) -> F:

@@ -48,6 +48,7 @@ def command(
     form: str,
     at: str | None,
     output_format: str | None,
+    chunks: int | None,
 ) -> int:
     """Show what a migration would do, and save it for review.
 
@@ -67,6 +68,7 @@ def command(
         backwards=backwards,
         at=at,
         output_format=output_format,
+        chunks=chunks,
     )
     if output == "-":
         click.echo(plan.to_json(), nl=False)
@@ -80,7 +82,11 @@ def command(
         if output and form == "text":
             name = render.word(output)
             click.echo(f"saved {name}; to run exactly this:  migrate apply {name} -o NEW", err=True)
-    return 1 if check and (plan.document["path"] or output_format is not None) else 0
+    return (
+        1
+        if check and (plan.document["path"] or output_format is not None or chunks is not None)
+        else 0
+    )
 
 
 COMMAND = command

@@ -194,21 +194,27 @@ def file(
         )
 
     stream = emit(nodes(part.root, tensor), name=f"{name}: data.pkl", names=WRITTEN)
+    return archive(name, stream, [(key, specs[key].nbytes) for key in numbers], stamp)
+
+
+def archive(
+    name: str, stream: bytes, storages: Sequence[tuple[str, int]], stamp: bytes | None = None
+) -> OutputFile:
+    """The archive of a pickle `stream` and of storages: (key of the tensor, bytes), by number."""
     before = (("data.pkl", stream), *_BEFORE)
     after = (("version", _VERSION), *(((HISTORY, stamp),) if stamp is not None else ()))
-    sizes = [specs[key].nbytes for key in numbers]
     layout = zip_archive.lay_out(
         ROOT,
         [
             *((n, len(b)) for n, b in before),
-            *((f"data/{i}", size) for i, size in enumerate(sizes)),
+            *((f"data/{i}", size) for i, (_, size) in enumerate(storages)),
             *((n, len(b)) for n, b in after),
         ],
     )
-    first, count = len(before), len(sizes)
+    first, count = len(before), len(storages)
     placed = tuple(
         Placed(key, slot.offset, slot.size)
-        for key, slot in zip(numbers, layout.slots[first : first + count], strict=True)
+        for (key, _), slot in zip(storages, layout.slots[first : first + count], strict=True)
     )
     head = b"".join(
         _literal(layout, slot, content)

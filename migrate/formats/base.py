@@ -66,5 +66,6 @@ class Format(Protocol):
         is how they are called, and asks for such a name for a single one too. `last` are keys to be
         written after all others of their file, where the format leaves a choice: they fall out of
         computing others. `tree` is what the output holds beside: whether it can, or loses nothing
-        by dropping it, is up to the format.
+        by dropping it, is up to the format, which notes what it has no place for. The format `dcp`
+        takes `chunks` as well: for how many ranks tensors are cut.
         """

@@ -117,8 +117,18 @@ class Dcp:
         ranks: Naming | None = None,
         tree: TargetTree | None = None,
         last: Container[str] = (),
+        chunks: int | None = None,
     ) -> Target:
-        fail("M916", "folders of torch.distributed.checkpoint cannot be written yet")
+        from ._dcpwrite import describe
+
+        return describe(
+            specs,
+            folder=folder,
+            max_shard_size=max_shard_size,
+            stamp=stamp,
+            tree=tree,
+            chunks=chunks,
+        )
 
 
 FORMAT = Dcp()

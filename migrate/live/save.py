@@ -59,8 +59,8 @@ def save(
             checkpoint.
         allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
             something is refused.
-        output_format: "safetensors" or "torch". Default: as the suffix of the name says, else as
-            the source.
+        output_format: "safetensors", "torch" or "dcp" (torch.distributed.checkpoint). Default: as
+            the suffix of the name says, else as the source.
         max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
             Default: 1 GB.

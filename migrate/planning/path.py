@@ -217,7 +217,7 @@ def find_path(
                 entry["from"],
                 True if lineage.ordered else None,
             )
-    elif request.output_format is not None and not request.backwards:
+    elif request.reshapes and not request.backwards:
         pass
     elif request.backwards:
         fail(

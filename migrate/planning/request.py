@@ -25,7 +25,11 @@ ALLOWANCES = (
 # the one param that says what becomes of optimizer state; it is no rule's
 OPTIMIZER_PARAM = "optimizer"
 # what can be written, as `--output-format` and messages call it
-OUTPUT_FORMATS = ("safetensors", "torch")
+OUTPUT_FORMATS = ("safetensors", "torch", "dcp")
+# the one whose tensors are cut, and that is always a folder
+DISTRIBUTED = OUTPUT_FORMATS[2]
+# of the ranks that an output can be cut for
+MOST_CHUNKS = 65_536
 # of a file of entries
 _MOST_BYTES = 16_000_000
 # a name with one of these is that of one file
@@ -49,7 +53,8 @@ T = TypeVar("T")
 class Request:
     """`backwards`: a downgrade; None: whichever way leads there. `rules` are rule files, applied as
     they are, and at most one folder of lineages. `at` is the dict in a nested checkpoint that rules
-    work on; `output_format` the name of the format to write. None: not said.
+    work on; `output_format` the name of the format to write; `chunks` for how many ranks tensors
+    are cut, in a format that cuts them. None: not said.
     """
 
     to: tuple[str, ...] = ()
@@ -60,11 +65,17 @@ class Request:
     backwards: bool | None = False
     at: str | None = None
     output_format: str | None = None
+    chunks: int | None = None
 
     @property
     def files(self) -> list[Path]:
         """The rule files given by hand."""
         return [Path(r) for r in self.rules if not Path(r).is_dir()]
+
+    @property
+    def reshapes(self) -> bool:
+        """Whether another format, or other chunks, are wanted: by itself something to do."""
+        return self.output_format is not None or self.chunks is not None
 
     @property
     def folders(self) -> list[str]:
@@ -81,6 +92,7 @@ class Request:
             "backwards": self.backwards,
             "at": self.at,
             "output_format": self.output_format,
+            **({} if self.chunks is None else {"chunks": self.chunks}),
         }
 
 
@@ -94,6 +106,7 @@ def make_request(
     backwards: bool | None = False,
     at: str | None = None,
     output_format: str | None = None,
+    chunks: int | None = None,
     planned: bool = False,
 ) -> Request:
     """The request, with one word taken for a list of one. M115 for an unknown allowance or format,
@@ -137,6 +150,12 @@ def make_request(
             f"`{printable(str(output_format))}` is not a format that is written",
             help=f"one of {listed(list(OUTPUT_FORMATS))}",
         )
+    if chunks is not None and (type(chunks) is not int or not 1 <= chunks <= MOST_CHUNKS):
+        fail(
+            "M115",
+            f"`chunks` must be a number of ranks from 1 to {MOST_CHUNKS}, not "
+            f"{printable(repr(chunks))}",
+        )
     return Request(
         _texts("to", to),
         _texts("from_", from_),
@@ -146,6 +165,7 @@ def make_request(
         backwards,
         at,
         output_format,
+        chunks,
     )
 
 

@@ -63,6 +63,7 @@ def _is_whole(saved: Mapping[str, Any]) -> bool:
             (asked["backwards"], bool),
         ]
         kinds += [(asked.get(name) or "", str) for name in ("at", "output_format")]
+        kinds += [(asked.get("chunks", 1), int)]
     except (KeyError, TypeError):
         return False
     return all(isinstance(value, kind) for value, kind in kinds) and all(
@@ -267,4 +268,5 @@ def request_of(saved: Mapping[str, Any]) -> Request:
         backwards=asked["backwards"],
         at=asked.get("at"),
         output_format=asked.get("output_format"),
+        chunks=asked.get("chunks"),
     )

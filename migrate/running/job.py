@@ -50,7 +50,11 @@ def write_checkpoint(
     source = opened()
     try:
         if place is None:
-            folder = is_folder(source, None) if saved is None else saved["options"]["folder"]
+            folder = (
+                is_folder(source, None, output_format_of(source.format, request))
+                if saved is None
+                else saved["options"]["folder"]
+            )
         else:
             check_place(place, source.path)
             folder, request = shape_of(place.name, source.format, request)
@@ -62,11 +66,7 @@ def write_checkpoint(
             made, copy_of = _taken(made, saved, changed)
         if place is None or dry_run:
             return PlanReport.from_json(made.document)
-        if (
-            not made.document["path"]
-            and source.format != "memory"
-            and request.output_format is None
-        ):
+        if not made.document["path"] and source.format != "memory" and not request.reshapes:
             return _published(made, source, None, copy_of, RunResult({}, 0, 0))
         side_files = [
             (f["path"], made.sides.read_file(f["path"]) or b"") for f in made.document["side_files"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from .. import formats, ops
@@ -22,6 +23,7 @@ from ..planning.path import MigrationPath, find_path
 from ..planning.pathstate import PathState
 from ..planning.plan import Plan, document
 from ..planning.request import (
+    DISTRIBUTED,
     OPTIMIZER_PARAM,
     OUTPUT_FORMATS,
     Request,
@@ -60,8 +62,18 @@ def side_reader(source: Source) -> Callable[[str], bytes | None]:
     return lambda name: source.side_file(name) if name in present else None
 
 
-def is_folder(source: Source, single_file: bool | None) -> bool:
-    """Whether the output is a folder."""
+def is_folder(source: Source, single_file: bool | None, written: str = "") -> bool:
+    """Whether the output is a folder; M115 where one file is asked for of a format, `written`, that
+    has none.
+    """
+    if written == DISTRIBUTED:
+        if single_file:
+            fail(
+                "M115",
+                f"{option('single_file')}: a distributed checkpoint is a folder",
+                help="leave it out",
+            )
+        return True
     if single_file is not None:
         return not single_file
     if source.format == "memory":
@@ -169,6 +181,13 @@ def plan_for(source: Source, request: Request, folder: bool, max_shard_size: int
 
 @log.phase("planning")
 def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -> Plan:
+    written = output_format_of(source.format, request)
+    if request.chunks is not None and written != DISTRIBUTED:
+        fail(
+            "M115",
+            f"{option('chunks', request.chunks)}: {written} has whole tensors",
+            help=f"{option('output_format', DISTRIBUTED)} cuts them for ranks",
+        )
     index_hash = source.index.hash()
     known_notes = require_known(source, request)
     if source.format != "memory" and any("@" in key for key in source.index.tensors):
@@ -217,7 +236,6 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
     text = stamps.write_stamp(
         before, migration_path.layouts, entries, specs_hash(specs), request.at
     )
-    written = output_format_of(source.format, request)
     alone: list[str] = []
     if index.items or index.passed_through:
         alone = _left_behind(source, written, folder, request)
@@ -252,6 +270,7 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
     ]
     if ranks is not None:
         notes.append("each rank has one file, of any size: the limit on shards does not apply")
+    chunks: dict[str, Any] = {} if request.chunks is None else {"chunks": request.chunks}
     target = formats.get(written).describe(
         specs,
         folder=folder,
@@ -265,7 +284,12 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
         ranks=ranks,
         tree=None if out is None else out.rest,
         last=_following(made) if computes else (),
+        **chunks,
     )
+    if target.copies:
+        made = {**made, **{key: copy(made[first]) for key, first in target.copies.items()}}
+    notes += target.notes
+    gone += target.lost
     watched = source.identities() or {}
     side_files = path_state.list_side_files(source.index.side_files)
     if found := clash(
@@ -299,7 +323,7 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
             ],
         },
         stored=source.index.tensors,
-        options={"max_shard_size": max_shard_size, "folder": folder, "format": written},
+        options={"max_shard_size": max_shard_size, "folder": folder, "format": written, **chunks},
         side_files=[{"path": path, "size": size} for path, size in side_files],
         left_out=source.index.left_out if folder else (),
     )
@@ -384,7 +408,7 @@ def _left_behind(source: Source, written: str, folder: bool, request: Request) -
     """Notes on what the output has no place for, beyond a dict of tensors; M916 unless allowed."""
     index = source.index
     if index.tree is None:
-        kept = writable_items(index) if written == "torch" else {}
+        kept = {} if written == OUTPUT_FORMATS[0] else writable_items(index)
         lost = [key for key in index.items if key not in kept]
         why = (
             "safetensors holds tensors only"

@@ -58,11 +58,19 @@ class OutputFile:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The whole output; `folder`: not one file. `small` are small files written as they are."""
+    """The whole output; `folder`: not one file. `small` are small files written as they are.
+
+    A tensor that has to be written again has a key of its own in the files for each further time;
+    `copies` maps it to the key of the tensor. `notes` say what the format has no place for, and
+    `lost` names what of it does not come back.
+    """
 
     files: tuple[OutputFile, ...]
     folder: bool
     small: Mapping[str, bytes] = field(default_factory=dict)
+    copies: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

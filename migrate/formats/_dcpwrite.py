@@ -1,0 +1,438 @@
+"""What a checkpoint of torch.distributed.checkpoint will be, to the byte, before a tensor is read.
+
+A data file is a chain of archives of torch.save: one for each value that is no tensor, and one for
+each chunk of a tensor. Of the archives all but checksums is known beforehand, so the first of them
+is a file's header up to its data, and what lies between two chunks is sealed: the end of one
+archive and the begin of the next. Alike chunks have alike archives, which are made once.
+
+`.metadata` says which box of which tensor lies where, and `planner_data` in it the path of every
+entry in nested dicts and lists. What becomes an entry of its own is what torch takes apart (torch
+2.4 to 2.15, `_traverse.traverse_state_dict`): dicts, and lists with tensors or dicts in them;
+everything else is one value, a tuple with the tensors in it as well.
+
+How tensors are cut is decided here and by nothing that runs: as N ranks of FSDP2 hold them, each
+`Shard(0)`, that is in runs of ceil(rows / N) rows of which the last is shorter, and ranks beyond
+have none (`torch.chunk`); or else in runs of rows of at most `CHUNK` bytes. A chunk is one stretch
+of the tensor's bytes in either case.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..core.errors import fail, listed, option, printable
+from ..core.spec import Spec, spec
+from ..source.jsontext import collector_paused
+from ..source.paths import HISTORY, METADATA
+from ..source.pickle.dcp_emit import VERSION, emit_metadata
+from ..source.pickle.dcp_metadata import (
+    BytesEntry,
+    Metadata,
+    SavedChunk,
+    SavedPart,
+    TensorEntry,
+)
+from ..source.pickle.emit import Rebuilder, emit
+from ..source.pickle.policy import WRITTEN
+from ..source.pickle.tree import Composite, DictNode, ListNode, TensorRecord, joined
+from ..source.shards import by_rank
+from ..source.target import (
+    OutputFile,
+    Placed,
+    Target,
+    TargetTree,
+    check_holds,
+    torch_form,
+)
+from ..source.tree import FileTree, tensor_records
+from ._torchwrite import archive, file, plain
+
+# bytes of a chunk where nobody says into how many parts tensors are cut
+CHUNK = 512 << 20
+# places in nested containers: shared ones are several
+MOST_ENTRIES = 5_000_000
+_TEXT = frozenset({str, int, float, bool, type(None)})
+
+
+def describe(
+    specs: Mapping[str, Spec],
+    *,
+    folder: bool,
+    max_shard_size: int,
+    stamp: str | None,
+    tree: TargetTree | None,
+    chunks: int | None = None,
+) -> Target:
+    """The whole output: every data file, `.metadata`, and the stamp beside it.
+
+    With `chunks` each tensor is cut as that many ranks of FSDP2 would hold it, and the chunks of
+    rank r lie in `__{r}_0.distcp`; without it chunks have at most `CHUNK` bytes and all are rank
+    0's. A file has at most `max_shard_size` bytes of tensors, or a single chunk; what does not fit
+    goes on in `__{r}_1.distcp`. Notes say what this format has no place for.
+
+    M916 naming tensors that torch cannot hold, keys that would be one in a flat dict, keys that
+    stand for ranks, and for what is no dict, or no folder.
+    """
+    if not folder:
+        fail(
+            "M916",
+            "a distributed checkpoint is a folder, not one file",
+            help="give the output a name without a suffix",
+        )
+    _require_one_rank(specs)
+    with collector_paused():
+        if tree is None:
+            tree = plain(specs, by_rank(specs) if "@" in "".join(specs) else [])
+        every = {**specs, **tree.passed_through}
+        check_holds(every)
+        entries = _Entries(tree)
+        entries.enter(tree.parts[0].root)
+        writer = _Writer(every, tree, max_shard_size, chunks)
+        for entry in entries.found:
+            writer.add(entry)
+        small = {METADATA: emit_metadata(writer.metadata())}
+        if stamp is not None:
+            small[HISTORY] = stamp.encode()
+        notes, lost = entries.losses()
+        return Target(writer.files(), True, small, writer.copies, notes, lost)
+
+
+def _require_one_rank(specs: Mapping[str, Spec]) -> None:
+    """M916 for keys of ranks: what they are parts of, and along which dimension, nothing says."""
+    if "@" not in "".join(specs) or len(by_rank(specs)) == 1:
+        return
+    ranked = [key for key in specs if "@" in key]
+    fail(
+        "M916",
+        f"a distributed checkpoint holds whole tensors, and these are the parts that ranks have: "
+        f"{listed(ranked, 4)}",
+        help="join them by rules, or write another format: "
+        f"{option('output_format', 'safetensors')}",
+    )
+
+
+class _SavedEntry(NamedTuple):
+    """What is saved by itself: its flat key, its path, a tensor, an object or another value."""
+
+    key: str
+    path: tuple[str | int, ...]
+    value: Any
+
+
+class _Entries:
+    """The entries of a nested dict, in order, and what of it no entry holds."""
+
+    def __init__(self, tree: TargetTree) -> None:
+        self.found: list[_SavedEntry] = []
+        self._names = tree.names
+        self._keys: dict[str, tuple[str | int, ...]] = {}
+        self._twice: list[str] = []
+        self._places = 0
+        # paths of what is lost, by kind
+        self._attributes: list[str] = []
+        self._empty: list[str] = []
+        self._renamed: list[str] = []
+        self._kinds: dict[str, list[str]] = {}
+        self._whole: list[str] = []
+        self._classes: list[str] = []
+
+    def enter(self, root: Any) -> None:
+        """Finds the entries; M916 for what is no dict, and naming keys that collide."""
+        if type(root) is not DictNode:
+            fail(
+                "M916",
+                "a distributed checkpoint holds a dict, and this checkpoint is none",
+                help=f"write another format: {option('output_format', 'torch')}",
+            )
+        self._visit_dict(root, ())
+        if self._twice:
+            fail(
+                "M916",
+                "a distributed checkpoint joins the keys of nested dicts by dots, and these "
+                f"would be two entries each: {listed(self._twice, 4)}",
+                help="rename one of them, or write another format",
+            )
+
+    def _visit(self, value: Any, path: tuple[str | int, ...]) -> None:
+        self._places += 1
+        if self._places > MOST_ENTRIES:
+            fail(
+                "M914",
+                "its containers share each other so often that they hold more than "
+                f"{MOST_ENTRIES:,} values",
+                help="no program saves such a checkpoint; do not trust its origin",
+            )
+        kind = type(value)
+        if kind is DictNode and all(type(key) in _TEXT for key, _ in value.pairs):
+            self._visit_dict(value, path)
+        elif kind is ListNode and value.kind == "list" and not _is_terminal(value):
+            for number, item in enumerate(value.items):
+                self._visit(item, (*path, number))
+        else:
+            self._add(value, path)
+
+    def _visit_dict(self, node: DictNode, path: tuple[str | int, ...]) -> None:
+        if node.attributes is not None:
+            self._attributes.append(_shown(path))
+        if node.kind not in ("dict", "OrderedDict"):
+            self._kinds.setdefault(node.kind, []).append(_shown(path))
+        if not node.pairs and path:
+            self._empty.append(_shown(path))
+        for key, value in node.pairs:
+            if type(key) is not str:
+                self._renamed.append(_shown((*path, str(key))))
+            self._visit(value, (*path, str(key)))
+
+    def _add(self, value: Any, path: tuple[str | int, ...]) -> None:
+        key = ".".join(map(str, path))
+        if key in self._keys:
+            self._twice.append(key)
+        self._keys[key] = path
+        self.found.append(_SavedEntry(key, path, value))
+        if type(value) is TensorRecord:
+            if value.parameter or value.state is not None or value.subclass is not None:
+                self._classes.append(key)
+        elif type(value) is ListNode and next(tensor_records([value]), None) is not None:
+            self._whole.append(key)
+
+    def losses(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Notes on what the format has no place for, and what of it does not come back."""
+        no_place = "a distributed checkpoint has no place for"
+        found = [
+            ("`_metadata`, the versions of modules,", f"{no_place} `_metadata`:", self._attributes),
+            ("an empty dict", f"{no_place} empty dicts:", self._empty),
+            ("a key that is no text", f"{no_place} keys but text; now text:", self._renamed),
+            *(
+                (f"the class {kind}", f"{no_place} a {kind}; now plain dicts:", paths)
+                for kind, paths in self._kinds.items()
+            ),
+            ("the class of a tensor", f"{no_place} classes of tensors; now plain:", self._classes),
+        ]
+        notes = [f"{note} {listed(paths, 4)}" for _, note, paths in found if paths]
+        if self._whole:
+            inside = "values with tensors in them, which stand as one each:"
+            notes.append(f"{inside} {listed(self._whole, 4)}")
+        return tuple(notes), tuple(what for what, _, paths in found if paths)
+
+
+def _is_terminal(value: Any) -> bool:
+    """Whether torch saves a list as one value."""
+    return not any(
+        type(item) in (TensorRecord, Composite, DictNode)
+        or (type(item) is ListNode and item.kind == "list" and not _is_terminal(item))
+        for item in value.items
+    )
+
+
+def _shown(path: tuple[str | int, ...]) -> str:
+    return printable(joined(path, 200)) if path else "."
+
+
+class _Cut(NamedTuple):
+    """The rows of a tensor that a rank has."""
+
+    rank: int
+    first: int
+    rows: int
+
+
+def cut_rows(rows: int, row_bytes: int, limit: int, chunks: int | None) -> Iterator[_Cut]:
+    """How a tensor of so many `rows` is cut: for `chunks` ranks, or in runs of at most `limit`
+    bytes, and never within a row.
+    """
+    step = -(-rows // chunks) if chunks is not None else max(1, limit // max(row_bytes, 1))
+    for number, first in enumerate(range(0, rows, step)):
+        yield _Cut(number if chunks is not None else 0, first, min(step, rows - first))
+
+
+@dataclass(slots=True)
+class _Shard:
+    """A data file being composed."""
+
+    name: str
+    archives: list[OutputFile] = field(default_factory=list)
+    placed: list[Placed] = field(default_factory=list)
+    size: int = 0
+    # bytes of tensors
+    filled: int = 0
+
+
+class _Writer:
+    """Deals entries to data files."""
+
+    def __init__(
+        self, specs: Mapping[str, Spec], tree: TargetTree, limit: int, chunks: int | None
+    ) -> None:
+        self._specs, self._tree, self._limit, self._chunks = dict(specs), tree, limit, chunks
+        # the key of each tensor that is written again -> its own
+        self.copies: dict[str, str] = {}
+        self._written: set[str] = set()
+        self._ranks: dict[int, list[_Shard]] = {}
+        self._forms: dict[Spec, OutputFile] = {}
+        # the archives of values come first in their file, as torch writes them
+        self._values: list[tuple[str, OutputFile]] = []
+        self._tensors: dict[str, TensorEntry] = {}
+        self._planner: dict[str, tuple[str | int, ...]] = {}
+        self._pending: list[_SavedEntry] = []
+
+    def add(self, entry: _SavedEntry) -> None:
+        self._planner[entry.key] = entry.path
+        if type(entry.value) in (TensorRecord, Composite):
+            self._pending.append(entry)
+        else:
+            self._values.append((entry.key, self._whole(entry.value)))
+
+    def metadata(self) -> Metadata:
+        """What describes all files; to be asked for before `files`."""
+        values = {key: BytesEntry(self._place(0, made, made.tensors)) for key, made in self._values}
+        for key, _, value in self._pending:
+            self._tensors[key] = (
+                self._object(value) if type(value) is Composite else self._tensor(value)
+            )
+        names = tuple(shard.name for shards in self._ranks.values() for shard in shards)
+        return Metadata(self._tensors, values, self._planner, names, VERSION, False)
+
+    def files(self) -> tuple[OutputFile, ...]:
+        return tuple(
+            _chained(shard) for _, shards in sorted(self._ranks.items()) for shard in shards
+        )
+
+    def _whole(self, value: Any) -> OutputFile:
+        """The archive of a value with all tensors in it."""
+        records = list(tensor_records([value]))
+        own = {self._tree.names[id(record)]: "" for record in records}
+        own = {key: self._place_key(key) for key in own}
+        names = {id(record): own[self._tree.names[id(record)]] for record in records}
+        ties = ((key, self._tree.first.get(key, key)) for key in own)
+        first = {own[key]: own[tied] for key, tied in ties if tied in own}
+        tree = TargetTree((), names, {}, first)
+        return file("a value", FileTree(value, None), self._specs, tree, None)
+
+    def _place_key(self, key: str) -> str:
+        """What the tensor `key` is called in the files, each time otherwise."""
+        name, number = key, 1
+        while name in self._written or (number > 1 and name in self._specs):
+            number += 1
+            name = f"{key}#{number}"
+        self._written.add(name)
+        if number > 1:
+            self.copies[name] = key
+            self._specs[name] = self._specs[key]
+        return name
+
+    def _object(self, value: Composite) -> TensorEntry:
+        """A tensor that is an object lies in one piece: the object."""
+        made, shape = self._whole(value), value.encoding.shape
+        chunk = SavedChunk((0,) * len(shape), shape)
+        part = self._place(0, made, made.tensors)
+        return TensorEntry(
+            value.encoding.dtype, shape, value.requires_grad, None, (chunk,), (part,)
+        )
+
+    def _tensor(self, record: TensorRecord) -> TensorEntry:
+        key = self._place_key(self._tree.names[id(record)])
+        whole = self._specs[key]
+        dtype, shape = torch_form(whole)
+        nbytes = whole.nbytes
+        if not shape or not nbytes:
+            cuts: Iterator[_Cut] = iter((_Cut(0, 0, shape[0] if shape else 0),))
+        else:
+            # where files are short, so are chunks
+            limit = min(CHUNK, self._limit)
+            cuts = cut_rows(shape[0], nbytes // shape[0], limit, self._chunks)
+        chunks, parts = [], []
+        inner, zeros = shape[1:], (0,) * (len(shape) - 1)
+        row = nbytes // shape[0] if nbytes and shape else 0
+        for rank, first, rows in cuts:
+            own = whole if not shape or rows == shape[0] else _rows_of(whole, rows)
+            made = self._forms.get(own)
+            if made is None:
+                made = self._forms[own] = _archive(own)
+            (at,) = made.tensors
+            chunks.append(
+                SavedChunk((first, *zeros), (rows, *inner)) if shape else SavedChunk((), ())
+            )
+            parts.append(self._place(rank, made, (at._replace(key=key, start=first * row),)))
+        return TensorEntry(dtype, shape, record.requires_grad, None, tuple(chunks), tuple(parts))
+
+    def _place(self, rank: int, made: OutputFile, placed: Sequence[Placed]) -> SavedPart:
+        """Appends an archive to the files of a rank."""
+        shards = self._ranks.setdefault(rank, [])
+        length = sum(one.nbytes for one in placed)
+        if not shards or (shards[-1].filled and shards[-1].filled + length > self._limit):
+            shards.append(_Shard(f"__{rank}_{len(shards)}.distcp"))
+        shard = shards[-1]
+        part = SavedPart(shard.name, shard.size, made.size, ())
+        shard.archives.append(made)
+        shard.placed += [one._replace(offset=shard.size + one.offset) for one in placed]
+        shard.size += made.size
+        shard.filled += length
+        return part
+
+
+def _rows_of(whole: Spec, rows: int) -> Spec:
+    """So many rows of a tensor, rows as torch counts them."""
+    if len(whole.shape) == 1:
+        _, shape = torch_form(whole)
+        return spec(whole.dtype, (rows * (whole.shape[0] // shape[0]),))
+    return spec(whole.dtype, (rows, *whole.shape[1:]))
+
+
+def _archive(whole: Spec) -> OutputFile:
+    """The archive of a plain tensor."""
+    dtype, shape = torch_form(whole)
+    node = Rebuilder().tensor("0", dtype, shape, whole.nbytes)
+    stream = emit(node, name="a chunk", names=WRITTEN)
+    return archive("a chunk", stream, [("", whole.nbytes)])
+
+
+def _chained(shard: _Shard) -> OutputFile:
+    """The file that these archives make, one behind the other."""
+    chain = _Chain(shard.archives)
+    return OutputFile(
+        shard.name,
+        chain.between(0),
+        tuple(shard.placed),
+        shard.size,
+        chain if shard.placed else None,
+    )
+
+
+class _Chain:
+    """What follows each stretch of a file: the end of its archive, and what stands in front of the
+    next stretch.
+    """
+
+    __slots__ = ("_archives", "_begins")
+
+    def __init__(self, archives: Sequence[OutputFile]) -> None:
+        self._archives = archives
+        # how many stretches lie in front of each archive
+        self._begins: list[int] = []
+        count = 0
+        for made in archives:
+            self._begins.append(count)
+            count += len(made.tensors)
+
+    def __call__(self, crcs: Sequence[int]) -> bytes:
+        count = len(crcs)
+        if not count:
+            return b""
+        number = bisect_right(self._begins, count - 1) - 1
+        made, begin = self._archives[number], self._begins[number]
+        behind = made.seal(crcs[begin:count]) if made.seal is not None else b""
+        if count < begin + len(made.tensors):
+            return behind
+        return behind + self.between(number + 1)
+
+    def between(self, number: int) -> bytes:
+        """What lies in front of the next stretch, from the begin of an archive on."""
+        found = []
+        for at in range(number, len(self._archives)):
+            found.append(self._archives[at].header)
+            if self._archives[at].tensors:
+                break
+        return b"".join(found)

@@ -1,0 +1,492 @@
+"""What is written as a distributed checkpoint: torch is the reader, and the measure of what is cut,
+nested and lost.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch_compare import raw, same
+
+import migrate
+from migrate.core.errors import MigrateError
+from migrate.core.spec import BITS, spec
+from migrate.formats.dcp import FORMAT
+from migrate.formats.torchzip import PACKED
+from migrate.running.evaluator import Evaluator
+from migrate.source.pickle.dcp_metadata import Metadata, read_metadata
+from migrate.source.pickle.tree import ITEMSIZE
+
+DTYPES = sorted(one for one in ITEMSIZE if one in (*BITS, PACKED) and hasattr(torch, one))
+
+
+def written(folder: Path, value: Any, **options: Any) -> Path:
+    """The folder that migrate makes of a file of torch.save with this value."""
+    source = folder / "in.pt"
+    torch.save(value, source)
+    migrate.apply(source, folder / "out", output_format="dcp", **options)
+    return folder / "out"
+
+
+def metadata(folder: Path) -> Metadata:
+    sizes = {path.name: path.stat().st_size for path in folder.glob("*.distcp")}
+    return read_metadata((folder / ".metadata").read_bytes(), ".metadata", sizes)
+
+
+def loaded(folder: Path, target: dict[str, Any]) -> dict[str, Any]:
+    """The target as stock torch fills it, in one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.load(target, storage_reader=FileSystemReader(folder), no_dist=True)
+    return target
+
+
+def unpacked(folder: Path) -> Any:
+    """What torch's own converter makes of the folder."""
+    path = folder.with_suffix(".converted")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp_to_torch_save(folder, path)
+    return torch.load(path, weights_only=False)
+
+
+def saved_by_torch(folder: Path, value: dict[str, Any]) -> Metadata:
+    """What torch itself says of the value where it saves it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.save(value, storage_writer=FileSystemWriter(folder), no_dist=True)
+    return metadata(folder)
+
+
+def archives(folder: Path) -> list[bytes]:
+    """The archives of all entries, one for each chunk."""
+    found = metadata(folder)
+    parts = [part for entry in found.tensors.values() for part in entry.parts]
+    parts += [entry.part for entry in found.bytes.values()]
+    files = {name: (folder / name).read_bytes() for name in {part.file for part in parts}}
+    return [files[p.file][p.offset : p.offset + p.length] for p in parts]
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    count = torch.Size(shape).numel()
+    return torch.arange(count, dtype=torch.float32).reshape(shape).to(dtype)
+
+
+def nested() -> dict[str, Any]:
+    """A state as training scripts save it, without what a distributed checkpoint cannot hold."""
+    return {
+        "model": {"a.weight": numbers(10, 4), "b": numbers(5), "step": torch.tensor(3.0)},
+        "optimizer": {
+            "state": {"a.weight": {"exp_avg": numbers(10, 4) + 1, "step": torch.tensor(7.0)}},
+            "param_groups": [
+                {"lr": 0.1, "betas": (0.9, 0.99), "params": ["a.weight"]},
+                {"lr": 0.2, "fused": None, "params": []},
+            ],
+        },
+        "epoch": 3,
+        "name": "größe",
+        "losses": [1.5, float("inf")],
+        "mixed": [numbers(2), "text", [numbers(3), 1]],
+        "pair": (1, {"x": [2]}),
+        "empty list": [],
+        "seen": {"a": {"b": {"c": True}}},
+    }
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_reads_every_dtype(dtype: str, tmp_path: Path) -> None:
+    kind = getattr(torch, dtype)
+    value = torch.arange(6 * 4 * kind.itemsize, dtype=torch.uint8)
+    if dtype == "bool":
+        value = value % 2
+    made = {"w": value.view(kind).reshape(6, 4), "line": value[: 5 * kind.itemsize].view(kind)}
+    out = written(tmp_path, made, chunks=4)
+    assert [chunk.sizes for chunk in metadata(out).tensors["w"].chunks] == [(2, 4)] * 3
+    target = {key: torch.empty(one.shape, dtype=kind) for key, one in made.items()}
+    if dtype == PACKED:
+        # torch copies no such tensor
+        whole = [torch.load(io.BytesIO(a), weights_only=True) for a in archives(out)]
+        assert {one.dtype for one in whole} == {kind}
+        held = b"".join(map(raw, whole))
+        assert held == raw(made["w"]) + raw(made["line"])
+        return
+    same(loaded(out, target), made)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 8])
+@pytest.mark.parametrize("chunks", [1, 2, 3, 4, 8, 9])
+def test_tensors_are_cut_as_torch_chunks_them(rows: int, chunks: int, tmp_path: Path) -> None:
+    made = {"w": numbers(rows, 3), "line": numbers(rows)}
+    out = written(tmp_path, made, chunks=chunks)
+    found = metadata(out)
+    for key, value in made.items():
+        entry = found.tensors[key]
+        sizes = [tuple(part.shape) for part in torch.chunk(value, chunks)]
+        assert [chunk.sizes for chunk in entry.chunks] == sizes
+        starts = [sum(size[0] for size in sizes[:n]) for n in range(len(sizes))]
+        assert [chunk.offsets[0] for chunk in entry.chunks] == starts
+        assert [part.file for part in entry.parts] == [f"__{n}_0.distcp" for n in range(len(sizes))]
+    same(loaded(out, {key: torch.zeros_like(one) for key, one in made.items()}), made)
+    same(unpacked(out), made)
+
+
+def test_what_cannot_be_cut_is_whole_and_lies_with_rank_0(tmp_path: Path) -> None:
+    made = {
+        "scalar": torch.tensor(2.5),
+        "none": torch.empty(0, 5),
+        "flat": torch.empty(3, 0, 2),
+        "w": numbers(4, 2),
+        "value": "text",
+    }
+    out = written(tmp_path, made, chunks=3)
+    found = metadata(out)
+    for key in ("scalar", "none", "flat"):
+        (chunk,), (part,) = found.tensors[key].chunks, found.tensors[key].parts
+        assert (chunk.sizes, part.file) == (tuple(made[key].shape), "__0_0.distcp")
+    assert found.bytes["value"].part.file == "__0_0.distcp"
+    same(unpacked(out), made)
+
+
+def test_without_chunks_a_file_is_no_larger_than_asked(tmp_path: Path) -> None:
+    made = {"big": numbers(100, 10), "small": numbers(3), "wide": numbers(2, 500)}
+    out = written(tmp_path, made, max_shard_size=1000)
+    found = metadata(out)
+    assert [chunk.sizes for chunk in found.tensors["big"].chunks] == [(25, 10)] * 4
+    # a row is never cut
+    assert [chunk.sizes for chunk in found.tensors["wide"].chunks] == [(1, 500)] * 2
+    names = [part.file for entry in found.tensors.values() for part in entry.parts]
+    assert names == [f"__0_{n}.distcp" for n in (0, 1, 2, 3, 4, 5, 6)]
+    assert sorted(path.name for path in out.iterdir()) == [
+        ".metadata",
+        *names,
+        "migrate.history.json",
+    ]
+    same(loaded(out, {key: torch.zeros_like(one) for key, one in made.items()}), made)
+
+
+def test_a_rank_goes_on_in_another_file(tmp_path: Path) -> None:
+    made = {f"w{n}": numbers(4, 10) for n in range(3)}
+    out = written(tmp_path, made, chunks=2, max_shard_size=160)
+    found = metadata(out)
+    files = [[part.file for part in entry.parts] for entry in found.tensors.values()]
+    assert files == [
+        ["__0_0.distcp", "__1_0.distcp"],
+        ["__0_0.distcp", "__1_0.distcp"],
+        ["__0_1.distcp", "__1_1.distcp"],
+    ]
+    same(unpacked(out), made)
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": 3}])
+def test_archives_are_sound_and_torch_maps_them(options: dict[str, Any], tmp_path: Path) -> None:
+    out = written(tmp_path, nested(), **options)
+    found = archives(out)
+    assert len(found) > 20
+    for number, data in enumerate(found):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            assert archive.testzip() is None
+            assert all(info.CRC or not info.file_size for info in archive.infolist())
+        (tmp_path / f"{number}.pt").write_bytes(data)
+        value = torch.load(tmp_path / f"{number}.pt", mmap=True, weights_only=True)
+        if isinstance(value, torch.Tensor):
+            assert value.data_ptr() % 64 == 0
+    # nothing lies between them
+    assert sum(map(len, found)) == sum(path.stat().st_size for path in out.glob("*.distcp"))
+
+
+def test_entries_paths_and_flags_are_those_that_torch_writes(tmp_path: Path) -> None:
+    ours, theirs = (
+        metadata(written(tmp_path, nested())),
+        saved_by_torch(tmp_path / "torch", nested()),
+    )
+    assert ours.planner == theirs.planner
+    assert ours.bytes.keys() == theirs.bytes.keys()
+    assert ours.version == theirs.version
+    for key, entry in theirs.tensors.items():
+        mine = ours.tensors[key]
+        assert (mine.dtype, mine.shape, mine.requires_grad) == (
+            entry.dtype,
+            entry.shape,
+            entry.requires_grad,
+        )
+        assert mine.chunks == entry.chunks
+    assert list(ours.tensors) == [key for key in ours.planner or () if key in ours.tensors]
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": 2}])
+def test_nested_values_come_back_as_they_were(options: dict[str, Any], tmp_path: Path) -> None:
+    out = written(tmp_path, nested(), **options)
+    same(unpacked(out), nested())
+    target = nested()
+    for value in (target["model"]["a.weight"], target["mixed"][0]):
+        value.zero_()
+    target["epoch"] = 0
+    target["optimizer"]["param_groups"][0]["lr"] = 0.0
+    same(loaded(out, target), nested())
+
+
+def test_values_and_nesting_come_back_by_way_of_safetensors(tmp_path: Path) -> None:
+    torch.save(nested(), tmp_path / "in.pt")
+    migrate.apply(tmp_path / "in.pt", tmp_path / "hub", output_format="safetensors")
+    migrate.apply(tmp_path / "hub", tmp_path / "out", output_format="dcp", chunks=2)
+    same(unpacked(tmp_path / "out"), nested())
+    (tmp_path / "direct").mkdir()
+    direct = metadata(written(tmp_path / "direct", nested(), chunks=2))
+    assert metadata(tmp_path / "out").planner == direct.planner
+
+
+def test_what_requires_grad_still_does(tmp_path: Path) -> None:
+    made = {"a": numbers(3).requires_grad_(), "b": numbers(3), "c": nn.Parameter(numbers(4))}
+    torch.save(made, tmp_path / "in.pt")
+    answer = migrate.apply(tmp_path / "in.pt", tmp_path / "out", output_format="dcp")
+    flags = {key: entry.requires_grad for key, entry in metadata(tmp_path / "out").tensors.items()}
+    assert flags == {"a": True, "b": False, "c": True}
+    properties = FileSystemReader(tmp_path / "out").read_metadata().state_dict_metadata
+    assert {key: one.properties.requires_grad for key, one in properties.items()} == flags
+    assert [note for note in answer.notes if "class" in note] == [
+        "a distributed checkpoint has no place for classes of tensors; now plain: c"
+    ]
+
+
+def test_tensors_in_tuples_go_with_them(tmp_path: Path) -> None:
+    shared = numbers(6)
+    made = {"w": numbers(4, 2), "pair": (shared, {"again": shared, "other": numbers(2, 2)}, "x")}
+    out = written(tmp_path, made, chunks=2)
+    found = unpacked(out)
+    same(found, made)
+    assert found["pair"][0].data_ptr() == found["pair"][1]["again"].data_ptr()
+    assert list(metadata(out).bytes) == ["pair"]
+
+
+def test_one_dict_in_two_places_is_written_in_both(tmp_path: Path) -> None:
+    state = {"w": numbers(8, 2), "b": numbers(3)}
+    made = {"model": state, "ema": state, "tied": state["w"]}
+    torch.save(made, tmp_path / "in.pt")
+    answer = migrate.apply(
+        tmp_path / "in.pt", tmp_path / "out", at="model", output_format="dcp", chunks=3
+    )
+    same(unpacked(tmp_path / "out"), made)
+    assert answer.path
+
+
+RULE = """
+id: demo/2/cast
+title: Cast what is float32
+lineage: demo
+edge: ["1", "2"]
+keep: [b]
+rules:
+  - name: cast
+    from: w
+    to: v
+    via: [{cast: {to: bfloat16, from: float32}}]
+"""
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": 3}, {"chunks": 3, "threads": 4}])
+def test_what_is_computed_is_cut_and_done_with_once(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[object] = []
+    done = Evaluator.done
+
+    def noted(self: Evaluator, tensor: Any) -> None:
+        ended.append(tensor)
+        done(self, tensor)
+
+    monkeypatch.setattr(Evaluator, "done", noted)
+    state = {"w": torch.randn(3000, 700), "b": numbers(3)}
+    torch.save({"model": state, "ema": state}, tmp_path / "in.pt")
+    (tmp_path / "rule.yaml").write_text(RULE)
+    answer = migrate.apply(
+        tmp_path / "in.pt",
+        tmp_path / "out",
+        rules=tmp_path / "rule.yaml",
+        allow="lossy",
+        output_format="dcp",
+        **options,
+    )
+    new = {"v": state["w"].bfloat16(), "b": state["b"]}
+    same(unpacked(tmp_path / "out"), {"model": new, "ema": new})
+    # the output, and the copy of it that stands in the other dict
+    assert len(ended) == len(set(map(id, ended))) > 1
+    assert answer.report is not None
+    (tensor,) = answer.report.tensors
+    assert tensor.elements == 3000 * 700
+
+
+def test_a_tensor_in_a_tuple_and_beside_it_is_written_twice(tmp_path: Path) -> None:
+    shared = numbers(8, 2)
+    made = {"w": shared, "pair": (shared, 1)}
+    same(unpacked(written(tmp_path, made, chunks=3)), made)
+
+
+def test_what_is_lost_is_said(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(2, 2))
+    made = {
+        "model": module.state_dict(),
+        "state": {0: {"m": numbers(2)}, 1: {"m": numbers(3)}},
+        "nothing": {},
+        "pair": (numbers(2), 1),
+        "counts": OrderedDict(a=1),
+    }
+    torch.save(made, tmp_path / "in.pt")
+    answer = migrate.apply(tmp_path / "in.pt", tmp_path / "out", at="model", output_format="dcp")
+    assert list(answer.notes) == [
+        "a distributed checkpoint has no place for `_metadata`: model",
+        "a distributed checkpoint has no place for empty dicts: nothing",
+        "a distributed checkpoint has no place for keys but text; now text: state.0, state.1",
+        "values with tensors in them, which stand as one each: pair",
+    ]
+    assert not answer.downgrade.exact
+    assert "an empty dict does not come back" in answer.downgrade.because
+
+
+def test_metadata_is_plain_data_of_classes_that_torch_has_had_since_2_3(tmp_path: Path) -> None:
+    data = (written(tmp_path, nested(), chunks=2) / ".metadata").read_bytes()
+    names: set[tuple[str, str]] = set()
+
+    class Listing(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            names.add((module, name))
+            return super().find_class(module, name)
+
+    found = Listing(io.BytesIO(data)).load()
+    assert data[:2] == b"\x80\x02"
+    inside = "torch.distributed.checkpoint.metadata"
+    assert names == {
+        *((inside, f"{word}StorageMetadata") for word in ("Tensor", "Chunk", "Bytes")),
+        *((inside, word) for word in ("Metadata", "MetadataIndex", "TensorProperties")),
+        (inside, "_MEM_FORMAT_ENCODING"),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        ("torch", "Size"),
+        ("torch", "float32"),
+        ("torch.serialization", "_get_layout"),
+    }
+    assert found.storage_meta is None
+    assert [index.index for index in found.storage_data if index.fqn == "model.b"] == [0, 1]
+
+
+def test_the_stamp_lies_beside(tmp_path: Path) -> None:
+    out = written(tmp_path, {"w": numbers(2)})
+    assert migrate.history(tmp_path / "in.pt").to_json()["applied"] == []
+    assert (out / "migrate.history.json").read_bytes().startswith(b"{")
+
+
+def test_a_state_dict_in_memory_is_written(tmp_path: Path) -> None:
+    made = {"w": numbers(5, 2), "epoch": 3}
+    migrate.apply(made, tmp_path / "out", output_format="dcp", chunks=2)
+    same(unpacked(tmp_path / "out"), made)
+    migrate.save(nn.Linear(2, 3), tmp_path / "module", output_format="dcp")
+    assert metadata(tmp_path / "module").tensors.keys() == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_the_bytes_do_not_depend_on_threads(threads: int, tmp_path: Path) -> None:
+    save_file({f"w{n}": numbers(600, 1000) + n for n in range(4)}, tmp_path / "in.safetensors")
+    for name, count in (("one", 2), ("other", threads)):
+        migrate.apply(
+            tmp_path / "in.safetensors",
+            tmp_path / name,
+            output_format="dcp",
+            chunks=3,
+            threads=count,
+        )
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert len(names) == 5
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+
+
+def plan(path: Path, **options: Any) -> dict[str, Any]:
+    return migrate.plan(path, **options).document
+
+
+def test_a_plan_names_chunks_where_they_are_asked_for(tmp_path: Path) -> None:
+    save_file({"w": numbers(8, 2)}, tmp_path / "in.safetensors")
+    whole, cut = (
+        plan(tmp_path / "in.safetensors", output_format="dcp", **options)
+        for options in ({}, {"chunks": 4})
+    )
+    assert (cut["options"]["chunks"], cut["question"]["chunks"]) == (4, 4)
+    assert "chunks" not in whole["options"]
+    assert "chunks" not in whole["question"]
+    assert whole["digest"] != cut["digest"]
+    assert len(cut["target"]["files"]) == 4
+
+
+def test_a_saved_plan_is_cut_as_it_was_planned(tmp_path: Path) -> None:
+    save_file({"w": numbers(8, 2)}, tmp_path / "in.safetensors")
+    made = migrate.plan(tmp_path / "in.safetensors", output_format="dcp", chunks=4)
+    (tmp_path / "plan.json").write_text(made.to_json())
+    migrate.apply(tmp_path / "plan.json", tmp_path / "out")
+    assert len(metadata(tmp_path / "out").tensors["w"].chunks) == 4
+    with pytest.raises(MigrateError, match="a saved plan is run as it is"):
+        migrate.apply(tmp_path / "plan.json", tmp_path / "again", chunks=2)
+
+
+@pytest.mark.parametrize("chunks", [0, -1, 2.0, True, "4", 65_537])
+def test_chunks_are_a_number_of_ranks(chunks: Any, tmp_path: Path) -> None:
+    save_file({"w": numbers(2)}, tmp_path / "in.safetensors")
+    with pytest.raises(MigrateError, match=r"M115.*number of ranks"):
+        migrate.plan(tmp_path / "in.safetensors", output_format="dcp", chunks=chunks)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"chunks": 4}, "safetensors has whole tensors"),
+        ({"chunks": 4, "output_format": "torch"}, "torch has whole tensors"),
+        ({"output_format": "dcp", "single_file": True}, "a distributed checkpoint is a folder"),
+    ],
+)
+def test_what_is_not_cut_is_refused(options: dict[str, Any], says: str, tmp_path: Path) -> None:
+    save_file({"w": numbers(2)}, tmp_path / "in.safetensors")
+    with pytest.raises(MigrateError, match=f"M115.*{says}"):
+        migrate.plan(tmp_path / "in.safetensors", **options)
+
+
+def test_a_file_is_no_distributed_checkpoint(tmp_path: Path) -> None:
+    save_file({"w": numbers(2)}, tmp_path / "in.safetensors")
+    with pytest.raises(MigrateError, match="M115"):
+        migrate.apply(tmp_path / "in.safetensors", tmp_path / "out.pt", output_format="dcp")
+    with pytest.raises(MigrateError, match=r"M916.*is a folder"):
+        FORMAT.describe(
+            {"w": spec("float32", (2,))}, folder=False, max_shard_size=9, metadata={}, stamp=None
+        )
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"a": {"b.c": 1, "w": torch.ones(1)}, "a.b": {"c": 2}}, "two entries each: a.b.c"),
+        ({"a": {1: 1, "1": 2, "w": torch.ones(1)}}, "two entries each: a.1"),
+        ([torch.ones(2)], "holds a dict"),
+    ],
+)
+def test_what_has_no_flat_keys_is_refused(value: Any, says: str, tmp_path: Path) -> None:
+    torch.save(value, tmp_path / "in.pt")
+    with pytest.raises(MigrateError, match=f"M916.*{says}"):
+        migrate.plan(tmp_path / "in.pt", output_format="dcp", single_file=False)
+
+
+def test_parts_of_ranks_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for rank in range(2):
+        torch.save({"w": numbers(2)}, tmp_path / "in" / f"consolidated.0{rank}.pth")
+    with pytest.raises(MigrateError, match=r"M916.*w@0, w@1"):
+        migrate.plan(tmp_path / "in", output_format="dcp")
