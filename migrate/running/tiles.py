@@ -177,20 +177,22 @@ def _contents(
 
 
 def check_places(outputs: Mapping[str, Tensor], target: Target) -> None:
-    """ValueError unless the files hold each byte of each tensor that they hold a part of once, in
-    its order.
+    """ValueError unless the files hold each tensor that they hold a part of whole, its bytes in
+    their order: once, or as often as several files want a copy.
     """
-    ends: dict[str, int] = {}
+    left: dict[str, int] = {}
     for placed in (placed for file in target.files for placed in file.tensors):
-        if ends.get(placed.key, 0) != placed.start:
+        nbytes = outputs[placed.key].spec.nbytes
+        missing = left.get(placed.key) or nbytes
+        if nbytes - missing != placed.start:
             raise ValueError(
-                f"{placed.key!r} is placed from byte {placed.start} on, not from "
-                f"{ends.get(placed.key, 0)}"
+                f"{placed.key!r} is placed from byte {placed.start} on, not from {nbytes - missing}"
             )
-        ends[placed.key] = placed.start + placed.nbytes
-    for key, end in ends.items():
-        if outputs[key].spec.nbytes != end:
-            raise ValueError(f"{key!r} has {outputs[key].spec.nbytes} bytes, its places have {end}")
+        left[placed.key] = missing - placed.nbytes
+    for key, missing in left.items():
+        if missing:
+            nbytes = outputs[key].spec.nbytes
+            raise ValueError(f"{key!r} has {nbytes} bytes, its places have {nbytes - missing}")
 
 
 class FileChecksums:

@@ -390,6 +390,8 @@ def test_a_target_that_does_not_fit_the_outputs_is_refused(tmp_path: Path) -> No
     [
         ([[(0, 5)]], None),
         ([[(0, 2), (2, 1)], [(3, 2)]], None),
+        ([[(0, 5)], [(0, 2), (2, 3)]], None),
+        ([[(0, 5)], [(0, 2)]], "has 5 bytes, its places have 2"),
         ([[(0, 2)], [(3, 2)]], "from byte 3 on, not from 2"),
         ([[(0, 3), (2, 3)]], "from byte 2 on, not from 3"),
         ([[(2, 3)], [(0, 2)]], "from byte 2 on, not from 0"),
