@@ -10,7 +10,7 @@ before anything is written.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -201,38 +201,41 @@ def recorded_checksums(
     outputs: Mapping[str, Tensor], files: Iterable[OutputFile], source: Source, layouts: ByteLayouts
 ) -> Recorded:
     """The stretches of each output that are copied from whole records, in order, by identity of the
-    tensor; those alone that lie in one stretch of an output file.
+    tensor; those alone that no end of a place in an output file divides. Records without bytes are
+    left out.
     """
     sums, out = source.index.sums(), dict[int, list[RecordedStretch]]()
     if not sums:
         return out
     from ..source.zip_archive import ArchiveRecord
 
-    stored = source.index.tensors
+    stored, starts = source.index.tensors, _starts(sums)
+    ends: dict[str, set[int]] = {}
     for placed in (placed for file in files for placed in file.tensors):
-        tensor = outputs[placed.key]
+        ends.setdefault(placed.key, set()).update((placed.start, placed.start + placed.nbytes))
+    for key, borders in ends.items():
+        tensor, found, cuts = outputs[key], list[RecordedStretch](), sorted(borders)
         layout = layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
-        stop = placed.start + placed.nbytes
         for move in () if layout.loose else layout.moves:
             if move.loops or move.pattern is not None:
-                continue
-            if not placed.start <= move.dst < move.dst + move.run <= stop:
                 continue
             name = tensor.sources[move.leaf]
             if isinstance(name, ComputedTensor):
                 continue
             place = chunk_at(stored, name)
-            told = sums.get((place.blob, place.offset + move.src))
-            if told is None or told[0] != move.run:
-                continue
-            record = ArchiveRecord(_record_name(place.storage), place.offset + move.src, *told)
-            out.setdefault(id(tensor), []).append(
-                RecordedStretch(
-                    move.dst, move.dst + move.run, source.blobs[place.blob].name, record
-                )
-            )
-    for stretches in out.values():
-        stretches.sort(key=itemgetter(0))
+            first = place.offset + move.src
+            known = starts.get(place.blob, ())
+            # one as a rule; all of a file where it is copied as it is
+            for at in known[bisect_left(known, first) : bisect_left(known, first + move.run)]:
+                size, crc = sums[place.blob, at]
+                begin = move.dst + at - first
+                end = begin + size
+                whole = end <= move.dst + move.run
+                if size and whole and bisect_right(cuts, begin) == bisect_left(cuts, end):
+                    record = ArchiveRecord(_record_name(place.storage), at, size, crc)
+                    found.append(RecordedStretch(begin, end, source.blobs[place.blob].name, record))
+        if found:
+            out[id(tensor)] = sorted(found, key=itemgetter(0))
     return out
 
 
@@ -246,9 +249,7 @@ def check_records(outputs: Iterable[Tensor], source: Source, recorded: Recorded)
     from ..source.zip_archive import ArchiveRecord, check_record
 
     covered = {(one.file, one.record.offset) for found in recorded.values() for one in found}
-    starts: dict[int, list[int]] = {}
-    for blob, offset in sorted(sums):
-        starts.setdefault(blob, []).append(offset)
+    starts = _starts(sums)
     seen: set[str | ChunkOf] = set()
     tensors = list(outputs)
     for tensor in (*tensors, *(t for call in computations(tensors) for t in call.inputs)):
@@ -271,6 +272,14 @@ def check_all_records(source: Source) -> None:
 
     for (blob, offset), told in sorted(sums.items()):
         check_record(source.blobs[blob], ArchiveRecord(f"the record at {offset}", offset, *told))
+
+
+def _starts(sums: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """The offsets of the records of each blob, in order."""
+    starts: dict[int, list[int]] = {}
+    for blob, offset in sorted(sums):
+        starts.setdefault(blob, []).append(offset)
+    return starts
 
 
 def _start(

@@ -22,7 +22,7 @@ from migrate.planning.graph import Computation, ComputedTensor, ReadKey, Tensor,
 from migrate.planning.pipeline import Views
 from migrate.planning.stored import initial, untouched_key
 from migrate.running import eager, share, tiles
-from migrate.running.checks import read_content
+from migrate.running.checks import read_content, recorded_checksums
 from migrate.running.geometry import ByteLayouts
 from migrate.running.resources import RunOptions
 from migrate.source.blobs import ChunkedTensor, ChunkOf, Stored, chunk_at, read_rows, rows_of
@@ -237,3 +237,30 @@ def test_extents_of_chunks_go_on_where_the_source_does(tmp_path: Path) -> None:
         (0, 1 << 20, low.blob, low.offset),
         (1 << 20, 5, high.blob, high.offset),
     ]
+
+
+def test_a_record_that_several_files_hold_is_compared_where_no_place_divides_it(
+    tmp_path: Path,
+) -> None:
+    """One file holds the tensor whole, others in parts: what lies across their border is read once
+    more beforehand.
+    """
+    array = np.random.default_rng(6).integers(0, 256, (30,), "uint8")
+    source, sums = write(tmp_path / "in", {"k": (array, grid((30,), [[10, 20]]))})
+    source.index = replace(source.index, sums=lambda: sums)
+    outputs = initial(source.index.tensors, Views())
+    files = (
+        OutputFile("whole", b"", (Placed("k", 0, 30),), 30),
+        OutputFile("a", b"", (Placed("k", 0, 13),), 13),
+        OutputFile("b", b"", (Placed("k", 0, 17, 13),), 17),
+    )
+    found = recorded_checksums(outputs, files, source, ByteLayouts())[id(outputs["k"])]
+    assert [(one.start, one.stop) for one in found] == [(0, 10), (20, 30)]
+    target = Target(files, True)
+    tiles.write_target(outputs, source, target, tmp_path / "out", digest="d")
+    assert (tmp_path / "out" / "b").read_bytes() == array[13:].tobytes()
+    for place, (size, crc) in sums.items():
+        wrong = {**sums, place: (size, crc ^ 1)}
+        source.index = replace(source.index, sums=lambda wrong=wrong: wrong)
+        with pytest.raises(CheckpointError, match=f"recorded is {crc ^ 1:08x}"):
+            tiles.write_target(outputs, source, target, tmp_path / "wrong", digest="d")
