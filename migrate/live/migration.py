@@ -32,7 +32,7 @@ from ..planning.plan import losses_of, steps_of
 from ..planning.request import with_permissions
 from ..planning.stored import untouched_key
 from ..running import checks as value_checks
-from ..running import tiles
+from ..running.buffers import fill_buffer
 from ..running.evaluator import Evaluator
 from ..running.geometry import ByteLayouts
 from ..running.prepare import compose_for, path_state_for, require_known, side_reader
@@ -363,9 +363,7 @@ class Outputs:
     def gather(self, key: str, buffer: memoryview) -> None:
         """Fills the buffer with the output's packed bytes, row-major."""
         source, layouts, values = self.engine
-        tiles.fill_buffer(
-            self.graph.outputs[key], source, layouts, values, buffer, self._max_memory
-        )
+        fill_buffer(self.graph.outputs[key], source, layouts, values, buffer, self._max_memory)
 
     @cached_property
     def engine(self) -> tuple[Source, ByteLayouts, Evaluator]:

@@ -351,7 +351,7 @@ class BoundTest:
 
     def fill(self) -> Mapping[str, memoryview]:
         """The packed bytes of each output, made once; raises what a run would (M404, M9xx)."""
-        from ..running.tiles import fill_buffers
+        from ..running.buffers import fill_buffers
 
         if not self._made and self.outputs:
             buffers = {key: memoryview(bytearray(t.spec.nbytes)) for key, t in self.outputs.items()}

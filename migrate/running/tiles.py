@@ -1,15 +1,15 @@
 """Writes a planned checkpoint: output files cut into tiles, each gathered, hashed, written and
 journalled.
 
-    write_target(outputs, source, target, out, ...)
-        check_place, require_checks                   nothing is written yet
-        Partial(...), require, allocate               a full disk shows here; what can be shared
+    write_target(outputs, source, target, out, ...)   the sum of the steps of a TargetRun:
+        check_place, examine                          nothing is written yet
+        enter: Partial(...); allocate                 a full disk shows here; what can be shared
                                                       is cloned
-        for each file, in a thread of its own:
+        write: for each file, in a thread of its own
             as far as the journal is right: read again
             for each tile after it: gather -> hash -> pwrite -> journal line
         source.check_unchanged                        a changed source removes everything
-        side files, Partial.check, Partial.publish
+        publish: side files, Partial.check, Partial.publish
 
 A tile is some MiB of one file: what the journal counts in, and what a kill can cost. A tile is made
 of fills, that is of what goes through the buffer at once. The cut depends on the plan alone, so a
@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ..core import log
 from ..core.errors import MigrateError, RunError, printable, with_partial_folder
@@ -46,7 +46,7 @@ from .evaluator import Evaluator, longest_step, reading_step
 from .gather import WINDOW, Gather, Window
 from .geometry import STAGE, ByteLayouts
 from .publish import HASH, TILE, Partial, check_place, write_failed
-from .resources import CPU, MAX_MEMORY, Device, RunOptions, run_together
+from .resources import RunOptions, run_together
 from .share import LEAST, Shared
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ class _FileWriter:
     neither.
     """
 
-    def __init__(self, run: _TargetRun, file: OutputFile, descriptor: int, window: Window) -> None:
+    def __init__(self, run: _Writers, file: OutputFile, descriptor: int, window: Window) -> None:
         import xxhash
 
         self.window = window
@@ -404,37 +404,33 @@ class _FileWriter:
             self._turn.notify_all()
 
 
-class _TargetRun:
-    """The threads of one run and what they share."""
+class _Writers:
+    """The threads that write some files of a run, and what they share."""
 
     def __init__(
         self,
-        outputs: Mapping[str, Tensor],
-        source: Source,
+        run: TargetRun,
+        files: Sequence[OutputFile],
         partial: Partial,
-        shared: Shared | None,
         values: Evaluator | None,
-        layouts: ByteLayouts,
-        options: RunOptions,
+        shared: Shared | None,
         recorded: Recorded,
     ) -> None:
-        self.outputs, self.source, self.partial, self.shared = outputs, source, partial, shared
-        self.values, self.layouts, self.recorded = values, layouts, recorded
-        self.progress = options.progress
-        self.budget = min(WINDOW, options.max_memory // (4 * options.threads))
+        self.outputs, self.source, self.layouts = run.outputs, run.source, run.layouts
+        self.targets, self.partial, self.shared = files, partial, shared
+        self.values, self.recorded = values, recorded
+        self.progress = run.options.progress
+        self.budget = min(WINDOW, run.options.max_memory // (4 * run.options.threads))
+        tensors = [run.outputs[placed.key] for file in files for placed in file.tensors]
         if values is None:
-            longest = max((_step(t, layouts, None) for t in outputs.values()), default=1)
+            longest = max((_step(t, run.layouts, None) for t in tensors), default=1)
         else:
-            longest = longest_step(outputs.values(), layouts, values)
+            longest = longest_step(tensors, run.layouts, values)
         # the longest fill
         self.ahead = STAGE + max(STAGE, longest)
         # places of each computed tensor that are not written yet, by its identity
-        self.places = Counter(
-            id(outputs[placed.key])
-            for file in (partial.target.files if values is not None else ())
-            for placed in file.tensors
-        )
-        self.total = sum(f.size for f in partial.target.files)
+        self.places = Counter(map(id, tensors if values is not None else ()))
+        self.total = sum(file.size for file in files)
         self.done = self.read = self.written = 0
         self.files: dict[str, dict[str, Any]] = {}
         self.error: BaseException | None = None
@@ -446,7 +442,7 @@ class _TargetRun:
 
     def go(self, threads: int) -> None:
         """Writes all files; raises the first error after all threads have ended."""
-        for file in sorted(self.partial.target.files, key=attrgetter("size"), reverse=True):
+        for file in sorted(self.targets, key=attrgetter("size"), reverse=True):
             self.waiting.put(file)
         run_together(lambda number: self._guard(self._work, number), threads, self.stop.set)
         if self.error is not None:
@@ -491,7 +487,7 @@ class _TargetRun:
             finally:
                 os.close(descriptor)
         with self.begun:
-            while len(self.lines) < len(self.partial.target.files):
+            while len(self.lines) < len(self.targets):
                 self.begun.wait(0.5)
                 self.go_on()
         while (other := next((line for line in self.lines if line.join()), None)) is not None:
@@ -542,6 +538,178 @@ class _TargetRun:
             raise _Stopped
 
 
+class TargetRun:
+    """A run into files as its steps, which a scheduler of several processes takes one by one.
+
+    Call sequence: `examine` the files that this process writes, `enter` the partial folder,
+    `allocate`, `write` those files, `publish`. What a step raises goes through `fail`, and `close`
+    comes last. `write_target` is their sum. Of several processes one allocates and publishes for
+    all.
+
+    Raises QuestionError M904 and ValueError for a place or a plan that cannot be written.
+    """
+
+    def __init__(
+        self,
+        outputs: Mapping[str, Tensor],
+        source: Source,
+        target: Target,
+        out: PathLike,
+        *,
+        digest: str,
+        side_files: Sequence[tuple[str, bytes | PathLike]] = (),
+        options: RunOptions = _DEFAULT,
+    ) -> None:
+        self.path = Path(os.path.abspath(out))
+        if options.threads < 1:
+            raise ValueError(f"{options.threads} threads write nothing")
+        if side_files and not target.folder:
+            raise ValueError("a target that is one file has no side files")
+        check_place(self.path, source.path)
+        check_places(outputs, target)
+        self.outputs, self.source, self.target = outputs, source, target
+        self.digest, self.side_files, self.options = digest, side_files, options
+        self.layouts = ByteLayouts()
+        self.ledger: Ledger | None = None
+        self.partial: Partial | None = None
+        self._values: Evaluator | None = None
+        self._recorded: Recorded = {}
+        self._shared: Shared | None = None
+        # of the files that this process wrote, and the bytes it wrote for them
+        self.files: dict[str, dict[str, Any]] = {}
+        self.written = 0
+
+    def examine(self, files: Sequence[OutputFile], checks: Sequence[ValueCheck] = ()) -> None:
+        """Makes ready what computes these files and compares their checksums. RunError M919;
+        CheckpointError of `checks` that fail, and M942. Writes nothing.
+        """
+        outputs = self.outputs
+        if len(files) < len(self.target.files):
+            outputs = {p.key: outputs[p.key] for file in files for p in file.tensors}
+        if any(
+            BITS[t.spec.dtype] < 8 or any(isinstance(s, ComputedTensor) for s in t.sources)
+            for t in outputs.values()
+        ):
+            self.ledger = Ledger(outputs)
+            self._values = Evaluator(
+                self.source,
+                self.layouts,
+                # each place in a file reads its tensor once
+                [outputs[placed.key] for file in files for placed in file.tensors],
+                self.options.max_memory,
+                threads=self.options.threads,
+                device=self.options.device,
+                ledger=self.ledger,
+            )
+            self._values.require(outputs.values())
+        if checks:
+            require_checks(checks, self.source, self.options.max_memory)
+        if self.source.index.sums():
+            self._recorded = recorded_checksums(outputs, files, self.source, self.layouts)
+            check_records(outputs.values(), self.source, self._recorded)
+
+    def enter(self) -> Partial:
+        """The partial folder, made, or taken over with all that earlier runs claim to have written.
+        QuestionError M911, M918, M926.
+        """
+        self.partial = Partial(
+            self.path,
+            self.target,
+            self.digest,
+            resume=self.options.resume,
+            source=self.source.identities(),
+            small=(*self.target.small, *(name for name, _ in self.side_files)),
+        )
+        return self.partial
+
+    def allocate(self) -> None:
+        """Makes all files at their full size, as far as possible out of what the source holds.
+        RunError M909 where there is no room.
+        """
+        partial = self._entered()
+        if any(file.size >= LEAST for file in self.target.files):
+            self._shared = Shared(
+                self.outputs, self.source, self.target, self.layouts, partial.folder
+            )
+        partial.require(
+            sum(len(c) if isinstance(c, bytes) else os.stat(c).st_size for _, c in self.side_files),
+            self._shared,
+        )
+        partial.allocate(self._shared)
+
+    def write(self, files: Sequence[OutputFile]) -> None:
+        """Writes these files, which were examined, and looks whether the source is the same still.
+        CheckpointError M905, M942; RunError M909, M913, M922.
+        """
+        work = _Writers(self, files, self._entered(), self._values, self._shared, self._recorded)
+        with log.phase(f"writing {work.total} bytes"):
+            work.go(self.options.threads)
+        self.source.check_unchanged()
+        self.files |= work.files
+        self.written += work.written
+
+    def publish(self) -> RunResult:
+        """Adds the small files, checks all that is written, and lets the target appear. RunError
+        M913, QuestionError M904.
+        """
+        partial = self._entered()
+        for name, content in (*self.target.small.items(), *self.side_files):
+            partial.add(name, content if isinstance(content, bytes) else Path(content))
+        partial.check()
+        with log.phase("publishing"):
+            partial.publish(fsync=self.options.fsync)
+        shared, report = self._shared, None
+        if self.ledger is not None:
+            report = self.ledger.report(
+                complete=self.written == sum(file.size for file in self.target.files)
+            )
+        return RunResult(
+            self.files,
+            sum(t.spec.nbytes for t in self.outputs.values()),
+            self.written,
+            0 if shared is None else sum(shared.nbytes(file.name) for file in self.target.files),
+            report,
+            str(partial.folder) if partial.left else None,
+        )
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """Raises what the error of a step means, and keeps the partial folder where a later run can
+        go on with it.
+        """
+        partial, doing = self.partial, f"write {printable(str(self.path), 300)}"
+        if partial is None:
+            raise error
+        if isinstance(error, OSError):
+            write_failed(error, partial.folder, f"cannot {doing}")
+        if isinstance(error, RunError):
+            # what reads and computes knows nothing of the folder
+            raise RunError(
+                [with_partial_folder(d, partial.folder) for d in error.diagnostics]
+            ) from error
+        if isinstance(error, MigrateError):
+            if not _appeared(error):
+                partial.discard()
+        elif isinstance(error, Exception):
+            # a folder with nothing in it is only in the way
+            if not partial.begun:
+                partial.discard()
+            if lacking(error):
+                ran_out(error, doing, partial=partial.folder)
+        raise error
+
+    def close(self) -> None:
+        """Lets go of the journal and of what was computed."""
+        if self.partial is not None:
+            self.partial.close()
+        if self._values is not None:
+            self._values.forget()
+
+    def _entered(self) -> Partial:
+        if self.partial is None:
+            raise ValueError("the partial folder was not entered")
+        return self.partial
+
+
 def write_target(
     outputs: Mapping[str, Tensor],
     source: Source,
@@ -569,98 +737,19 @@ def write_target(
     and removed after a CheckpointError, or anything unforeseen before the first tile was written.
     ValueError if `threads` is less than one.
     """
-    path = Path(os.path.abspath(out))
-    if options.threads < 1:
-        raise ValueError(f"{options.threads} threads write nothing")
-    if side_files and not target.folder:
-        raise ValueError("a target that is one file has no side files")
-    check_place(path, source.path)
-    check_places(outputs, target)
-    layouts = ByteLayouts()
-    ledger: Ledger | None = None
-    values: Evaluator | None = None
-    if any(
-        BITS[t.spec.dtype] < 8 or any(isinstance(s, ComputedTensor) for s in t.sources)
-        for t in outputs.values()
-    ):
-        ledger = Ledger(outputs)
-        values = Evaluator(
-            source,
-            layouts,
-            # each place in a file reads its tensor once
-            [outputs[placed.key] for file in target.files for placed in file.tensors],
-            options.max_memory,
-            threads=options.threads,
-            device=options.device,
-            ledger=ledger,
-        )
-        values.require(outputs.values())
-    if checks:
-        require_checks(checks, source, options.max_memory)
-    recorded: Recorded = {}
-    if source.index.sums():
-        recorded = recorded_checksums(outputs, target.files, source, layouts)
-        check_records(outputs.values(), source, recorded)
-    partial = Partial(
-        path,
-        target,
-        digest,
-        resume=options.resume,
-        source=source.identities(),
-        small=(*target.small, *(name for name, _ in side_files)),
+    run = TargetRun(
+        outputs, source, target, out, digest=digest, side_files=side_files, options=options
     )
     try:
-        shared = None
-        if any(file.size >= LEAST for file in target.files):
-            shared = Shared(outputs, source, target, layouts, partial.folder)
-        partial.require(
-            sum(len(c) if isinstance(c, bytes) else os.stat(c).st_size for _, c in side_files),
-            shared,
-        )
-        partial.allocate(shared)
-        work = _TargetRun(outputs, source, partial, shared, values, layouts, options, recorded)
-        with log.phase(f"writing {work.total} bytes"):
-            work.go(options.threads)
-        source.check_unchanged()
-        for name, content in (*target.small.items(), *side_files):
-            partial.add(name, content if isinstance(content, bytes) else Path(content))
-        partial.check()
-        with log.phase("publishing"):
-            partial.publish(fsync=options.fsync)
-    except OSError as error:
-        write_failed(error, partial.folder, f"cannot write {printable(str(path), 300)}")
-    except RunError as error:
-        # what reads and computes knows nothing of the folder
-        raise RunError(
-            [with_partial_folder(d, partial.folder) for d in error.diagnostics]
-        ) from error
-    except MigrateError as error:
-        if not _appeared(error):
-            partial.discard()
-        raise
-    except Exception as error:
-        # a folder with nothing in it is only in the way
-        if not partial.begun:
-            partial.discard()
-        if lacking(error):
-            ran_out(error, f"write {printable(str(path), 300)}", partial=partial.folder)
-        raise
+        run.examine(target.files, checks)
+        run.enter()
+        run.allocate()
+        run.write(target.files)
+        return run.publish()
+    except BaseException as error:  # noqa: BLE001 - raised again
+        run.fail(error)
     finally:
-        partial.close()
-        if values is not None:
-            values.forget()
-    read = sum(t.spec.nbytes for t in outputs.values())
-    cloned = 0 if shared is None else sum(shared.nbytes(f.name) for f in target.files)
-    complete = work.written == work.total
-    report = None if ledger is None else ledger.report(complete=complete)
-    return RunResult(
-        work.files,
-        read,
-        work.written,
-        cloned,
-        report,
-        str(partial.folder) if partial.left else None,
-    )
+        run.close()
 
 
 def _appeared(error: MigrateError) -> bool:
@@ -680,45 +769,3 @@ def _reread(descriptor: int, data: memoryview, offset: int) -> None:
         if not n:
             break
         data, offset = data[n:], offset + n
-
-
-def fill_buffers(
-    outputs: Mapping[str, Tensor],
-    source: Source,
-    buffers: Mapping[str, memoryview],
-    *,
-    checks: Sequence[ValueCheck] = (),
-    max_memory: int = MAX_MEMORY,
-    device: Device = CPU,
-    ledger: Ledger | None = None,
-) -> None:
-    """Fills `buffers[key]` with the packed bytes of each output; checks come first and raise before
-    anything is written.
-
-    `ledger` gets the errors of what is computed.
-    """
-    layouts = ByteLayouts()
-    values = Evaluator(source, layouts, outputs.values(), max_memory, ledger=ledger, device=device)
-    values.require(outputs.values())
-    require_checks(checks, source, max_memory)
-    for key, tensor in outputs.items():
-        fill_buffer(tensor, source, layouts, values, buffers[key], max_memory)
-    source.check_unchanged()
-
-
-def fill_buffer(
-    tensor: Tensor,
-    source: Source,
-    layouts: ByteLayouts,
-    values: Evaluator,
-    buffer: memoryview,
-    max_memory: int = MAX_MEMORY,
-) -> None:
-    """Fills the buffer with one output's packed bytes, and frees what was computed for it."""
-    nbytes = tensor.spec.nbytes
-    step = reading_step(tensor, layouts, values)
-    gather = Gather(source, layouts, buffer, values.leaf, min(WINDOW, max_memory // 4))
-    for start in range(0, nbytes, step):
-        gather.fill(tensor, start, min(start + step, nbytes), start)
-    gather.release()
-    values.done(tensor)

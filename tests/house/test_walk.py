@@ -21,7 +21,8 @@ import walk
 # case -> modules, functions
 BARS = {
     # each tensor of the graph is made from the index in one place, `planning/stored.py`
-    "apply": (54, 458),
+    # a run into files is a sum of steps, which several processes take one by one: 7 functions
+    "apply": (54, 462),
     "plan": (47, 370),
     "rules": (9, 59),
     # which of two threads gets a tile is chance, and one that helps enters a function or two more

@@ -20,10 +20,10 @@ from migrate.core.spec import spec
 from migrate.planning.graph import CHUNK, Tensor
 from migrate.planning.plan import peak_memory
 from migrate.running import geometry, tiles
+from migrate.running.buffers import fill_buffers
 from migrate.running.evaluator import Evaluator
 from migrate.running.geometry import ByteLayouts
 from migrate.running.resources import RunOptions
-from migrate.running.tiles import fill_buffers
 
 ROWS, COLUMNS = 2000, 1024
 
