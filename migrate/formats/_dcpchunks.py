@@ -12,6 +12,7 @@ agree with each other. Whatever differs is read by the general reader again.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Any, NamedTuple
@@ -20,7 +21,8 @@ from ..core.errors import CheckpointError, Report, fail, listed, plural, printab
 from ..core.spec import BITS, PACKED
 from ..source import zip_archive
 from ..source.blobs import ChunkedTensor, FileBlob, Stored, StoredTensor
-from ..source.pickle.dcp_metadata import BytesEntry, SavedChunk, SavedPart, TensorEntry
+from ..source.pickle.dcp_metadata import BytesEntry, TensorEntry
+from ..source.pickle.dcp_stream import SavedChunk, SavedPart
 from ..source.pickle.machine import read_pickle
 from ..source.pickle.nodes import ARCHIVE
 from ..source.pickle.policy import Decoded, Outside, decode
@@ -95,12 +97,16 @@ class ChunkReader:
         self.unsummed = 0
         self._blobs, self._label, self._report = blobs, label, report
         self._forms: dict[tuple[str, tuple[int, ...], int], list[ArchiveForm]] = {}
-        # (blob, offset, bytes, CRC-32) of each record
-        self._sums: list[tuple[int, int, int, int]] = []
+        # blob, offset, bytes and CRC-32 of each record, one after the other
+        self._sums = array("Q")
 
     def sums(self) -> dict[tuple[int, int], tuple[int, int]]:
         """(blob, offset) -> length and CRC-32 of all records of elements."""
-        return {(blob, offset): (size, crc) for blob, offset, size, crc in self._sums}
+        rows = iter(self._sums)
+        return {
+            (blob, offset): (size, crc)
+            for blob, offset, size, crc in zip(rows, rows, rows, rows, strict=True)
+        }
 
     def value(self, key: str, entry: BytesEntry) -> SavedValue | None:
         """The value of an entry that is no tensor; None, and a problem, if it cannot be read."""
@@ -237,7 +243,7 @@ class ChunkReader:
             if crc is None:
                 self.unsummed += 1
             else:
-                self._sums.append((number, at, form.size, crc))
+                self._sums.extend((number, at, form.size, crc))
         spec, strides, _, _ = form.stored
         # all fields at once: the named tuple's own function takes three times as long
         return tuple.__new__(Stored, (spec, number, at + form.first, strides, None))
@@ -303,7 +309,7 @@ class ChunkReader:
         places = {n[5:]: r for n, r in archive.records.items() if n.startswith("data/")}
         for place in places.values():
             if place.crc is not None and place.size:
-                self._sums.append((number, place.offset, place.size, place.crc))
+                self._sums.extend((number, place.offset, place.size, place.crc))
             elif place.size:
                 self.unsummed += 1
         for record in tensor_records([decoded.tree]):

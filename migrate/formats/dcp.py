@@ -181,20 +181,22 @@ def _read_metadata(folder: Folder) -> tuple[Metadata, dict[str, Identity]]:
         label = folder.label(METADATA)
         if blob.size > LIMITS.size:
             fail("M914", f"{label}: has {blob.size:,} bytes, allowed are {LIMITS.size:,}")
-        data = blob.read(0, blob.size)
-        found = {blob.name: blob.identity}
+        sizes = {
+            name: held.size
+            for name in folder.names()
+            if name.endswith(_DATA_FILES) and (held := folder.locate(name)) is not None
+        }
+        # without a name of their own, for these bytes may be many
+        return read_metadata(blob.read(0, blob.size), label, sizes), {blob.name: blob.identity}
     finally:
         blob.close()
-    sizes = {
-        name: held.size
-        for name in folder.names()
-        if name.endswith(_DATA_FILES) and (held := folder.locate(name)) is not None
-    }
-    return read_metadata(data, label, sizes), found
 
 
 def _index(metadata: Metadata, blobs: Sequence[FileBlob], folder: Folder, at: str | None) -> Index:
-    """What the folder holds. Everything that contradicts `.metadata` comes out at once."""
+    """What the folder holds. Everything that contradicts `.metadata` comes out at once.
+
+    The tensors of `metadata` are taken out of it.
+    """
     report = Report()
     reader = ChunkReader(
         {blob.name: (number, blob) for number, blob in enumerate(blobs)}, folder.label, report
@@ -204,8 +206,10 @@ def _index(metadata: Metadata, blobs: Sequence[FileBlob], folder: Folder, at: st
     placed: dict[int, StoredTensor] = {}
     archives: dict[int, tuple[SavedValue, ...]] = {}
     outside: list[Outside] = []
-    for key, entry in metadata.tensors.items():
-        saved = reader.tensor(key, entry)
+    unused = sum(blob.size for blob in blobs) - _used(metadata)
+    for key in list(metadata.tensors):
+        # there may be a million, and each is needed once
+        saved = reader.tensor(key, metadata.tensors.pop(key))
         if saved is None:
             if len(report.diagnostics) >= _ENOUGH:
                 break
@@ -230,6 +234,7 @@ def _index(metadata: Metadata, blobs: Sequence[FileBlob], folder: Folder, at: st
     label = folder.label(METADATA)
     root, gaps = build_tree(leaves, metadata.planner, label, report)
     report.check()
+    leaves.clear()
     left_out, more = unfit(root)
     outside += more
     notes, unread = [], {}
@@ -248,7 +253,7 @@ def _index(metadata: Metadata, blobs: Sequence[FileBlob], folder: Folder, at: st
         notes.append(
             f"{reader.unsummed} stored chunks have no checksum; damage to them would not be noticed"
         )
-    if unused := sum(blob.size for blob in blobs) - _used(metadata):
+    if unused:
         notes.append(f"{unused:,} bytes of the data files belong to no entry")
     placed.update(reader.placed)
     held_in_table = tensors_of(part.table)
@@ -277,9 +282,8 @@ def _index(metadata: Metadata, blobs: Sequence[FileBlob], folder: Folder, at: st
 
 def _used(metadata: Metadata) -> int:
     """The bytes that entries name, of all data files."""
-    parts = [part for entry in metadata.tensors.values() for part in entry.parts]
-    parts += [entry.part for entry in metadata.bytes.values()]
-    return sum(part.length for part in parts)
+    chunks = sum(part.length for entry in metadata.tensors.values() for part in entry.parts)
+    return chunks + sum(entry.part.length for entry in metadata.bytes.values())
 
 
 def _named(outside: Iterable[Outside], key: str) -> list[Outside]:

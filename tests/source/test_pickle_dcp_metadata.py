@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from migrate.core.errors import CheckpointError
 from migrate.source.pickle import dcp_metadata
-from migrate.source.pickle.dcp_metadata import SavedPart
+from migrate.source.pickle.dcp_stream import SavedPart
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 

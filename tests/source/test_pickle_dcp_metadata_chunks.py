@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from work import steps
 
-from migrate.source.pickle.dcp_metadata import SavedChunk, uncovered
+from migrate.source.pickle.dcp_metadata import uncovered
+from migrate.source.pickle.dcp_stream import SavedChunk
 
 
 def counted(shape: tuple[int, ...], chunks: list[SavedChunk]) -> bool:

@@ -5,5 +5,5 @@ policy     which (global, arity) is known, and what it becomes
 torch_objects, python_objects, quantized_tensors, te_grouped    how each of them is read
 decoding   what they share                               tree       what they become
 emit       inert nodes -> opcodes                        jsonform   inert nodes <-> JSON
-dcp_metadata                                             `.metadata` of torch.distributed.checkpoint
+dcp_metadata, dcp_stream                                 `.metadata` of torch.distributed.checkpoint
 """

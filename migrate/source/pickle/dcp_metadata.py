@@ -7,11 +7,11 @@ because it describes everything else and cannot be read in part.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...core.errors import fail, printable
 from ...core.spec import PACKED, Spec
@@ -20,6 +20,9 @@ from ..index import Index
 from ..jsontext import collector_paused
 from ..paths import plain_name
 from . import machine
+from .dcp_stream import MetadataContents, read_stream
+from .dcp_stream import SavedChunk as SavedChunk
+from .dcp_stream import SavedPart as SavedPart
 from .decoding import (
     LARGEST,
     MOST_DIMENSIONS,
@@ -123,9 +126,16 @@ def read_metadata(data: bytes, name: str, sizes: dict[str, int] | None = None) -
     that are no plain names.
     """
     reader = _MetadataReader(name)
-    root = machine.read_pickle(data, METADATA, name=reader.problems.name)
     with collector_paused():
-        found = reader.metadata(root, sizes)
+        # most are spelled as torch spells them; the machine takes the others, and says why not
+        contents = read_stream(data) if len(data) <= METADATA.size else None
+        if contents is not None:
+            # nothing else is asked of them, and they may be many
+            del data
+            found: Metadata | None = reader.compared(contents, False, sizes)
+        else:
+            root = machine.read_pickle(data, METADATA, name=reader.problems.name)
+            found = reader.metadata(root, sizes)
     others = []
     if reader.outside:
         names = tuple(
@@ -174,13 +184,21 @@ class _MetadataReader:
             self._known_names(fields.get(field), field)
         if self.problems.count or self.outside:
             return None
-        check = MetadataCheck(self.problems)
-        placed = check.place(tensors, others, storage)
-        check.extents(storage, sizes)
-        if planner is not None:
-            check.planner(planner, {**tensors, **dict.fromkeys(others)})
-        files = tuple(dict.fromkeys(part.file for part in storage.values()))
         megatron = root.function.module == _MEGATRON
+        contents = MetadataContents(tensors, others, storage, planner, version)
+        return self.compared(contents, megatron, sizes)
+
+    def compared(
+        self, contents: MetadataContents, megatron: bool, sizes: dict[str, int] | None
+    ) -> Metadata:
+        """The contents with their places; problems for what contradicts each other."""
+        tensors, others, storage, planner, version = contents
+        check = MetadataCheck(self.problems)
+        check.extents(storage, sizes)
+        files = tuple(dict.fromkeys(part.file for part in storage.values()))
+        if planner is not None:
+            check.planner(planner, {*tensors, *others})
+        placed = check.place(tensors, others, storage)
         return Metadata(placed[0], placed[1], planner, files, version, megatron)
 
     def _object(
@@ -489,22 +507,6 @@ MOST_ELEMENTS, MOST_PARTS = 2**50, 64
 MOST_CORNERS = 1 << 24
 
 
-class SavedChunk(NamedTuple):
-    """A box of a tensor: where it begins and how large it is."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-
-class SavedPart(NamedTuple):
-    """Where an entry lies: `length` bytes from `offset` of `file`, through `transforms`."""
-
-    file: str
-    offset: int
-    length: int
-    transforms: tuple[str, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
     """One tensor: `chunks` cover `shape` exactly, and `parts` says where each of them lies.
@@ -540,46 +542,45 @@ class MetadataCheck:
 
     def place(
         self,
-        tensors: Mapping[str, Any],
+        tensors: dict[str, Any],
         others: Iterable[str],
-        storage: Mapping[tuple[str, tuple[int, ...] | None], SavedPart],
+        storage: dict[tuple[str, tuple[int, ...] | None], SavedPart],
     ) -> tuple[dict[str, TensorEntry], dict[str, BytesEntry]]:
-        """The entries with their places: each chunk has one in storage, and each there a use."""
-        used: set[tuple[str, tuple[int, ...] | None]] = set()
+        """The entries with their places: each chunk has one in storage, and each there a use.
+
+        All three are emptied: there may be a million, and they are needed once.
+        """
         placed: dict[str, TensorEntry] = {}
-        for key, (dtype, shape, requires_grad, strides, chunks) in tensors.items():
+        for key in list(tensors):
+            dtype, shape, requires_grad, strides, chunks = tensors.pop(key)
             wrong = uncovered(shape, chunks)
             if wrong:
                 self.problem(key, wrong)
             parts = []
-            for chunk in chunks:
-                where = (key, chunk.offsets)
-                part = storage.get(where)
+            for chunk in dict.fromkeys(chunks) if wrong else chunks:
+                part = storage.pop((key, chunk.offsets), None)
                 if part is None:
                     self.problem(
                         key, f"nothing says where its chunk at {_numbers(chunk.offsets)} lies"
                     )
                 else:
-                    used.add(where)
                     parts.append(part)
             placed[key] = TensorEntry(
                 dtype, shape, requires_grad, strides, tuple(chunks), tuple(parts)
             )
         values: dict[str, BytesEntry] = {}
         for key in others:
-            part = storage.get((key, None))
+            part = storage.pop((key, None), None)
             if part is None:
                 self.problem(key, "nothing says where its bytes lie")
             else:
-                used.add((key, None))
                 values[key] = BytesEntry(part)
         for key, offsets in storage:
-            if (key, offsets) not in used:
-                chunk_text = "" if offsets is None else f" the chunk at {_numbers(offsets)} of"
-                self.problem(
-                    key,
-                    f"storage_data says where{chunk_text} this key lies, and no such entry exists",
-                )
+            chunk_text = "" if offsets is None else f" the chunk at {_numbers(offsets)} of"
+            self.problem(
+                key,
+                f"storage_data says where{chunk_text} this key lies, and no such entry exists",
+            )
         return placed, values
 
     def extents(self, storage: Mapping[Any, SavedPart], sizes: Mapping[str, int] | None) -> None:
@@ -616,9 +617,7 @@ class MetadataCheck:
                 if offset + length > end:
                     end, last = offset + length, key
 
-    def planner(
-        self, planner: Mapping[str, tuple[str | int, ...]], keys: Mapping[str, Any]
-    ) -> None:
+    def planner(self, planner: Mapping[str, tuple[str | int, ...]], keys: Container[str]) -> None:
         """Every path leads to one place; places in lists are below the number of entries."""
         inner: dict[tuple[str | int, ...], type] = {}
         ends: dict[tuple[str | int, ...], str] = {}
@@ -664,6 +663,8 @@ def uncovered(shape: tuple[int, ...], chunks: list[SavedChunk]) -> str:
         and len(chunks[0].offsets) == len(shape)
     ):
         return ""
+    if shape and _rows(shape, chunks):
+        return ""
     for chunk in chunks:
         if len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape):
             return (
@@ -703,6 +704,16 @@ def uncovered(shape: tuple[int, ...], chunks: list[SavedChunk]) -> str:
         else "an overlap and a hole"
     )
     return f"its chunks hold {held:,} of {prod(shape):,} elements: there is {what}"
+
+
+def _rows(shape: tuple[int, ...], chunks: list[SavedChunk]) -> bool:
+    """Whether the chunks are whole rows, one after the other, as most are."""
+    at, row, begins = 0, shape[1:], (0,) * (len(shape) - 1)
+    for offsets, sizes in chunks:
+        if sizes[1:] != row or offsets[:1] != (at,) or offsets[1:] != begins:
+            return False
+        at += sizes[0]
+    return at == shape[0] and bool(chunks)
 
 
 def _count(corners: dict[tuple[int, ...], int], box: list[tuple[int, int]], sign: int) -> None:
