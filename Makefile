@@ -79,6 +79,12 @@ check: lint
 	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq -c constraints-oldest.txt -e '.[test]'
 	@touch $@
 
+# a release that reads what is written here, and has no migrate; for the mark libraries
+.venv-torch26/.ready:
+	$(environment)
+	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq torch==2.6.0 numpy
+	@touch $@
+
 test-oldest: .venv-oldest/.ready
 	.venv-oldest/bin/python -m pytest -q $(PARALLEL) $(PYTEST)
 

@@ -20,6 +20,8 @@ _STORAGE = "torch.distributed.checkpoint.filesystem"
 # the release of the format that torch has written since it names one
 VERSION = "1.0.0"
 _BATCH = 1000
+# opcodes that are joined at once
+_PARTS = 10_000
 # NEWOBJ without arguments, and the begin of the dict of fields
 _NEW, _FIELDS, _BUILD = b")\x81", b"}(", b"ub"
 
@@ -36,7 +38,7 @@ def emit_metadata(metadata: Metadata) -> bytes:
             writer.write_metadata(metadata)
     except WrongError as error:
         fail("M933", f".metadata: {error.message}")
-    stream = b"".join((b"\x80\x02", *writer.parts, b"."))
+    stream = writer.stream()
     if len(stream) > METADATA.size:
         fail(
             "M933",
@@ -49,13 +51,24 @@ def emit_metadata(metadata: Metadata) -> bytes:
 class _MetadataWriter(StreamWriter):
     """The stream of one file: texts and sizes by value, each in the memo once."""
 
-    __slots__ = ("_properties", "_sizes", "_texts")
+    __slots__ = ("_properties", "_sizes", "_texts", "_written")
 
     def __init__(self) -> None:
         super().__init__()
+        self._written = bytearray(b"\x80\x02")
         self._texts: dict[str, int] = {}
         self._sizes: dict[tuple[int, ...], int] = {}
         self._properties: dict[tuple[str, bool], int] = {}
+
+    def stream(self) -> bytes:
+        """All that was written, ended."""
+        self.flush()
+        return bytes(self._written + b".")
+
+    def flush(self) -> None:
+        """Joins the opcodes so far: each by itself takes ten times its bytes."""
+        self._written += b"".join(self.parts)
+        self.parts.clear()
 
     def fetch(self, entry: int) -> None:
         self.parts.append(
@@ -128,6 +141,8 @@ class _MetadataWriter(StreamWriter):
         """Ends what is on the stack every now and then: it may not grow with the checkpoint."""
         if number and not number % _BATCH:
             self.parts.append(end + b"(")
+        if len(self.parts) > _PARTS:
+            self.flush()
 
     def write_tensor(self, entry: TensorEntry) -> None:
         self.begin(_MODULE, "TensorStorageMetadata")
