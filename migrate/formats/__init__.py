@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterable, Mapping
+from copy import copy
 from typing import Any, NoReturn
 
 from ..core import log
@@ -23,7 +24,7 @@ from ..source.target import Target, TargetTree
 from .base import SURE
 from .base import Format as Format
 
-__all__ = ["FORMATS", "Format", "get", "open"]
+__all__ = ["FORMATS", "Format", "as_saved", "get", "open"]
 
 
 # files of torch.distributed.checkpoint
@@ -143,6 +144,19 @@ class _WithRest:
     ) -> Target:
         made: Target = self._format.describe(specs, rest=tree, **others)
         return made
+
+
+def as_saved(source: Source, name: str) -> tuple[Source, list[str]]:
+    """The source as if it had been saved in the format `name`, and what its tree loses by that: as
+    it is and nothing where that format loses nothing. It is closed with the source.
+    """
+    if name != _DCP or source.format == name:
+        return source, []
+    from ._dcpentries import as_saved
+
+    found = copy(source)
+    found.index, lost = as_saved(source.index)
+    return found, lost
 
 
 def get(name: str) -> Format:

@@ -6,9 +6,7 @@ is a file's header up to its data, and what lies between two chunks is sealed: t
 archive and the begin of the next. Alike chunks have alike archives, which are made once.
 
 `.metadata` says which box of which tensor lies where, and `planner_data` in it the path of every
-entry in nested dicts and lists. What becomes an entry of its own is what torch takes apart (torch
-2.4 to 2.15, `_traverse.traverse_state_dict`): dicts, and lists with tensors or dicts in them;
-everything else is one value, a tuple with the tensors in it as well.
+entry in nested dicts and lists.
 
 How tensors are cut is decided here and by nothing that runs: as N ranks of FSDP2 hold them, each
 `Shard(0)`, that is in runs of ceil(rows / N) rows of which the last is shorter, and ranks beyond
@@ -23,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..core.errors import fail, listed, option, printable
+from ..core.errors import fail, listed, option
 from ..core.spec import Spec, spec
 from ..source.jsontext import collector_paused
 from ..source.paths import HISTORY, METADATA
@@ -37,7 +35,7 @@ from ..source.pickle.dcp_metadata import (
 )
 from ..source.pickle.emit import Rebuilder, emit
 from ..source.pickle.policy import WRITTEN
-from ..source.pickle.tree import Composite, DictNode, ListNode, TensorRecord, joined
+from ..source.pickle.tree import Composite, TensorRecord
 from ..source.shards import by_rank
 from ..source.target import (
     OutputFile,
@@ -48,13 +46,11 @@ from ..source.target import (
     torch_form,
 )
 from ..source.tree import FileTree, tensor_records
+from ._dcpentries import Entries, SavedEntry
 from ._torchwrite import archive, file, plain
 
 # bytes of a chunk where nobody says into how many parts tensors are cut
 CHUNK = 512 << 20
-# places in nested containers: shared ones are several
-MOST_ENTRIES = 5_000_000
-_TEXT = frozenset({str, int, float, bool, type(None)})
 
 
 def describe(
@@ -88,16 +84,22 @@ def describe(
             tree = plain(specs, by_rank(specs) if "@" in "".join(specs) else [])
         every = {**specs, **tree.passed_through}
         check_holds(every)
-        entries = _Entries(tree)
-        entries.enter(tree.parts[0].root)
+        entries = Entries(tree.parts[0].root)
+        entries.check()
         writer = _Writer(every, tree, max_shard_size, chunks)
-        for entry in entries.found:
+        for entry in entries.saved:
             writer.add(entry)
         small = {METADATA: emit_metadata(writer.metadata())}
         if stamp is not None:
             small[HISTORY] = stamp.encode()
-        notes, lost = entries.losses()
-        return Target(writer.files(), True, small, writer.copies, notes, lost)
+        notes = [f"a distributed checkpoint has no place for {one}" for one in entries.losses()]
+        if entries.whole:
+            inside = "values with tensors in them, which stand as one each:"
+            notes.append(f"{inside} {listed(entries.whole, 4)}")
+        lost = [
+            f"what has no place in a distributed checkpoint ({one})" for one in entries.losses()
+        ]
+        return Target(writer.files(), True, small, writer.copies, tuple(notes), tuple(lost))
 
 
 def _require_one_rank(specs: Mapping[str, Spec]) -> None:
@@ -112,123 +114,6 @@ def _require_one_rank(specs: Mapping[str, Spec]) -> None:
         help="join them by rules, or write another format: "
         f"{option('output_format', 'safetensors')}",
     )
-
-
-class _SavedEntry(NamedTuple):
-    """What is saved by itself: its flat key, its path, a tensor, an object or another value."""
-
-    key: str
-    path: tuple[str | int, ...]
-    value: Any
-
-
-class _Entries:
-    """The entries of a nested dict, in order, and what of it no entry holds."""
-
-    def __init__(self, tree: TargetTree) -> None:
-        self.found: list[_SavedEntry] = []
-        self._names = tree.names
-        self._keys: dict[str, tuple[str | int, ...]] = {}
-        self._twice: list[str] = []
-        self._places = 0
-        # paths of what is lost, by kind
-        self._attributes: list[str] = []
-        self._empty: list[str] = []
-        self._renamed: list[str] = []
-        self._kinds: dict[str, list[str]] = {}
-        self._whole: list[str] = []
-        self._classes: list[str] = []
-
-    def enter(self, root: Any) -> None:
-        """Finds the entries; M916 for what is no dict, and naming keys that collide."""
-        if type(root) is not DictNode:
-            fail(
-                "M916",
-                "a distributed checkpoint holds a dict, and this checkpoint is none",
-                help=f"write another format: {option('output_format', 'torch')}",
-            )
-        self._visit_dict(root, ())
-        if self._twice:
-            fail(
-                "M916",
-                "a distributed checkpoint joins the keys of nested dicts by dots, and these "
-                f"would be two entries each: {listed(self._twice, 4)}",
-                help="rename one of them, or write another format",
-            )
-
-    def _visit(self, value: Any, path: tuple[str | int, ...]) -> None:
-        self._places += 1
-        if self._places > MOST_ENTRIES:
-            fail(
-                "M914",
-                "its containers share each other so often that they hold more than "
-                f"{MOST_ENTRIES:,} values",
-                help="no program saves such a checkpoint; do not trust its origin",
-            )
-        kind = type(value)
-        if kind is DictNode and all(type(key) in _TEXT for key, _ in value.pairs):
-            self._visit_dict(value, path)
-        elif kind is ListNode and value.kind == "list" and not _is_terminal(value):
-            for number, item in enumerate(value.items):
-                self._visit(item, (*path, number))
-        else:
-            self._add(value, path)
-
-    def _visit_dict(self, node: DictNode, path: tuple[str | int, ...]) -> None:
-        if node.attributes is not None:
-            self._attributes.append(_shown(path))
-        if node.kind not in ("dict", "OrderedDict"):
-            self._kinds.setdefault(node.kind, []).append(_shown(path))
-        if not node.pairs and path:
-            self._empty.append(_shown(path))
-        for key, value in node.pairs:
-            if type(key) is not str:
-                self._renamed.append(_shown((*path, str(key))))
-            self._visit(value, (*path, str(key)))
-
-    def _add(self, value: Any, path: tuple[str | int, ...]) -> None:
-        key = ".".join(map(str, path))
-        if key in self._keys:
-            self._twice.append(key)
-        self._keys[key] = path
-        self.found.append(_SavedEntry(key, path, value))
-        if type(value) is TensorRecord:
-            if value.parameter or value.state is not None or value.subclass is not None:
-                self._classes.append(key)
-        elif type(value) is ListNode and next(tensor_records([value]), None) is not None:
-            self._whole.append(key)
-
-    def losses(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Notes on what the format has no place for, and what of it does not come back."""
-        no_place = "a distributed checkpoint has no place for"
-        found = [
-            ("`_metadata`, the versions of modules,", f"{no_place} `_metadata`:", self._attributes),
-            ("an empty dict", f"{no_place} empty dicts:", self._empty),
-            ("a key that is no text", f"{no_place} keys but text; now text:", self._renamed),
-            *(
-                (f"the class {kind}", f"{no_place} a {kind}; now plain dicts:", paths)
-                for kind, paths in self._kinds.items()
-            ),
-            ("the class of a tensor", f"{no_place} classes of tensors; now plain:", self._classes),
-        ]
-        notes = [f"{note} {listed(paths, 4)}" for _, note, paths in found if paths]
-        if self._whole:
-            inside = "values with tensors in them, which stand as one each:"
-            notes.append(f"{inside} {listed(self._whole, 4)}")
-        return tuple(notes), tuple(what for what, _, paths in found if paths)
-
-
-def _is_terminal(value: Any) -> bool:
-    """Whether torch saves a list as one value."""
-    return not any(
-        type(item) in (TensorRecord, Composite, DictNode)
-        or (type(item) is ListNode and item.kind == "list" and not _is_terminal(item))
-        for item in value.items
-    )
-
-
-def _shown(path: tuple[str | int, ...]) -> str:
-    return printable(joined(path, 200)) if path else "."
 
 
 class _Cut(NamedTuple):
@@ -276,9 +161,9 @@ class _Writer:
         self._values: list[tuple[str, OutputFile]] = []
         self._tensors: dict[str, TensorEntry] = {}
         self._planner: dict[str, tuple[str | int, ...]] = {}
-        self._pending: list[_SavedEntry] = []
+        self._pending: list[SavedEntry] = []
 
-    def add(self, entry: _SavedEntry) -> None:
+    def add(self, entry: SavedEntry) -> None:
         self._planner[entry.key] = entry.path
         if type(entry.value) in (TensorRecord, Composite):
             self._pending.append(entry)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .. import formats
 from ..core import log
 from ..core.errors import fail, listed, option, plural, printable
 from ..core.spec import BITS, Spec, coordinates
@@ -133,9 +134,10 @@ def verify_output(
     if chosen is not None:
         unlooked += left_out_of(chosen, programs, both[1], any(one.index.sums() for one in both))
     differences += side_differences(opened, made, path_state.sides) + unread
-    differences += item_differences(
-        opened, made, bool(migration_path.steps)
-    ) + made_form_differences(opened, composition, made)
+    held, lost = formats.as_saved(opened, made.format)
+    unlooked += _unlooked(lost, made.format)
+    differences += item_differences(held, made, bool(migration_path.steps))
+    differences += made_form_differences(held, composition, made)
     opened.check_unchanged()
     return VerifyReport.of(
         path=made.path,
@@ -165,8 +167,11 @@ def compare_checkpoints(
     else:
         unread, notes = unread_differences(one, other)
         side = side_differences(one, other, SideFiles(side_reader(one)))
-        others = [*item_differences(one, other), *form_differences(one, other), *unread]
         unlooked = not_compared(one, other)
+        a, lost = formats.as_saved(one, other.format)
+        b, also = formats.as_saved(other, one.format)
+        unlooked += _unlooked(lost, other.format) + _unlooked(also, one.format)
+        others = [*item_differences(a, b), *form_differences(a, b), *unread]
     return DiffReport.of(
         a=one.path,
         b=other.path,
@@ -192,6 +197,10 @@ def compare_checkpoints(
         not_compared=[one.to_json() for one in unlooked],
         notes=notes,
     )
+
+
+def _unlooked(lost: Sequence[str], format: str) -> list[Unlooked]:
+    return [Unlooked(one, f"{format} has no place for it") for one in lost]
 
 
 def _number(value: float | None) -> float | None:

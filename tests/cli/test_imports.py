@@ -222,3 +222,27 @@ def test_numbers_that_differ_are_measured_with_torch(tmp_path: Path) -> None:
     one = safetensors(tmp_path / "a.safetensors", {"w": ("F32", [4], bytes(16))})
     other = safetensors(tmp_path / "b.safetensors", {"w": ("F32", [4])})
     assert "torch" in loaded("diff", one, other, status=1)
+
+
+def test_distributed_checkpoints_are_read_written_and_cut_anew_without_torch(
+    tmp_path: Path,
+) -> None:
+    tensors = {f"{letter}.{i}.w": ("BF16", [8, 4096]) for letter in "abcdef" for i in range(2)}
+    source = safetensors(tmp_path / "in.safetensors", tensors)
+    question = ["--rules", rules(tmp_path, KEEPING)]
+    out, back = tmp_path / "out", tmp_path / "back"
+    unwanted = {"torch", "numpy", "jsonschema", "rich"}
+    for command in (
+        ["plan", source, "--output-format", "dcp", "--chunks", "4", *question],
+        ["apply", source, "-o", out, "--output-format", "dcp", "--chunks", "4", *question],
+        ["apply", out, "-o", tmp_path / "again", "--chunks", "3"],
+        ["downgrade", tmp_path / "again", "-o", back, "--output-format", "safetensors", *question],
+        ["diff", source, back],
+        ["inspect", out],
+    ):
+        assert not loaded(*command) & unwanted, command
+    assert sorted(path.name for path in (tmp_path / "again").iterdir()) == [
+        ".metadata",
+        *(f"__{rank}_0.distcp" for rank in range(3)),
+        "migrate.history.json",
+    ]

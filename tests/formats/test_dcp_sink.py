@@ -8,7 +8,7 @@ import io
 import pickle
 import warnings
 import zipfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,16 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch_compare import raw, same
 
 import migrate
-from migrate.core.errors import MigrateError
+from migrate import formats
+from migrate.core.errors import MigrateError, RunError
 from migrate.core.spec import BITS, spec
 from migrate.formats.dcp import FORMAT
 from migrate.formats.torchzip import PACKED
+from migrate.running import tiles
 from migrate.running.evaluator import Evaluator
 from migrate.source.pickle.dcp_metadata import Metadata, read_metadata
 from migrate.source.pickle.tree import ITEMSIZE
+from migrate.source.tree import object_encodings
 
 DTYPES = sorted(one for one in ITEMSIZE if one in (*BITS, PACKED) and hasattr(torch, one))
 
@@ -258,7 +261,7 @@ def test_what_requires_grad_still_does(tmp_path: Path) -> None:
     properties = FileSystemReader(tmp_path / "out").read_metadata().state_dict_metadata
     assert {key: one.properties.requires_grad for key, one in properties.items()} == flags
     assert [note for note in answer.notes if "class" in note] == [
-        "a distributed checkpoint has no place for classes of tensors; now plain: c"
+        "a distributed checkpoint has no place for classes and attributes of tensors: c"
     ]
 
 
@@ -335,25 +338,42 @@ def test_a_tensor_in_a_tuple_and_beside_it_is_written_twice(tmp_path: Path) -> N
     same(unpacked(written(tmp_path, made, chunks=3)), made)
 
 
-def test_what_is_lost_is_said(tmp_path: Path) -> None:
+LOST = [
+    "`_metadata`: model",
+    "keys but text; now text: state.0, state.1",
+    "empty dicts: nothing",
+    "what a Counter has beside its items: counts",
+]
+
+
+def test_what_is_lost_is_said_and_no_difference(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(2, 2))
     made = {
         "model": module.state_dict(),
         "state": {0: {"m": numbers(2)}, 1: {"m": numbers(3)}},
         "nothing": {},
         "pair": (numbers(2), 1),
-        "counts": OrderedDict(a=1),
+        "counts": Counter(a=1),
+        "ordered": OrderedDict(a=1),
     }
     torch.save(made, tmp_path / "in.pt")
     answer = migrate.apply(tmp_path / "in.pt", tmp_path / "out", at="model", output_format="dcp")
     assert list(answer.notes) == [
-        "a distributed checkpoint has no place for `_metadata`: model",
-        "a distributed checkpoint has no place for empty dicts: nothing",
-        "a distributed checkpoint has no place for keys but text; now text: state.0, state.1",
+        *(f"a distributed checkpoint has no place for {what}" for what in LOST),
         "values with tensors in them, which stand as one each: pair",
     ]
     assert not answer.downgrade.exact
-    assert "an empty dict does not come back" in answer.downgrade.because
+    assert [why.partition("(")[2].rpartition(")")[0] for why in answer.downgrade.because] == LOST
+    both = (tmp_path / "in.pt", tmp_path / "out")
+    verified = migrate.verify(both[1], source=both[0], at="model")
+    assert (verified.equal, [one.what for one in verified.not_compared]) == (True, LOST)
+    for a, b in (both, both[::-1]):
+        compared = migrate.diff(a, b, at="model")
+        assert (compared.equal, [one.what for one in compared.not_compared]) == (True, LOST)
+    made["counts"]["a"] = 2
+    torch.save(made, tmp_path / "other.pt")
+    compared = migrate.diff(tmp_path / "other.pt", tmp_path / "out", at="model")
+    assert list(compared.others) == ["value counts.a differs"]
 
 
 def test_metadata_is_plain_data_of_classes_that_torch_has_had_since_2_3(tmp_path: Path) -> None:
@@ -393,6 +413,79 @@ def test_a_state_dict_in_memory_is_written(tmp_path: Path) -> None:
     same(unpacked(tmp_path / "out"), made)
     migrate.save(nn.Linear(2, 3), tmp_path / "module", output_format="dcp")
     assert metadata(tmp_path / "module").tensors.keys() == {"weight", "bias"}
+
+
+OBJECTS = Path(__file__).parents[1] / "data"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "te/tensors/mxfp8_96x160",
+        "te/tensors/grouped_mxfp8_single",
+        "te/tensors/nvfp4_2d_weight",
+        "torchao/float8_row",
+        "torchao/int4",
+    ],
+)
+def test_tensors_that_are_objects_stay_objects(name: str, tmp_path: Path) -> None:
+    source = OBJECTS / f"{name}.pt"
+    migrate.apply(source, tmp_path / "out", output_format="dcp", chunks=4)
+    found = metadata(tmp_path / "out")
+    with formats.open(source) as opened:
+        encodings = object_encodings(opened.index.tree)
+        held = opened.index.tensors
+    assert encodings
+    # one entry as the object says, whatever it is made of
+    for key, encoding in encodings.items():
+        entry = found.tensors[key]
+        assert (entry.dtype, entry.shape) == (encoding.dtype, encoding.shape)
+        assert [part.file for part in entry.parts] == ["__0_0.distcp"]
+    assert len(found.tensors) < len(held)
+    assert migrate.verify(tmp_path / "out", source=source).equal
+    migrate.apply(tmp_path / "out", tmp_path / "back.pt")
+    assert migrate.diff(source, tmp_path / "back.pt").equal
+
+
+def test_tied_tensors_are_each_written(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+            self.b.weight = self.a.weight
+
+    made = dict(Tied().state_dict())
+    torch.save(made, tmp_path / "in.pt")
+    answer = migrate.apply(tmp_path / "in.pt", tmp_path / "out", output_format="dcp", chunks=2)
+    same(unpacked(tmp_path / "out"), made)
+    assert list(answer.notes) == ["1 tensor shares memory with another one; each is written"]
+    assert migrate.verify(tmp_path / "out", source=tmp_path / "in.pt").equal
+
+
+@pytest.mark.parametrize("stop", [0, 1, 3])
+def test_a_run_that_stopped_goes_on_to_the_same_bytes(
+    stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({f"w{n}": numbers(3000, 700) + n for n in range(3)}, tmp_path / "in.safetensors")
+    options: dict[str, Any] = {"output_format": "dcp", "chunks": 2, "threads": 1}
+    migrate.apply(tmp_path / "in.safetensors", tmp_path / "whole", **options)
+    claimed, claim = [], tiles.Partial.claim
+
+    def failing(self: Any, *arguments: Any) -> None:
+        if len(claimed) == stop:
+            raise OSError(5, "Input/output error")
+        claimed.append(arguments)
+        claim(self, *arguments)
+
+    monkeypatch.setattr(tiles.Partial, "claim", failing)
+    with pytest.raises(RunError):
+        migrate.apply(tmp_path / "in.safetensors", tmp_path / "out", **options)
+    monkeypatch.setattr(tiles.Partial, "claim", claim)
+    answer = migrate.apply(tmp_path / "in.safetensors", tmp_path / "out", resume=True, **options)
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == whole
+    files = sum(len(data) for name, data in whole.items() if name.endswith(".distcp"))
+    assert (answer.bytes_written < files) == (stop > 0)
 
 
 @pytest.mark.parametrize("threads", [1, 4])

@@ -1,0 +1,166 @@
+"""The entries that a nested checkpoint is taken apart into for torch.distributed.checkpoint.
+
+What becomes an entry of its own is what torch takes apart (torch 2.4 to 2.15,
+`_traverse.traverse_state_dict`): dicts, and lists with tensors or dicts in them; everything else is
+one value, a tuple with the tensors in it as well. Entries have keys, paths and values, and nothing
+else: what a dict is beside what it holds is lost, and so are dicts that hold nothing. The way back
+is `_dcptree.build_tree`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ..core.errors import Report, fail, listed, option, printable
+from ..source.blobs import Stored, StoredTensor
+from ..source.index import Index
+from ..source.pickle.tree import Composite, DictNode, ListNode, TensorRecord, joined
+from ..source.target import items_of
+from ..source.tree import CheckpointTree, FileTree, tensor_records
+from ._dcptree import build_tree
+
+# places in nested containers: shared ones are several
+MOST_ENTRIES = 5_000_000
+_TEXT = frozenset({str, int, float, bool, type(None)})
+
+
+class SavedEntry(NamedTuple):
+    """What is saved by itself: its flat key, its path, a tensor, an object or another value."""
+
+    key: str
+    path: tuple[str | int, ...]
+    value: Any
+
+
+class Entries:
+    """The entries of a nested dict, in order, and what of it no entry holds.
+
+    `whole` are the keys of values with tensors in them. M914 for more than `MOST_ENTRIES` places.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self.saved: list[SavedEntry] = []
+        self.whole: list[str] = []
+        self._root = root
+        self._keys: set[str] = set()
+        self._twice: list[str] = []
+        self._places = 0
+        # paths by what is lost of them
+        self._lost: dict[str, list[str]] = {}
+        if type(root) is DictNode:
+            self._visit_dict(root, ())
+
+    def check(self) -> None:
+        """M916 for what is no dict, and naming keys that collide."""
+        if type(self._root) is not DictNode:
+            fail(
+                "M916",
+                "a distributed checkpoint holds a dict, and this checkpoint is none",
+                help=f"write another format: {option('output_format', 'torch')}",
+            )
+        if self._twice:
+            fail(
+                "M916",
+                "a distributed checkpoint joins the keys of nested dicts by dots, and these "
+                f"would be two entries each: {listed(self._twice, 4)}",
+                help="rename one of them, or write another format",
+            )
+
+    def losses(self) -> list[str]:
+        """What the format has no place for, each kind with where it stood."""
+        return [f"{what}: {listed(paths, 4)}" for what, paths in self._lost.items()]
+
+    def _lose(self, what: str, path: tuple[str | int, ...]) -> None:
+        self._lost.setdefault(what, []).append(printable(joined(path, 200)) if path else ".")
+
+    def _visit(self, value: Any, path: tuple[str | int, ...]) -> None:
+        self._places += 1
+        if self._places > MOST_ENTRIES:
+            fail(
+                "M914",
+                "its containers share each other so often that they hold more than "
+                f"{MOST_ENTRIES:,} values",
+                help="no program saves such a checkpoint; do not trust its origin",
+            )
+        kind = type(value)
+        if kind is DictNode and all(type(key) in _TEXT for key, _ in value.pairs):
+            self._visit_dict(value, path)
+        elif kind is ListNode and value.kind == "list" and not _is_terminal(value):
+            for number, item in enumerate(value.items):
+                self._visit(item, (*path, number))
+        else:
+            self._add(value, path)
+
+    def _visit_dict(self, node: DictNode, path: tuple[str | int, ...]) -> None:
+        if node.attributes is not None:
+            self._lose("`_metadata`", path)
+        if node.kind not in ("dict", "OrderedDict"):
+            self._lose(f"what a {node.kind} has beside its items", path)
+        if not node.pairs and path:
+            self._lose("empty dicts", path)
+        for key, value in node.pairs:
+            if type(key) is not str:
+                self._lose("keys but text; now text", (*path, str(key)))
+            self._visit(value, (*path, str(key)))
+
+    def _add(self, value: Any, path: tuple[str | int, ...]) -> None:
+        key = ".".join(map(str, path))
+        if key in self._keys:
+            self._twice.append(key)
+        self._keys.add(key)
+        self.saved.append(SavedEntry(key, path, value))
+        if type(value) is TensorRecord:
+            if value.parameter or value.state is not None or value.subclass is not None:
+                self._lose("classes and attributes of tensors", path)
+        elif type(value) is ListNode and next(tensor_records([value]), None) is not None:
+            self.whole.append(key)
+
+
+def _is_terminal(value: Any) -> bool:
+    """Whether torch saves a list as one value."""
+    return not any(
+        type(item) in (TensorRecord, Composite, DictNode)
+        or (type(item) is ListNode and item.kind == "list" and not _is_terminal(item))
+        for item in value.items
+    )
+
+
+def as_saved(index: Index) -> tuple[Index, list[str]]:
+    """The index of the same checkpoint after it was saved in this format, and what it lost: no
+    classes of dicts and tensors, no ties.
+
+    As it is without a tree, and for what cannot be saved so.
+    """
+    tree = index.tree
+    if tree is None or len(tree.parts) > 1:
+        return index, []
+    (part,) = tree.parts
+    entries = Entries(part.root)
+    paths = {entry.key: entry.path for entry in entries.saved}
+    if type(part.root) is not DictNode or len(paths) < len(entries.saved):
+        return index, []
+    names = dict(tree.names)
+    leaves: dict[str, Any] = {}
+    for key, _, value in entries.saved:
+        if type(value) is TensorRecord:
+            plain = value._replace(parameter=False, subclass=None, state=None)
+            names[id(plain)] = tree.names[id(value)]
+            leaves[key] = plain
+        else:
+            leaves[key] = value
+    root, _ = build_tree(leaves, paths, "the tree", Report())
+    names = {id(one): names[id(one)] for one in tensor_records([root])}
+    saved = FileTree(root, part.at, part.nested_dicts)
+    carried = {key: _alone(at) for key, at in tree.passed_through.items()}
+    return replace(
+        index,
+        tensors={key: _alone(at) for key, at in index.tensors.items()},
+        items=dict(items_of(saved)),
+        tree=CheckpointTree((saved,), names, carried, {}),
+    ), entries.losses()
+
+
+def _alone(stored: StoredTensor) -> StoredTensor:
+    """The tensor as one that shares its storage with no other."""
+    return stored._replace(storage=None) if isinstance(stored, Stored) else stored
