@@ -7,14 +7,17 @@ import gc
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from light import HEAVY, forbid, is_heavy
 from marks import CAMPAIGN, GPU, MARKS
+
+if TYPE_CHECKING:
+    from ranks import Ranks
 
 # what is started in the background of a shell ignores Ctrl-C, and so would every process that the
 # tests interrupt
@@ -85,6 +88,26 @@ def device(request: pytest.FixtureRequest) -> str:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch finds no GPU here")
     return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Ranks]]:
+    """`ranks(world).run(module, function, …)`: processes that are started once for each number of
+    them.
+    """
+    from ranks import Ranks
+
+    started: dict[int, Ranks] = {}
+
+    def of(world: int) -> Ranks:
+        if world not in started or not started[world].alive:
+            started[world] = Ranks(world, tmp_path_factory.mktemp(f"ranks{world}"))
+        return started[world]
+
+    yield of
+    for one in started.values():
+        if one.alive:
+            one.close()
 
 
 MOST = 8000  # characters of a failure

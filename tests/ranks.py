@@ -24,7 +24,8 @@ class Ranks:
     """So many ranks, which live until `close` or the first case that fails."""
 
     def __init__(self, world: int, folder: Path) -> None:
-        paths = os.pathsep.join(map(str, (HERE.parents[1], HERE, HERE.parent, HERE.parent / "cli")))
+        folders = (HERE.parent, HERE, *(HERE / name for name in ("live", "formats", "cli")))
+        paths = os.pathsep.join(map(str, folders))
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(HERE / "ranks.py"), str(world), str(folder)]
         self.child = subprocess.Popen(
