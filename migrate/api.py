@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         at: str | None
         output_format: str | None
         chunks: int | None
+        rewrite: bool
 
     class _ApplyRequest(_Request, total=False):
         source: PathLike | None
@@ -140,6 +141,7 @@ def plan(
     at: str | None = None,
     output_format: str | None = None,
     chunks: int | None = None,
+    rewrite: bool = False,
 ) -> Plan:
     """Work out a migration from headers: all output names, shapes, dtypes, offsets, and problems.
 
@@ -164,6 +166,8 @@ def plan(
             the source.
         chunks: Cut each tensor as FSDP2 on so many ranks would hold it; for "dcp". Default: None,
             chunks of at most 512 MiB.
+        rewrite: Write the data files of a "dcp" checkpoint anew even where names alone change.
+            Default: False, they are copied as they are.
 
     Returns:
         A `Plan`. Its `report` has the fields of `migrate plan --format json`; its `to_json()` is
@@ -189,6 +193,7 @@ def plan(
         at=at,
         output_format=output_format,
         chunks=chunks,
+        rewrite=rewrite,
     )
     with closing(_opened("path", path, request, meta=True)) as source:
         folder = is_folder(source, single_file, output_format_of(source.format, request))
@@ -241,6 +246,7 @@ def apply(
     at: str | None = None,
     output_format: str | None = None,
     chunks: int | None = None,
+    rewrite: bool = False,
     dry_run: bool = False,
     source: PathLike | None = None,
 ) -> ApplyReport | PlanReport | OrderedDict[str, Any]:
@@ -282,6 +288,8 @@ def apply(
             the suffix of the name says, else as the source.
         chunks: Cut each tensor as FSDP2 on so many ranks would hold it; for "dcp". Default: None,
             chunks of at most 512 MiB.
+        rewrite: Write the data files of a "dcp" checkpoint anew even where names alone change.
+            Default: False, they are copied as they are.
         dry_run: Return the plan and write nothing; `out` may then be left out. Default: False.
         source: A copy of the checkpoint that a saved plan was made for, to run it on. Default: the
             checkpoint itself.
@@ -319,6 +327,7 @@ def apply(
         at=at,
         output_format=output_format,
         chunks=chunks,
+        rewrite=rewrite,
         planned=saved is not None,
     )
     if out is None and live and not dry_run:
@@ -413,6 +422,7 @@ def downgrade(
     at: str | None = None,
     output_format: str | None = None,
     chunks: int | None = None,
+    rewrite: bool = False,
     dry_run: bool = False,
 ) -> ApplyReport | PlanReport:
     """Take a checkpoint back to an older layout; by default, undo the last run in its stamp.
@@ -447,6 +457,8 @@ def downgrade(
             the suffix of the name says, else as the source.
         chunks: Cut each tensor as FSDP2 on so many ranks would hold it; for "dcp". Default: None,
             chunks of at most 512 MiB.
+        rewrite: Write the data files of a "dcp" checkpoint anew even where names alone change.
+            Default: False, they are copied as they are.
         dry_run: Return the plan and write nothing. Default: False.
 
     Returns:
@@ -471,6 +483,7 @@ def downgrade(
         at=at,
         output_format=output_format,
         chunks=chunks,
+        rewrite=rewrite,
     )
     return write_checkpoint(
         lambda: _opened("path", path, request, wrapped=False),

@@ -77,6 +77,7 @@ class AskedRequest(DocumentPart):
     at: str | None
     output_format: str | None
     chunks: int | None
+    rewrite: bool | None
 
 
 class FileSize(DocumentPart):
@@ -306,13 +307,15 @@ class RuleOrigin(DocumentPart):
 
 class OutputOptions(DocumentPart):
     """How the output is divided into files; `max_shard_size` in bytes. `chunks` is None where none
-    were asked for, and then left out of `to_json()`.
+    were asked for, `data` is "copied" where data files are copied as they are and else None;
+    `to_json()` leaves out what is None.
     """
 
     max_shard_size: int
     folder: bool
     format: str
     chunks: int | None
+    data: str | None
 
 
 class PlannedRow(DocumentPart):

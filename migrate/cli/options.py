@@ -29,7 +29,7 @@ def as_json(command: F) -> F:
 
 
 def output_format(command: F) -> F:
-    """`--output-format safetensors|torch|dcp` and `--chunks`."""
+    """`--output-format safetensors|torch|dcp`, `--chunks` and `--rewrite`."""
     option: Callable[[F], F] = click.option(
         "--output-format",
         "output_format",
@@ -41,9 +41,14 @@ def output_format(command: F) -> F:
         "chunks",
         type=click.IntRange(1, MOST_CHUNKS),
         metavar="N",
-        help="Cut tensors as FSDP2 on N ranks holds them; for dcp.  [default: up to 512 MiB each]",
+        help="Cut tensors as FSDP2 on N ranks holds them; for dcp.  [default: up to 537 MB each]",
     )
-    return option(chunks(command))
+    rewrite: Callable[[F], F] = click.option(
+        "--rewrite",
+        is_flag=True,
+        help="Write data files of dcp anew even where names alone change.",
+    )
+    return option(chunks(rewrite(command)))
 
 
 def quiet(command: F) -> F:

@@ -49,6 +49,7 @@ def command(
     at: str | None,
     output_format: str | None,
     chunks: int | None,
+    rewrite: bool,
 ) -> int:
     """Show what a migration would do, and save it for review.
 
@@ -69,6 +70,7 @@ def command(
         at=at,
         output_format=output_format,
         chunks=chunks,
+        rewrite=rewrite,
     )
     if output == "-":
         click.echo(plan.to_json(), nl=False)
@@ -84,7 +86,8 @@ def command(
             click.echo(f"saved {name}; to run exactly this:  migrate apply {name} -o NEW", err=True)
     return (
         1
-        if check and (plan.document["path"] or output_format is not None or chunks is not None)
+        if check
+        and (plan.document["path"] or output_format is not None or chunks is not None or rewrite)
         else 0
     )
 

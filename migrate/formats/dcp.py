@@ -8,13 +8,21 @@ which is the tree of this checkpoint as that of a `.pt` file is.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.errors import CheckpointError, Report, fail, listed, printable
 from ..core.spec import Spec
-from ..source.blobs import FileBlob, Identity, StoredTensor
+from ..source.blobs import (
+    CHANGED_HELP,
+    FileBlob,
+    Identity,
+    StoredTensor,
+    describe_change,
+    difference,
+)
 from ..source.index import FileSource, Index, Source
 from ..source.jsontext import collector_paused
 from ..source.paths import METADATA, Folder, Place, look_beside, read_history
@@ -95,7 +103,7 @@ class Dcp:
                 index,
                 blobs,
                 history=read_history(folder, tuple(folder.names())),
-                side=beside.read,
+                side=partial(_side_file, folder, watched[METADATA], beside.read),
                 watched={**beside.identities, **watched},
                 locate=folder.locate,
                 release=folder.close,
@@ -104,6 +112,14 @@ class Dcp:
             for blob in blobs:
                 blob.close()
             raise
+
+    def rename(
+        self, source: Source, origins: Mapping[str, str], tree: TargetTree, stamp: str | None
+    ) -> Target | None:
+        """The target that has the source's data files under new names, if nothing else changes."""
+        from ._dcprename import rename
+
+        return rename(source, origins, tree, stamp)
 
     def describe(
         self,
@@ -188,6 +204,19 @@ def _read_metadata(folder: Folder) -> tuple[Metadata, dict[str, Identity]]:
         }
         # without a name of their own, for these bytes may be many
         return read_metadata(blob.read(0, blob.size), label, sizes), {blob.name: blob.identity}
+    finally:
+        blob.close()
+
+
+def _side_file(folder: Folder, then: Identity, others: Callable[[str], bytes], path: str) -> bytes:
+    """A file beside the data, `.metadata` among them; M905 if that is not what was opened."""
+    if path != METADATA:
+        return others(path)
+    blob = folder.open(METADATA)
+    try:
+        if change := difference(then, blob.identity):
+            fail("M905", describe_change(blob.name, change), help=CHANGED_HELP)
+        return bytes(blob.read(0, blob.size))
     finally:
         blob.close()
 

@@ -113,7 +113,7 @@ def document(
         {
             "name": f.name,
             "size": f.size,
-            "tensors": len(f.tensors),
+            "tensors": 0 if f.name in target.whole else len(f.tensors),
             "header_sha256": hashlib.sha256(_fixed_bytes(f)).hexdigest(),
         }
         for f in target.files

@@ -54,7 +54,8 @@ class Request:
     """`backwards`: a downgrade; None: whichever way leads there. `rules` are rule files, applied as
     they are, and at most one folder of lineages. `at` is the dict in a nested checkpoint that rules
     work on; `output_format` the name of the format to write; `chunks` for how many ranks tensors
-    are cut, in a format that cuts them. None: not said.
+    are cut, in a format that cuts them. None: not said. `rewrite`: data files are written anew even
+    where names alone change.
     """
 
     to: tuple[str, ...] = ()
@@ -66,6 +67,7 @@ class Request:
     at: str | None = None
     output_format: str | None = None
     chunks: int | None = None
+    rewrite: bool = False
 
     @property
     def files(self) -> list[Path]:
@@ -74,8 +76,15 @@ class Request:
 
     @property
     def reshapes(self) -> bool:
-        """Whether another format, or other chunks, are wanted: by itself something to do."""
-        return self.output_format is not None or self.chunks is not None
+        """Whether another format, other chunks or new files are wanted: by itself something to
+        do.
+        """
+        return self.output_format is not None or self.recuts
+
+    @property
+    def recuts(self) -> bool:
+        """Whether data files are to be cut or written anew, whatever changes."""
+        return self.chunks is not None or self.rewrite
 
     @property
     def folders(self) -> list[str]:
@@ -93,6 +102,7 @@ class Request:
             "at": self.at,
             "output_format": self.output_format,
             **({} if self.chunks is None else {"chunks": self.chunks}),
+            **({"rewrite": True} if self.rewrite else {}),
         }
 
 
@@ -107,6 +117,7 @@ def make_request(
     at: str | None = None,
     output_format: str | None = None,
     chunks: int | None = None,
+    rewrite: bool = False,
     planned: bool = False,
 ) -> Request:
     """The request, with one word taken for a list of one. M115 for an unknown allowance or format,
@@ -166,6 +177,7 @@ def make_request(
         at,
         output_format,
         chunks,
+        rewrite,
     )
 
 

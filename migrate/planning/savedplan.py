@@ -63,7 +63,7 @@ def _is_whole(saved: Mapping[str, Any]) -> bool:
             (asked["backwards"], bool),
         ]
         kinds += [(asked.get(name) or "", str) for name in ("at", "output_format")]
-        kinds += [(asked.get("chunks", 1), int)]
+        kinds += [(asked.get("chunks", 1), int), (asked.get("rewrite", False), bool)]
     except (KeyError, TypeError):
         return False
     return all(isinstance(value, kind) for value, kind in kinds) and all(
@@ -269,4 +269,5 @@ def request_of(saved: Mapping[str, Any]) -> Request:
         at=asked.get("at"),
         output_format=asked.get("output_format"),
         chunks=asked.get("chunks"),
+        rewrite=asked.get("rewrite", False),
     )

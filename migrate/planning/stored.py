@@ -58,3 +58,16 @@ def untouched_key(
     if (tensor.spec, tensor.sources) != (at.spec, names):
         return None
     return key if tensor.view == view_of(at, views) else None
+
+
+def find_renamed(
+    outputs: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
+) -> dict[str, str] | None:
+    """Output key -> key, if every output is a stored tensor, each taken at most once; else None."""
+    views, found = Views(), dict[str, str]()
+    for key, tensor in outputs.items():
+        was = untouched_key(tensor, stored, views)
+        if was is None:
+            return None
+        found[key] = was
+    return found if len(set(found.values())) == len(found) else None

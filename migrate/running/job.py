@@ -14,7 +14,7 @@ from ..planning.path import remarks
 from ..planning.request import Request, output_format_of, path_text, shape_of
 from ..planning.savedplan import require_source, require_unchanged
 from ..results import ApplyReport, PlanReport
-from ..source.index import with_all_tensors
+from ..source.index import with_all_tensors, with_files
 from .prepare import is_folder, plan_for
 from .publish import check_place
 from .resources import RunOptions
@@ -73,7 +73,7 @@ def write_checkpoint(
         ]
         result = write_target(
             made.written,
-            with_all_tensors(source) if source.index.passed_through else source,
+            _read_by(made, source),
             made.target,
             place,
             digest=made.digest,
@@ -84,6 +84,13 @@ def write_checkpoint(
         return _published(made, source, os.fspath(place), copy_of, result)
     finally:
         source.close()
+
+
+def _read_by(made: Plan, source: Source) -> Source:
+    """The source with the tensors that the run reads."""
+    if made.target.whole:
+        return with_files(source, made.target.whole)
+    return with_all_tensors(source) if source.index.passed_through else source
 
 
 def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str) -> None:

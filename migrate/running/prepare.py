@@ -21,6 +21,7 @@ from ..planning.copies import stale_copies
 from ..planning.graph import ComputedTensor
 from ..planning.path import MigrationPath, find_path
 from ..planning.pathstate import PathState
+from ..planning.pipeline import Views
 from ..planning.plan import Plan, document
 from ..planning.request import (
     DISTRIBUTED,
@@ -31,8 +32,9 @@ from ..planning.request import (
     with_permissions,
 )
 from ..planning.sides import SideFiles, clash, refuse_clash
+from ..planning.stored import find_renamed, initial
 from ..source.blobs import Stored
-from ..source.index import Source, specs_hash, with_all_tensors
+from ..source.index import Source, specs_hash, with_all_tensors, with_files
 from ..source.shards import RANK_NAMES, Naming, by_rank, check_names, naming
 from . import stamp as stamps
 from .output_tree import (
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..planning.graph import Tensor
     from ..source.blobs import Identity
+    from ..source.target import Target
 
 
 S = TypeVar("S", bound=Source)
@@ -270,22 +273,29 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
     ]
     if ranks is not None:
         notes.append("each rank has one file, of any size: the limit on shards does not apply")
-    chunks: dict[str, Any] = {} if request.chunks is None else {"chunks": request.chunks}
-    target = formats.get(written).describe(
-        specs,
-        folder=folder,
-        max_shard_size=max_shard_size,
-        metadata=source.index.metadata,
-        stamp=text,
-        # shorter files share nothing
-        origins=origins_of(made, with_all_tensors(source))
-        if sum(t.spec.nbytes for t in made.values()) >= LEAST
-        else None,
-        ranks=ranks,
-        tree=None if out is None else out.rest,
-        last=_following(made) if computes else (),
-        **chunks,
-    )
+    cut: dict[str, Any] = {} if request.chunks is None else {"chunks": request.chunks}
+    form, target = formats.get(written), None
+    if written == source.format == DISTRIBUTED and out is not None and not request.recuts:
+        target = _renamed(source, composition, out, text)
+    if target is None:
+        target = form.describe(
+            specs,
+            folder=folder,
+            max_shard_size=max_shard_size,
+            metadata=source.index.metadata,
+            stamp=text,
+            # shorter files share nothing
+            origins=origins_of(made, with_all_tensors(source))
+            if sum(t.spec.nbytes for t in made.values()) >= LEAST
+            else None,
+            ranks=ranks,
+            tree=None if out is None else out.rest,
+            last=_following(made) if computes else (),
+            **cut,
+        )
+    if target.whole:
+        made = initial(with_files(source, target.whole).index.tensors, Views())
+        cut["data"] = "copied"
     if target.copies:
         made = {**made, **{key: copy(made[first]) for key, first in target.copies.items()}}
     notes += target.notes
@@ -323,7 +333,7 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
             ],
         },
         stored=source.index.tensors,
-        options={"max_shard_size": max_shard_size, "folder": folder, "format": written, **chunks},
+        options={"max_shard_size": max_shard_size, "folder": folder, "format": written, **cut},
         side_files=[{"path": path, "size": size} for path, size in side_files],
         left_out=source.index.left_out if folder else (),
     )
@@ -348,6 +358,18 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
             *(out.checks if out is not None and written == "torch" else ()),
         ),
     )
+
+
+def _renamed(
+    source: Source, composition: Composition, out: OutputTree, stamp: str
+) -> Target | None:
+    """The target that keeps the source's data files, if its format can and names alone change."""
+    rename = getattr(formats.get(source.format), "rename", None)
+    if rename is None or composition.graph.checks or out.checks:
+        return None
+    origins = find_renamed(out.outputs, with_all_tensors(source).index.tensors)
+    found: Target | None = None if origins is None else rename(source, origins, out.rest, stamp)
+    return found
 
 
 def _refuse_empty(composition: Composition) -> NoReturn:

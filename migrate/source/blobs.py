@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from ..core.errors import fail, printable
+from ..core.errors import MigrateError, fail, printable
 from ..core.spec import Spec
 
 CHANGED_HELP = "let whatever writes to the checkpoint finish, then run again"
@@ -386,7 +386,11 @@ def read_bytes(blob: Blob, offset: int, size: int) -> bytes:
     # a BytesIO hands out what it was filled through; bytes() of a bytearray would copy
     out = io.BytesIO(bytes(size))
     with out.getbuffer() as buffer:
-        blob.readinto(offset, buffer)
+        try:
+            blob.readinto(offset, buffer)
+        except (MigrateError, OSError) as error:
+            # its frames hold parts of the buffer; Python 3.14 complains of a BytesIO freed first
+            raise error.with_traceback(None) from error.__cause__
     return out.getvalue()
 
 

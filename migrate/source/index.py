@@ -15,8 +15,17 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..core.errors import Report, listed
-from ..core.spec import Spec, total_bytes
-from .blobs import CHANGED_HELP, Blob, FileBlob, Identity, StoredTensor, describe_change, difference
+from ..core.spec import Spec, spec, total_bytes
+from .blobs import (
+    CHANGED_HELP,
+    Blob,
+    FileBlob,
+    Identity,
+    Stored,
+    StoredTensor,
+    describe_change,
+    difference,
+)
 
 if TYPE_CHECKING:
     from .pickle.policy import Outside
@@ -134,6 +143,16 @@ def with_all_tensors(source: Source) -> Source:
         return source
     found = copy(source)
     found.index = replace(index, tensors={**index.tensors, **index.passed_through}, tree=None)
+    return found
+
+
+def with_files(source: Source, files: Mapping[str, int]) -> Source:
+    """The source with these of its data files, key -> number, as all of its tensors: their bytes,
+    as a run that copies them reads them. It is closed with `source`.
+    """
+    found, blobs = copy(source), source.blobs
+    tensors = {key: Stored(spec("uint8", (blobs[n].size,)), n, 0) for key, n in files.items()}
+    found.index = replace(source.index, tensors=tensors, tree=None)
     return found
 
 

@@ -61,8 +61,9 @@ class Target:
     """The whole output; `folder`: not one file. `small` are small files written as they are.
 
     A tensor that has to be written again has a key of its own in the files for each further time;
-    `copies` maps it to the key of the tensor. `notes` say what the format has no place for, and
-    `lost` names what of it does not come back.
+    `copies` maps it to the key of the tensor. Data files of the source that are copied as they are
+    have their own names as keys; `whole` maps these to their numbers there. `notes` say what the
+    format has no place for, and `lost` names what of it does not come back.
     """
 
     files: tuple[OutputFile, ...]
@@ -71,6 +72,7 @@ class Target:
     copies: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    whole: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -563,11 +563,14 @@ def test_a_full_disk_is_seen_before_the_first_byte(
 def small_disk(tmp_path: Path):
     place = tmp_path / "disk"
     place.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(place)],
-        capture_output=True,
-        check=False,
-    )
+    try:
+        made = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(place)],
+            capture_output=True,
+            check=False,
+        )
+    except OSError as error:
+        pytest.skip(f"there is no mount command: {error}")
     if made.returncode:
         pytest.skip(f"a tmpfs cannot be mounted: {made.stderr.decode().strip()}")
     yield place

@@ -29,6 +29,7 @@ from .nodes import (
     Call,
     Dict,
     Global,
+    Limits,
     Persistent,
     Set,
     WrongError,
@@ -43,18 +44,25 @@ _TUPLES = {1: b"\x85", 2: b"\x86", 3: b"\x87"}
 _CONSTANTS = {None: b"N", True: b"\x88", False: b"\x89"}
 
 
-def emit(value: Any, *, name: str, names: Container[tuple[str, str]] | None = None) -> bytes:
+def emit(
+    value: Any,
+    *,
+    name: str,
+    names: Container[tuple[str, str]] | None = None,
+    limits: Limits = ARCHIVE,
+) -> bytes:
     """The stream whose reading gives `value` again: what is one object here is one object there.
 
     Bytes, bytearrays, sets and complex numbers come back as calls of `_codecs.encode` and of their
     types. M933, naming the stream `name`, if `value` holds what no stream can: an object of another
     class, a container that contains itself or is too deep, an integer or a text that the reader
-    would refuse. M933 as well for a name that is not among `names`, if these are given.
+    would refuse; `limits` are those of the reader that is meant. M933 as well for a name that is
+    not among `names`, if these are given.
     """
     writer = StreamWriter()
     try:
         with collector_paused():
-            measure(value, ARCHIVE)
+            measure(value, limits)
             writer.write(value)
             for module, called in writer.names:
                 if names is not None and (module, called) not in names:
@@ -66,10 +74,10 @@ def emit(value: Any, *, name: str, names: Container[tuple[str, str]] | None = No
     except WrongError as error:
         fail("M933", f"{name}: {error.message}")
     stream = b"".join((b"\x80\x02", *writer.parts, b"."))
-    if len(stream) > ARCHIVE.size:
+    if len(stream) > limits.size:
         fail(
             "M933",
-            f"{name}: a pickle stream of {len(stream):,} bytes; at most {ARCHIVE.size:,} can be "
+            f"{name}: a pickle stream of {len(stream):,} bytes; at most {limits.size:,} can be "
             "read again",
         )
     return stream

@@ -1,0 +1,114 @@
+"""Names of a distributed checkpoint that change without its data: a new `.metadata` over data files
+that are copied as they are.
+
+Chunks, archives, places and properties stay. What is dropped stays in the data files without a
+name, so a checkpoint of which much is dropped is written anew, and so is one from which something
+that was not read shall vanish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..core.errors import printable
+from ..source.index import Source
+from ..source.paths import HISTORY, METADATA
+from ..source.pickle.dcp_metadata import Metadata, read_metadata
+from ..source.pickle.dcp_rename import NewName, rename_entries
+from ..source.pickle.nodes import JSON_SCALARS
+from ..source.pickle.tree import TensorRecord
+from ..source.target import OutputFile, Placed, Target, TargetTree
+from ._dcpentries import Entries, SavedEntry
+
+# data without a name that may stay, as one part of so many
+MOST_UNNAMED = 10
+
+
+def rename(
+    source: Source, origins: Mapping[str, str], tree: TargetTree, stamp: str | None
+) -> Target | None:
+    """The source's files under the names that its entries have in `tree`; `origins` says of each
+    tensor's key there which key it had. None where more changes than names, nesting and drops.
+
+    The notes of the target say how much data stays without a name.
+    """
+    index = source.index
+    if index.tree is None or index.outside or len(index.tree.parts) != 1:
+        return None
+    label = printable(source.path, 240)
+    data = source.side_file(METADATA)
+    metadata = read_metadata(data, METADATA)
+    names = _find_names(
+        metadata,
+        Entries(index.tree.parts[0].root).saved,
+        index.tree.names,
+        Entries(tree.parts[0].root).saved,
+        {number: origins.get(key) for number, key in tree.names.items()},
+    )
+    if names is None:
+        return None
+    total = sum(blob.size for blob in source.blobs)
+    named = sum(nbytes for key, nbytes in _sizes(metadata) if key in names)
+    dropped = sum(nbytes for key, nbytes in _sizes(metadata) if key not in names)
+    if dropped * MOST_UNNAMED > total:
+        return None
+    notes = [f"only names change: the data files are copied as they are, and {METADATA} is new"]
+    if total > named:
+        notes.append(
+            f"{total - named:,} bytes of the data files belong to no entry; they are copied too, "
+            "unless the output is written anew"
+        )
+    files, whole = [], {}
+    for number, (name, blob) in enumerate(zip(index.files, source.blobs, strict=True)):
+        files.append(OutputFile(name, b"", (Placed(name, 0, blob.size),), blob.size))
+        whole[name] = number
+    small = {METADATA: rename_entries(data, f"{label}: {METADATA}", names)}
+    if stamp is not None:
+        small[HISTORY] = stamp.encode()
+    return Target(tuple(files), True, small, notes=tuple(notes), whole=whole)
+
+
+def _sizes(metadata: Metadata) -> Iterator[tuple[str, int]]:
+    """The bytes of each entry by its key; some have several."""
+    for key, entry in metadata.tensors.items():
+        yield key, sum(part.length for part in entry.parts)
+    for key, value in metadata.bytes.items():
+        yield key, value.part.length
+
+
+def _find_names(
+    metadata: Metadata,
+    before: list[SavedEntry],
+    known: Mapping[int, str],
+    after: list[SavedEntry],
+    origins: Mapping[int, str | None],
+) -> dict[str, NewName] | None:
+    """The new name of each entry that stays, by its key; None where an entry is another one."""
+    held = metadata.tensors.keys() | metadata.bytes.keys()
+    tensors = {known[id(e.value)]: e.key for e in before if type(e.value) is TensorRecord}
+    values = {e.key: e.value for e in before if type(e.value) is not TensorRecord}
+    objects = {id(value): key for key, value in values.items() if type(value) not in JSON_SCALARS}
+    names: dict[str, NewName] = {}
+    for entry in after:
+        if type(entry.value) is TensorRecord:
+            old = tensors.get(origins.get(id(entry.value)) or "")
+        else:
+            old = _find_value(entry, values, objects)
+        if old is None or old not in held or old in names:
+            return None
+        same = old == entry.key and metadata.planner is not None and old in metadata.planner
+        path = metadata.planner[old] if same and metadata.planner is not None else entry.path
+        names[old] = NewName(entry.key, path)
+    return names
+
+
+def _find_value(
+    entry: SavedEntry, values: Mapping[str, Any], objects: Mapping[int, str]
+) -> str | None:
+    """The key that a value had: by the object that it is, else by its name."""
+    if id(entry.value) in objects and values[objects[id(entry.value)]] is entry.value:
+        return objects[id(entry.value)]
+    was = values.get(entry.key)
+    same = type(was) in JSON_SCALARS and type(was) is type(entry.value) and was == entry.value
+    return entry.key if same else None
