@@ -71,9 +71,14 @@ def write_checkpoint(
         side_files = [
             (f["path"], made.sides.read_file(f["path"]) or b"") for f in made.document["side_files"]
         ]
+        tensors = source
+        if made.target.whole:
+            tensors = with_files(source, made.target.whole)
+        elif source.index.passed_through:
+            tensors = with_all_tensors(source)
         result = write_target(
             made.written,
-            _read_by(made, source),
+            tensors,
             made.target,
             place,
             digest=made.digest,
@@ -84,13 +89,6 @@ def write_checkpoint(
         return _published(made, source, os.fspath(place), copy_of, result)
     finally:
         source.close()
-
-
-def _read_by(made: Plan, source: Source) -> Source:
-    """The source with the tensors that the run reads."""
-    if made.target.whole:
-        return with_files(source, made.target.whole)
-    return with_all_tensors(source) if source.index.passed_through else source
 
 
 def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str) -> None:
