@@ -218,7 +218,8 @@ def test_entries_paths_and_flags_are_those_that_torch_writes(tmp_path: Path) -> 
     )
     assert ours.planner == theirs.planner
     assert ours.bytes.keys() == theirs.bytes.keys()
-    assert ours.version == theirs.version
+    # torch 2.8 names no version of its format yet
+    assert theirs.version in (None, ours.version)
     for key, entry in theirs.tensors.items():
         mine = ours.tensors[key]
         assert (mine.dtype, mine.shape, mine.requires_grad) == (
