@@ -153,7 +153,8 @@ class ChunkReader:
                 entry.shape,
                 record.strides,
                 entry.requires_grad,
-                *record[6:],
+                None,
+                *record[7:],
             ),
         )
         if not chunks:

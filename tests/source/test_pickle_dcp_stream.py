@@ -25,6 +25,8 @@ from migrate.core.errors import CheckpointError
 from migrate.source.pickle import dcp_metadata
 from migrate.source.pickle.dcp_stream import read_stream
 
+TESTS = Path(__file__).parents[1]
+
 
 def properties(dtype: torch.dtype = torch.float32, grad: bool = False) -> TensorProperties:
     return TensorProperties(dtype, torch.strided, grad, torch.contiguous_format, False)
@@ -91,6 +93,17 @@ def test_both_readers_say_the_same(
     case: str, protocol: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = pickle.dumps(CASES[case], protocol)
+    assert read_stream(data) is not None
+    assert dcp_metadata.read_metadata(data, "x") == by_the_machine(data, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "folder", sorted((TESTS / "data" / "dcp").glob("torch-*")), ids=lambda p: p.name
+)
+def test_both_readers_say_the_same_of_other_releases(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = (folder / ".metadata").read_bytes()
     assert read_stream(data) is not None
     assert dcp_metadata.read_metadata(data, "x") == by_the_machine(data, monkeypatch)
 

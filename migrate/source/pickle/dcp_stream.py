@@ -211,9 +211,12 @@ class _Reader:
         self.field("storage_meta")
         if not self.taken(b"N"):
             self.storage_meta()
-        self.field("version")
-        version = None if self.taken(b"N") else self.text()
-        self.opcodes(b"ub.")
+        version = None
+        # torch 2.6 does not name the version
+        if not self.taken(b"ub."):
+            self.field("version")
+            version = None if self.taken(b"N") else self.text()
+            self.opcodes(b"ub.")
         self.go_on()
         if self.at != len(self.data):
             raise _OtherError
