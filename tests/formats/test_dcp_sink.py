@@ -387,7 +387,7 @@ def test_metadata_is_plain_data_of_classes_that_torch_has_had_since_2_3(tmp_path
             return super().find_class(module, name)
 
     found = Listing(io.BytesIO(data)).load()
-    assert data[:2] == b"\x80\x02"
+    assert data[:2] == b"\x80\x04"
     inside = "torch.distributed.checkpoint.metadata"
     assert names == {
         *((inside, f"{word}StorageMetadata") for word in ("Tensor", "Chunk", "Bytes")),

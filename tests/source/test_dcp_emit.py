@@ -19,6 +19,7 @@ from migrate.source.pickle.dcp_metadata import (
     TensorEntry,
     read_metadata,
 )
+from migrate.source.pickle.dcp_stream import read_stream
 
 
 def entry(name: str, count: int, *, at: int, requires_grad: bool = False) -> TensorEntry:
@@ -43,12 +44,21 @@ def metadata(tensors: int, chunks: int = 1, values: int = 0, **changes: Any) -> 
     return Metadata(found, others, version=VERSION, megatron=False, **made)
 
 
+def parts(made: Metadata) -> list[tuple[SavedPart, ...]]:
+    return [
+        *(one.parts for one in made.tensors.values()),
+        *((b.part,) for b in made.bytes.values()),
+    ]
+
+
 @pytest.mark.parametrize(
     "made",
     [
         metadata(1),
         metadata(2, 3, 2),
         metadata(2500, 1, 1500),
+        metadata(1000),
+        metadata(4000, 2),
         metadata(1, 2500),
         metadata(3, planner=None),
         metadata(0, 1, 1),
@@ -59,6 +69,10 @@ def metadata(tensors: int, chunks: int = 1, values: int = 0, **changes: Any) -> 
 def test_what_is_written_reads_as_it_was(made: Metadata) -> None:
     data = emit_metadata(made)
     assert read_metadata(data, "x") == made
+    # by the reader that takes nothing but the pickler's own spelling, and leaves dicts of one pair
+    # to the other
+    single = 1 in (len(made.tensors) + len(made.bytes), sum(map(len, parts(made))))
+    assert (read_stream(data) is None) == single
     found = pickle.load(io.BytesIO(data))
     assert type(found) is torch_metadata.Metadata
     assert found.planner_data == made.planner
@@ -94,6 +108,6 @@ def test_scalars_transforms_and_large_files() -> None:
 
 
 def test_a_name_beyond_what_is_read_again_is_refused() -> None:
-    key = "k" * (1 << 20)
+    key = "k" * ((1 << 20) + 1)
     with pytest.raises(MigrateError, match="M933"):
         emit_metadata(metadata(1, planner={"t.0": (key,)}))

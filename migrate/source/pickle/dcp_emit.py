@@ -1,34 +1,39 @@
 """The `.metadata` of torch.distributed.checkpoint, written: what `read_metadata` reads.
 
-Objects are spelled as torch 2.6 spells them, which every later release reads too: TensorProperties
-have five fields, and `_StorageInfo` names transforms only where there are some. There is an object
-for every chunk, so the opcodes are written at once, without nodes in between; what recurs (names,
-words, sizes) is written once and fetched from the memo. Of `storage_meta` nothing is written: it
-says where and in which run of which process a checkpoint was saved.
+Objects have the fields that they have in torch 2.6, which every later release reads too:
+TensorProperties have five, and `_StorageInfo` names transforms only where there are some. The
+stream is what Python's pickler would write, in protocol 4 as torch has it, so that the quick reader
+of `dcp_stream` takes it. There is an object for every chunk, so the opcodes are written at once,
+without nodes in between; what recurs (names, words, sizes) is written once and fetched from the
+memo. Of `storage_meta` nothing is written: it says where and in which run of which process a
+checkpoint was saved.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
+
 from ...core.errors import fail
 from ..jsontext import collector_paused
 from .dcp_metadata import BytesEntry, Metadata, SavedPart, TensorEntry
-from .emit import StreamWriter
+from .emit import integer
 from .nodes import METADATA, WrongError
 
 _MODULE = "torch.distributed.checkpoint.metadata"
 _STORAGE = "torch.distributed.checkpoint.filesystem"
 # the release of the format that torch has written since it names one
 VERSION = "1.0.0"
-_BATCH = 1000
-# opcodes that are joined at once
-_PARTS = 10_000
-# NEWOBJ without arguments, and the begin of the dict of fields
-_NEW, _FIELDS, _BUILD = b")\x81", b"}(", b"ub"
+# the pickler ends a list or a dict on the stack after so many, and a frame after so many bytes
+_BATCH, _FRAME = 1000, 64 << 10
+# a new object and the begin of its fields; their end
+_NEW, _FIELDS, _BUILD = b")\x81\x94", b"}\x94(", b"ub"
+_MEMOIZE = b"\x94"
 
 
 def emit_metadata(metadata: Metadata) -> bytes:
-    """The file that describes these entries, in protocol 2. Keys stand in the order of `planner`,
-    where they have a path, then in their own.
+    """The file that describes these entries. Keys stand in the order of `planner`, where they have
+    a path, then in their own.
 
     M933 for more than `read_metadata` would read again.
     """
@@ -48,59 +53,104 @@ def emit_metadata(metadata: Metadata) -> bytes:
     return stream
 
 
-class _MetadataWriter(StreamWriter):
-    """The stream of one file: texts and sizes by value, each in the memo once."""
+class _MetadataWriter:
+    """The stream of one file, with what stands in the memo by value. `count` are its entries."""
 
-    __slots__ = ("_properties", "_sizes", "_texts", "_written")
+    __slots__ = ("_framed", "_names", "_properties", "_sizes", "_texts", "count", "filled", "parts")
 
     def __init__(self) -> None:
-        super().__init__()
-        self._written = bytearray(b"\x80\x02")
-        self._texts: dict[str, int] = {}
-        self._sizes: dict[tuple[int, ...], int] = {}
-        self._properties: dict[tuple[str, bool], int] = {}
+        self.parts: list[bytes] = []
+        self.count = self.filled = 0
+        self._framed = bytearray(b"\x80\x04")
+        # the opcodes that fetch each from the memo
+        self._texts: dict[str, bytes] = {}
+        self._names: dict[tuple[str, str], bytes] = {}
+        self._sizes: dict[tuple[int, ...], bytes] = {}
+        self._properties: dict[str, bytes] = {}
 
     def stream(self) -> bytes:
         """All that was written, ended."""
-        self.flush()
-        return bytes(self._written + b".")
+        self.put(b".")
+        self.end_frame()
+        return bytes(self._framed)
 
-    def flush(self) -> None:
-        """Joins the opcodes so far: each by itself takes ten times its bytes."""
-        self._written += b"".join(self.parts)
+    def put(self, opcodes: bytes, entries: int = 0) -> None:
+        """Appends opcodes, which memoise so many values."""
+        self.parts.append(opcodes)
+        self.count += entries
+
+    def memoise(self) -> bytes:
+        """Memoises what is on top of the stack; the opcodes that fetch it."""
+        self.parts.append(_MEMOIZE)
+        entry = self.count
+        self.count = entry + 1
+        return bytes((0x68, entry)) if entry < 256 else struct.pack("<cI", b"j", entry)
+
+    def end_frame(self) -> None:
+        frame = b"".join(self.parts)
         self.parts.clear()
+        self._framed += struct.pack("<cQ", b"\x95", len(frame)) + frame
 
-    def fetch(self, entry: int) -> None:
-        self.parts.append(
-            bytes((0x68, entry)) if entry < 256 else b"j" + entry.to_bytes(4, "little")
-        )
-
-    def write_word(self, text: str) -> None:
-        entry = self._texts.get(text)
-        if entry is not None:
-            self.fetch(entry)
+    def word(self, text: str) -> None:
+        found = self._texts.get(text)
+        if found is not None:
+            self.parts.append(found)
             return
-        if len(text) > METADATA.text // 4:
-            raise WrongError("M933", f"a key or a path of {len(text):,} characters")
-        self.write_text(text)
-        self._texts[text] = self.entries
-        self.put()
+        data = text.encode("utf-8", "surrogatepass")
+        if len(data) > METADATA.text:
+            raise WrongError("M933", f"a key or a path of {len(data):,} bytes")
+        head = struct.pack("BB", 0x8C, len(data)) if len(data) < 256 else b""
+        self.parts.append((head or struct.pack("<cI", b"X", len(data))) + data)
+        self._texts[text] = self.memoise()
 
-    def write_size(self, size: tuple[int, ...]) -> None:
-        entry = self._sizes.get(size)
-        if entry is not None:
-            self.fetch(entry)
+    def name(self, module: str, name: str) -> None:
+        found = self._names.get((module, name))
+        if found is not None:
+            self.parts.append(found)
             return
-        self.write_global("torch", "Size")
-        self.write_tuple(size)
-        self.parts.append(b"\x85R")
-        self._sizes[size] = self.entries
-        self.put()
+        self.word(module)
+        self.word(name)
+        self.parts.append(b"\x93")
+        self._names[module, name] = self.memoise()
+
+    def number(self, value: int) -> None:
+        self.parts.append(integer(value))
+
+    def size(self, size: tuple[int, ...]) -> None:
+        found = self._sizes.get(size)
+        if found is not None:
+            self.parts.append(found)
+            return
+        self.name("torch", "Size")
+        numbers = b"".join(map(integer, size))
+        if not size:
+            self.put(b")")
+        elif len(size) < 4:
+            self.put(numbers + bytes((0x84 + len(size),)) + _MEMOIZE, 1)
+        else:
+            self.put(b"(" + numbers + b"t" + _MEMOIZE, 1)
+        self.put(b"\x85" + _MEMOIZE + b"R", 1)
+        self._sizes[size] = self.memoise()
 
     def begin(self, module: str, name: str) -> None:
         """A new object and the begin of its fields; `_BUILD` ends them."""
-        self.write_global(module, name)
-        self.parts.append(_NEW + _FIELDS)
+        self.name(module, name)
+        self.put(_NEW + _FIELDS, 2)
+
+    def pairs(self, count: int) -> Iterable[int]:
+        """The numbers of so many pairs of a dict, with the opcodes around what is put for each."""
+        self.put(b"}" + _MEMOIZE, 1)
+        for number in range(count):
+            if count > 1 and not number % _BATCH:
+                self.put(b"u(" if number else b"(")
+            yield number
+            if len(self.parts) > _FRAME >> 3:
+                self.end_frame()
+        if count:
+            self.put(b"u" if count > 1 else b"s")
+        if count > 1 and not count % _BATCH:
+            # the pickler looks for more
+            self.put(b"(u")
 
     def write_metadata(self, metadata: Metadata) -> None:
         keys = dict.fromkeys(metadata.planner or ())
@@ -110,133 +160,128 @@ class _MetadataWriter(StreamWriter):
             for key in (*(k for k in keys if k in entries), *(k for k in entries if k not in keys))
         }
         self.begin(_MODULE, "Metadata")
-        self.write_word("state_dict_metadata")
-        self.write_entries(entries)
-        self.write_word("planner_data")
-        if metadata.planner is None:
-            self.parts.append(b"N")
-        else:
-            self.write_paths(metadata.planner)
-        self.write_word("storage_data")
-        self.write_storage(entries)
-        self.write_word("storage_meta")
-        self.parts.append(b"N")
-        self.write_word("version")
-        self.write_word(VERSION)
-        self.parts.append(_BUILD)
-
-    def write_entries(self, entries: dict[str, TensorEntry | BytesEntry]) -> None:
-        self.parts.append(b"}(")
-        for number, (key, entry) in enumerate(entries.items()):
-            self.next_batch(number)
-            self.write_word(key)
+        self.word("state_dict_metadata")
+        for _, (key, entry) in zip(self.pairs(len(entries)), entries.items(), strict=True):
+            self.word(key)
             if isinstance(entry, BytesEntry):
-                self.write_global(_MODULE, "BytesStorageMetadata")
-                self.parts.append(_NEW)
+                self.name(_MODULE, "BytesStorageMetadata")
+                self.put(_NEW, 1)
             else:
                 self.write_tensor(entry)
-        self.parts.append(b"u")
-
-    def next_batch(self, number: int, end: bytes = b"u") -> None:
-        """Ends what is on the stack every now and then: it may not grow with the checkpoint."""
-        if number and not number % _BATCH:
-            self.parts.append(end + b"(")
-        if len(self.parts) > _PARTS:
-            self.flush()
+        self.word("planner_data")
+        if metadata.planner is None:
+            self.put(b"N")
+        else:
+            self.write_paths(metadata.planner)
+        self.word("storage_data")
+        self.write_storage(entries)
+        self.word("storage_meta")
+        self.put(b"N")
+        self.word("version")
+        self.word(VERSION)
+        self.put(_BUILD)
 
     def write_tensor(self, entry: TensorEntry) -> None:
         self.begin(_MODULE, "TensorStorageMetadata")
-        self.write_word("properties")
+        self.word("properties")
         self.write_properties(entry.dtype, entry.requires_grad)
-        self.write_word("size")
-        self.write_size(entry.shape)
-        self.write_word("chunks")
-        self.parts.append(b"](")
+        self.word("size")
+        self.size(entry.shape)
+        self.word("chunks")
+        self.put(b"]" + _MEMOIZE, 1)
+        count = len(entry.chunks)
         for number, chunk in enumerate(entry.chunks):
-            self.next_batch(number, b"e")
+            if count > 1 and not number % _BATCH:
+                self.put(b"e(" if number else b"(")
             self.begin(_MODULE, "ChunkStorageMetadata")
-            self.write_word("offsets")
-            self.write_size(chunk.offsets)
-            self.write_word("sizes")
-            self.write_size(chunk.sizes)
-            self.parts.append(_BUILD)
-        self.parts.append(b"e" + _BUILD)
+            self.word("offsets")
+            self.size(chunk.offsets)
+            self.word("sizes")
+            self.size(chunk.sizes)
+            self.put(_BUILD)
+        if count:
+            self.put(b"e" if count > 1 else b"a")
+        self.put(_BUILD)
 
     def write_properties(self, dtype: str, requires_grad: bool) -> None:
-        """dtype, layout, requires_grad, memory format and whether memory was pinned."""
-        entry = self._properties.get((dtype, requires_grad))
-        if entry is not None:
-            self.fetch(entry)
+        """dtype, layout, requires_grad, memory format and whether memory was pinned: an object of
+        its own for each tensor.
+        """
+        self.name(_MODULE, "TensorProperties")
+        self.put(_NEW + b"(", 1)
+        self.name("torch", dtype)
+        self.made("torch.serialization", "_get_layout", "torch.strided")
+        self.put(b"\x88" if requires_grad else b"\x89")
+        self.made(_MODULE, "_MEM_FORMAT_ENCODING", None)
+        self.put(b"\x89t" + _MEMOIZE + b"b", 1)
+
+    def made(self, module: str, name: str, argument: str | None) -> None:
+        """What a call of one argument makes, once; the number 0 without an argument."""
+        found = self._properties.get(name)
+        if found is not None:
+            self.parts.append(found)
             return
-        self.write_global(_MODULE, "TensorProperties")
-        self.parts.append(_NEW + b"(")
-        self.write_global("torch", dtype)
-        self.write_global("torch.serialization", "_get_layout")
-        self.write_word("torch.strided")
-        self.parts.append(b"\x85R")
-        self.write(requires_grad)
-        self.write_global(_MODULE, "_MEM_FORMAT_ENCODING")
-        # the value of TORCH_CONTIGUOUS_FORMAT
-        self.parts.append(b"K\x00\x85R")
-        self.write(False)
-        self.parts.append(b"tb")
-        self._properties[dtype, requires_grad] = self.entries
-        self.put()
+        self.name(module, name)
+        if argument is None:
+            # the value of TORCH_CONTIGUOUS_FORMAT
+            self.number(0)
+        else:
+            self.word(argument)
+        self.put(b"\x85" + _MEMOIZE + b"R", 1)
+        self._properties[name] = self.memoise()
 
     def write_paths(self, planner: dict[str, tuple[str | int, ...]]) -> None:
-        self.parts.append(b"}(")
-        for number, (key, path) in enumerate(planner.items()):
-            self.next_batch(number)
-            self.write_word(key)
-            self.parts.append(b"(")
+        for _, (key, path) in zip(self.pairs(len(planner)), planner.items(), strict=True):
+            self.word(key)
+            if len(path) > 3:
+                self.put(b"(")
             for part in path:
                 if isinstance(part, str):
-                    self.write_word(part)
+                    self.word(part)
                 else:
-                    self.write(part)
-            self.parts.append(b"t")
-        self.parts.append(b"u")
+                    self.number(part)
+            self.put((b"t" if len(path) > 3 else bytes((0x84 + len(path),))) + _MEMOIZE, 1)
 
     def write_storage(self, entries: dict[str, TensorEntry | BytesEntry]) -> None:
-        self.parts.append(b"}(")
-        number = 0
+        places: list[tuple[str, tuple[int, ...] | None, int, SavedPart]] = []
         for key, entry in entries.items():
             if isinstance(entry, BytesEntry):
-                self.next_batch(number)
-                self.write_place(key, None, 0, entry.part)
-                number += 1
+                places.append((key, None, 0, entry.part))
                 continue
-            for nth, (chunk, part) in enumerate(zip(entry.chunks, entry.parts, strict=True)):
-                self.next_batch(number)
-                self.write_place(key, chunk.offsets, nth, part)
-                number += 1
-        self.parts.append(b"u")
+            places += [
+                (key, chunk.offsets, number, part)
+                for number, (chunk, part) in enumerate(zip(entry.chunks, entry.parts, strict=True))
+            ]
+        for _, place in zip(self.pairs(len(places)), places, strict=True):
+            self.write_place(*place)
 
     def write_place(
         self, key: str, offsets: tuple[int, ...] | None, number: int, part: SavedPart
     ) -> None:
         self.begin(_MODULE, "MetadataIndex")
-        self.write_word("fqn")
-        self.write_word(key)
-        self.write_word("offset")
+        self.word("fqn")
+        self.word(key)
+        self.word("index")
         if offsets is None:
-            self.parts.append(b"N")
+            # a value has no offset
+            self.put(b"N")
         else:
-            self.write_size(offsets)
-        self.write_word("index")
-        self.write(None if offsets is None else number)
-        self.parts.append(_BUILD)
+            self.number(number)
+            self.word("offset")
+            self.size(offsets)
+        self.put(_BUILD)
         self.begin(_STORAGE, "_StorageInfo")
-        self.write_word("relative_path")
-        self.write_word(part.file)
-        self.write_word("offset")
-        self.write(part.offset)
-        self.write_word("length")
-        self.write(part.length)
+        self.word("relative_path")
+        self.word(part.file)
+        self.word("offset")
+        self.number(part.offset)
+        self.word("length")
+        self.number(part.length)
         if part.transforms:
-            self.write_word("transform_descriptors")
-            self.parts.append(b"](")
+            self.word("transform_descriptors")
+            several = len(part.transforms) > 1
+            self.put(b"]" + _MEMOIZE + b"(" * several, 1)
             for name in part.transforms:
-                self.write_word(name)
-            self.parts.append(b"e")
-        self.parts.append(_BUILD)
+                self.word(name)
+            self.put(b"e" if several else b"a")
+        self.put(_BUILD)

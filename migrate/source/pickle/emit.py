@@ -59,7 +59,7 @@ def emit(
     would refuse; `limits` are those of the reader that is meant. M933 as well for a name that is
     not among `names`, if these are given.
     """
-    writer = StreamWriter()
+    writer = _StreamWriter()
     try:
         with collector_paused():
             measure(value, limits)
@@ -83,7 +83,7 @@ def emit(
     return stream
 
 
-class StreamWriter:
+class _StreamWriter:
     """One stream being written. What the memo has stays alive, so that no id comes twice."""
 
     __slots__ = ("entries", "kept", "memo", "names", "parts")
@@ -99,7 +99,7 @@ class StreamWriter:
         """Writes the opcodes that push the value."""
         kind = type(value)
         if kind is int:
-            self.parts.append(_integer(value))
+            self.parts.append(integer(value))
         elif value is None or kind is bool:
             self.parts.append(_CONSTANTS[value])
         elif kind is float:
@@ -285,7 +285,8 @@ def _get(entry: int) -> bytes:
     return bytes((0x68, entry)) if entry < 256 else struct.pack("<cI", b"j", entry)
 
 
-def _integer(value: int) -> bytes:
+def integer(value: int) -> bytes:
+    """The opcode that pushes a number, as the pickler writes it."""
     if 0 <= value < 256:
         return bytes((0x4B, value))
     if 0 <= value < 65536:
@@ -331,7 +332,7 @@ def emit_protocol4(value: Any, *, name: str) -> bytes:
     return stream
 
 
-class _StreamWriter4(StreamWriter):
+class _StreamWriter4(_StreamWriter):
     """The opcodes in which protocol 4 differs: short texts, bytes, names from the stack, a memo
     that counts by itself.
     """
