@@ -130,10 +130,14 @@ def as_saved(index: Index) -> tuple[Index, list[str]]:
     """The index of the same checkpoint after it was saved in this format, and what it lost: no
     classes of dicts and tensors, no ties.
 
-    As it is without a tree, and for what cannot be saved so.
+    As it is where it cannot be saved so.
     """
     tree = index.tree
-    if tree is None or len(tree.parts) > 1:
+    if tree is None:
+        tensors = {key: _alone(at) for key, at in index.tensors.items()}
+        lost = ["`_metadata`: ."] * (index.module_versions is not None)
+        return replace(index, tensors=tensors, module_versions=None), lost
+    if len(tree.parts) > 1:
         return index, []
     (part,) = tree.parts
     entries = Entries(part.root)
@@ -163,4 +167,6 @@ def as_saved(index: Index) -> tuple[Index, list[str]]:
 
 def _alone(stored: StoredTensor) -> StoredTensor:
     """The tensor as one that shares its storage with no other."""
-    return stored._replace(storage=None) if isinstance(stored, Stored) else stored
+    if isinstance(stored, Stored) and stored.storage is not None:
+        return stored._replace(storage=None)
+    return stored
