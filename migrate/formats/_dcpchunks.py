@@ -22,7 +22,7 @@ from ..core.spec import BITS, PACKED
 from ..source import zip_archive
 from ..source.blobs import ChunkedTensor, FileBlob, Stored, StoredTensor
 from ..source.pickle.dcp_metadata import BytesEntry, TensorEntry
-from ..source.pickle.dcp_stream import SavedChunk, SavedPart
+from ..source.pickle.dcp_stream import SavedChunk, SavedCopy, SavedPart
 from ..source.pickle.machine import read_pickle
 from ..source.pickle.nodes import ARCHIVE
 from ..source.pickle.policy import Decoded, Outside, decode
@@ -173,6 +173,40 @@ class ChunkReader:
                 whole.spec, tuple(chunks[n] for n in order), tuple(starts[n] for n in order)
             ),
         )
+
+    def compare(self, copy: SavedCopy) -> None:
+        """A problem unless two ranks wrote the same."""
+        sums: list[dict[str, tuple[int, int | None]]] = []
+        try:
+            for part in (copy.part, copy.other):
+                archive, _, _ = self._general(copy.key, part)
+                records = archive.records.items()
+                sums.append(
+                    {
+                        name: (record.size, record.crc)
+                        for name, record in records
+                        if name == "data.pkl" or name.startswith("data/")
+                    }
+                )
+        except CheckpointError as error:
+            self._report.diagnostics += error.diagnostics
+            return
+        what = printable(copy.key)
+        if copy.offsets:
+            what += f": the chunk at {list(copy.offsets)}"
+        files = f"{self._label(copy.part.file)} and {self._label(copy.other.file)}"
+        if sums[0] != sums[1]:
+            self._report.add(
+                "M938",
+                f"{what}: {files} hold different values, and nothing says which is meant",
+                help="save the checkpoint with collectives, or under a key for each rank",
+            )
+        elif any(crc is None and size for size, crc in sums[0].values()):
+            self._report.add(
+                "M938",
+                f"{what}: {files} both hold it without checksums, so they cannot be compared",
+                help="save the checkpoint with collectives",
+            )
 
     def _unusual(
         self, key: str, entry: TensorEntry, others: list[SavedValue]

@@ -36,6 +36,9 @@ def rename(
     index = source.index
     if index.tree is None or index.outside or len(index.tree.parts) != 1:
         return None
+    # ranks that save without collectives leave a file each, and one describes the output
+    if METADATA not in (source.identities() or {}):
+        return None
     label = printable(source.path, 240)
     data = source.side_file(METADATA)
     metadata = read_metadata(data, METADATA)

@@ -8,12 +8,13 @@ which is the tree of this checkpoint as that of a `.pt` file is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..core.errors import CheckpointError, Report, fail, listed, printable
+from ..core.errors import CheckpointError, Report, fail, listed, plural, printable
 from ..core.spec import Spec
 from ..source.blobs import (
     CHANGED_HELP,
@@ -26,7 +27,7 @@ from ..source.blobs import (
 from ..source.index import FileSource, Index, Source
 from ..source.jsontext import collector_paused
 from ..source.paths import METADATA, Folder, Place, look_beside, read_history
-from ..source.pickle.dcp_metadata import Metadata, read_metadata
+from ..source.pickle.dcp_metadata import Metadata, read_metadata, read_metadata_of_ranks
 from ..source.pickle.nodes import METADATA as LIMITS
 from ..source.pickle.policy import Outside
 from ..source.pickle.tree import SCALARS, TOP, TensorRecord, inside
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 DATA = ".distcp"
 _DATA_FILES = (DATA, ".safetensors")
+# what each rank leaves that saves without collectives
+_OF_RANK = re.compile(r"__(0|[1-9][0-9]{0,6})" + re.escape(METADATA))
 # problems that are collected before nothing more is read
 _ENOUGH = 20
 
@@ -66,7 +69,7 @@ class Dcp:
     def sniff(self, place: Place) -> int:
         if place.file is not None:
             return 2 if place.file.name == METADATA or place.file.name.endswith(DATA) else 0
-        if METADATA in place.names:
+        if _metadata_files(place.names):
             return 2
         return int(any(name.endswith(DATA) for name in place.names))
 
@@ -81,9 +84,10 @@ class Dcp:
         else:
             _check_alone(place)
         folder = place.folder
-        if METADATA not in folder.names():
+        files = _metadata_files(folder.names())
+        if not files:
             refuse_without_metadata(place)
-        metadata, watched = _read_metadata(folder)
+        metadata, watched = _read_metadata(folder, files)
         blobs: list[FileBlob] = []
         try:
             report = Report()
@@ -93,7 +97,7 @@ class Dcp:
                 except CheckpointError as error:
                     report.diagnostics += error.diagnostics
             report.check()
-            beside = look_beside(folder, frozenset((METADATA, *metadata.files)))
+            beside = look_beside(folder, frozenset((*files, *metadata.files)))
             with collector_paused():
                 index = _index(metadata, blobs, folder, place.at)
             index = replace(index, side_files=beside.side_files, left_out=beside.left_out)
@@ -103,7 +107,7 @@ class Dcp:
                 index,
                 blobs,
                 history=read_history(folder, tuple(folder.names())),
-                side=partial(_side_file, folder, watched[METADATA], beside.read),
+                side=partial(_side_file, folder, watched, beside.read),
                 watched={**beside.identities, **watched},
                 locate=folder.locate,
                 release=folder.close,
@@ -168,7 +172,7 @@ def _check_alone(place: Place) -> None:
 def _refuse_part(place: Place) -> NoReturn:
     """M937 for a data file, which is no checkpoint by itself."""
     folder = place.folder.label("")
-    if METADATA in place.folder.names():
+    if _metadata_files(place.folder.names()):
         fail(
             "M937",
             f"{printable(place.path, 240)}: a part of the distributed checkpoint in {folder}",
@@ -190,31 +194,63 @@ def refuse_without_metadata(place: Place) -> NoReturn:
     )
 
 
-def _read_metadata(folder: Folder) -> tuple[Metadata, dict[str, Identity]]:
-    """The contents of `.metadata`, and what the file is."""
-    blob = folder.open(METADATA)
-    try:
-        label = folder.label(METADATA)
-        if blob.size > LIMITS.size:
-            fail("M914", f"{label}: has {blob.size:,} bytes, allowed are {LIMITS.size:,}")
-        sizes = {
-            name: held.size
-            for name in folder.names()
-            if name.endswith(_DATA_FILES) and (held := folder.locate(name)) is not None
-        }
+def _metadata_files(names: Iterable[str]) -> list[str]:
+    """The file that describes the checkpoint, or those of all ranks; none without."""
+    names = list(names)
+    if METADATA in names:
+        return [METADATA]
+    ranks = {int(found[1]): name for name in names if (found := _OF_RANK.fullmatch(name))}
+    return [ranks[rank] for rank in sorted(ranks)]
+
+
+def _read_metadata(folder: Folder, files: list[str]) -> tuple[Metadata, dict[str, Identity]]:
+    """What these files say together, and what each of them is."""
+    label = folder.label("")
+    if files[0] != METADATA and (
+        lost := [rank for rank in range(len(files)) if f"__{rank}{METADATA}" not in files]
+    ):
+        fail(
+            "M938",
+            f"{label}: {plural(len(files), 'rank')} left `__{{rank}}{METADATA}`, and "
+            f"{listed([f'__{rank}{METADATA}' for rank in lost], 4)} is missing",
+            help="fetch it again, or take an earlier checkpoint",
+        )
+    sizes = {
+        name: held.size
+        for name in folder.names()
+        if name.endswith(_DATA_FILES) and (held := folder.locate(name)) is not None
+    }
+    watched: dict[str, Identity] = {}
+
+    def content(name: str) -> bytes:
+        blob = folder.open(name)
+        try:
+            if blob.size > LIMITS.size:
+                fail(
+                    "M914",
+                    f"{folder.label(name)}: has {blob.size:,} bytes, allowed are {LIMITS.size:,}",
+                )
+            watched[name] = blob.identity
+            return blob.read(0, blob.size)
+        finally:
+            blob.close()
+
+    if files[0] == METADATA:
         # without a name of their own, for these bytes may be many
-        return read_metadata(blob.read(0, blob.size), label, sizes), {blob.name: blob.identity}
-    finally:
-        blob.close()
+        return read_metadata(content(METADATA), folder.label(METADATA), sizes), watched
+    found = read_metadata_of_ranks({name: content(name) for name in files}, label, sizes)
+    return found, watched
 
 
-def _side_file(folder: Folder, then: Identity, others: Callable[[str], bytes], path: str) -> bytes:
+def _side_file(
+    folder: Folder, watched: Mapping[str, Identity], others: Callable[[str], bytes], path: str
+) -> bytes:
     """A file beside the data, `.metadata` among them; M905 if that is not what was opened."""
-    if path != METADATA:
+    if path not in watched:
         return others(path)
-    blob = folder.open(METADATA)
+    blob = folder.open(path)
     try:
-        if change := difference(then, blob.identity):
+        if change := difference(watched[path], blob.identity):
             fail("M905", describe_change(blob.name, change), help=CHANGED_HELP)
         return bytes(blob.read(0, blob.size))
     finally:
@@ -259,6 +295,9 @@ def _index(metadata: Metadata, blobs: Sequence[FileBlob], folder: Folder, at: st
             if type(held.value) not in SCALARS:
                 archives[id(held.value)] = (held,)
             outside += _named(held.outside, key)
+    for copy in metadata.copies:
+        if len(report.diagnostics) < _ENOUGH:
+            reader.compare(copy)
     report.check()
     label = folder.label(METADATA)
     root, gaps = build_tree(leaves, metadata.planner, label, report)
@@ -312,7 +351,8 @@ def _index(metadata: Metadata, blobs: Sequence[FileBlob], folder: Folder, at: st
 def _used(metadata: Metadata) -> int:
     """The bytes that entries name, of all data files."""
     chunks = sum(part.length for entry in metadata.tensors.values() for part in entry.parts)
-    return chunks + sum(entry.part.length for entry in metadata.bytes.values())
+    values = sum(entry.part.length for entry in metadata.bytes.values())
+    return chunks + values + sum(copy.other.length for copy in metadata.copies)
 
 
 def _named(outside: Iterable[Outside], key: str) -> list[Outside]:

@@ -505,7 +505,8 @@ def stays_behind(name: str, folder: bool = False) -> bool:
     low = name.lower()
     if folder:
         return low.startswith(".") or low in CACHES or low.endswith(PARTIAL)
-    return low.endswith(WEIGHT_SUFFIXES) or name == METADATA
+    # that of a rank is called `__3.metadata`
+    return low.endswith(WEIGHT_SUFFIXES) or (name.endswith(METADATA) and name[:2] in (".m", "__"))
 
 
 @dataclass(slots=True)

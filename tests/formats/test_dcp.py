@@ -360,3 +360,91 @@ def test_a_data_file_that_changed_since_is_noticed(tmp_path: Path) -> None:
         (folder / ".metadata").write_bytes(b"")
         with pytest.raises(CheckpointError, match=r"\.metadata: changed while it was read"):
             source.check_unchanged()
+
+
+class OfRank(dcp.FileSystemWriter):
+    """torch's writer as one of the ranks that save without collectives."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        super().__init__(folder, sync_files=False)
+        self.number = number
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **options: Any) -> None:
+        super().set_up_storage_writer(is_coordinator, rank=self.number, use_collectives=False)
+
+
+def save_of_ranks(folder: Path, *states: dict[str, Any]) -> Path:
+    for number, state in enumerate(states):
+        writer = OfRank(folder, number)
+        dcp.save(state, storage_writer=writer, use_collectives=False)
+    assert (folder / "__0.metadata").exists()
+    return folder
+
+
+def halve(folder: Path) -> None:
+    """Makes `w` of rank 0 the first rows and `w` of rank 1 the last rows of one tensor."""
+    for rank in range(2):
+        path = folder / f"__{rank}.metadata"
+        found = pickle.loads(path.read_bytes())
+        entry = found.state_dict_metadata["m.w"]
+        size = entry.size
+        entry.size = torch.Size((2 * size[0], *size[1:]))
+        entry.chunks[0].offsets = torch.Size((rank * size[0], *[0] * (len(size) - 1)))
+        (index,) = (i for i in found.storage_data if i.fqn == "m.w")
+        place = found.storage_data.pop(index)
+        found.storage_data[type(index)("m.w", entry.chunks[0].offsets, rank)] = place
+        path.write_bytes(pickle.dumps(found))
+
+
+def test_files_of_ranks_are_one_checkpoint(tmp_path: Path) -> None:
+    common = {"step": 7, "scale": torch.tensor(2.0)}
+    whole = seeded(6, 3)
+    folder = save_of_ranks(
+        tmp_path / "c",
+        {"m": {"w": whole[:3]}, "own0": {"x": seeded(2)}, **common},
+        {"m": {"w": whole[3:]}, "own1": {"x": seeded(3)}, **common},
+    )
+    halve(folder)
+    for path in (folder, folder / "__0_0.distcp"):
+        if path.is_file():
+            assert refused(path)[0].startswith("M937: ")
+            continue
+        with formats.open(path, at="m") as source:
+            index = source.index
+            assert set(index.files) == {"__0_0.distcp", "__1_0.distcp"}
+            (stored,) = index.tensors.values()
+            assert isinstance(stored, ChunkedTensor)
+            assert same(tensor_of(source, stored), whole)
+            assert list(index.passed_through) == ["/own0.x", "/scale", "/own1.x"]
+            assert index.items == {"step": 7}
+            assert (index.notes, index.left_out) == ((), ())
+            assert {"__0.metadata", "__1.metadata"} < source.identities().keys()
+
+
+def test_ranks_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    folder = save_of_ranks(
+        tmp_path / "c",
+        {"a": torch.ones(2), "b": torch.ones(2), "c": 3, "d": torch.ones(1)},
+        {"a": torch.zeros(2), "b": torch.ones(2), "c": 4, "d": torch.ones(1)},
+    )
+    found = refused(folder)
+    assert len(found) == 2
+    assert all("hold different values, and nothing says which is meant" in one for one in found)
+    assert {one.split(": ")[1] for one in found} == {"a", "c"}
+    (folder / "__1.metadata").unlink()
+    with formats.open(folder) as source:
+        assert source.index.tensors.keys() == {"a", "b", "d"}
+    folder = save_of_ranks(tmp_path / "d", {"a": torch.ones(2), "b": 1}, {"a": torch.ones(3)})
+    (found_one,) = refused(folder)
+    assert (
+        "a: has another dtype, shape, requires_grad or strides in __0.metadata and in" in found_one
+    )
+    folder = save_of_ranks(tmp_path / "e", {"a": torch.ones(2)}, {"b": {"x": 1}, "a": 1})
+    assert any("is a tensor and another value" in one for one in refused(folder))
+
+
+def test_a_rank_whose_file_is_missing_is_named(tmp_path: Path) -> None:
+    folder = save_of_ranks(tmp_path / "c", *({f"w{n}": torch.ones(2)} for n in range(3)))
+    (folder / "__1.metadata").unlink()
+    (found,) = refused(folder)
+    assert "2 ranks left `__{rank}.metadata`, and __1.metadata is missing" in found

@@ -20,7 +20,8 @@ from ..index import Index
 from ..jsontext import collector_paused
 from ..paths import plain_name
 from . import machine
-from .dcp_stream import MetadataContents, read_stream
+from .dcp_ranks import merge_contents
+from .dcp_stream import MetadataContents, SavedCopy, read_stream
 from .dcp_stream import SavedChunk as SavedChunk
 from .dcp_stream import SavedPart as SavedPart
 from .decoding import (
@@ -88,6 +89,8 @@ class Metadata:
     files: tuple[str, ...]
     version: str | None
     megatron: bool
+    # what several ranks wrote, where each has a file of its own
+    copies: tuple[SavedCopy, ...] = ()
 
     def index(self) -> Index:
         """The same as any checkpoint's index: `offset` is where the torch.save archive of a
@@ -125,17 +128,44 @@ def read_metadata(data: bytes, name: str, sizes: dict[str, int] | None = None) -
     names outside the allow-list, M938 for what contradicts itself, M907 for names of data files
     that are no plain names.
     """
-    reader = _MetadataReader(name)
     with collector_paused():
-        # most are spelled as torch spells them; the machine takes the others, and says why not
-        contents = read_stream(data) if len(data) <= METADATA.size else None
-        if contents is not None:
-            # nothing else is asked of them, and they may be many
-            del data
-            found: Metadata | None = reader.compared(contents, False, sizes)
-        else:
-            root = machine.read_pickle(data, METADATA, name=reader.problems.name)
-            found = reader.metadata(root, sizes)
+        contents, megatron = _read_contents(data, name)
+        # nothing else is asked of them, and they may be many
+        del data
+        problems = StreamProblems(name)
+        found = _compare(contents, (), megatron, problems, sizes)
+    problems.check()
+    return found
+
+
+def read_metadata_of_ranks(
+    files: Mapping[str, bytes], name: str, sizes: dict[str, int] | None = None
+) -> Metadata:
+    """The contents of all `__{rank}.metadata` files of a folder, by name, together; errors as of
+    `read_metadata`. `name` is the folder's.
+    """
+    with collector_paused():
+        contents = {}
+        megatron = False
+        for file, data in files.items():
+            contents[file], one = _read_contents(data, f"{name}{file}")
+            megatron = megatron or one
+        problems = StreamProblems(name)
+        merged, copies = merge_contents(contents, problems)
+        found = _compare(merged, copies, megatron, problems, sizes)
+    problems.check()
+    return found
+
+
+def _read_contents(data: bytes, name: str) -> tuple[MetadataContents, bool]:
+    """What one file says, and whether Megatron wrote it; raises everything that is wrong in it."""
+    # most are spelled as torch spells them; the machine takes the others, and says why not
+    found = read_stream(data) if len(data) <= METADATA.size else None
+    if found is not None:
+        return found, False
+    reader = _MetadataReader(name)
+    root = machine.read_pickle(data, METADATA, name=reader.problems.name)
+    found = reader.metadata(root)
     others = []
     if reader.outside:
         names = tuple(
@@ -152,7 +182,28 @@ def read_metadata(data: bytes, name: str, sizes: dict[str, int] | None = None) -
     reader.problems.check(*others)
     if found is None:
         fail("M938", f"{reader.problems.name}: not the metadata of a checkpoint")
-    return found
+    return found, root.function.module == _MEGATRON
+
+
+def _compare(
+    contents: MetadataContents,
+    copies: tuple[SavedCopy, ...],
+    megatron: bool,
+    problems: StreamProblems,
+    sizes: dict[str, int] | None,
+) -> Metadata:
+    """The contents with their places; problems for what contradicts each other."""
+    tensors, others, storage, planner, version = contents
+    check = MetadataCheck(problems)
+    places = [(key, part) for (key, _), part in storage.items()]
+    places += [(copy.key, copy.other) for copy in copies]
+    check.extents(places, sizes)
+    files = tuple(dict.fromkeys(part.file for _, part in places))
+    del places
+    if planner is not None:
+        check.planner(planner, {*tensors, *others})
+    placed = check.place(tensors, others, storage)
+    return Metadata(placed[0], placed[1], planner, files, version, megatron, copies)
 
 
 class _MetadataReader:
@@ -169,7 +220,7 @@ class _MetadataReader:
     def problem(self, where: str, message: str) -> None:
         self.problems.add("M938", f"{printable(where)}: {message}")
 
-    def metadata(self, root: Any, sizes: dict[str, int] | None) -> Metadata | None:
+    def metadata(self, root: Any) -> MetadataContents | None:
         fields = self._object(root, _ROOTS, _FIELDS, "the root")
         if fields is None:
             return None
@@ -184,22 +235,7 @@ class _MetadataReader:
             self._known_names(fields.get(field), field)
         if self.problems.count or self.outside:
             return None
-        megatron = root.function.module == _MEGATRON
-        contents = MetadataContents(tensors, others, storage, planner, version)
-        return self.compared(contents, megatron, sizes)
-
-    def compared(
-        self, contents: MetadataContents, megatron: bool, sizes: dict[str, int] | None
-    ) -> Metadata:
-        """The contents with their places; problems for what contradicts each other."""
-        tensors, others, storage, planner, version = contents
-        check = MetadataCheck(self.problems)
-        check.extents(storage, sizes)
-        files = tuple(dict.fromkeys(part.file for part in storage.values()))
-        if planner is not None:
-            check.planner(planner, {*tensors, *others})
-        placed = check.place(tensors, others, storage)
-        return Metadata(placed[0], placed[1], planner, files, version, megatron)
+        return MetadataContents(tensors, others, storage, planner, version)
 
     def _object(
         self, node: Any, names: tuple[tuple[str, str], ...], fields: frozenset[str], where: str
@@ -583,10 +619,12 @@ class MetadataCheck:
             )
         return placed, values
 
-    def extents(self, storage: Mapping[Any, SavedPart], sizes: Mapping[str, int] | None) -> None:
+    def extents(
+        self, places: Iterable[tuple[str, SavedPart]], sizes: Mapping[str, int] | None
+    ) -> None:
         """Data files have plain names; the intervals of one file lie in it and do not overlap."""
         files: dict[str, list[tuple[int, int, str]]] = {}
-        for (key, _), part in storage.items():
+        for key, part in places:
             if part.offset < 0 or part.length < 0 or part.offset + part.length >= 2**63:
                 self.problem(
                     key, f"lies at byte {_number(part.offset)} with {_number(part.length)} bytes"

@@ -52,6 +52,17 @@ class SavedPart(NamedTuple):
     transforms: tuple[str, ...]
 
 
+class SavedCopy(NamedTuple):
+    """What two ranks wrote: a chunk at `offsets` of `key`, or another value (None). It is read from
+    `part`, and `other` has to hold the same.
+    """
+
+    key: str
+    offsets: tuple[int, ...] | None
+    part: SavedPart
+    other: SavedPart
+
+
 class MetadataContents(NamedTuple):
     """What a `.metadata` file says, before its parts are compared with each other.
 
