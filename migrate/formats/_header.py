@@ -25,6 +25,8 @@ from ..source.blobs import FileBlob, Stored
 from ..source.jsontext import collector_paused, parse
 from ..source.target import OutputFile, Placed
 
+# what torch's HuggingFaceStorageWriter says in the metadata of each file (`_hfshards`)
+SHARDING, RELEASE = "DCP_SHARDING_INFO", "DCP_VERSION"
 MAX_HEADER = 100_000_000  # bytes of JSON; safetensors' own limit, for readers and writers
 MAX_RANK = 64
 ALIGN = 64  # the data starts at a multiple of this

@@ -57,7 +57,16 @@ from ..source.tree import (
     tensors_of,
     tensors_outside,
 )
-from ._header import MAX_HEADER, Header, Origins, check_holds, read_header, write_header
+from ._header import (
+    MAX_HEADER,
+    RELEASE,
+    SHARDING,
+    Header,
+    Origins,
+    check_holds,
+    read_header,
+    write_header,
+)
 
 TENSORS = "migrate.items.safetensors"
 IN_HEADER = "migrate.items"
@@ -257,6 +266,12 @@ STAMP = "migrate.history"
 
 def _open_file(place: Place, blob: FileBlob) -> Source:
     header = read_header(blob, 0, printable(place.path, 240))
+    if SHARDING in header.metadata:
+        from ._hfshards import refuse_lone
+
+        refuse_lone(place, header, printable(place.path, 240))
+        header.metadata.pop(SHARDING)
+        header.metadata.pop(RELEASE, None)
     stamp, written = header.metadata.pop(STAMP, None), header.metadata.pop(IN_HEADER, None)
     index = Index(header.tensors, (blob.name,), metadata=header.metadata)
     if written is not None:
@@ -293,17 +308,25 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
     blobs: list[FileBlob] = []
     try:
         headers = _read_headers(folder, names, blobs)
-        held: list[Mapping[str, Stored]] = []
+        held: list[Mapping[str, StoredTensor]] = []
+        notes: tuple[str, ...] = ()
         for part in parts:
             at = sum(len(p.names) for p in parts[: len(held)])
             own = headers[at : at + len(part.names)]
-            held.append(own[0].tensors if len(own) == 1 else _merged(folder, names, own))
+            if part.names[0].startswith("shard-"):
+                from ._hfshards import join_shards
+
+                joined, note = join_shards(folder, part.names, own)
+                held.append(joined)
+                notes = (note,)
+            else:
+                held.append(own[0].tensors if len(own) == 1 else _merged(folder, names, own))
             if part.weight_map is not None:
                 _check_index(folder.label(part.index_name or ""), part.names, own, part.weight_map)
         tensors = held[0] if len(held) == 1 else join_ranks(held, folder.label(""))
         present = tuple(folder.names())
         metadata = headers[0].metadata if len(headers) == 1 else _metadata(headers)
-        index = Index(tensors, tuple(names), metadata=metadata)
+        index = Index(tensors, tuple(names), metadata=metadata, notes=notes)
         taken: tuple[str, ...] = ()
         if ITEMS in present and (place.file is None or index_name is not None):
             index, taken = _items_beside(folder, present, index, blobs)
@@ -348,7 +371,8 @@ def _with_items(
     index: Index, data: bytes, carried: Mapping[str, StoredTensor], label: str
 ) -> Index:
     tree, items, note = read_items(data, index.tensors, carried, label)
-    return replace(index, tree=tree, items=items, notes=() if note is None else (note,))
+    notes = index.notes if note is None else (*index.notes, note)
+    return replace(index, tree=tree, items=items, notes=notes)
 
 
 def _part_of_rank(folder: Folder, entry: Entry) -> Unit:
@@ -366,6 +390,8 @@ def _folder_source(
     place: Place, index: Index, blobs: list[FileBlob], beside: Beside, history: bytes | None
 ) -> Source:
     metadata = dict(index.metadata)
+    metadata.pop(SHARDING, None)
+    metadata.pop(RELEASE, None)
     stamp, written = metadata.pop(STAMP, None), metadata.pop(IN_HEADER, None)
     if history is None and stamp is not None and len(blobs) == 1:
         # a stamped single file that was put into a folder
@@ -402,6 +428,10 @@ def _files_of(names: Sequence[str], label: str) -> list[str]:
     if len(names) == 1 and not sets:
         return names
     if len(sets) != 1 or sets[0].beyond or any(not shard_sets([n]) for n in names):
+        from ._hfshards import are_shards
+
+        if are_shards(names):
+            return in_natural_order(names)
         fail(
             "M915",
             f"{label}: {len(names)} safetensors files and no index, so it is unclear "

@@ -22,16 +22,18 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..core.errors import Report, fail, listed, printable
 from ..core.spec import Spec
 from ..core.templates import rank_of
-from .blobs import FileBlob, Stored
+from .blobs import FileBlob
 from .index import Index
 from .jsontext import parse
 from .paths import Folder, Place, check_weight_names, plain_name, same_when_folded
 
+# where tensors lie
+T = TypeVar("T")
 INDEX = ".index.json"
 MAX_INDEX = 120_000_000  # bytes; an entry is about 100
 WHICH_HELP = "pass the file or the index itself"
@@ -339,7 +341,7 @@ def _names(folder: Folder, name: str) -> tuple[str, ...]:
     return tuple(folder.names(name))
 
 
-def join_ranks(parts: Sequence[Mapping[str, Stored]], label: str) -> Mapping[str, Stored]:
+def join_ranks(parts: Sequence[Mapping[str, T]], label: str) -> Mapping[str, T]:
     """The tensors of all ranks: `key@r` where a key stands in several files, or in one other than
     the first; else plain.
 
@@ -349,7 +351,7 @@ def join_ranks(parts: Sequence[Mapping[str, Stored]], label: str) -> Mapping[str
         return parts[0]
     refuse_literal((key for part in parts for key in part), label)
     counts = Counter(key for part in parts for key in part)
-    out: dict[str, Stored] = {}
+    out: dict[str, T] = {}
     for rank, part in enumerate(parts):
         for key, stored in part.items():
             out[key if rank == 0 and counts[key] == 1 else f"{key}@{rank}"] = stored

@@ -435,10 +435,8 @@ def test_ranks_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     with formats.open(folder) as source:
         assert source.index.tensors.keys() == {"a", "b", "d"}
     folder = save_of_ranks(tmp_path / "d", {"a": torch.ones(2), "b": 1}, {"a": torch.ones(3)})
-    (found_one,) = refused(folder)
-    assert (
-        "a: has another dtype, shape, requires_grad or strides in __0.metadata and in" in found_one
-    )
+    what = "a: has another dtype, shape, requires_grad or strides in __0.metadata and in"
+    assert any(what in one for one in refused(folder))
     folder = save_of_ranks(tmp_path / "e", {"a": torch.ones(2)}, {"b": {"x": 1}, "a": 1})
     assert any("is a tensor and another value" in one for one in refused(folder))
 
