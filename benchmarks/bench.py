@@ -26,6 +26,7 @@ from typing import Any
 import compare
 import data
 import data_fp8
+import distributed
 import live
 import memory
 import plans
@@ -38,6 +39,7 @@ from tasks import BEFORE_MEMORY, BEFORE_TIMES, TASKS, Limit, Task
 HERE = Path(__file__).resolve().parent
 PYTHON = sys.executable
 COMMANDS = {**plans.COMMANDS, **live.COMMANDS}
+ROWS = {**verifying.ROWS, **distributed.ROWS}
 MB = 1_000_000
 
 
@@ -393,7 +395,7 @@ def main() -> None:
         "--rows",
         default="",
         help="comma-separated names, or parts of names; also "
-        f"{', '.join([*verifying.ROWS, *COMMANDS])}, and with --before start-up",
+        f"{', '.join([*ROWS, *COMMANDS])}, and with --before start-up",
     )
     parser.add_argument(
         "--fsync",
@@ -426,7 +428,7 @@ def main() -> None:
     args.data.mkdir(parents=True, exist_ok=True)
     wanted, names = (
         [w for w in args.rows.split(",") if w],
-        {*COMMANDS, "start-up", *verifying.ROWS, *(t.name for t in TASKS)},
+        {*COMMANDS, "start-up", *ROWS, *(t.name for t in TASKS)},
     )
 
     def chosen(name: str) -> bool:
@@ -458,7 +460,7 @@ def main() -> None:
             except process.RunError as error:
                 failed.append(task.name)
                 say(f"{task.name}: left out, {error}")
-        for name, verified in verifying.ROWS.items():
+        for name, verified in ROWS.items():
             if not chosen(name):
                 continue
             say(name)

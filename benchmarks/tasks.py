@@ -203,6 +203,14 @@ LINT_TIMES, SPECS_TIMES = 4.0, 6.0
 CODEC_CLONES, CODEC_FASTER = 2.2, 3.5
 # against an earlier commit in the same rounds
 BEFORE_TIMES, BEFORE_MEMORY = 1.03, 1.05
+# distributed checkpoints: against cp -r of the output's bytes, with rows and with columns of ranks;
+# MB beyond start-up; against torch's converter
+DCP_ROWS, DCP_COLUMNS = 1.25, 1.6
+DCP_PRIVATE, DCP_COLUMNS_PRIVATE, DCP_CONVERT = 80.0, 150.0, 3.0
+# seconds of `plan`, and 10x the chunks against the seconds of a tenth
+DCP_CHUNKS, DCP_OPEN, DCP_LINEAR = 100_000, 8.0, 12.0
+# names alone, against cp -r; two processes against one; one chunk of a stack against one a rank
+DCP_RENAME, DCP_RANKS, DCP_STACK = 1.0, 0.75, 1.0
 # verify against the apply whose output it checks; MB above what it announces: the interpreter, its
 # libraries, the plan
 VERIFY_LAYOUTS, VERIFY_BLOCKS, VERIFY_PRIVATE = 3.0, 2.0, 120.0

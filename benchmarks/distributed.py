@@ -1,0 +1,336 @@
+"""Distributed checkpoints: files of several ranks in and out, against `cp` of the output's bytes
+and against torch's own converter; opening, renaming, several processes, and what chunks are for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import memory
+import process
+import report
+from tasks import (
+    DCP_CHUNKS,
+    DCP_COLUMNS,
+    DCP_COLUMNS_PRIVATE,
+    DCP_CONVERT,
+    DCP_LINEAR,
+    DCP_OPEN,
+    DCP_PRIVATE,
+    DCP_RANKS,
+    DCP_RENAME,
+    DCP_ROWS,
+    DCP_STACK,
+    Limit,
+)
+
+if TYPE_CHECKING:
+    from bench import Bench
+
+HERE = Path(__file__).resolve().parent
+PYTHON = sys.executable
+MB = 1_000_000
+V5 = ["--to", "hf-mixtral@v5"]
+IDENTITY = """\
+id: bench/same
+title: Names that change, one by one
+lineage: bench-dcp
+edge: [old, new]
+rules: [{name: all, from: "{k...}.weight", to: "renamed.{k}.weight"}]
+"""
+
+
+def _saved(bench: Bench, name: str, ranks: int, dim: int, source: str = "v4") -> Path:
+    """The old layout as stock torch saves it, each tensor cut along `dim` for so many ranks."""
+    folder = bench.root / name
+    if not (folder / ".metadata").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        process.run(
+            [
+                PYTHON, HERE / "dcp_torch.py", "save", str(ranks), str(dim),
+                bench.root / source, folder,
+            ]
+        )  # fmt: skip
+    memory.read_through(folder)
+    return folder
+
+
+def _rounds(
+    bench: Bench, sides: dict[str, Callable[[Path], Sequence[Any]]], count: int | None = None
+) -> dict[str, list[process.Taken]]:
+    """Each side once a round, in turn, into a folder that is removed."""
+    found: dict[str, list[process.Taken]] = {name: [] for name in sides}
+    out = bench.root / "out"
+    for number in range(count or bench.args.rounds):
+        for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
+            shutil.rmtree(out, ignore_errors=True)
+            if out.exists():
+                out.unlink()
+            found[name].append(
+                bench.timed(list(sides[name](out)), None, 2 * bench.total + 512 * MB)
+            )
+    shutil.rmtree(out, ignore_errors=True)
+    return found
+
+
+def _start_up(bench: Bench, argv: Callable[[Path], Sequence[Any]]) -> float:
+    """The least processor time of the same command on a tiny checkpoint."""
+    return min(t.wall for t in _rounds(bench, {"tiny": argv}, 3)["tiny"])
+
+
+def _against_cp(
+    bench: Bench,
+    title: str,
+    argv: Callable[[Path], Sequence[Any]],
+    tiny: Callable[[Path], Sequence[Any]],
+    bound: float,
+    private: float,
+    convert: Sequence[Any] = (),
+) -> list[Limit]:
+    """A run against `cp -r` of what it writes; `convert` is torch's way to the same data."""
+    kept = bench.root / "kept"
+    shutil.rmtree(kept, ignore_errors=True)
+    process.run(list(argv(kept)))
+    memory.read_through(kept, anew=True)
+    sides: dict[str, Callable[[Path], Sequence[Any]]] = {
+        "migrate": argv,
+        "cp": lambda out: ["cp", "-r", kept, out],
+    }
+    if convert:
+        sides["torch"] = lambda out: [*convert, out]
+    rounds, start = _rounds(bench, sides), _start_up(bench, tiny)
+    walls = {name: [t.wall for t in taken] for name, taken in rounds.items()}
+    copying = report.spread(report.ratios([w - start for w in walls["migrate"]], walls["cp"]))
+    most = max(t.private for t in rounds["migrate"]) / MB
+    least = min(t.private for t in _rounds(bench, {"tiny": tiny}, 1)["tiny"]) / MB
+    note = f" ({report.shown(copying)}; start-up {start:.2f} s apart)"
+    found = [
+        Limit(f"{title}: less start-up, against cp -r", copying[0], bound, note=note),
+        Limit(f"{title}: private memory beyond start-up", most - least, private, unit=" MB"),
+    ]
+    if convert:
+        faster = report.spread(report.ratios(walls["torch"], walls["migrate"]))
+        held = max(t.private for t in rounds["torch"]) / MB
+        found.append(
+            Limit(
+                f"{title}: faster than dcp_to_torch_save",
+                faster[0],
+                DCP_CONVERT,
+                at_least=True,
+                note=f" ({report.shown(faster)}; it takes {held:.0f} MB)",
+            )
+        )
+    shutil.rmtree(kept)
+    return found
+
+
+def rows(bench: Bench) -> list[Limit]:
+    """Chunks of rows of two ranks to safetensors, experts stacked; and back out as DCP."""
+    old, tiny = _saved(bench, "dcp-2", 2, 0), _saved(bench, "tiny-dcp-2", 2, 0, "tiny-v4")
+    plain = [
+        "--output-format",
+        "safetensors",
+        "--no-fsync",
+        "--set",
+        f"num_experts={_experts(bench)}",
+    ]
+    small = ["--output-format", "safetensors", "--no-fsync", "--set", "num_experts=4"]
+    into = ["--output-format", "dcp", "--no-fsync"]
+    return [
+        *_against_cp(
+            bench,
+            "DCP of 2 ranks -> safetensors, v4 -> v5",
+            lambda out: [*bench.migrate, "apply", old, "-o", out, *V5, *plain],
+            lambda out: [*bench.migrate, "apply", tiny, "-o", out, *V5, *small],
+            DCP_ROWS,
+            DCP_PRIVATE,
+            [PYTHON, HERE / "dcp_torch.py", "convert", old],
+        ),
+        *_against_cp(
+            bench,
+            "safetensors -> DCP, v4 -> v5",
+            lambda out: [*bench.migrate, "apply", bench.root / "v4", "-o", out, *V5, *into],
+            lambda out: [*bench.migrate, "apply", bench.root / "tiny-v4", "-o", out, *V5, *into],
+            DCP_ROWS,
+            DCP_PRIVATE,
+        ),
+    ]
+
+
+def columns(bench: Bench) -> list[Limit]:
+    """The same with every matrix cut along its columns, for 8 ranks: short runs."""
+    old, tiny = _saved(bench, "dcp-8c", 8, 1), _saved(bench, "tiny-dcp-8c", 8, 1, "tiny-v4")
+    plain = ["--output-format", "safetensors", "--no-fsync"]
+    return _against_cp(
+        bench,
+        "DCP, Shard(1) of 8 ranks -> safetensors, v4 -> v5",
+        lambda out: [
+            *bench.migrate, "apply", old, "-o", out, *V5, *plain,
+            "--set", f"num_experts={_experts(bench)}",
+        ],
+        lambda out: [
+            *bench.migrate, "apply", tiny, "-o", out, *V5, *plain, "--set", "num_experts=4",
+        ],
+        DCP_COLUMNS,
+        DCP_COLUMNS_PRIVATE,
+    )  # fmt: skip
+
+
+def _experts(bench: Bench) -> int:
+    found: int = json.loads((bench.root / "v4" / "config.json").read_text())["num_local_experts"]
+    return found
+
+
+def _many(bench: Bench, count: int) -> Path:
+    """A distributed checkpoint of so many chunks, two of each tensor."""
+    folder, flat = bench.args.data / f"dcp-{count}", bench.args.data / f"dcp-{count}.safetensors"
+    if not folder.exists():
+        import data
+
+        tensors = {f"layers.{n // 8}.k{n % 8}.weight": (2, 4) for n in range(count // 2)}
+        head, nbytes = data.header(tensors)
+        with flat.open("wb") as file:
+            file.write(head)
+            file.truncate(len(head) + nbytes)
+        process.run(
+            [*bench.migrate, "apply", flat, "-o", folder, "--output-format", "dcp", "--chunks", "2"]
+        )
+        flat.unlink()
+    memory.read_through(folder)
+    return folder
+
+
+def opening(bench: Bench) -> list[Limit]:
+    """Opened and planned: many chunks, and a tenth of them."""
+    rule = bench.root / "same.yaml"
+    rule.write_text(IDENTITY)
+    folders = {count: _many(bench, count) for count in (DCP_CHUNKS, DCP_CHUNKS // 10)}
+    seconds = {}
+    for count, folder in folders.items():
+        argv = [*bench.migrate, "plan", folder, "--rules", rule, "--rewrite"]
+        seconds[count] = statistics.median(process.run(argv).cpu for _ in range(3))
+    tenth = seconds[DCP_CHUNKS // 10]
+    return [
+        Limit(f"plan of {DCP_CHUNKS:,} chunks", seconds[DCP_CHUNKS], DCP_OPEN, unit=" s"),
+        Limit(
+            f"plan of {DCP_CHUNKS:,} chunks, against a tenth",
+            seconds[DCP_CHUNKS] / tenth,
+            DCP_LINEAR,
+            note=f" ({tenth:.2f} s)",
+        ),
+    ]
+
+
+def renaming(bench: Bench) -> list[Limit]:
+    """Names that change over data files that are copied."""
+    old = bench.root / "dcp-8"
+    if not old.exists():
+        process.run(
+            [
+                *bench.migrate, "apply", bench.root / "v4", "-o", old,
+                "--output-format", "dcp", "--chunks", "8",
+            ]
+        )  # fmt: skip
+    memory.read_through(old)
+    tiny = bench.root / "tiny-dcp-8"
+    if not tiny.exists():
+        process.run(
+            [
+                *bench.migrate, "apply", bench.root / "tiny-v4", "-o", tiny,
+                "--output-format", "dcp", "--chunks", "8",
+            ]
+        )  # fmt: skip
+    rule = bench.root / "same.yaml"
+    rule.write_text(IDENTITY)
+
+    def argv(folder: Path) -> Callable[[Path], list[Any]]:
+        return lambda out: [
+            *bench.migrate, "apply", folder, "-o", out, "--rules", rule, "--no-fsync"
+        ]  # fmt: skip
+
+    rounds = _rounds(bench, {"migrate": argv(old), "cp": lambda out: ["cp", "-r", old, out]})
+    start = _start_up(bench, argv(tiny))
+    walls = {name: [t.wall for t in taken] for name, taken in rounds.items()}
+    found = report.spread(report.ratios([w - start for w in walls["migrate"]], walls["cp"]))
+    note = f" ({report.shown(found)}; start-up {start:.2f} s apart)"
+    return [
+        Limit(
+            "DCP of 8 files renamed: less start-up, against cp -r", found[0], DCP_RENAME, note=note
+        )
+    ]
+
+
+def ranks(bench: Bench) -> list[Limit]:
+    """Two processes against one with one thread."""
+    shard = max(1, bench.total // 8)
+    rest = [*V5, "--max-shard-size", str(shard), "--no-fsync"]
+    launch = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
+    old = bench.root / "v4"
+    rounds = _rounds(
+        bench,
+        {
+            "two": lambda out: [
+                *launch, *bench.migrate, "apply", old, "-o", out, *rest, "--threads", "1",
+            ],
+            "one": lambda out: [*bench.migrate, "apply", old, "-o", out, *rest, "--threads", "1"],
+            "launch": lambda out: [*launch, "true"],
+        },
+    )  # fmt: skip
+    walls = {name: [t.wall for t in taken] for name, taken in rounds.items()}
+    beyond = [a - b for a, b in zip(walls["two"], walls["launch"], strict=True)]
+    found = report.spread(report.ratios(beyond, walls["one"]))
+    launched = statistics.median(walls["launch"])
+    note = f" ({report.shown(found)}; torchrun itself takes {launched:.2f} s, left out)"
+    return [Limit("two processes, against one with one thread", found[0], DCP_RANKS, note=note)]
+
+
+def stack(bench: Bench) -> list[Limit]:
+    """`dcp.load` on 4 ranks of one stack, written in chunks for them, against one chunk."""
+    import data
+
+    count, columns = 8 * max(1, bench.total // 8 // 2 // 4096 // 2), 4096
+    flat = bench.root / "stack.safetensors"
+    head, nbytes = data.header({"stack": (count, columns)})
+    with flat.open("wb") as file:
+        file.write(head)
+        for part in data.Noise(7).take(nbytes):
+            file.write(part)
+    seconds = {}
+    for name, cut in (("chunks", ["--chunks", "4"]), ("one", ["--chunks", "1"])):
+        folder = bench.root / f"stack-{name}"
+        shutil.rmtree(folder, ignore_errors=True)
+        process.run([*bench.migrate, "apply", flat, "-o", folder, "--output-format", "dcp", *cut])
+        memory.read_through(folder)
+        said = process.run(
+            [PYTHON, HERE / "dcp_torch.py", "load", "4", folder, "stack", str(count), str(columns)]
+        ).stdout
+        seconds[name] = float(re.findall(r"[\d.e-]+", said)[-1])
+        shutil.rmtree(folder)
+    flat.unlink()
+    note = f" ({seconds['chunks']:.2f} s against {seconds['one']:.2f} s, {nbytes / MB:.0f} MB)"
+    return [
+        Limit(
+            "dcp.load on 4 ranks: one chunk, against a chunk for each rank",
+            seconds["one"] / seconds["chunks"],
+            DCP_STACK,
+            at_least=True,
+            note=note,
+        )
+    ]
+
+
+ROWS: dict[str, Callable[[Bench], list[Limit]]] = {
+    "dcp-rows": rows,
+    "dcp-columns": columns,
+    "dcp-open": opening,
+    "dcp-rename": renaming,
+    "dcp-ranks": ranks,
+    "dcp-stack": stack,
+}
