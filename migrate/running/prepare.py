@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from .. import formats, ops
 from ..core import log
-from ..core.errors import Report, command, fail, option, printable
+from ..core.errors import Report, command, fail, option, plural, printable
 from ..core.templates import list_collapsed
 from ..core.types import __version__
 from ..extra_state.states import States, lift_states
@@ -37,13 +37,14 @@ from ..source.blobs import Stored
 from ..source.index import Source, specs_hash, with_all_tensors, with_files
 from ..source.shards import RANK_NAMES, Naming, by_rank, check_names, naming
 from . import stamp as stamps
+from .geometry import ByteLayouts
 from .output_tree import (
     OutputTree,
     items_of_index,
     output_tree,
     writable_items,
 )
-from .share import LEAST, origins_of
+from .share import LEAST, origins_of, shared_extents
 from .ties import describe_ties, find_ties
 
 if TYPE_CHECKING:
@@ -293,6 +294,9 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
             last=_following(made) if computes else (),
             **cut,
         )
+    alike = len(made) == len(source.index.tensors) and bool(migration_path.steps)
+    if alike and written == source.format == OUTPUT_FORMATS[0]:
+        notes += _note_runs(source, made, target)
     if target.whole:
         made = initial(with_files(source, target.whole).index.tensors, Views())
         cut["data"] = "copied"
@@ -370,6 +374,16 @@ def _renamed(
     origins = find_renamed(out.outputs, with_all_tensors(source).index.tensors)
     found: Target | None = None if origins is None else rename(source, origins, out.rest, stamp)
     return found
+
+
+def _note_runs(source: Source, outputs: Mapping[str, Tensor], target: Target) -> list[str]:
+    """The note that headers alone are new, where only names change, and how data is copied."""
+    if find_renamed(outputs, source.index.tensors) is None:
+        return []
+    layouts = ByteLayouts()
+    runs = sum(len(shared_extents(file, outputs, source, layouts)) for file in target.files)
+    what = "only names change: headers are new, and the data is copied as it is"
+    return [f"{what}, in {plural(runs, 'run')}"] * bool(runs)
 
 
 def _refuse_empty(composition: Composition) -> NoReturn:

@@ -672,3 +672,23 @@ def test_a_plan_with_losses_runs_as_it_was_reviewed(
     monkeypatch.chdir(tmp_path)
     done("plan", source, "--rules", "lossy.yaml", "--allow", "lossy", "-o", "plan.json")
     done("apply", "plan.json", "-o", "new.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "runs"),
+    [
+        ('{name: r, from: "m.{k}", to: "n.{k}"}', "in 1 run"),
+        # the output has its own order: what was a run comes apart
+        ('{name: r, from: "m.{k}", to: "{k}.m", map: {k: {a: z, b: y}}}', "in 2 runs"),
+        ('{name: r, from: "m.{k}", to: "n.{k}", via: [{transpose: {dims: [1, 0]}}]}', None),
+    ],
+    ids=["renamed", "reordered", "transposed"],
+)
+def test_a_plan_says_that_names_alone_change(tmp_path: Path, change: str, runs: str | None) -> None:
+    given = {"m.a": ("F32", [4, 2]), "m.b": ("F32", [4, 2])}
+    source = safetensors(tmp_path / "in.safetensors", given)
+    rule = rules(tmp_path, f"rules:\n  - {change}\n")
+    notes = done("plan", source, "--rules", rule, "--format", "json").json["notes"]
+    assert [note.rpartition(", ")[2] for note in notes if "only names change" in note] == [runs] * (
+        runs is not None
+    )
