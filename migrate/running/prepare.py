@@ -35,6 +35,7 @@ from ..planning.sides import SideFiles, clash, refuse_clash
 from ..planning.stored import find_renamed, initial
 from ..source.blobs import Stored
 from ..source.index import Source, specs_hash, with_all_tensors, with_files
+from ..source.paths import METADATA
 from ..source.shards import RANK_NAMES, Naming, by_rank, check_names, naming
 from . import stamp as stamps
 from .geometry import ByteLayouts
@@ -334,6 +335,8 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
                     _state(f.path, f.size, watched.get(f.path))
                     for f in (source.index.side_files if folder else ())
                 ),
+                # which says where the chunks lie in files that may all stay as they are
+                *([_state(METADATA, at.size, at)] if (at := watched.get(METADATA)) else []),
             ],
         },
         stored=source.index.tensors,
@@ -341,6 +344,8 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
         side_files=[{"path": path, "size": size} for path, size in side_files],
         left_out=source.index.left_out if folder else (),
     )
+    if target.whole:
+        body["bytes_read"] = sum(file.size for file in target.files)
     body["notes"] += [*path_state.notes, *notes]
     body["optimizer"] = became.became
     if (index.passed_through or index.items) and not alone:

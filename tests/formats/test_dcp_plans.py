@@ -1,0 +1,51 @@
+"""What `plan` shows of a distributed checkpoint, and what a saved plan notices of one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from commandline import done, run
+from dcp_folders import save
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    return save(tmp_path / "old", {"model": {"a.weight": torch.arange(24.0).reshape(8, 3)}})
+
+
+def test_new_chunks_and_new_files_are_something_to_do(old: Path, tmp_path: Path) -> None:
+    cut = done("plan", old, "--chunks", "4").out
+    assert "dcp → dcp, cut for 4 ranks" in cut
+    assert "in 4 dcp files" in cut
+    assert "dcp → dcp, written anew" in done("plan", old, "--rewrite").out
+    assert done("plan", old, "--chunks", "4", "--check", exit=1).out == cut
+    saved = tmp_path / "plan.json"
+    done("plan", old, "--chunks", "4", "-o", saved)
+    done("apply", saved, "-o", tmp_path / "new")
+    assert len(list((tmp_path / "new").glob("*.distcp"))) == 4
+
+
+def test_a_saved_plan_notices_other_metadata(old: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    done("plan", old, "--output-format", "safetensors", "-o", saved)
+    metadata = old / ".metadata"
+    then = metadata.stat()
+    os.utime(metadata, ns=(then.st_atime_ns, then.st_mtime_ns + 1))
+    refused = run("apply", saved, "-o", tmp_path / "new")
+    assert refused.exit == 2
+    assert ".metadata: it was modified or replaced" in refused.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_a_plan_reads_are_the_files_that_it_copies(old: Path, tmp_path: Path) -> None:
+    (tmp_path / "rule.yaml").write_text(
+        "id: t\ntitle: t\nlineage: t\nedge: [v1, v2]\n"
+        'rules:\n  - {name: r, from: "a.{k}", to: "b.{k}"}\n'
+    )
+    plan = done("plan", old, "--rules", tmp_path / "rule.yaml").out
+    size = (old / "__0_0.distcp").stat().st_size
+    assert f"reads {size / 1000:.2f} kB, writes" in plan
+    assert "the data files are copied as they are" in plan
