@@ -289,14 +289,17 @@ def _standing(layouts: Mapping[str, str]) -> str:
 def plan(doc: Mapping[str, Any]) -> str:
     from ..planning.path import remarks
 
-    if not doc["path"] and doc["question"]["output_format"] is None:
+    asked, options = doc["question"], doc["options"]
+    recuts = asked.get("chunks") is not None or asked.get("rewrite", False)
+    if not doc["path"] and asked["output_format"] is None and not recuts:
         return _standing(doc["layouts"])
     path = ", then ".join(f"{s['lineage']} {s['from']} → {s['to']}" for s in doc["path"])
-    if doc["source"]["format"] != doc["options"]["format"] or not path:
-        path = (
-            f"{path}{', then ' if path else ''}{doc['source']['format']} → "
-            f"{doc['options']['format']}"
-        )
+    if doc["source"]["format"] != options["format"] or not path:
+        path = f"{path}{', then ' if path else ''}{doc['source']['format']} → {options['format']}"
+    if options.get("chunks"):
+        path += f", cut for {plural(options['chunks'], 'rank')}"
+    elif asked.get("rewrite"):
+        path += ", written anew"
     out = [f"{path}    {plural(len(doc['rules']), 'rule file')}"]
     out += remarks(
         [
