@@ -101,7 +101,7 @@ class Entries:
             self._lose("empty dicts", path)
         for key, value in node.pairs:
             if type(key) is not str:
-                self._lose("keys but text; now text", (*path, str(key)))
+                self._lose("keys that are not text (they become text)", (*path, str(key)))
             self._visit(value, (*path, str(key)))
 
     def _add(self, value: Any, path: tuple[str | int, ...]) -> None:

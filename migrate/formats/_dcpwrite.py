@@ -94,7 +94,7 @@ def describe(
             small[HISTORY] = stamp.encode()
         notes = [f"a distributed checkpoint has no place for {one}" for one in entries.losses()]
         if entries.whole:
-            inside = "values with tensors in them, which stand as one each:"
+            inside = "values that contain tensors are written as one entry each:"
             notes.append(f"{inside} {listed(entries.whole, 4)}")
         lost = [
             f"what has no place in a distributed checkpoint ({one})" for one in entries.losses()

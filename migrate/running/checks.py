@@ -20,7 +20,7 @@ from ..core.spec import BITS, Spec, coordinates
 from ..core.view import is_whole
 from ..elements.codes import encode
 from ..planning.graph import ComputedTensor, computations
-from ..source.blobs import ChunkOf, Stored, chunk_at
+from ..source.blobs import ChunkOf, Stored, chunk_at, key_of
 from .evaluator import Evaluator
 from .gather import WINDOW, Gather
 from .geometry import STAGE_MAX, ByteLayouts
@@ -232,8 +232,9 @@ def recorded_checksums(
                 end = begin + size
                 whole = end <= move.dst + move.run
                 if size and whole and bisect_right(cuts, begin) == bisect_left(cuts, end):
-                    record = ArchiveRecord(_record_name(place.storage), at, size, crc)
-                    found.append(RecordedStretch(begin, end, source.blobs[place.blob].name, record))
+                    file = source.blobs[place.blob].name
+                    record = ArchiveRecord(_record_name(place, name, file), at, size, crc)
+                    found.append(RecordedStretch(begin, end, file, record))
         if found:
             out[id(tensor)] = sorted(found, key=itemgetter(0))
     return out
@@ -296,5 +297,9 @@ def _start(
     return (place.blob, known[at]) if place.offset < known[at] + size else None
 
 
-def _record_name(storage: object) -> str:
-    return str(storage[1]) if isinstance(storage, tuple) and len(storage) == 2 else "a record"
+def _record_name(place: Stored, source: str | ChunkOf, file: str) -> str:
+    """What a message calls the record of a source in `file`, which may be the file as it is."""
+    if isinstance(place.storage, tuple) and len(place.storage) == 2:
+        return str(place.storage[1])
+    key = key_of(source)
+    return "a record" if key == file else f"the data of {printable(key)}"

@@ -340,6 +340,19 @@ def test_a_truncated_missing_or_foreign_data_file_is_refused(tmp_path: Path) -> 
         assert list(source.index.tensors) == ["w"]
 
 
+def test_a_data_file_that_is_cut_short_is_said_once(tmp_path: Path) -> None:
+    folder = save(tmp_path / "c", {name: seeded(4, 2) for name in "abc"})
+    path = folder / "__0_0.distcp"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:1])
+    (found,) = refused(folder)
+    assert ": a: ends at byte " in found
+    assert found.endswith("which has 1; 2 more entries lie beyond its end")
+    path.unlink()
+    (found,) = refused(folder)
+    assert found.endswith(": a: lies in __0_0.distcp, which is missing; so do 2 more entries")
+
+
 def test_keys_that_collide_once_nested_are_refused(tmp_path: Path) -> None:
     folder = save(tmp_path / "c", {"a": {"b": torch.ones(1)}, "c": torch.ones(2)})
 

@@ -49,3 +49,14 @@ def test_what_a_plan_reads_are_the_files_that_it_copies(old: Path, tmp_path: Pat
     size = (old / "__0_0.distcp").stat().st_size
     assert f"reads {size / 1000:.2f} kB, writes" in plan
     assert "the data files are copied as they are" in plan
+
+
+def test_damage_is_said_with_the_tensor_that_it_is_in(old: Path, tmp_path: Path) -> None:
+    path = old / "__0_0.distcp"
+    data = bytearray(path.read_bytes())
+    data[data.index(torch.arange(24.0).numpy().tobytes()) + 5] ^= 1
+    path.write_bytes(data)
+    refused = run("apply", old, "-o", tmp_path / "new", "--output-format", "safetensors")
+    assert refused.exit == 3
+    assert "__0_0.distcp: the data of a.weight: its 96 bytes at " in refused.err
+    assert not (tmp_path / "new").exists()

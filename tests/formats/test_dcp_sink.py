@@ -341,7 +341,7 @@ def test_a_tensor_in_a_tuple_and_beside_it_is_written_twice(tmp_path: Path) -> N
 
 LOST = [
     "`_metadata`: model",
-    "keys but text; now text: state.0, state.1",
+    "keys that are not text (they become text): state.0, state.1",
     "empty dicts: nothing",
     "what a Counter has beside its items: counts",
 ]
@@ -361,7 +361,7 @@ def test_what_is_lost_is_said_and_no_difference(tmp_path: Path) -> None:
     answer = migrate.apply(tmp_path / "in.pt", tmp_path / "out", at="model", output_format="dcp")
     assert list(answer.notes) == [
         *(f"a distributed checkpoint has no place for {what}" for what in LOST),
-        "values with tensors in them, which stand as one each: pair",
+        "values that contain tensors are written as one entry each: pair",
     ]
     assert not answer.downgrade.exact
     assert [why.partition("(")[2].rpartition(")")[0] for why in answer.downgrade.because] == LOST

@@ -641,19 +641,28 @@ class MetadataCheck:
                 continue
             size = None if sizes is None else sizes.get(file)
             if sizes is not None and size is None:
-                self.problem(extents[0][2], f"lies in {printable(file)}, which is missing")
+                more = f"; so do {len(extents) - 1:,} more entries" if len(extents) > 1 else ""
+                self.problem(extents[0][2], f"lies in {printable(file)}, which is missing{more}")
             end, last = 0, ""
+            beyond = []
             for offset, length, key in sorted(extents):
                 if offset < end and length:
                     self.problem(key, f"shares bytes of {printable(file)} with {printable(last)}")
                 if size is not None and offset + length > size:
-                    self.problem(
-                        key,
-                        f"ends at byte {offset + length:,} of {printable(file)}, which has "
-                        f"{size:,}",
-                    )
+                    beyond.append((offset + length, key))
                 if offset + length > end:
                     end, last = offset + length, key
+            if beyond:
+                # one of them for all: the file is cut short
+                ends, key = beyond[0]
+                more = (
+                    f"; {len(beyond) - 1:,} more entries lie beyond its end"
+                    if len(beyond) > 1
+                    else ""
+                )
+                self.problem(
+                    key, f"ends at byte {ends:,} of {printable(file)}, which has {size:,}{more}"
+                )
 
     def planner(self, planner: Mapping[str, tuple[str | int, ...]], keys: Container[str]) -> None:
         """Every path leads to one place; places in lists are below the number of entries."""
