@@ -53,7 +53,12 @@ if TYPE_CHECKING:
     from ..source.shards import Naming
     from ..source.target import TargetTree
 
-DATA = ".distcp"
+# what Megatron puts beside its tensors (`torch_dist`)
+DATA, _COMMON = ".distcp", "common.pt"
+_NOT_CARRIED = (
+    f"{_COMMON}, in which Megatron keeps its arguments and counters, is not carried: none of it is "
+    "a tensor of the checkpoint, and it may hold code"
+)
 _DATA_FILES = (DATA, ".safetensors")
 # what each rank leaves that saves without collectives
 _OF_RANK = re.compile(r"__(0|[1-9][0-9]{0,6})" + re.escape(METADATA))
@@ -100,7 +105,12 @@ class Dcp:
             beside = look_beside(folder, frozenset((*files, *metadata.files)))
             with collector_paused():
                 index = _index(metadata, blobs, folder, place.at)
-            index = replace(index, side_files=beside.side_files, left_out=beside.left_out)
+            notes = index.notes
+            if _COMMON in beside.left_out:
+                notes += (_NOT_CARRIED,)
+            index = replace(
+                index, side_files=beside.side_files, left_out=beside.left_out, notes=notes
+            )
             return FileSource(
                 place.path,
                 "dcp",
@@ -266,6 +276,13 @@ def _index(metadata: Metadata, blobs: Sequence[FileBlob], folder: Folder, at: st
     reader = ChunkReader(
         {blob.name: (number, blob) for number, blob in enumerate(blobs)}, folder.label, report
     )
+    if metadata.reformed:
+        fail(
+            "M937",
+            f"{folder.label('')}: Megatron saved {plural(len(metadata.reformed), 'tensor')} in "
+            f"another shape than they have: {listed(list(metadata.reformed), 4)}",
+            help="save the checkpoint without the state of the distributed optimizer",
+        )
     leaves: dict[str, Any] = {}
     # by the identity of a leaf: where its elements lie, or the archives that it was read from
     placed: dict[int, StoredTensor] = {}

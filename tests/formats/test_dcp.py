@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from dcp_folders import Box, rows, save, tensor_of
+from torch.distributed.checkpoint.metadata import Metadata
 
 from migrate import formats
 from migrate.core.errors import CheckpointError
@@ -459,3 +463,45 @@ def test_a_rank_whose_file_is_missing_is_named(tmp_path: Path) -> None:
     (folder / "__1.metadata").unlink()
     (found,) = refused(folder)
     assert "2 ranks left `__{rank}.metadata`, and __1.metadata is missing" in found
+
+
+class MCoreMetadata(Metadata):
+    """Megatron's root of `.metadata`, pickled under its own name."""
+
+
+MCoreMetadata.__module__ = "megatron.core.dist_checkpointing.strategies.torch"
+
+
+def by_megatron(folder: Path, monkeypatch: pytest.MonkeyPatch, **notes: Any) -> Path:
+    """The folder with the `.metadata` that Megatron leaves; what it notes of some tensors."""
+    name = MCoreMetadata.__module__
+    for end in (*(n for n, letter in enumerate(name) if letter == "."), len(name)):
+        monkeypatch.setitem(sys.modules, name[:end], types.ModuleType(name[:end]))
+    monkeypatch.setattr(sys.modules[name], "MCoreMetadata", MCoreMetadata, raising=False)
+    path = folder / ".metadata"
+    found = pickle.loads(path.read_bytes())
+    fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(Metadata)}
+    root = MCoreMetadata(**fields)
+    root.mcore_data = notes  # type: ignore[attr-defined]
+    path.write_bytes(pickle.dumps(root))
+    return folder
+
+
+def test_a_torch_dist_folder_of_megatron_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"decoder.layers.w": seeded(4, 3), "decoder.layers._extra_state/shard_0_1": (1, 2)}
+    folder = save(tmp_path / "c", state, {"decoder.layers.w": rows((4, 3), [2, 2])})
+    torch.save({"iteration": 3}, folder / "common.pt")
+    same_shape = {"nd_reformulated_orig_global_shape": torch.Size((4, 3))}
+    by_megatron(folder, monkeypatch, **{"decoder.layers.w": same_shape})
+    with formats.open(folder) as source:
+        (stored,) = source.index.tensors.values()
+        assert same(tensor_of(source, stored), state["decoder.layers.w"])  # type: ignore[arg-type]
+        assert source.index.left_out == ("common.pt",)
+        assert [note.partition(",")[0] for note in source.index.notes] == ["common.pt"]
+    other = {"nd_reformulated_orig_global_shape": (2, 6)}
+    by_megatron(folder, monkeypatch, **{"decoder.layers.w": other})
+    (found,) = refused(folder)
+    assert found.startswith("M937: ")
+    assert "Megatron saved 1 tensor in another shape than they have: decoder.layers.w" in found

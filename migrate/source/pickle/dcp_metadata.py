@@ -40,6 +40,8 @@ _METADATA = "torch.distributed.checkpoint.metadata"
 _PLANNER = "torch.distributed.checkpoint.planner"
 _SHARDED = "torch.distributed._shard.sharded_tensor.metadata"
 _MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
+# the shape of a tensor that was cut up and flattened before it was saved
+_ORIGINAL = "nd_reformulated_orig_global_shape"
 _ROOTS = ((_METADATA, "Metadata"), (_MEGATRON, "MCoreMetadata"))
 _PROPERTIES = ((_METADATA, "TensorProperties"), (_SHARDED, "TensorProperties"))
 _MEMORY_FORMATS = ((_METADATA, "_MEM_FORMAT_ENCODING"), (_SHARDED, "MEM_FORMAT_ENCODING"))
@@ -91,6 +93,8 @@ class Metadata:
     megatron: bool
     # what several ranks wrote, where each has a file of its own
     copies: tuple[SavedCopy, ...] = ()
+    # tensors that Megatron saved in another shape than they have
+    reformed: tuple[str, ...] = ()
 
     def index(self) -> Index:
         """The same as any checkpoint's index: `offset` is where the torch.save archive of a
@@ -129,11 +133,11 @@ def read_metadata(data: bytes, name: str, sizes: dict[str, int] | None = None) -
     that are no plain names.
     """
     with collector_paused():
-        contents, megatron = _read_contents(data, name)
+        contents = _read_contents(data, name)
         # nothing else is asked of them, and they may be many
         del data
         problems = StreamProblems(name)
-        found = _compare(contents, (), megatron, problems, sizes)
+        found = _compare(contents, (), problems, sizes)
     problems.check()
     return found
 
@@ -145,24 +149,20 @@ def read_metadata_of_ranks(
     `read_metadata`. `name` is the folder's.
     """
     with collector_paused():
-        contents = {}
-        megatron = False
-        for file, data in files.items():
-            contents[file], one = _read_contents(data, f"{name}{file}")
-            megatron = megatron or one
+        contents = {file: _read_contents(data, f"{name}{file}") for file, data in files.items()}
         problems = StreamProblems(name)
         merged, copies = merge_contents(contents, problems)
-        found = _compare(merged, copies, megatron, problems, sizes)
+        found = _compare(merged, copies, problems, sizes)
     problems.check()
     return found
 
 
-def _read_contents(data: bytes, name: str) -> tuple[MetadataContents, bool]:
-    """What one file says, and whether Megatron wrote it; raises everything that is wrong in it."""
+def _read_contents(data: bytes, name: str) -> MetadataContents:
+    """What one file says; raises everything that is wrong in it."""
     # most are spelled as torch spells them; the machine takes the others, and says why not
     found = read_stream(data) if len(data) <= METADATA.size else None
     if found is not None:
-        return found, False
+        return found
     reader = _MetadataReader(name)
     root = machine.read_pickle(data, METADATA, name=reader.problems.name)
     found = reader.metadata(root)
@@ -182,18 +182,17 @@ def _read_contents(data: bytes, name: str) -> tuple[MetadataContents, bool]:
     reader.problems.check(*others)
     if found is None:
         fail("M938", f"{reader.problems.name}: not the metadata of a checkpoint")
-    return found, root.function.module == _MEGATRON
+    return found
 
 
 def _compare(
     contents: MetadataContents,
     copies: tuple[SavedCopy, ...],
-    megatron: bool,
     problems: StreamProblems,
     sizes: dict[str, int] | None,
 ) -> Metadata:
     """The contents with their places; problems for what contradicts each other."""
-    tensors, others, storage, planner, version = contents
+    tensors, others, storage, planner, version, megatron, reformed = contents
     check = MetadataCheck(problems)
     places = [(key, part) for (key, _), part in storage.items()]
     places += [(copy.key, copy.other) for copy in copies]
@@ -203,7 +202,7 @@ def _compare(
     if planner is not None:
         check.planner(planner, {*tensors, *others})
     placed = check.place(tensors, others, storage)
-    return Metadata(placed[0], placed[1], planner, files, version, megatron, copies)
+    return Metadata(placed[0], placed[1], planner, files, version, megatron, copies, reformed)
 
 
 class _MetadataReader:
@@ -235,7 +234,23 @@ class _MetadataReader:
             self._known_names(fields.get(field), field)
         if self.problems.count or self.outside:
             return None
-        return MetadataContents(tensors, others, storage, planner, version)
+        megatron = root.function.module == _MEGATRON
+        reformed = self._reformed(fields.get("mcore_data"), tensors) if megatron else ()
+        return MetadataContents(tensors, others, storage, planner, version, megatron, reformed)
+
+    def _reformed(self, node: Any, tensors: Mapping[str, Any]) -> tuple[str, ...]:
+        """The tensors whose own shape, as Megatron notes it, is not the one that was saved."""
+        found = []
+        for key, one in node.pairs if type(node) is Dict else ():
+            shape = one.get(_ORIGINAL) if type(one) is Dict else None
+            if type(key) is str and key in tensors and shape is not None:
+                try:
+                    same = self._size(shape) == tensors[key][1]
+                except ContradictionError:
+                    same = False
+                if not same:
+                    found.append(key)
+        return tuple(found)
 
     def _object(
         self, node: Any, names: tuple[tuple[str, str], ...], fields: frozenset[str], where: str

@@ -62,6 +62,8 @@ def merge_contents(
         tensors=tensors,
         others=list(others),
         planner=planner if any(one.planner is not None for one in files.values()) else None,
+        megatron=any(one.megatron for one in files.values()),
+        reformed=tuple(key for one in files.values() for key in one.reformed),
         version=next((one.version for one in files.values() if one.version is not None), None),
     )
     return made, tuple(copies)

@@ -68,7 +68,8 @@ class MetadataContents(NamedTuple):
 
     `tensors`: key -> (dtype, shape, requires_grad, strides, chunks); `others` are the keys of other
     values. `storage`: (key, offsets of the chunk, None for other values) -> where it lies.
-    `planner` is None where there is none.
+    `planner` is None where there is none. `megatron`: Megatron wrote it; `reformed` are the tensors
+    that it then saved in another shape than they have.
     """
 
     tensors: dict[str, tuple[str, tuple[int, ...], bool, tuple[int, ...] | None, list[SavedChunk]]]
@@ -76,6 +77,8 @@ class MetadataContents(NamedTuple):
     storage: dict[tuple[str, tuple[int, ...] | None], SavedPart]
     planner: dict[str, tuple[str | int, ...]] | None
     version: str | None
+    megatron: bool = False
+    reformed: tuple[str, ...] = ()
 
 
 class _OtherError(Exception):
