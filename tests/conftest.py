@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 # tests interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("cli", "source", "live")]
+sys.path[:0] = [
+    str(Path(__file__).parent / folder) for folder in ("cli", "source", "live", "formats")
+]
 
 # with Python's own threshold of 700 objects, parsing the sources of the package takes twice as long
 gc.set_threshold(100_000, 20, 20)

@@ -1,6 +1,7 @@
 """Values that are no tensors, along the edges of a path.
 
-Those that a rule names obey it, all others follow the modules that they belong to. A value has no
+Those that a rule names obey it, all others follow the modules that they belong to, and settings of
+an optimizer (`param_groups.<parameter>.lr`) the moments of their parameter. A value has no
 dtype and no shape, so only rules that rename, drop, copy or ask for equality can take one, and only
 one that spells the value's last name: `{m...}._extra_state` does, and `{m...}.{k}` speaks of
 tensors. The tensors are bound without them; values are bound by the same matcher, on their own, as
@@ -28,6 +29,8 @@ from .pipeline import Views
 
 OPS = frozenset({"drop", "copy", "same"})
 _ACCOUNTING = ("M206", "M211")
+# how get_optimizer_state_dict of torch flattens what it has of a parameter
+_SETTINGS, _MOMENTS = "param_groups.", "state."
 
 
 class Items(NamedTuple):
@@ -172,11 +175,15 @@ def _followed(
     )
     used = tensors | {_split(key) if values.ranks else (key, 0) for key in made}
     split = {name: _split(name) if values.ranks else (name, 0) for name in names}
-    moved = (
-        follow(bound, {key.rpartition(".")[0] for key, _ in split.values() if "." in key})
-        if bound.provenance
-        else {}
-    )
+    modules = {key.rpartition(".")[0] for key, _ in split.values() if "." in key}
+    # a flattened optimizer has the settings of a parameter apart from its moments
+    settings = {
+        name: name.replace(_SETTINGS, _MOMENTS, 1) for name in modules if name.startswith(_SETTINGS)
+    }
+    moved = follow(bound, modules | {*settings.values()}) if bound.provenance else {}
+    for name, of in settings.items() if moved else ():
+        if all(goal.startswith(_MOMENTS) for goal in moved[of]):
+            moved[name] = tuple(goal.replace(_MOMENTS, _SETTINGS, 1) for goal in moved[of])
     there: dict[str, tuple[str, int]] = {}
     for name, (key, rank) in split.items():
         module, dot, last = key.rpartition(".")

@@ -45,8 +45,9 @@ DROP = "drop"
 # what a stamp remembers
 LASTING = ("stale", "dropped")
 _LEAVES = (TensorRecord, Composite, LocalShard)
-# state among the tensors that rules see: home, then parameter and moment in either order
-_SEEN = re.compile(r"((?:.*\.)?[^.]*optim[^.]*)\.state\.(.+)", re.IGNORECASE | re.DOTALL)
+# state among the tensors that rules see: home, then parameter and moment in either order. Without
+# a home it is what `get_optimizer_state_dict` flattens, in one dict with the model's tensors
+_SEEN = re.compile(r"(?:((?:.*\.)?[^.]*optim[^.]*)\.)?state\.(.+)", re.IGNORECASE | re.DOTALL)
 _MOMENTS = frozenset((
     "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "exp_inf",
     "acc_delta", "grad_avg", "fp32_param",
@@ -100,7 +101,7 @@ def find_states(index: Index) -> list[OptimizerState]:
         if index.tree is None:
             found += _Search(dict(index.items), None, ()).found
     text = "\n".join(index.tensors)
-    if "optim" in text or "Optim" in text:
+    if "optim" in text or "Optim" in text or text.startswith("state.") or "\nstate." in text:
         found += _seen(index.tensors)
     return found
 
@@ -214,10 +215,12 @@ def without_states(source: S, states: Sequence[OptimizerState]) -> S:
         made = replace(index, tensors=tensors, items=items)
     else:
         outline, several, items = index.tree, len(index.tree.parts) > 1, {}
-        homes = (
-            tuple({key[: key.lower().rindex(".state.")] + "." for key in gone if "." in key})
-            if gone
-            else ()
+        homes = tuple(
+            {
+                _GROUPS if match[1] is None else f"{match[1]}."
+                for match in map(_SEEN.fullmatch, gone)
+                if match is not None
+            }
         )
         parts = []
         for rank, part in enumerate(outline.parts):
@@ -227,7 +230,7 @@ def without_states(source: S, states: Sequence[OptimizerState]) -> S:
                 own = tuple(
                     pair
                     for pair in table.pairs
-                    if not (type(pair[0]) is str and pair[0].startswith(homes))
+                    if not (type(pair[0]) is str and (pair[0] in gone or pair[0].startswith(homes)))
                 )
                 root = replace_dict(
                     root, table, DictNode(table.kind, own, table.node, table.attributes)
@@ -397,15 +400,20 @@ class _Search:
 
 
 _KEYS = ("state", "param_groups")
+_GROUPS = "param_groups."
 
 
 def _seen(keys: Mapping[str, Any]) -> list[OptimizerState]:
     """States whose tensors rules see, by their names alone."""
-    homes: dict[str, OptimizerState] = {}
+    homes: dict[str | None, OptimizerState] = {}
     for key in keys:
         if (match := _SEEN.fullmatch(key)) is None or "." not in match[2]:
             continue
-        state = homes.setdefault(match[1], OptimizerState(f"`{printable(match[1])}`"))
+        # a module may be called `state`
+        if match[1] is None and not _is_moment(key, "step"):
+            continue
+        place = "the top of the file" if match[1] is None else f"`{printable(match[1])}`"
+        state = homes.setdefault(match[1], OptimizerState(place))
         state.keys.append(key)
         state.tensors += 1
         if match[2].count(".") == 1 and match[2].partition(".")[0].isdecimal():
@@ -414,22 +422,27 @@ def _seen(keys: Mapping[str, Any]) -> list[OptimizerState]:
             state.names[key] = _either(
                 match[2].rpartition("@")[0] if rank_of(key) is not None else match[2]
             )
-    known = _Names(set(keys).difference(key for state in homes.values() for key in state.keys)).of
+    others = set(keys).difference(key for state in homes.values() for key in state.keys)
+    known = _Names(others).of
     return [
         state
-        for state in homes.values()
-        if state.numbered
-        or any(map(_is_moment, state.names))
+        for home, state in homes.items()
+        # by itself it is no state beside a model
+        if (home is not None and any(map(_is_moment, state.names)))
+        or (state.numbered and (home is not None or others))
         or any(map(known, chain(*state.names.values())))
     ]
 
 
-def _is_moment(key: str) -> bool:
-    """Whether the key ends, or goes on behind `state`, in what optimizers keep of a parameter."""
+def _is_moment(key: str, other: str | None = None) -> bool:
+    """Whether the key ends, or goes on behind `state`, in what optimizers keep of a parameter, or
+    in the `other` name.
+    """
     rest = _SEEN.fullmatch(key)
-    return rest is not None and not _MOMENTS.isdisjoint(
-        (rest[2].partition(".")[0], rest[2].rpartition(".")[2])
-    )
+    if rest is None:
+        return False
+    ends = rest[2].partition(".")[0], rest[2].rpartition(".")[2]
+    return other in ends or not _MOMENTS.isdisjoint(ends)
 
 
 def _either(text: str) -> list[str]:

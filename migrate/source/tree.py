@@ -252,14 +252,14 @@ def choose_table(  # noqa: RET503 - what fails does not return
 
 
 def model_at_root(root: Any) -> bool:
-    """Whether the tensors of a model stand at the root itself, beside the state of its optimizer,
-    as torchtitan saves them.
+    """Whether the tensors of a model stand at the root itself, as torchtitan saves them: beside the
+    state of its optimizer, or beside counters.
 
     What else holds tensors there has counters only: tensors without dimensions.
     """
     if type(root) is not DictNode:
         return False
-    weights = optimizer = False
+    weights = beside = False
     for key, value in root.pairs:
         kind = type(value)
         if type(key) is not str:
@@ -270,12 +270,12 @@ def model_at_root(root: Any) -> bool:
             weights = True
         elif (kind is DictNode or kind is ListNode) and not is_object(key, value):
             for record in tensor_records([value]):
+                beside = True
                 if "optim" in key.lower():
-                    optimizer = True
                     break
-                if record.shape:
+                if record.shape or key in USUAL:
                     return False
-    return weights and optimizer
+    return weights and beside
 
 
 def _workable(node: DictNode | None) -> bool:
