@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import IO, Any
 
 from ..core.errors import fail
 from ..source.blobs import Blob, read_bytes
@@ -25,32 +25,35 @@ _READ = 1 << 20
 
 
 class SpilledBlob:
-    """What was decompressed, in a file without a name."""
+    """What was decompressed, in a file without a name, which is made when there is something."""
 
     __slots__ = ("_file", "name", "size")
     identity = None
 
     def __init__(self, name: str) -> None:
         self.name, self.size = name, 0
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
+        self._file: IO[bytes] | None = None
 
     def fileno(self) -> int | None:
-        return self._file.fileno()
+        return None if self._file is None else self._file.fileno()
 
     def hold(self) -> AbstractContextManager[int | None]:
-        return nullcontext(self._file.fileno())
+        return nullcontext(self.fileno())
 
     def append(self, data: bytes) -> None:
-        self._file.write(data)
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `close`
+        view = memoryview(data)
+        while view.nbytes:
+            view = view[self._file.write(view) :]
         self.size += len(data)
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from `offset`; M905 if there are not so many bytes."""
-        # what was appended may lie in a buffer
-        self._file.flush()
         left = buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
         while left.nbytes:
-            count = os.preadv(self._file.fileno(), [left], offset)
+            descriptor = self.fileno()
+            count = 0 if descriptor is None else os.preadv(descriptor, [left], offset)
             if not count:
                 fail("M905", f"{self.name}: ends at {offset}")
             offset, left = offset + count, left[count:]
@@ -60,7 +63,8 @@ class SpilledBlob:
         return read_bytes(self, offset, size)
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 class _Stretch(io.RawIOBase):
