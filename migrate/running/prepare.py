@@ -83,6 +83,9 @@ def is_folder(source: Source, single_file: bool | None, written: str = "") -> bo
         return not single_file
     if source.format == "memory":
         return bool(source.index.side_files)
+    if source.format == DISTRIBUTED:
+        # its `.metadata` names it too
+        return True
     return os.path.isdir(source.path) or source.path.endswith(".index.json")
 
 
