@@ -18,12 +18,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
 
 from . import formats
 from .core.errors import fail, option
 from .core.out_of_memory import guarded
-from .core.types import PathLike, Progress
+from .core.types import PathLike, Progress, Ranks
 from .planning.lineages import known_lineages
 from .planning.plan import Plan
 from .planning.request import CHANGED_SOURCE, Request, make_request, output_format_of, path_text
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
         output_format: str | None
         chunks: int | None
         rewrite: bool
+        ranks: Ranks | None
 
     class _ApplyRequest(_Request, total=False):
         source: PathLike | None
@@ -249,6 +251,7 @@ def apply(
     rewrite: bool = False,
     dry_run: bool = False,
     source: PathLike | None = None,
+    ranks: Ranks | None = None,
 ) -> ApplyReport | PlanReport | OrderedDict[str, Any]:
     """Migrate a checkpoint into a new one, or a state dict in memory.
 
@@ -293,6 +296,9 @@ def apply(
         dry_run: Return the plan and write nothing; `out` may then be left out. Default: False.
         source: A copy of the checkpoint that a saved plan was made for, to run it on. Default: the
             checkpoint itself.
+        ranks: The place of this process among several that make the same call and share the work, a
+            `migrate.core.types.Ranks`. Default: None, this process alone; the environment is not
+            looked at.
 
     Returns:
         An `ApplyReport`; with `dry_run` a `PlanReport`; without `out` the new state dict, whose
@@ -379,7 +385,9 @@ def apply(
             resume=resume,
             device=device,
             progress=progress,
+            local_rank=None if ranks is None else ranks.local_rank,
         ),
+        ranks=ranks,
         saved=saved,
         changed=changed,
         dry_run=dry_run,
@@ -424,6 +432,7 @@ def downgrade(
     chunks: int | None = None,
     rewrite: bool = False,
     dry_run: bool = False,
+    ranks: Ranks | None = None,
 ) -> ApplyReport | PlanReport:
     """Take a checkpoint back to an older layout; by default, undo the last run in its stamp.
 
@@ -460,6 +469,9 @@ def downgrade(
         rewrite: Write the data files of a "dcp" checkpoint anew even where names alone change.
             Default: False, they are copied as they are.
         dry_run: Return the plan and write nothing. Default: False.
+        ranks: The place of this process among several that make the same call and share the work, a
+            `migrate.core.types.Ranks`. Default: None, this process alone; the environment is not
+            looked at.
 
     Returns:
         An `ApplyReport`; with `dry_run` a `PlanReport`.
@@ -497,7 +509,9 @@ def downgrade(
             resume=resume,
             device=device,
             progress=progress,
+            local_rank=None if ranks is None else ranks.local_rank,
         ),
+        ranks=ranks,
         dry_run=dry_run,
     )
 
@@ -519,6 +533,7 @@ def verify(
     progress: Progress | None = None,
     inform: Callable[[VerifyEstimate], None] | None = None,
     at: str | None = None,
+    ranks: Ranks | None = None,
 ) -> VerifyReport:
     """Recompute every output tensor from the source with a second implementation; compare bytes.
 
@@ -547,6 +562,9 @@ def verify(
         inform: Called with a `VerifyEstimate` before the work begins. Default: None.
         at: The dict of a nested checkpoint that rules work on, as a path such as
             `model.state_dict`. Default: found automatically.
+        ranks: The place of this process among several that make the same call and share the work, a
+            `migrate.core.types.Ranks`. Default: None, this process alone; the environment is not
+            looked at.
 
     Returns:
         A `VerifyReport`; `not_compared` lists what was not compared.
@@ -576,7 +594,12 @@ def verify(
         closing(_opened("source", source, request)) as opened,
         closing(_opened("out", out, request)) as made,
     ):
-        return verify_output(
+        verified: Callable[..., VerifyReport] = verify_output
+        if ranks is not None and ranks.world > 1:
+            from .running.rank_run import verify_by_ranks
+
+            verified = partial(verify_by_ranks, ranks=ranks)
+        return verified(
             opened,
             made,
             request,

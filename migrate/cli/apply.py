@@ -11,6 +11,7 @@ import click
 
 from ..running.resources import NAMES
 from . import render
+from .launcher import ending_with_the_others, ranks, ranks_of, threads_of
 from .options import as_json, output_format, params, question, quiet, require_savable, save_document
 from .terminal import Progress, safe, say
 
@@ -40,11 +41,11 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option(
                 "--threads",
-                default=2,
-                show_default=True,
                 type=click.IntRange(1, 64),
-                help="Output files to write at the same time.",
+                help="Output files to write at the same time.  [default: 2, or with several "
+                "ranks the machine's cores divided by its ranks]",
             ),
+            ranks,
             click.option(
                 "--max-memory",
                 default="1GB",
@@ -93,6 +94,8 @@ def execute(
     report: str | None,
     dry_run: bool,
     if_needed: bool,
+    launched: str,
+    threads: int | None,
     **arguments: Any,
 ) -> int:
     """Runs `call` with a progress display, prints what it published, and saves the `report` if one
@@ -100,38 +103,46 @@ def execute(
 
     With `dry_run` it prints the plan, which is all that the call then answers with; without an
     `output` that of one like the source. The exit status is 1 where there was nothing to do and so
-    no output, unless `if_needed`.
+    no output, unless `if_needed`. Of several processes the first alone answers.
     """
+    here = ranks_of(launched)
+    first = here is None or not here.rank
+    arguments |= {"threads": threads_of(threads, here), "ranks": here}
     if dry_run:
         plan = call(checkpoint, output, params=params(assignments), dry_run=True, **arguments)
-        render.emit(plan.to_json(), form, render.plan)
+        if first:
+            render.emit(plan.to_json(), form, render.plan)
         return 0
     if output is None:
         raise click.UsageError("Missing option '-o' / '--output'.", click.get_current_context())
     # each thread has a box of its own: more threads inside an op would only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if report is not None:
+    if report is not None and first:
         require_savable(report, "report", checkpoint)
     stood = os.path.lexists(output)
     try:
-        with Progress("writing", silent) as progress:
+        with (
+            ending_with_the_others(here),
+            Progress("writing", silent or not first) as progress,
+        ):
             document = call(
                 checkpoint,
                 output,
                 params=params(assignments),
                 fsync=not no_fsync,
-                progress=progress.update,
+                progress=progress.update if first else None,
                 **arguments,
             ).to_json()
     except KeyboardInterrupt:
         raise click.Abort(_interrupted(output, stood)) from None
     click.get_current_context().obj.published = document["path"]
-    if report is not None:
-        save_document(report, "report", json.dumps(_report(document), indent=1) + "\n")
-    render.emit(document, form, render.published)
+    if first:
+        if report is not None:
+            save_document(report, "report", json.dumps(_report(document), indent=1) + "\n")
+        render.emit(document, form, render.published)
     if document["path"] is None:
         return 0 if if_needed else 1
-    if form == "text" and not silent:
+    if form == "text" and not silent and first:
         source = render.word(render.place(document["source"]))
         say(
             f"next:  migrate verify {render.word(output)} --source "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import render
+from .launcher import ending_with_the_others, ranks, ranks_of, threads_of
 from .options import as_json, params, question, quiet
 from .terminal import Progress
 
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 @click.option(
     "--threads",
     type=click.IntRange(1, 64),
-    default=2,
-    show_default=True,
-    help="Tensors to make at the same time.",
+    help="Tensors to make at the same time.  [default: 2, or with several ranks the machine's "
+    "cores divided by its ranks]",
 )
+@ranks
 @click.option(
     "--max-memory",
     "max_memory",
@@ -49,6 +50,8 @@ def command(
     assignments: tuple[str, ...],
     silent: bool,
     form: str,
+    launched: str,
+    threads: int | None,
     **arguments: Any,
 ) -> int:
     """Recompute a migrated checkpoint and compare its bytes.
@@ -60,20 +63,29 @@ def command(
     """
     from .. import api
 
+    here = ranks_of(launched)
+    first = here is None or not here.rank
+
     def announce(estimate: VerifyEstimate) -> None:
         if not silent:
             click.echo(render.announcement(estimate.to_json()), err=True)
 
-    with Progress("verifying", silent) as progress:
+    with (
+        ending_with_the_others(here),
+        Progress("verifying", silent or not first) as progress,
+    ):
         document = api.verify(
             output,
             source=source,
             params=params(assignments),
-            progress=progress.update,
-            inform=announce,
+            progress=progress.update if first else None,
+            inform=announce if first else None,
+            threads=threads_of(threads, here),
+            ranks=here,
             **arguments,
         ).to_json()
-    render.emit(document, form, render.verification)
+    if first:
+        render.emit(document, form, render.verification)
     return 0 if document["equal"] else 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 __version__ = "0.1.0"
@@ -15,6 +16,20 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 Progress: TypeAlias = Callable[[int, int], None]
 # of each JSON document that a command answers with, of plans and of stamps
 FORMAT_VERSION = "1.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The place of this process among `world` of them that run the same command and share the work.
+
+    `rank` counts from 0, `local_rank` on its machine. `launch` is whatever tells their launch from
+    others, and may be empty.
+    """
+
+    rank: int
+    world: int
+    local_rank: int = 0
+    launch: str = ""
 
 
 T = TypeVar("T", bound=tuple[Any, ...])

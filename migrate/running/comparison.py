@@ -41,11 +41,9 @@ from .gather import Gather
 from .geometry import STAGE, ByteLayouts
 from .output_tree import items_of_index, output_tree
 from .prepare import compose_for, path_state_for, side_reader, stamp_of, without_optimizers
-from .verify import Recomputation, Unlooked, choose_sample, estimate_seconds, left_out_of
+from .verify import Mismatch, Recomputation, Unlooked, choose_sample, estimate_seconds, left_out_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
 
     from ..planning.compose import Composition
@@ -65,11 +63,13 @@ def verify_output(
     threads: int,
     progress: Progress | None,
     inform: Callable[[VerifyEstimate], None] | None,
+    compare: Callable[..., list[Mismatch]] = Recomputation.run,
+    part: slice = slice(None),
 ) -> VerifyReport:
     """Whether `made` is what `opened` gives when it is computed again.
 
     What was applied is read from the stamp of `made`, unless the request says it. `share` and
-    `seed` choose a sample.
+    `seed` choose a sample. `compare` and `part` are what this process does of it, if not all.
     """
     permitted = {"lossy", "drop", "delayed-scaling", STALE_OPTIMIZER}
     request = replace(request, allow=request.allow | permitted)
@@ -122,10 +122,10 @@ def verify_output(
     if inform is not None:
         inform(VerifyEstimate.of(**work.announced(threads, estimate_seconds(work, threads))))
     if chosen is None:
-        for one in (opened, made):
-            check_all_records(one)
+        check_all_records(opened, part)
+        check_all_records(made, part)
     near: list[dict[str, str]] = []
-    for found in work.run(threads, progress):
+    for found in compare(work, threads, progress):
         first = "" if found.index is None else f", first at {list(found.index)}"
         (near if found.what == "near" else differences).append(
             {"key": found.key, "what": f"{found.detail}{first}"}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .. import ops
@@ -269,6 +269,30 @@ class Ledger:
         for box in sorted(boxes):
             total.merge(boxes[box])
         return total
+
+    def tallies(self) -> list[tuple[int, dict[str, Any]]]:
+        """What was measured: the number of a value, which is the same in each process that runs the
+        plan, and its tally.
+        """
+        return [
+            (number, asdict(self._total(name)))
+            for number, name in enumerate(self._values)
+            if name in self._measured
+        ]
+
+    def add(self, tallies: Iterable[tuple[int, dict[str, Any]]]) -> None:
+        """Enters what another process measured. Of a value that several computed, and together more
+        than once, the larger part counts.
+        """
+        names = list(self._values)
+        for number, fields in tallies:
+            name, other = names[number], Tally(**fields)
+            total = self._total(name)
+            if total.count + other.count <= self._values[name][0].spec.numel:
+                total.merge(other)
+            elif other.count > total.count:
+                self._totals[name] = other
+            self._measured.add(name)
 
     def report(self, *, complete: bool) -> dict[str, Any] | None:
         """All figures, as the documents hold them: by rule and by output. None if the run computes

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import fail, option, printable
-from ..core.types import PathLike
+from ..core.errors import fail, option, plural, printable
+from ..core.types import PathLike, Ranks
 from ..planning.path import remarks
 from ..planning.request import Request, output_format_of, path_text, shape_of
 from ..planning.savedplan import require_source, require_unchanged
@@ -34,6 +35,7 @@ def write_checkpoint(
     saved: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     changed: bool = False,
+    ranks: Ranks | None = None,
 ) -> ApplyReport | PlanReport:
     """Migrates what `opened` answers with into `out`, and closes it. The answer says what was
     published.
@@ -42,7 +44,7 @@ def write_checkpoint(
     then None. `saved` is the plan that must come out again (M903), and from the same files, unless
     they may have `changed` or are a copy of those elsewhere. With `dry_run` the answer is the
     plan's document, and nothing is written; without `out`, that of an output which is shaped like
-    the source.
+    the source. `ranks`: this process is one of several that write it.
     """
     if out is None and not dry_run:
         fail("M115", "no output is given", help="out=PATH")
@@ -76,7 +78,12 @@ def write_checkpoint(
             tensors = with_files(source, made.target.whole)
         elif source.index.passed_through:
             tensors = with_all_tensors(source)
-        result = write_target(
+        write = write_target
+        if ranks is not None and ranks.world > 1:
+            from .rank_run import write_by_ranks
+
+            write = partial(write_by_ranks, ranks=ranks)
+        result = write(
             made.written,
             tensors,
             made.target,
@@ -149,6 +156,17 @@ def _published(
         notes=[
             *planned["notes"],
             *remarks(origin for origin in planned["origins"] if origin["origin"] != "file"),
+            *(
+                [
+                    (
+                        f"{plural(result.idle, 'rank')} had nothing to write: the plan makes "
+                        f"{plural(len(result.files), 'file')}; a smaller maximum size of a file "
+                        "gives more"
+                    )
+                ]
+                if result.idle
+                else []
+            ),
             *(
                 [
                     (

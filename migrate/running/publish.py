@@ -3,6 +3,8 @@ replaces nothing.
 
     OUT.migrate-partial/        mode 0700, beside the target: the rename stays on one file system
         journal.jsonl           what the run reads, and the tiles that are written, with checksums
+        journal-<rank>.jsonl    of a further process, where several write
+        ranks/                  what these say to each other (`ranks`)
         data/                   what becomes OUT: the folder itself, or the one file in it
 
 The journal follows the bytes and is not trusted: a resumed run reads and hashes what is claimed
@@ -23,8 +25,9 @@ import fcntl
 import json
 import os
 import platform
+import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,7 +40,7 @@ from ..source.target import Target
 from .share import SCRATCH, Shared, scratch_file
 
 SUFFIX = ".migrate-partial"
-JOURNAL = "journal.jsonl"
+JOURNAL, RANKS = "journal.jsonl", "ranks"
 HASH = "xxh3_128"
 FORMAT_VERSION = 3
 # bytes of a file that a line of the journal speaks of, but for its last line
@@ -47,6 +50,7 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MANY = (errno.EMFILE, errno.ENFILE)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 _AT_FDCWD, _NOREPLACE = -100, 1
 _RENAMEAT2 = {"x86_64": 316, "aarch64": 276}
@@ -55,11 +59,17 @@ _RENAMEAT2 = {"x86_64": 316, "aarch64": 276}
 _LIVES = 16
 _MOST_NAMED = 5
 # what stands in a partial folder, and what it is; beside them what a killed run tried out
-_ENTRIES = {JOURNAL: stat.S_ISREG, "data": stat.S_ISDIR}
+_ENTRIES = {JOURNAL: stat.S_ISREG, "data": stat.S_ISDIR, RANKS: stat.S_ISDIR}
+_JOURNAL_OF_A_RANK = re.compile(r"journal-[1-9]\d{0,6}\.jsonl", re.ASCII)
 _SAFE = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 # file name and tile number -> (offset, length, checksum of the file up to the tile's end)
 Claims = dict[tuple[str, int], tuple[int, int, str]]
+
+
+def partial_folder(out: Path) -> Path:
+    """The partial folder of this output."""
+    return out.parent / (out.name + SUFFIX)
 
 
 def check_place(out: Path, source: str) -> None:
@@ -113,6 +123,11 @@ class Partial:
     resumes. `source` are the identities of the source's files, by name; without them nothing that
     an earlier run wrote is taken over, because nothing tells what it was made of.
     `small` are the names of the files that will be added.
+
+    `rank` is the number of this process where several write: 0 makes the folder, the others enter
+    it, each has a journal of its own, and all read all of them. The folder is then kept whatever
+    happens (`kept`), because one process does not know what the others are doing. `farewell` is
+    called when the output is in its place, before the folder is removed.
     """
 
     def __init__(
@@ -124,9 +139,12 @@ class Partial:
         resume: bool,
         source: Mapping[str, Identity] | None = None,
         small: Iterable[str] = (),
+        rank: int | None = None,
     ) -> None:
+        self.kept, self._rank = rank is not None, rank
+        self.farewell: Callable[[], None] | None = None
         self.out, self.target, self.digest = out, target, digest
-        self.folder = out.parent / (out.name + SUFFIX)
+        self.folder = partial_folder(out)
         self.data = self.folder / "data"
         self.claims: Claims = {}
         self.begun = False
@@ -146,7 +164,10 @@ class Partial:
             "source": stood,
         }
         try:
-            self._begin(head, resume)
+            if rank:
+                self._join(head)
+            else:
+                self._begin(head, resume)
         except OSError as error:
             self.close()
             write_failed(error, self.folder, f"cannot make {_safe(self.folder)}, or go on in it")
@@ -170,6 +191,18 @@ class Partial:
             _append(self._journal, head)
         self.data.mkdir(exist_ok=True)
 
+    def _join(self, head: Mapping[str, Any]) -> None:
+        """Enters the folder that rank 0 has made or taken over; M926 if it is a foreign one."""
+        with scratch_file(self.folder, f"-{self._rank}") as made:
+            self._owner = os.fstat(made).st_uid
+        self._check(self.folder, os.lstat(self.folder))
+        self._lock()
+        try:
+            self.claims = self._read(head)
+        except BaseException:
+            self.close()
+            raise
+
     def _take_over(self, head: Mapping[str, Any]) -> None:
         """Goes on after an earlier run of the plan and files; M926 for a foreign folder."""
         try:
@@ -184,13 +217,15 @@ class Partial:
         self._require_entries()
         self._lock()
         try:
+            if (self.folder / RANKS).exists():
+                from .ranks import require_quiet
+
+                require_quiet(self.folder / RANKS)
             self._require_own()
             self.claims = self._read(head)
         except BaseException:
             self.close()
             raise
-        if head["source"] is None:
-            self.claims = {}
         self.begun = bool(self.claims)
 
     def _require_entries(self) -> None:
@@ -203,6 +238,8 @@ class Partial:
             path = self.folder / name
             self._check(path, status)
             wanted = _ENTRIES.get(name)
+            if _JOURNAL_OF_A_RANK.fullmatch(name):
+                wanted = stat.S_ISREG
             if wanted is None and not name.startswith(SCRATCH):
                 self._refuse(path, "is not something that a run makes")
             if wanted is not None and not wanted(status.st_mode):
@@ -263,7 +300,8 @@ class Partial:
 
     def _lock(self) -> None:
         try:
-            self._journal = self._opened(self.folder / JOURNAL, os.O_CREAT | os.O_APPEND, 0o600)
+            name = f"journal-{self._rank}.jsonl" if self._rank else JOURNAL
+            self._journal = self._opened(self.folder / name, os.O_CREAT | os.O_APPEND, 0o600)
             fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
@@ -272,6 +310,10 @@ class Partial:
                 f"another run is using {_safe(self.folder)}",
                 help="wait until it has finished",
             )
+        except OSError as error:
+            # several processes do without: they listen to each other
+            if not self.kept or self._journal < 0 or error.errno not in _NO_LOCKS:
+                raise
 
     def _longest(self, head: Mapping[str, Any]) -> int:
         """The most bytes that runs of this plan leave in a journal."""
@@ -296,20 +338,10 @@ class Partial:
                 f"has {size:,} bytes, and all runs of this plan together write at most {most:,}",
             )
         if lines[:-1] and first == head:
-            claims: Claims = {}
-            for line in lines[1:-1]:
-                found = _parsed(line)
-                # a torn or foreign line claims nothing
-                if {name: type(value) for name, value in found.items()} == _CLAIM:
-                    claims[found["file"], found["tile"]] = (
-                        found["offset"],
-                        found["length"],
-                        found[HASH],
-                    )
             if lines[-1]:
                 os.write(self._journal, b"\n")
-            return claims
-        if size and (lines[:-1] and first):
+            return self._claimed(head, most)
+        if size and (lines[:-1] and first) and not self._rank:
             self.close()
             version = first.get("format_version")
             if version != FORMAT_VERSION:
@@ -334,7 +366,34 @@ class Partial:
         # killed before the first line was whole: nothing is claimed
         os.ftruncate(self._journal, 0)
         _append(self._journal, head)
-        return {}
+        return self._claimed(head, most) if self._rank else {}
+
+    def _claimed(self, head: Mapping[str, Any], most: int) -> Claims:
+        """What all journals of this plan and source claim; nothing over a source in memory."""
+        claims: Claims = {}
+        with os.scandir(self.folder) as entries:
+            names = sorted(
+                entry.name
+                for entry in entries
+                if entry.name == JOURNAL or _JOURNAL_OF_A_RANK.fullmatch(entry.name)
+            )
+        for name in names if head["source"] is not None else ():
+            descriptor = self._opened(self.folder / name, 0)
+            try:
+                raw = _reread(descriptor, min(os.fstat(descriptor).st_size, most))
+            finally:
+                release(descriptor)
+            lines = raw.split(b"\n")
+            # a torn or foreign line claims nothing
+            for line in lines[1:-1] if _parsed(lines[0]) == head else ():
+                found = _parsed(line)
+                if {word: type(value) for word, value in found.items()} == _CLAIM:
+                    claims[found["file"], found["tile"]] = (
+                        found["offset"],
+                        found["length"],
+                        found[HASH],
+                    )
+        return claims
 
     def _refuse_source(self, was: Any, now: Mapping[str, list[int]] | None) -> NoReturn:
         """M918 naming the files that are not what they were when the folder was begun."""
@@ -424,6 +483,11 @@ class Partial:
         """A descriptor for reading and writing a weight file. The caller closes it."""
         return self._opened(self._path(name), 0)
 
+    def sync(self, names: Iterable[str]) -> None:
+        """fsync of these files. What one machine wrote another one cannot sync."""
+        for name in names:
+            sync(self._path(name))
+
     def claim(self, file: str, tile: int, offset: int, length: int, checksum: str) -> None:
         """Journals the file's checksum up to the end of a tile, in one append: lines do not mix."""
         self.begun = True
@@ -510,6 +574,9 @@ class Partial:
                 help="check the disk, then run `sync`, and `migrate verify` on the output",
             )
         finally:
+            if self.farewell is not None:
+                self.farewell()
+            self.kept = False
             self.discard()
             self.left = os.path.lexists(self.folder)
 
@@ -521,6 +588,13 @@ class Partial:
             self.close()
             return
         gone = False
+        if self.kept:
+            import shutil
+
+            # the space that a refused allocation took; others may look into the folder
+            shutil.rmtree(self.data, ignore_errors=True)
+            self.data.mkdir(exist_ok=True)
+            return
         with suppress(OSError):
             (self.folder / JOURNAL).unlink()
             # what was published has left it

@@ -50,8 +50,12 @@ class Device:
 CPU = Device()
 
 
-def parse_device(name: str) -> Device:
-    """The device of this name. QuestionError M115 if there is none, M407 if torch finds no GPU."""
+def parse_device(name: str, local_rank: int | None = None) -> Device:
+    """The device of this name. QuestionError M115 if there is none, M407 if torch finds no GPU.
+
+    Of several processes on a machine each gets the GPU of its `local_rank`, from the first again
+    where there are more processes than GPUs.
+    """
     if name not in NAMES:
         fail(
             "M115", f"there is no device {printable(repr(name))}", help=f"one of {', '.join(NAMES)}"
@@ -71,6 +75,8 @@ def parse_device(name: str) -> Device:
             f"{option('device', name)}: {why}",
             help=f"leave {option('device')} out: the CPU gives the same bytes",
         )
+    if local_rank is not None:
+        return Device(f"cuda:{local_rank % torch.cuda.device_count()}", name == "cuda:all")
     return Device("cuda", name == "cuda:all")
 
 
@@ -257,6 +263,7 @@ def read_options(
     resume: bool = False,
     device: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
+    local_rank: int | None = None,
 ) -> RunOptions:
     """The options that a person gives, sizes as numbers or as text such as `5GB`.
 
@@ -266,7 +273,7 @@ def read_options(
     shard = bytes_of(SHARD if max_shard_size is None else max_shard_size)
     memory = memory_of(max_memory)
     check_threads(threads)
-    where = CPU if device == "cpu" else parse_device(device)
+    where = CPU if device == "cpu" else parse_device(device, local_rank)
     return RunOptions(threads, memory, shard, fsync, resume, where, progress)
 
 

@@ -225,9 +225,11 @@ class Shared:
 
 
 @contextmanager
-def scratch_file(folder: Path) -> Iterator[int]:
-    """A new file in the folder, without a name, within the context. OSError if impossible."""
-    place = folder / f"{SCRATCH}{os.getpid()}"
+def scratch_file(folder: Path, mark: str = "") -> Iterator[int]:
+    """A new file in the folder, without a name, within the context. OSError if impossible. `mark`
+    tells it from those of processes of the same number on other machines.
+    """
+    place = folder / f"{SCRATCH}{os.getpid()}{mark}"
     # what a killed process left, or another user put there; the file itself is not touched
     with suppress(FileNotFoundError):
         os.unlink(place)

@@ -28,7 +28,7 @@ import threading
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -99,7 +99,8 @@ class RunResult:
     when it resumed. `bytes_shared` of all output bytes take no space of their own: the file system
     shares them with the source. `report` has the errors of what was computed
     (`Ledger.report`), None if nothing was; after a resume, only of what this run computed.
-    `left`: the partial folder, if it could not be removed after all was published.
+    `left`: the partial folder, if it could not be removed after all was published. `idle`: how many
+    of several processes had no file to write.
     """
 
     files: Mapping[str, Mapping[str, Any]]
@@ -108,6 +109,7 @@ class RunResult:
     bytes_shared: int = 0
     report: Mapping[str, Any] | None = None
     left: str | None = None
+    idle: int = 0
 
 
 def tiles(
@@ -588,9 +590,9 @@ class TargetRun:
             outputs = {p.key: outputs[p.key] for file in files for p in file.tensors}
         if any(
             BITS[t.spec.dtype] < 8 or any(isinstance(s, ComputedTensor) for s in t.sources)
-            for t in outputs.values()
+            for t in self.outputs.values()
         ):
-            self.ledger = Ledger(outputs)
+            self.ledger = Ledger(self.outputs)
             self._values = Evaluator(
                 self.source,
                 self.layouts,
@@ -608,9 +610,9 @@ class TargetRun:
             self._recorded = recorded_checksums(outputs, files, self.source, self.layouts)
             check_records(outputs.values(), self.source, self._recorded)
 
-    def enter(self) -> Partial:
+    def enter(self, rank: int | None = None) -> Partial:
         """The partial folder, made, or taken over with all that earlier runs claim to have written.
-        QuestionError M911, M918, M926.
+        QuestionError M911, M918, M926. `rank`: of this process, where several write.
         """
         self.partial = Partial(
             self.path,
@@ -619,6 +621,7 @@ class TargetRun:
             resume=self.options.resume,
             source=self.source.identities(),
             small=(*self.target.small, *(name for name, _ in self.side_files)),
+            rank=rank,
         )
         return self.partial
 
@@ -647,6 +650,31 @@ class TargetRun:
         self.source.check_unchanged()
         self.files |= work.files
         self.written += work.written
+
+    def share(self, files: Sequence[OutputFile]) -> None:
+        """Takes what these files can share with the source, in a process that did not allocate."""
+        partial = self._entered()
+        if any(file.size >= LEAST for file in files):
+            part = replace(self.target, files=tuple(files))
+            self._shared = Shared(self.outputs, self.source, part, self.layouts, partial.folder)
+            for file in files:
+                descriptor = partial.open(file.name)
+                try:
+                    self._shared.clone(file.name, descriptor)
+                finally:
+                    os.close(descriptor)
+
+    def account(self) -> dict[str, Any]:
+        """What this process wrote, as `add` takes it in another one."""
+        tallies = None if self.ledger is None else self.ledger.tallies()
+        return {"files": self.files, "written": self.written, "tallies": tallies}
+
+    def add(self, account: Mapping[str, Any]) -> None:
+        """Enters what another process wrote."""
+        self.files |= account["files"]
+        self.written += account["written"]
+        if self.ledger is not None and account["tallies"] is not None:
+            self.ledger.add(account["tallies"])
 
     def publish(self) -> RunResult:
         """Adds the small files, checks all that is written, and lets the target appear. RunError
@@ -687,11 +715,11 @@ class TargetRun:
                 [with_partial_folder(d, partial.folder) for d in error.diagnostics]
             ) from error
         if isinstance(error, MigrateError):
-            if not _appeared(error):
+            if not partial.kept and not _appeared(error):
                 partial.discard()
         elif isinstance(error, Exception):
             # a folder with nothing in it is only in the way
-            if not partial.begun:
+            if not partial.kept and not partial.begun:
                 partial.discard()
             if lacking(error):
                 ran_out(error, doing, partial=partial.folder)

@@ -22,7 +22,7 @@ import walk
 BARS = {
     # each tensor of the graph is made from the index in one place, `planning/stored.py`
     # a run into files is a sum of steps, which several processes take one by one: 7 functions
-    "apply": (54, 462),
+    "apply": (54, 465),
     "plan": (47, 370),
     "rules": (9, 59),
     # which of two threads gets a tile is chance, and one that helps enters a function or two more

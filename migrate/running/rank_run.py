@@ -1,0 +1,286 @@
+"""What several processes do together: files written and published as one output, and outputs
+compared.
+
+    rank 0                                    the others
+        enter: the partial folder             wait for it
+        meet: all are there and see the same plan, source and folder
+        examine own files, the value checks   enter: a journal of its own; examine own files
+        allocate; "begun"                     wait for "begun"
+        write own files                       write own files, fsync; "done"
+        wait for all "done"                   wait for the end
+        publish; "published"
+        wait until all have left              leave
+        remove the folder
+
+Files are dealt by bytes, as all know from the plan alone. The output does not depend on how many
+processes there are: each file is written by one of them as a single process would.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import fail, option, printable, refusal
+from ..core.types import PathLike, Progress, Ranks
+from .comparison import verify_output
+from .publish import RANKS, partial_folder
+from .ranks import POLL, Group, deal, facts_of, meet, require_quiet
+from .tiles import RunResult, TargetRun
+from .verify import Mismatch, Recomputation
+
+if TYPE_CHECKING:
+    from ..planning.graph import Tensor, ValueCheck
+    from ..planning.request import Request
+    from ..results import VerifyReport
+    from ..source.index import Source
+    from ..source.target import Target
+    from .resources import RunOptions
+
+# what the folder is called in which processes meet that compare
+SUFFIX = ".migrate-ranks"
+
+
+class Terminated(KeyboardInterrupt):
+    """The launcher ends this process, mostly because another one has ended."""
+
+
+def write_by_ranks(
+    outputs: Mapping[str, Tensor],
+    source: Source,
+    target: Target,
+    out: PathLike,
+    *,
+    digest: str,
+    side_files: Sequence[tuple[str, bytes | PathLike]] = (),
+    checks: Sequence[ValueCheck] = (),
+    options: RunOptions,
+    ranks: Ranks,
+) -> RunResult:
+    """`write_target` by several processes, of which this is one: it returns when the output is
+    published. What rank 0 returns speaks of all, what another one returns of itself.
+
+    RunError M972 if a process does not appear, M974 if one sees something else, M973 if one fails
+    or dies; the partial folder is then kept.
+    """
+    if source.identities() is None:
+        fail("M115", "several processes cannot share a checkpoint that is in memory")
+    dealt = deal({file.name: file.size for file in target.files}, ranks.world)
+    own = [file for file in target.files if file.name in dealt[ranks.rank]]
+    group: Group | None = None
+    done, total = 0, sum(file.size for file in target.files)
+
+    def progress(now: int, _: int) -> None:
+        nonlocal done
+        done = now
+        tell()
+
+    def tell() -> None:
+        if group is not None:
+            group.check()
+            group.progress(done)
+            if options.progress is not None:
+                options.progress(min(total, done + sum(group.done.values())), total)
+
+    run = TargetRun(
+        outputs,
+        source,
+        target,
+        out,
+        digest=digest,
+        side_files=side_files,
+        options=replace(options, progress=progress),
+    )
+    folder = partial_folder(run.path)
+    try:
+        # rank 0 makes the folder in which the others wait for it
+        entered = None if ranks.rank else run.enter(0)
+        group = meet(folder / RANKS, ranks, facts_of(source.identities(), digest))
+        if entered is None:
+            entered = run.enter(ranks.rank)
+            run.examine(own)
+            group.wait("begun")
+            run.share(own)
+            run.write(own)
+            if options.fsync:
+                entered.sync([file.name for file in own])
+            group.say("done", run.account())
+            _wait_for_the_end(group, run.path)
+            return RunResult(run.files, sum(t.spec.nbytes for t in outputs.values()), run.written)
+        run.examine(own, checks)
+        run.allocate()
+        group.say("begun")
+        run.write(own)
+        for rank in range(1, ranks.world):
+            run.add(group.wait("done", rank, tell))
+        entered.farewell = partial(_say_published, group)
+        return replace(run.publish(), idle=sum(not files for files in dealt))
+    except BaseException as error:  # noqa: BLE001 - raised again
+        found: BaseException = error
+        if group is not None and isinstance(error, Terminated):
+            found = group.inquire() or error
+        try:
+            run.fail(found)
+        except BaseException as meant:
+            if group is not None:
+                group.fail(meant)
+            raise
+    finally:
+        if group is not None:
+            group.leave()
+        run.close()
+
+
+def _say_published(group: Group) -> None:
+    try:
+        group.say("published")
+        group.part()
+    except OSError:
+        # they see that the folder is gone and the output there
+        return
+
+
+def _wait_for_the_end(group: Group, out: Path) -> None:
+    """Returns when rank 0 has published; RunError M973 if it, or another one, failed."""
+    gone = 0
+    while group.heard("published") is None:
+        group.check()
+        # rank 0 removes the folder last; a network file system shows the output later
+        gone = gone + 1 if not group.home.exists() else 0
+        if gone and os.path.lexists(out):
+            return
+        if gone * POLL > 30:
+            fail(
+                "M973",
+                f"rank 0 is gone, and {printable(str(out), 300)} is not there",
+                help="look at what rank 0 said",
+            )
+        time.sleep(POLL)
+
+
+def verify_by_ranks(
+    opened: Source,
+    made: Source,
+    request: Request,
+    *,
+    ranks: Ranks,
+    share: float | None,
+    seed: int | None,
+    **options: Any,
+) -> VerifyReport:
+    """`verify_output` by several processes, of which this is one; each returns the same.
+
+    They meet in a folder beside `made`, which is removed. RunError as `write_by_ranks`, and M913
+    where that folder cannot be made.
+    """
+    import shutil
+
+    folder = Path(os.path.abspath(made.path) + SUFFIX) / RANKS
+    both = (("source", opened), ("output", made))
+    identities = {
+        f"{role} {name}": found
+        for role, one in both
+        for name, found in (one.identities() or {}).items()
+    }
+    question = (request.to, request.from_, request.files, request.params, sorted(request.allow))
+    group: Group | None = None
+    try:
+        if not ranks.rank:
+            _make_meeting_place(folder)
+        facts = facts_of(identities, repr((*question, request.at, share, seed)))
+        group = meet(folder, ranks, facts)
+        if group.first:
+            group.say("seed", {"seed": random.SystemRandom().randrange(1 << 32)})
+        if share is not None and seed is None:
+            seed = group.wait("seed")["seed"]
+        report = verify_output(
+            opened,
+            made,
+            request,
+            share=share,
+            seed=seed,
+            compare=partial(_compare_together, group),
+            part=slice(ranks.rank, None, ranks.world),
+            **options,
+        )
+        if group.first:
+            _say_published(group)
+        return report
+    except BaseException as error:
+        found: BaseException = error
+        if group is not None:
+            if isinstance(error, Terminated):
+                found = group.inquire() or error
+            group.fail(found)
+        if found is error:
+            raise
+        raise found from error
+    finally:
+        if group is not None:
+            group.leave()
+            if group.first:
+                shutil.rmtree(folder.parent, ignore_errors=True)
+
+
+def _make_meeting_place(folder: Path) -> None:
+    try:
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        fail(
+            "M913",
+            f"cannot make {printable(str(folder.parent), 300)}, in which the ranks meet: "
+            f"{refusal(error)}",
+            help=f"{option('ranks', 'off')} compares in one process",
+        )
+    require_quiet(folder)
+
+
+def _compare_together(
+    group: Group, work: Recomputation, threads: int, progress: Progress | None
+) -> list[Mismatch]:
+    """What differs of all outputs, in the program's order, as all processes together found it."""
+    regions = {} if work.sample is None else dict(work.sample.regions)
+    sizes: dict[Any, int] = {n: job.nbytes for n, job in enumerate(work.jobs)}
+    sizes |= {key: one.nbytes for key, one in regions.items()}
+    total, done = sum(sizes.values()), 0
+    own = set(deal(sizes, group.ranks.world)[group.ranks.rank])
+    mine = copy(work)
+    mine.jobs = [job for n, job in enumerate(work.jobs) if n in own]
+    if work.sample is not None:
+        kept = {key: one for key, one in regions.items() if key in own}
+        mine.sample = replace(work.sample, regions=kept)
+
+    def count(now: int, _: int) -> None:
+        nonlocal done
+        done = now
+        tell()
+
+    def tell() -> None:
+        group.check()
+        group.progress(done)
+        if progress is not None:
+            progress(min(total, done + sum(group.done.values())), total)
+
+    found = {one.key: one for one in mine.run(threads, count)}
+    if not group.first:
+        group.say("done", {"found": [asdict(one) for one in found.values()]})
+        return [_mismatch(one) for one in group.wait("answer")["found"]]
+    for rank in range(1, group.ranks.world):
+        found |= {one["key"]: _mismatch(one) for one in group.wait("done", rank, tell)["found"]}
+    answer = [found[key] for key in work.program if key in found]
+    group.say("answer", {"found": [asdict(one) for one in answer]})
+    return answer
+
+
+def _mismatch(said: Mapping[str, Any]) -> Mismatch:
+    index = said["index"]
+    return Mismatch(
+        said["key"], said["what"], None if index is None else tuple(index), said["detail"]
+    )
