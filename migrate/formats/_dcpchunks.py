@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping
+from math import prod
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import CheckpointError, Report, fail, listed, plural, printable
 from ..core.spec import BITS, PACKED
@@ -32,8 +33,15 @@ from ..source.tree import TensorForm, place_tensor, tensor_form, tensor_records
 from ..source.unread import StreamPlace
 from ..source.zip_archive import DESCRIPTOR_SIGN, END, ENTRY, FULL, Archive, ArchiveRecord, crc32
 
+if TYPE_CHECKING:
+    from ._dcpzstd import SpilledBlob
+
 # archives that are no larger are read at once
 _SMALL = 1 << 13
+# bytes around the elements of a chunk, and of a value with all that is around it, when decompressed
+_AROUND, _MOST_OF_A_VALUE = 1 << 20, ARCHIVE.size + (64 << 20)
+# stands for the name of the file that holds what was decompressed
+SPILLED = "(decompressed)"
 # forms of chunks that are equal in dtype, shape and length; more are no regular writer's
 _MOST_FORMS = 8
 _IDENTITY = ".data/serialization_id"
@@ -95,7 +103,10 @@ class ChunkReader:
     ) -> None:
         self.placed: dict[int, Stored] = {}
         self.unsummed = 0
-        self._blobs, self._label, self._report = blobs, label, report
+        self._label, self._report = label, report
+        self._blobs: dict[str, tuple[int, FileBlob | SpilledBlob]] = dict(blobs)
+        # what was compressed, once there is any
+        self.spilled: SpilledBlob | None = None
         self._forms: dict[tuple[str, tuple[int, ...], int], list[ArchiveForm]] = {}
         # blob, offset, bytes and CRC-32 of each record, one after the other
         self._sums = array("Q")
@@ -111,7 +122,10 @@ class ChunkReader:
     def value(self, key: str, entry: BytesEntry) -> SavedValue | None:
         """The value of an entry that is no tensor; None, and a problem, if it cannot be read."""
         try:
-            archive, decoded, number = self._general(key, entry.part)
+            part = entry.part
+            if part.transforms:
+                part = self._unpacked(key, part, _MOST_OF_A_VALUE)
+            archive, decoded, number = self._general(key, part)
         except CheckpointError as error:
             self._report.diagnostics += error.diagnostics
             return None
@@ -179,6 +193,8 @@ class ChunkReader:
         sums: list[dict[str, tuple[int, int | None]]] = []
         try:
             for part in (copy.part, copy.other):
+                if part.transforms:
+                    part = self._unpacked(copy.key, part, _MOST_OF_A_VALUE)
                 archive, _, _ = self._general(copy.key, part)
                 records = archive.records.items()
                 sums.append(
@@ -236,10 +252,12 @@ class ChunkReader:
         """The record of a chunk and where it lies. What is no plain tensor comes as the value that
         it is.
         """
-        number, blob = self._blobs[part.file]
         dtype = entry.dtype
+        if part.transforms:
+            part = self._unpacked(key, part, prod(chunk.sizes) * ITEMSIZE[dtype] + _AROUND)
+        number, blob = self._blobs[part.file]
         known = self._forms.get((dtype, chunk.sizes, part.length))
-        if known is not None and not part.transforms:
+        if known is not None:
             for form in known:
                 said = recognise(form, blob, part.offset, part.length)
                 if said >= 0:
@@ -322,16 +340,28 @@ class ChunkReader:
             f"the chunk at {list(chunk.offsets)} holds {what}",
         )
 
+    def _unpacked(self, key: str, part: SavedPart, most: int) -> SavedPart:
+        """A compressed archive where it is decompressed; M914 for more than `most` bytes."""
+        from ._dcpzstd import SpilledBlob, is_known, unpack
+
+        _, blob = self._blobs[part.file]
+        label = f"{self._label(part.file)}: {printable(key)}"
+        if not is_known(part.transforms):
+            fail(
+                "M938",
+                f"{label}: was written through {listed(list(part.transforms), 4)}, which cannot "
+                "be read",
+                help="save it again without stream extensions",
+            )
+        if self.spilled is None:
+            self.spilled = SpilledBlob(SPILLED)
+            self._blobs[SPILLED] = (len(self._blobs), self.spilled)
+        at, size = unpack(blob, part.offset, part.length, self.spilled, most, label)
+        return SavedPart(SPILLED, at, size, ())
+
     def _general(self, key: str, part: SavedPart) -> tuple[Archive, Decoded, int]:
         """What an archive holds, by the readers for all archives. CheckpointError as of a file."""
         number, blob = self._blobs[part.file]
-        if part.transforms:
-            fail(
-                "M938",
-                f"{self._label(part.file)}: {printable(key)}: was written through "
-                f"{listed(list(part.transforms), 4)}, which cannot be read",
-                help="save it again without stream extensions",
-            )
         label = f"{self._label(part.file)}: {printable(key)}"
         archive = zip_archive.read_archive(blob, start=part.offset, size=part.length, label=label)
         stream = zip_archive.read_record(blob, archive.records["data.pkl"], ARCHIVE.size, label)
@@ -361,7 +391,7 @@ class ChunkReader:
 
 
 def learn_form(
-    blob: FileBlob, start: int, length: int, archive: Archive, record: TensorRecord
+    blob: FileBlob | SpilledBlob, start: int, length: int, archive: Archive, record: TensorRecord
 ) -> ArchiveForm:
     """What other archives have in common with this one, which was read and holds one tensor.
 
@@ -436,7 +466,7 @@ def _sums_of(
     return behind + 4, entry
 
 
-def recognise(form: ArchiveForm, blob: FileBlob, start: int, length: int) -> int:
+def recognise(form: ArchiveForm, blob: FileBlob | SpilledBlob, start: int, length: int) -> int:
     """The CRC-32 of the elements in the archive at `start` if it is of this form, 0 where none was
     recorded; -1 if it is of another one.
     """

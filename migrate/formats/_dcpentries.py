@@ -99,14 +99,19 @@ class Entries:
             self._lose(f"what a {node.kind} has beside its items", path)
         if not node.pairs and path:
             self._lose("empty dicts", path)
+        texts: set[str] = set()
         for key, value in node.pairs:
+            text = str(key)
             if type(key) is not str:
-                self._lose("keys that are not text (they become text)", (*path, str(key)))
-            self._visit(value, (*path, str(key)))
+                self._lose("keys that are not text (they become text)", (*path, text))
+            if text in texts:
+                self._twice.append(".".join(map(str, (*path, text))))
+            texts.add(text)
+            self._visit(value, (*path, text))
 
     def _add(self, value: Any, path: tuple[str | int, ...]) -> None:
         key = ".".join(map(str, path))
-        if key in self._keys:
+        if key in self._keys and key not in self._twice:
             self._twice.append(key)
         self._keys.add(key)
         self.saved.append(SavedEntry(key, path, value))
@@ -152,7 +157,7 @@ def as_saved(index: Index) -> tuple[Index, list[str]]:
             names[id(plain)] = tree.names[id(value)]
             leaves[key] = plain
         else:
-            leaves[key] = value
+            leaves[key] = _unshared(value, {})
     root, _ = build_tree(leaves, paths, "the tree", Report())
     names = {id(one): names[id(one)] for one in tensor_records([root])}
     saved = FileTree(root, part.at, part.nested_dicts)
@@ -163,6 +168,19 @@ def as_saved(index: Index) -> tuple[Index, list[str]]:
         items=dict(items_of(saved)),
         tree=CheckpointTree((saved,), names, carried, {}),
     ), entries.losses()
+
+
+def _unshared(value: Any, made: dict[int, Any]) -> Any:
+    """The value with containers that stand in no other entry; `made` are those of this one."""
+    if type(value) not in (ListNode, DictNode) or id(value) in made:
+        return made.get(id(value), value)
+    if type(value) is ListNode:
+        own: Any = replace(value, items=tuple(_unshared(held, made) for held in value.items))
+    else:
+        pairs = tuple((key, _unshared(held, made)) for key, held in value.pairs)
+        own = replace(value, pairs=pairs)
+    made[id(value)] = own
+    return own
 
 
 def _alone(stored: StoredTensor) -> StoredTensor:

@@ -19,6 +19,7 @@ from ..source.pickle.dcp_rename import NewName, rename_entries
 from ..source.pickle.nodes import JSON_SCALARS
 from ..source.pickle.tree import TensorRecord
 from ..source.target import OutputFile, Placed, Target, TargetTree
+from ._dcpchunks import SPILLED
 from ._dcpentries import Entries, SavedEntry
 
 # data without a name that may stay, as one part of so many
@@ -36,8 +37,9 @@ def rename(
     index = source.index
     if index.tree is None or index.outside or len(index.tree.parts) != 1:
         return None
-    # ranks that save without collectives leave a file each, and one describes the output
-    if METADATA not in (source.identities() or {}):
+    # ranks that save without collectives leave a file each, and one describes the output; what is
+    # compressed is read, and written as it is
+    if METADATA not in (source.identities() or {}) or SPILLED in index.files:
         return None
     label = printable(source.path, 240)
     data = source.side_file(METADATA)

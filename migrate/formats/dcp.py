@@ -45,7 +45,7 @@ from ..source.tree import (
     tensors_of,
 )
 from ..source.unread import Unread, unread_entries
-from ._dcpchunks import ChunkReader, SavedValue
+from ._dcpchunks import SPILLED, ChunkReader, SavedValue
 from ._dcptree import build_tree, gaps_note
 from .torchzip import unfit
 
@@ -94,6 +94,7 @@ class Dcp:
             refuse_without_metadata(place)
         metadata, watched = _read_metadata(folder, files)
         blobs: list[FileBlob] = []
+        reader: ChunkReader | None = None
         try:
             report = Report()
             for name in metadata.files:
@@ -103,15 +104,17 @@ class Dcp:
                     report.diagnostics += error.diagnostics
             report.check()
             beside = look_beside(folder, frozenset((*files, *metadata.files)))
+            named = {blob.name: (number, blob) for number, blob in enumerate(blobs)}
+            reader = ChunkReader(named, folder.label, report)
             with collector_paused():
-                index = _index(metadata, blobs, folder, place.at)
+                index = _index(metadata, blobs, reader, report, folder, place.at)
             notes = index.notes
             if _COMMON in beside.left_out:
                 notes += (_NOT_CARRIED,)
             index = replace(
                 index, side_files=beside.side_files, left_out=beside.left_out, notes=notes
             )
-            return FileSource(
+            source = FileSource(
                 place.path,
                 "dcp",
                 index,
@@ -120,11 +123,16 @@ class Dcp:
                 side=partial(_side_file, folder, watched, beside.read),
                 watched={**beside.identities, **watched},
                 locate=folder.locate,
-                release=folder.close,
+                release=partial(_close, folder, reader),
             )
+            if reader.spilled is not None:
+                source.blobs = (*blobs, reader.spilled)
+            return source
         except BaseException:
             for blob in blobs:
                 blob.close()
+            if reader is not None and reader.spilled is not None:
+                reader.spilled.close()
             raise
 
     def rename(
@@ -252,6 +260,12 @@ def _read_metadata(folder: Folder, files: list[str]) -> tuple[Metadata, dict[str
     return found, watched
 
 
+def _close(folder: Folder, reader: ChunkReader) -> None:
+    folder.close()
+    if reader.spilled is not None:
+        reader.spilled.close()
+
+
 def _side_file(
     folder: Folder, watched: Mapping[str, Identity], others: Callable[[str], bytes], path: str
 ) -> bytes:
@@ -267,15 +281,18 @@ def _side_file(
         blob.close()
 
 
-def _index(metadata: Metadata, blobs: Sequence[FileBlob], folder: Folder, at: str | None) -> Index:
+def _index(
+    metadata: Metadata,
+    blobs: Sequence[FileBlob],
+    reader: ChunkReader,
+    report: Report,
+    folder: Folder,
+    at: str | None,
+) -> Index:
     """What the folder holds. Everything that contradicts `.metadata` comes out at once.
 
     The tensors of `metadata` are taken out of it.
     """
-    report = Report()
-    reader = ChunkReader(
-        {blob.name: (number, blob) for number, blob in enumerate(blobs)}, folder.label, report
-    )
     if metadata.reformed:
         fail(
             "M937",
@@ -355,7 +372,7 @@ def _index(metadata: Metadata, blobs: Sequence[FileBlob], folder: Folder, at: st
         names.update({id(record): prefix + name for name, record in beside})
     return Index(
         tensors,
-        metadata.files,
+        metadata.files if reader.spilled is None else (*metadata.files, SPILLED),
         items={} if plain else dict(items_of(part)),
         tree=CheckpointTree((part,), names, carried, {}),
         outside=tuple(outside),

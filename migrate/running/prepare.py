@@ -83,6 +83,9 @@ def is_folder(source: Source, single_file: bool | None, written: str = "") -> bo
         return not single_file
     if source.format == "memory":
         return bool(source.index.side_files)
+    if source.format == DISTRIBUTED:
+        # its `.metadata` names it too
+        return True
     return os.path.isdir(source.path) or source.path.endswith(".index.json")
 
 
@@ -335,8 +338,7 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
                     _state(f.path, f.size, watched.get(f.path))
                     for f in (source.index.side_files if folder else ())
                 ),
-                # which says where the chunks lie in files that may all stay as they are
-                *([_state(METADATA, at.size, at)] if (at := watched.get(METADATA)) else []),
+                *(_metadata_states(watched) if source.format == DISTRIBUTED else ()),
             ],
         },
         stored=source.index.tensors,
@@ -407,6 +409,11 @@ def _refuse_empty(composition: Composition) -> NoReturn:
 def _state(name: str, size: int, found: Identity | None) -> dict[str, Any]:
     """What a plan says of a file of the source, to be compared before it is run."""
     return {"name": name, "size": size, "mtime_ns": None if found is None else found.modified}
+
+
+def _metadata_states(watched: Mapping[str, Identity]) -> list[dict[str, Any]]:
+    """The states of the files that say where chunks lie in data files, which may all stay."""
+    return [_state(name, at.size, at) for name, at in watched.items() if name.endswith(METADATA)]
 
 
 def _following(outputs: Mapping[str, Tensor]) -> set[str]:

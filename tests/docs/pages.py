@@ -22,6 +22,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,6 +203,21 @@ def _training(folder: Path) -> None:
     torch.save(state, folder / "OLD.pt")
 
 
+def _distributed(folder: Path) -> None:
+    """Mixtral in two files of chunks, as torch saves it, with what a trainer saves beside it."""
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import load_file
+
+    hub = DATA / "mixtral__v4" / "hub"
+    model = load_file(hub / "model.safetensors")
+    state = {"model": model, "lr_scheduler": {"last_epoch": 3, "base_lrs": [0.1]}, "step": 3}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        writer = dcp.FileSystemWriter(folder / "TRAINED", thread_count=2, sync_files=False)
+        dcp.save(state, storage_writer=writer, no_dist=True)
+    shutil.copy(hub / "config.json", folder / "TRAINED")
+
+
 def _te(folder: Path) -> None:
     made = "v1.13_linear_DelayedScaling_cuda0.ckpt.pt"
     shutil.copy(ROOT / "tests" / "data" / "te" / made, folder / "model.pt")
@@ -212,6 +228,7 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "qwen2-moe": _copied("qwen2_moe__v4"),
     "deepseek": _copied("fp8_dequant_deepseek_v3"),
     "training-checkpoint": _training,
+    "dcp": _distributed,
     "te-1.13": _te,
 }
 

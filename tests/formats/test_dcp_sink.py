@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict, unflatten_state_dict
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch_compare import raw, same
 
@@ -251,6 +254,62 @@ def test_values_and_nesting_come_back_by_way_of_safetensors(tmp_path: Path) -> N
     (tmp_path / "direct").mkdir()
     direct = metadata(written(tmp_path / "direct", nested(), chunks=2))
     assert metadata(tmp_path / "out").planner == direct.planner
+
+
+def leaves() -> st.SearchStrategy[Any]:
+    tensors = st.integers(0, 3).map(lambda rows: numbers(rows, 2))
+    return tensors | st.none() | st.booleans() | st.integers() | st.text(max_size=3)
+
+
+def containers(held: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    # few keys, of which some are one once they are joined
+    keys = st.sampled_from(["a", "b", "a.b", "", "0", 0, 1])
+    return (
+        st.dictionaries(keys, held, max_size=3)
+        | st.lists(held, max_size=3)
+        | st.lists(held, max_size=2).map(tuple)
+    )
+
+
+def merges(value: Any) -> bool:
+    """Whether keys of one dict are one as text, which torch does not refuse."""
+    if isinstance(value, dict):
+        return len(set(map(str, value))) < len(value) or any(map(merges, value.values()))
+    return isinstance(value, list) and any(map(merges, value))
+
+
+@given(value=st.recursive(leaves(), containers, max_leaves=8))
+def test_whatever_is_nested_is_taken_apart_as_torch_does(
+    value: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder, made = tmp_path_factory.mktemp("any"), {"model": {"w": numbers(2)}, "rest": value}
+    try:
+        flat, paths = flatten_state_dict(made)
+    except ValueError:
+        paths = None
+    if paths is None or merges(value):
+        with pytest.raises(MigrateError, match=r"M916.*two entries each"):
+            written(folder, made, at="model")
+        return
+    out = written(folder, made, at="model")
+    assert metadata(out).planner == paths
+    back = unflatten_state_dict(flat, paths)
+    # torch loads no list that has lost all its dicts
+    if flatten_state_dict(back)[1] == paths:
+        same(unpacked(out), back)
+    assert migrate.verify(out, source=folder / "in.pt", at="model").equal
+
+
+def test_a_value_that_is_shared_is_a_value_in_each_place(tmp_path: Path) -> None:
+    betas = (0.9, 0.999)
+    made = {
+        "model": {"w": numbers(2)},
+        "groups": [{"betas": betas}, {"betas": betas, "more": [betas]}],
+    }
+    out = written(tmp_path, made)
+    same(unpacked(out), made)
+    assert migrate.verify(out, source=tmp_path / "in.pt").equal
+    assert migrate.diff(out, tmp_path / "in.pt").equal
 
 
 def test_what_requires_grad_still_does(tmp_path: Path) -> None:

@@ -459,6 +459,11 @@ def test_paths_of_the_nested_dict_that_collide_are_refused() -> None:
     assert planned(b=("y", 10**9)) == [
         "M938: b: planner_data puts it at a place of a list beyond the 2 entries that there are"
     ]
+    # what was empty is lost, and its place in a list is none
+    assert read(made(chunks, planner_data={**keys, "b": ("y", 900)})).planner == {
+        **keys,
+        "b": ("y", 900),
+    }
     assert planned(b=("y", -1)) == [
         "M938: b: planner_data puts it at a place of a list beyond the 2 entries that there are"
     ]
@@ -470,6 +475,20 @@ def test_paths_of_the_nested_dict_that_collide_are_refused() -> None:
     assert planned(b=("y", True)) == [
         "M938: b: planner_data has no path of names and numbers for it"
     ]
+
+
+def test_lists_that_hold_almost_nothing_are_refused() -> None:
+    """Each place is within the number of entries, and all lists together would have 4,000,000."""
+    count = 2000
+    chunks: Any = {f"k{n}": ((2,), [((0,), (2,))]) for n in range(count)}
+    sparse = {key: (key, count - 1) for key in chunks}
+    (problem,) = refused(made(chunks, planner_data=sparse))
+    assert problem == (
+        "M938: k0: planner_data puts it at a place of a list beyond the 2,000 entries that there "
+        "are"
+    )
+    dense = {key: ("y", n // 10, n % 10) for n, key in enumerate(chunks)}
+    assert read(made(chunks, planner_data=dense)).planner == dense
 
 
 def test_sizes_that_are_none_are_refused() -> None:

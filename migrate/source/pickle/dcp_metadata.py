@@ -554,6 +554,8 @@ _KNOWN = frozenset(
 
 # No tensor has more elements, no path more parts.
 MOST_ELEMENTS, MOST_PARTS = 2**50, 64
+# places of all lists together that no entry stands at
+MOST_HOLES = 1024
 # corners of all chunks of one tensor that are counted
 MOST_CORNERS = 1 << 24
 
@@ -680,10 +682,12 @@ class MetadataCheck:
                 )
 
     def planner(self, planner: Mapping[str, tuple[str | int, ...]], keys: Container[str]) -> None:
-        """Every path leads to one place; places in lists are below the number of entries."""
+        """Every path leads to one place; lists are not much longer than there are entries for."""
         inner: dict[tuple[str | int, ...], type] = {}
         ends: dict[tuple[str | int, ...], str] = {}
-        count = len(planner)
+        # what stood empty left holes in its list, and a few numbers could name endless ones
+        lists: dict[tuple[str | int, ...], int] = {}
+        holes = MOST_HOLES
         for key, path in planner.items():
             if key not in keys:
                 self.problem(key, "planner_data has a path for a key that does not exist")
@@ -695,13 +699,15 @@ class MetadataCheck:
                     "allowed",
                 )
                 continue
-            if len(path) > 1 and any(type(part) is int and not 0 <= part < count for part in path):
-                self.problem(
-                    key,
-                    f"planner_data puts it at a place of a list beyond the {count:,} entries that "
-                    "there are",
-                )
-                continue
+            places = [(path[:at], n) for at, n in enumerate(path) if at and isinstance(n, int)]
+            for around, place in places:
+                length = lists.get(around, 0)
+                lists[around] = max(length, place + 1)
+                holes += 1 - max(0, place + 1 - length)
+            if holes < 0 or any(place < 0 for _, place in places):
+                many = f"the {len(planner):,} entries that there are"
+                self.problem(key, f"planner_data puts it at a place of a list beyond {many}")
+                return
             if path in ends:
                 self.problem(key, f"planner_data gives it the path of {printable(ends[path])}")
             ends[path] = key
