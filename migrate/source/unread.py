@@ -269,13 +269,15 @@ def _called(value: Any) -> str:
 
 def entry_contents(unread: Mapping[str, Unread], blobs: Sequence[Blob]) -> dict[str, Content]:
     """What each undecoded entry holds, by path; reads the storages they refer to, each once."""
-    files: dict[int, _File] = {}
+    # one file may hold several streams, each with storages of its own
+    streams: dict[int, _File] = {}
     out = {}
     for path, one in unread.items():
-        number = one.written.number
-        if number not in files:
-            files[number] = _File(blobs[number], one.written)
-        out[path] = files[number].content(one)
+        stream = streams.get(id(one.written))
+        if stream is None:
+            blob = blobs[one.written.number]
+            stream = streams[id(one.written)] = _File(blob, one.written)
+        out[path] = stream.content(one)
     return out
 
 

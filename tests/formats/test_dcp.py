@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from migrate import formats
 from migrate.core.errors import CheckpointError
 from migrate.source.blobs import ChunkedTensor, Stored, chunks_of
+from migrate.source.unread import entry_contents
 from migrate.source.zip_archive import crc32
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -268,6 +269,27 @@ def test_what_is_outside_of_the_allow_list_is_left_out_and_named(tmp_path: Path)
         assert index.items == {"plain": 1}
         assert list(index.passed_through) == []
         assert index.notes == ("dropped, because they are outside the allow-list: odd, pair, list",)
+
+
+def test_what_is_not_decoded_is_compared_by_its_own_archive(tmp_path: Path) -> None:
+    def state(number: float) -> dict[str, Any]:
+        held = [torch.full((3,), number), Setting()]
+        # the storages of both are called alike, each in an archive of its own
+        return {"w": {"x": seeded(2)}, "first": (torch.ones(3), Setting()), "second": tuple(held)}
+
+    one, two, other = (
+        save(tmp_path / name, state(number)) for name, number in (("a", 2), ("b", 2), ("c", 3))
+    )
+    torch.save(state(2), tmp_path / "a.pt")
+
+    def contents(path: Path) -> dict[str, Any]:
+        with formats.open(path) as source:
+            return entry_contents(source.index.unread, source.blobs)
+
+    assert contents(one).keys() == {"first", "second"}
+    assert contents(one) == contents(two) == contents(tmp_path / "a.pt")
+    assert contents(one)["first"] == contents(other)["first"]
+    assert contents(one)["second"] != contents(other)["second"]
 
 
 def test_bytes_that_no_entry_names_are_counted(tmp_path: Path) -> None:
