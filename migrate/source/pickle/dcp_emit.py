@@ -12,7 +12,7 @@ checkpoint was saved.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from ...core.errors import fail
 from ..jsontext import collector_paused
@@ -243,16 +243,10 @@ class _MetadataWriter:
             self.put((b"t" if len(path) > 3 else bytes((0x84 + len(path),))) + _MEMOIZE, 1)
 
     def write_storage(self, entries: dict[str, TensorEntry | BytesEntry]) -> None:
-        places: list[tuple[str, tuple[int, ...] | None, int, SavedPart]] = []
-        for key, entry in entries.items():
-            if isinstance(entry, BytesEntry):
-                places.append((key, None, 0, entry.part))
-                continue
-            places += [
-                (key, chunk.offsets, number, part)
-                for number, (chunk, part) in enumerate(zip(entry.chunks, entry.parts, strict=True))
-            ]
-        for _, place in zip(self.pairs(len(places)), places, strict=True):
+        count = sum(
+            1 if isinstance(entry, BytesEntry) else len(entry.parts) for entry in entries.values()
+        )
+        for _, place in zip(self.pairs(count), _places(entries), strict=True):
             self.write_place(*place)
 
     def write_place(
@@ -285,3 +279,15 @@ class _MetadataWriter:
                 self.word(name)
             self.put(b"e" if several else b"a")
         self.put(_BUILD)
+
+
+def _places(
+    entries: dict[str, TensorEntry | BytesEntry],
+) -> Iterator[tuple[str, tuple[int, ...] | None, int, SavedPart]]:
+    """The key, the offsets, the number and the place of every chunk; no offsets of other values."""
+    for key, entry in entries.items():
+        if isinstance(entry, BytesEntry):
+            yield key, None, 0, entry.part
+            continue
+        for number, (chunk, part) in enumerate(zip(entry.chunks, entry.parts, strict=True)):
+            yield key, chunk.offsets, number, part
