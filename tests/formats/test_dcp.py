@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import pickle
 import sys
 import types
@@ -13,11 +14,13 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from dcp_folders import Box, rows, save, tensor_of
+from quantized_streams import mxfp8, stand_ins
 from torch.distributed.checkpoint.metadata import Metadata
 
 from migrate import formats
 from migrate.core.errors import CheckpointError
 from migrate.source.blobs import ChunkedTensor, Stored, chunks_of
+from migrate.source.tree import object_encodings
 from migrate.source.unread import entry_contents
 from migrate.source.zip_archive import crc32
 
@@ -527,3 +530,56 @@ def test_a_torch_dist_folder_of_megatron_is_read(
     (found,) = refused(folder)
     assert found.startswith("M937: ")
     assert "Megatron saved 1 tensor in another shape than they have: decoder.layers.w" in found
+
+
+def replace_archives(folder: Path, key: str, value: Any) -> None:
+    """Puts what torch.save makes of `value` in place of every archive of `key`."""
+    raw = io.BytesIO()
+    torch.save(value, raw)
+    path = folder / "__0_0.distcp"
+    data = path.read_bytes()
+
+    def change(metadata: Any) -> None:
+        at = len(data)
+        for index, place in metadata.storage_data.items():
+            if index.fqn == key:
+                place.offset, place.length = at, len(raw.getvalue())
+                at += place.length
+
+    edit(folder, change)
+    count = len(pickle.loads((folder / ".metadata").read_bytes()).state_dict_metadata[key].chunks)
+    path.write_bytes(data + count * raw.getvalue())
+
+
+def test_a_quantized_tensor_is_read_as_its_components(tmp_path: Path) -> None:
+    plain = torch.zeros(64, 32, dtype=torch.bfloat16)
+    folder = save(tmp_path / "c", {"m": {"w": plain, "b": torch.ones(2)}})
+    with stand_ins() as modules:
+        replace_archives(folder, "m.w", mxfp8(modules, 1))
+        torch.save({"w": mxfp8(modules, 1), "b": torch.ones(2)}, tmp_path / "in.pt")
+    with formats.open(folder) as source, formats.open(tmp_path / "in.pt") as other:
+        keys = ["rowwise_data", "rowwise_scale_inv", "columnwise_data", "columnwise_scale_inv"]
+        assert list(source.index.tensors) == [*(f"w._{key}" for key in keys), "b"]
+        for key, stored in source.index.tensors.items():
+            assert same(tensor_of(source, stored), tensor_of(other, other.index.tensors[key]))
+        assert object_encodings(source.index.tree) == object_encodings(other.index.tree)
+    halved = save(tmp_path / "d", {"w": plain}, {"w": rows((64, 32), [32, 32])})
+    with stand_ins() as modules:
+        replace_archives(halved, "w", mxfp8(modules, 1, shape=(32, 32)))
+    (found,) = refused(halved)
+    assert found.startswith("M938: w: its 2 chunks are objects (")
+    assert "such chunks cannot be joined" in found
+
+
+def test_a_tensor_that_no_output_can_hold_is_named_and_left_out(tmp_path: Path) -> None:
+    state = {"m": {"w": torch.ones(2), "c": torch.ones(2, dtype=torch.complex64)}}
+    folder = save(tmp_path / "c", state, {"m.c": rows((2,), [1, 1])})
+    # torch resolves the conjugation before it saves
+    replace_archives(folder, "m.c", torch.ones(1, dtype=torch.complex64).conj())
+    with formats.open(folder) as source:
+        (outside,) = source.index.outside
+        assert (outside.name, outside.paths) == ("torch.complex64", ("m.c",))
+        assert "pending conjugation" in outside.reason
+        assert list(source.index.tensors) == ["w"]
+        # one for each chunk
+        assert list(source.index.unread) == ["m.c", "m.c#2"]
