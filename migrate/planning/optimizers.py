@@ -94,6 +94,10 @@ def find_states(index: Index) -> list[OptimizerState]:
     """The states of optimizers that the checkpoint holds, from headers alone."""
     found: list[OptimizerState] = []
     parts = () if index.tree is None else index.tree.parts
+    keys = index.tensors
+    if keys and all(key.startswith("state.") and _is_moment(key, "step") for key in keys):
+        # rules work on the state of an optimizer, and not on what it is of
+        return []
     if index.passed_through or index.items:
         several = len(parts) > 1
         for rank, part in enumerate(parts):

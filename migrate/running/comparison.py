@@ -39,7 +39,7 @@ from .checks import check_all_records
 from .evaluator import Evaluator
 from .gather import Gather
 from .geometry import STAGE, ByteLayouts
-from .output_tree import items_of_index, output_tree
+from .output_tree import groups_of, items_of_index, output_tree
 from .prepare import compose_for, path_state_for, side_reader, stamp_of, without_optimizers
 from .verify import Mismatch, Recomputation, Unlooked, choose_sample, estimate_seconds, left_out_of
 
@@ -694,6 +694,7 @@ def made_form_differences(source: Source, composition: Composition, made: Source
     if before.ranks != there.ranks:
         return found
     kept = len(made.index.tree.parts)
+    groups = groups_of(out.rest, before.ranks)
     for name, was in before.names.items():
         if before.ranks and (rank_of(name) or 0) >= kept:
             # its rank has no file any more, which the plan says
@@ -702,7 +703,7 @@ def made_form_differences(source: Source, composition: Composition, made: Source
             found.append(
                 {"key": name, "what": f"value {printable(name, 300)} is not in the output"}
             )
-        elif there.spelled(name) != before.spelled(was):
+        elif there.spelled(name) != (groups.get(name) or before.spelled(was)):
             found.append({"key": name, "what": f"value {printable(name, 300)} differs"})
     more = [name for name in there.names if name not in before.names]
     return found + [

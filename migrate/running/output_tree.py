@@ -8,6 +8,7 @@ one object are one again where they still make it. Everything else is the tree a
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -21,7 +22,16 @@ from ..planning.module_names import follow_all
 from ..planning.pipeline import Views
 from ..planning.stored import initial
 from ..source.pickle.jsonform import to_json
-from ..source.pickle.tree import PARAMETER, Composite, DictNode, TensorRecord, ask
+from ..source.pickle.nodes import Set
+from ..source.pickle.tree import (
+    PARAMETER,
+    SCALARS,
+    Composite,
+    DictNode,
+    ListNode,
+    TensorRecord,
+    ask,
+)
 from ..source.shards import by_rank
 from ..source.target import TargetTree, node_of, output_record
 from ..source.tree import (
@@ -31,9 +41,14 @@ from ..source.tree import (
     replace_dict,
     resolve_objects,
     tensor_records,
-    tree_of,
 )
 from .ties import declare_ties, find_ties
+
+# the settings of an optimizer for groups of parameters, which it names
+_GROUPS = "param_groups"
+# kinds of containers that are plain, and how deep they may be nested
+_CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
+_MAX_DEPTH = 50
 
 if TYPE_CHECKING:
     from ..planning.bind import StepResult
@@ -115,10 +130,32 @@ def writable_items(index: Index) -> dict[str, Any]:
     out = {}
     for key, value in index.items.items():
         try:
-            out[key] = tree_of(value)
+            out[key] = _tree_of(value)
         except TypeError:
             continue
     return out
+
+
+def _tree_of(value: Any, depth: int = 0) -> Any:
+    """A plain Python value as a tree. TypeError naming a class that is not plain, or for depth."""
+    kind = type(value)
+    if kind in SCALARS:
+        return value
+    if depth > _MAX_DEPTH or kind not in _CONTAINERS:
+        raise TypeError(
+            f"an object of the class {kind.__qualname__}"
+            if kind not in _CONTAINERS
+            else "a value that is nested too deep"
+        )
+    if kind is dict or kind is OrderedDict:
+        pairs = tuple(
+            (_tree_of(key, depth + 1), _tree_of(held, depth + 1)) for key, held in value.items()
+        )
+        return DictNode(kind.__name__, pairs, None)
+    items = tuple(_tree_of(item, depth + 1) for item in value)
+    return ListNode(
+        kind.__name__, items, Set(kind is frozenset, []) if kind in (set, frozenset) else None
+    )
 
 
 def _called(items: Mapping[str, Any], composition: Composition) -> dict[str, Any]:
@@ -326,7 +363,13 @@ def _table(
     if made_of:
         entries = regroup_objects(entries, made_of, notes)
     entries += [
-        (at, name, value)
+        (
+            at,
+            name,
+            _follow_moments(value, keys, outputs, notes)
+            if key == _GROUPS and type(value) is ListNode
+            else value,
+        )
         for at, key, value in others
         for name in (called.get(key, ()) if type(key) is str else (key,))
     ]
@@ -337,6 +380,56 @@ def _table(
         old.node,
         _attributes(old.attributes, bounds, notes, gone),
     ), names
+
+
+def _follow_moments(
+    groups: ListNode,
+    keys: Sequence[tuple[str, str]],
+    outputs: Mapping[str, Tensor],
+    notes: list[str],
+) -> ListNode:
+    """The parameter groups beside an optimizer's state, with the names that its parameters have
+    there now: a text in a list is seen by no rule.
+    """
+    moved: dict[str, dict[str, None]] = {}
+    for key, short in keys:
+        for was in stored_keys(outputs[key]) if short.startswith("state.") else ():
+            old, new = (name[6:].rpartition(".")[0] for name in (was, short))
+            moved.setdefault(old, {})[new] = None
+    if all([*news] == [old] for old, news in moved.items()):
+        return groups
+    left: dict[str, None] = {}
+
+    def renamed(names: Any) -> Any:
+        if type(names) is not ListNode or any(type(name) is not str for name in names.items):
+            return names
+        left.update((name, None) for name in names.items if name not in moved)
+        news = (new for name in names.items for new in moved.get(name, (name,)))
+        return ListNode(names.kind, tuple(dict.fromkeys(news)), names.node)
+
+    made = []
+    for group in groups.items:
+        if type(group) is DictNode:
+            pairs = [(k, renamed(held) if k == "params" else held) for k, held in group.pairs]
+            group = DictNode(group.kind, tuple(pairs), group.node, group.attributes)
+        made.append(group)
+    if left:
+        notes.append(
+            f"parameters in `param_groups` without state keep their names: {listed([*left], 4)}"
+        )
+    return ListNode(groups.kind, tuple(made), groups.node)
+
+
+def groups_of(tree: TargetTree, ranks: bool) -> dict[str, str]:
+    """The text of the parameter groups among the output's tensors, by name: the one kind of value
+    that is not only moved.
+    """
+    return {
+        f"{_GROUPS}@{rank}" if ranks else _GROUPS: repr(to_json(node_of(value)))
+        for rank, part in enumerate(tree.parts)
+        for key, value in (part.table.pairs if part.table is not None else ())
+        if key == _GROUPS and type(value) is ListNode and not any(tensor_records([value]))
+    }
 
 
 def _alike(found: Sequence[TensorRecord], count: int) -> TensorRecord | None:

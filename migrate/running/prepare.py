@@ -177,8 +177,10 @@ def judge_optimizers(
     """What becomes of the state of optimizers. M410 where it would go stale without permission."""
     index = source.index
     # such state lies outside of what rules work on, or its keys say so
-    if not (index.passed_through or index.items or "ptim" in "\n".join(index.tensors)):
-        return optimizers.OptimizerVerdict(None)
+    if not (index.passed_through or index.items):
+        text = "\n".join(("", *index.tensors))
+        if "ptim" not in text and "\nstate." not in text:
+            return optimizers.OptimizerVerdict(None)
     return optimizers.judge_states(optimizers.find_states(index), composition, index, request.allow)
 
 

@@ -10,7 +10,7 @@ dict.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn
@@ -18,10 +18,8 @@ from typing import Any, NamedTuple, NoReturn
 from ..core.errors import fail, listed, option, plural, printable
 from ..core.spec import ALIASES, PACKED, Spec, spec
 from .blobs import Stored, StoredTensor
-from .pickle.nodes import Set
 from .pickle.tree import (
     ITEMSIZE,
-    SCALARS,
     Composite,
     DictNode,
     Encoding,
@@ -41,7 +39,6 @@ USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "weights")
 # less than what a stream may have
 MAX_DEPTH = 50
 _NODES = frozenset({DictNode, ListNode})
-_CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
 
 
 class FileTree(NamedTuple):
@@ -578,28 +575,6 @@ def prune(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[RemovedEntry]]
     return new, gone
 
 
-def tree_of(value: Any, depth: int = 0) -> Any:
-    """A plain Python value as a tree. TypeError naming a class that is not plain, or for depth."""
-    kind = type(value)
-    if kind in SCALARS:
-        return value
-    if depth > MAX_DEPTH or kind not in _CONTAINERS:
-        raise TypeError(
-            f"an object of the class {kind.__qualname__}"
-            if kind not in _CONTAINERS
-            else "a value that is nested too deep"
-        )
-    if kind is dict or kind is OrderedDict:
-        pairs = tuple(
-            (tree_of(key, depth + 1), tree_of(held, depth + 1)) for key, held in value.items()
-        )
-        return DictNode(kind.__name__, pairs, None)
-    items = tuple(tree_of(item, depth + 1) for item in value)
-    return ListNode(
-        kind.__name__, items, Set(kind is frozenset, []) if kind in (set, frozenset) else None
-    )
-
-
 def dropped_note(gone: list[str]) -> str:
     """The note on entries that were dropped."""
     return f"dropped, because they are outside the allow-list: {listed(gone, 20)}"
@@ -620,12 +595,14 @@ class NestedDict(NamedTuple):
 
 
 class _OpenDict:
-    """Where keys of one dict go: the dicts inside it by name, and what is put into it."""
+    """Where keys of one dict go: the dicts inside it by name, and what is put into it. With `like`
+    it has dicts alone, each of which is one parameter's, and new ones are like that one.
+    """
 
-    __slots__ = ("held", "inner", "path")
+    __slots__ = ("held", "inner", "like", "path")
 
-    def __init__(self, path: tuple[str, ...]) -> None:
-        self.path = path
+    def __init__(self, path: tuple[str, ...], like: DictNode | None = None) -> None:
+        self.path, self.like = path, like
         self.inner: dict[str, _OpenDict] = {}
         self.held: dict[str, Any] = {}
 
@@ -663,7 +640,9 @@ def values_below(node: Any) -> list[Any] | None:
             length = before + len(key) + 1
             text += length
             if not _enters(key, value):
-                if not is_object(key, value):
+                if key == "state" and _is_state_by_name(value):
+                    out += [leaf for _, held in value.pairs for _, leaf in held.pairs]
+                elif not is_object(key, value):
                     out.append(value)
             elif id(value) in seen or depth > MAX_DEPTH or text > MAX_TEXT:
                 return None
@@ -679,7 +658,26 @@ def _plain(node: DictNode) -> bool:
 
 def _enters(key: str, value: Any) -> bool:
     """Whether the entries of a dict are seen; not if its name holds a dot, which reads as two."""
-    return type(value) is DictNode and "." not in key and key != STATE and _plain(value)
+    if type(value) is not DictNode or "." in key or key == STATE or not _plain(value):
+        return False
+    return key != "state" or not _is_state_by_name(value)
+
+
+def _is_state_by_name(node: Any) -> bool:
+    """Whether a dict called `state` is an optimizer's as get_optimizer_state_dict of torch nests
+    it: a dict for each parameter, whose name has dots. In joined keys the last name is the moment.
+    """
+    return (
+        type(node) is DictNode
+        and _plain(node)
+        and any("." in name for name, _ in node.pairs)
+        and all(type(held) is DictNode and _plain(held) for _, held in node.pairs)
+        and not any(
+            "." in name or type(leaf) is DictNode
+            for _, held in node.pairs
+            for name, leaf in held.pairs
+        )
+    )
 
 
 def flatten(node: DictNode, label: str) -> tuple[DictNode, tuple[NestedDict, ...]]:
@@ -713,10 +711,13 @@ def flatten(node: DictNode, label: str) -> tuple[DictNode, tuple[NestedDict, ...
 def _entries(node: DictNode, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, bool]]:
     """(path, value, whether it is a dict that is entered), in order."""
     for key, value in node.pairs:
-        inner = _enters(key, value)
-        yield (*path, key), value, inner
+        inner, named = _enters(key, value), key == "state" and _is_state_by_name(value)
+        yield (*path, key), value, inner or named
         if inner:
             yield from _entries(value, (*path, key))
+        for name, held in value.pairs if named else ():
+            yield (*path, key, name), held, True
+            yield from (((*path, key, name, last), leaf, False) for last, leaf in held.pairs)
 
 
 def _places(nests: tuple[NestedDict, ...]) -> _OpenDict:
@@ -726,7 +727,8 @@ def _places(nests: tuple[NestedDict, ...]) -> _OpenDict:
         around = root
         for name in nest.path[:-1]:
             around = around.inner[name]
-        around.inner[nest.path[-1]] = _OpenDict(nest.path)
+        named = nest.path[-1] == "state" and _is_state_by_name(nest.was)
+        around.inner[nest.path[-1]] = _OpenDict(nest.path, nest.was.pairs[0][1] if named else None)
     return root
 
 
@@ -739,6 +741,9 @@ def _home(key: str, places: _OpenDict) -> tuple[_OpenDict, str]:
         and (inner := home.inner.get(key[start:dot])) is not None
     ):
         home, start = inner, dot + 1
+        if home.like is not None and (dot := key.rfind(".", start)) >= 0:
+            name, start = key[start:dot], dot + 1
+            return home.inner.setdefault(name, _OpenDict((*home.path, name))), key[start:]
     return home, key[start:]
 
 
@@ -758,8 +763,11 @@ def nest(table: DictNode, nests: tuple[NestedDict, ...]) -> DictNode:
         if home.path:
             _show(places, home.path)
         home.held[last] = value
+    named = {one.path for one in nests if one.path[-1] == "state" and _is_state_by_name(one.was)}
     for nest in nests:
-        _show(places, nest.path)
+        # the dict of a parameter goes with its name, any other stays
+        if nest.path[:-1] not in named or not nest.was.pairs:
+            _show(places, nest.path)
     if twice:
         fail(
             "M916",
@@ -768,15 +776,15 @@ def nest(table: DictNode, nests: tuple[NestedDict, ...]) -> DictNode:
         )
     was = {nest.path: nest.was for nest in nests}
 
-    def build(place: _OpenDict) -> DictNode:
-        like = was.get(place.path, table)
+    def build(place: _OpenDict, like: DictNode) -> DictNode:
+        like = was.get(place.path, like)
         pairs = tuple(
-            (key, build(value) if type(value) is _OpenDict else value)
+            (key, build(value, place.like or table) if type(value) is _OpenDict else value)
             for key, value in place.held.items()
         )
         return DictNode(like.kind, pairs, like.node, like.attributes)
 
-    return build(places)
+    return build(places, table)
 
 
 def _show(places: _OpenDict, path: tuple[str, ...]) -> None:

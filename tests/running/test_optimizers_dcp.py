@@ -75,6 +75,11 @@ def one_dict(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     return {**model.state_dict(), **flat_of(model, optimizer)}
 
 
+def one_dict_of_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    held = one_dict(model, optimizer)
+    return {key: value for key, value in held.items() if isinstance(value, torch.Tensor)}
+
+
 def no_paths(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """As a program that knows no nested dicts saves tensors."""
     moments = flat_of(model, optimizer)
@@ -92,10 +97,11 @@ SPELLINGS: dict[Any, tuple[str, list[str]]] = {
     several: ("model", ["`optimizer.adamw`", "`optimizer.muon`"]),
     in_a_list: ("model", ["`optimizers.0`", "`optimizers.1`"]),
     one_dict: ("", ["the top of the file"]),
+    one_dict_of_tensors: ("", ["the top of the file"]),
     no_paths: ("", ["`optimizer`"]),
 }
 # where rules see the state, they keep it
-AMONG = (one_dict, no_paths)
+AMONG = (one_dict, one_dict_of_tensors, no_paths)
 RENAME = HEAD + 'rules: [{name: r, from: "{i:int}.{k}", to: "layers.{i}.{k}"}]\n'
 BUFFER = HEAD + KEEP + "rules: [{name: r, from: count, to: counts, optional: true}]\n"
 
@@ -230,7 +236,7 @@ OWN = (
 )
 
 
-@pytest.mark.parametrize("spelling", [flattened, torchtitan])
+@pytest.mark.parametrize("spelling", [flattened, torchtitan, nested, older_torchtitan])
 def test_the_optimizer_follows_by_rules_of_its_own_and_steps_on(
     spelling: Any, tmp_path: Path
 ) -> None:

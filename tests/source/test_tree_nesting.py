@@ -130,3 +130,34 @@ def test_a_key_of_dots_is_told_in_no_time() -> None:
     dots = "." * (1 << 20)
     made, nests = flatten(node({"a": {"w": 1, dots: 2}, dots: 3}), "f.pt")
     assert plain(nest(made, nests)) == {"a": {"w": 1, dots: 2}, dots: 3}
+
+
+STATE = {
+    "state": {"a.w": {"step": 1, "exp_avg": 2}, "b": {"step": 3}},
+    "param_groups": "settings",
+}
+
+
+def test_the_state_of_parameters_is_seen_by_their_whole_names() -> None:
+    made, nests = flatten(node(STATE), "f.pt")
+    assert plain(made) == {
+        "state.a.w.step": 1,
+        "state.a.w.exp_avg": 2,
+        "state.b.step": 3,
+        "param_groups": "settings",
+    }
+    assert plain(nest(made, nests)) == STATE
+    new = {"state.x.y.w.step": 1, "state.a.step": 3, "state.count": 4, "param_groups": "settings"}
+    assert plain(nest(node(new), nests)) == {
+        "state": {"x.y.w": {"step": 1}, "a": {"step": 3}, "count": 4},
+        "param_groups": "settings",
+    }
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{"a.w": {"step": {"x": 1}}}, {"a.w": {"exp.avg": 1}}, {"a.w": {"step": 1}, "count": 2}],
+)
+def test_only_a_dict_for_each_parameter_is_its_state(state: dict[str, Any]) -> None:
+    found = [plain(value) for value in values_below(node({"state": state})) or ()]
+    assert found == list(state.values())
