@@ -8,7 +8,8 @@ that was not read shall vanish.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+from struct import pack
 from typing import Any
 
 from ..core.errors import printable
@@ -94,12 +95,18 @@ def _find_names(
     tensors = {known[id(e.value)]: e.key for e in before if type(e.value) is TensorRecord}
     values = {e.key: e.value for e in before if type(e.value) is not TensorRecord}
     objects = {id(value): key for key, value in values.items() if type(value) not in JSON_SCALARS}
+    found = [
+        tensors.get(origins.get(id(entry.value)) or "")
+        if type(entry.value) is TensorRecord
+        else _find_value(entry, values, objects)
+        for entry in after
+    ]
+    spare = _find_spare(values, set(found))
     names: dict[str, NewName] = {}
-    for entry in after:
-        if type(entry.value) is TensorRecord:
-            old = tensors.get(origins.get(id(entry.value)) or "")
-        else:
-            old = _find_value(entry, values, objects)
+    for entry, old in zip(after, found, strict=True):
+        if old is None and type(entry.value) in JSON_SCALARS:
+            alike = spare.get(_bits(entry.value))
+            old = alike.pop() if alike else None
         if old is None or old not in held or old in names:
             return None
         same = old == entry.key and metadata.planner is not None and old in metadata.planner
@@ -111,9 +118,26 @@ def _find_names(
 def _find_value(
     entry: SavedEntry, values: Mapping[str, Any], objects: Mapping[int, str]
 ) -> str | None:
-    """The key that a value had: by the object that it is, else by its name."""
+    """The key that a value had: by the object that it is, else its own if that has this value."""
     if id(entry.value) in objects and values[objects[id(entry.value)]] is entry.value:
         return objects[id(entry.value)]
-    was = values.get(entry.key)
-    same = type(was) in JSON_SCALARS and type(was) is type(entry.value) and was == entry.value
-    return entry.key if same else None
+    if type(entry.value) not in JSON_SCALARS or entry.key not in values:
+        return None
+    was = values[entry.key]
+    return entry.key if type(was) in JSON_SCALARS and _bits(was) == _bits(entry.value) else None
+
+
+def _find_spare(values: dict[str, Any], used: Container[str | None]) -> dict[Any, list[str]]:
+    """The keys of the plain values that stay under no name of their own, the first of them last, by
+    what they are: which of several equal ones gets a new name is the same.
+    """
+    spare: dict[Any, list[str]] = {}
+    for key, value in reversed(values.items()):
+        if type(value) in JSON_SCALARS and key not in used:
+            spare.setdefault(_bits(value), []).append(key)
+    return spare
+
+
+def _bits(value: Any) -> tuple[type, Any]:
+    """What a plain value is, to the bit."""
+    return type(value), pack("<d", value) if type(value) is float else value

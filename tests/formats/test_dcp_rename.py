@@ -102,6 +102,37 @@ def test_data_files_stay_and_names_alone_change(tmp_path: Path) -> None:
     assert migrate.diff(old, tmp_path / "back").equal
 
 
+def test_values_get_other_names_too(tmp_path: Path) -> None:
+    """As those of a flattened optimizer do, of which many are equal."""
+    optimizer: dict[str, Any] = {}
+    for number, lr in enumerate((0.1, 0.1, -0.0, 0.0, float("nan"))):
+        optimizer[f"state.{number}.w.exp_avg"] = torch.full((2,), float(number))
+        optimizer[f"param_groups.{number}.w.lr"] = lr
+        optimizer[f"param_groups.{number}.w.fused"] = None if number else True
+        optimizer[f"param_groups.{number}.w.betas"] = (0.9, 0.9 + number)
+    old = save(tmp_path / "old", {"model": {"w": torch.ones(3)}, "optimizer": optimizer})
+    text = 'rules:\n  - {name: r, from: "state.{i:int}.w.{s}", to: "state.{i+1}.w.{s}"}\n'
+    answer = migrate.apply(old, tmp_path / "new", rules=[rule(tmp_path, text)], at="optimizer")
+    assert [note for note in answer.notes if COPIED in note]
+    assert data(tmp_path / "new") == data(old)
+    target = {
+        "model": {"w": torch.empty(3)},
+        "optimizer": {
+            name.replace(f".{n}.", f".{n + 1}."): torch.empty(2) if "exp_avg" in name else 7
+            for n in range(5)
+            for name in optimizer
+            if f".{n}." in name
+        },
+    }
+    filled = loaded(tmp_path / "new", target)["optimizer"]
+    for number in range(5):
+        moments = filled[f"state.{number + 1}.w.exp_avg"]
+        assert torch.equal(moments, optimizer[f"state.{number}.w.exp_avg"])
+        for name in ("lr", "fused", "betas"):
+            was = optimizer[f"param_groups.{number}.w.{name}"]
+            assert repr(filled[f"param_groups.{number + 1}.w.{name}"]) == repr(was)
+
+
 def test_the_same_names_may_be_written_into_new_files(tmp_path: Path) -> None:
     old, text = source(tmp_path), rule(tmp_path, RENAME)
     answer = migrate.apply(old, tmp_path / "new", rules=[text], rewrite=True)
