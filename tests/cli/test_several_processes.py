@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -249,6 +250,41 @@ def test_verify_by_several_finds_what_one_finds(scene: Scene, tmp_path: Path) ->
     assert {status for status, _, _ in sampled} <= {0, 1}
     assert len({status for status, _, _ in sampled}) == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
+
+
+@pytest.mark.parametrize("words", [("--chunks", "4"), ("--max-shard-size", "1MB")])
+def test_chunks_of_one_tensor_in_files_of_several_ranks(
+    scene: Scene, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    start = ["apply", scene.source, "--rules", scene.folder / "rules.yaml", "-q"]
+    more = ["--output-format", "dcp", *words]
+    done(*start, "-o", tmp_path / "one", *more)
+    found = launch([*start, "-o", tmp_path / "out", *more], 3)
+    assert [status for status, _, _ in found] == [0, 0, 0], found
+    assert scene.made(tmp_path / "out") == scene.made(tmp_path / "one")
+    # and back, with the checksums of records compared by whoever copies them
+    back = ["apply", tmp_path / "out", "-o", tmp_path / "back", "-q", "--max-shard-size", "3MB"]
+    found = launch([*back, "--output-format", "safetensors"], 2)
+    assert [status for status, _, _ in found] == [0, 0], found
+    done("diff", tmp_path / "back", tmp_path / "one", "--tensors-only")
+
+
+def test_the_errors_of_computed_tensors_are_those_of_all(scene: Scene, tmp_path: Path) -> None:
+    safetensors(tmp_path / "in.safetensors", {f"t.{i}": ("F32", [300, 500]) for i in range(5)})
+    rule = rules(
+        tmp_path,
+        "rules: [{name: half, from: 't.{i:int}', to: 'u.{i}', via: [{cast: {to: float16}}]}]\n",
+    )
+    start = ["apply", tmp_path / "in.safetensors", "--rules", rule, "--allow", "lossy", "-q"]
+    start += ["--max-shard-size", "300kB"]
+    done(*start, "-o", tmp_path / "one", "--report", tmp_path / "one.json")
+    found = launch([*start, "-o", tmp_path / "several", "--report", tmp_path / "several.json"], 3)
+    assert [status for status, _, _ in found] == [0, 0, 0], found
+    one, several = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("one", "several"))
+    assert len(one["tensors"]) == 5
+    for what in ("complete", "tensors", "rules"):
+        assert several[what] == one[what]
+    assert scene.made(tmp_path / "several") == scene.made(tmp_path / "one")
 
 
 def test_torchrun_launches_apply_and_downgrade(scene: Scene, tmp_path: Path) -> None:

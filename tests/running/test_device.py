@@ -125,3 +125,16 @@ def test_without_a_gpu_cuda_is_refused(name: str, monkeypatch: pytest.MonkeyPatc
 def test_a_device_that_is_there_is_taken(device: str) -> None:
     assert devices.parse_device(device) == devices.Device(device)
     assert device == "cpu" or devices.parse_device(f"{device}:all").every
+
+
+@pytest.mark.parametrize(("local_rank", "name"), [(0, "cuda:0"), (1, "cuda:1"), (5, "cuda:1")])
+def test_each_process_of_a_machine_has_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, local_rank: int, name: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices.parse_device("cuda", local_rank) == devices.Device(name)
+    assert devices.parse_device("cuda:all", local_rank) == devices.Device(name, True)
+    assert devices.parse_device("cpu", local_rank) == devices.CPU
+    options = devices.read_options(device="cuda", local_rank=local_rank)
+    assert options.device == devices.Device(name)
