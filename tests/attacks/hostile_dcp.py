@@ -201,6 +201,8 @@ dead("paths-that-collide", "D5", lambda: good(TWO, AT, {"v": ("a",), "w": ("a",)
 dead("path-through-another", "D5", lambda: good(TWO, AT, {"v": ("a",), "w": ("a", "b")}), PAIR)
 dead("dict-and-list-at-once", "D5", lambda: good(TWO, AT, {"v": ("a", 0), "w": ("a", "b")}), PAIR)
 dead("path-through-a-bare-key", "D5", lambda: good(TWO, AT, {"v": ("w", "b")}), PAIR)
+# what has no path stands at the root, which the nested dict shows
+BEYOND_METADATA.add("dcp-path-through-a-bare-key")
 dead("path-of-nothing", "D5", lambda: good(planner={"w": ()}))
 
 
