@@ -32,7 +32,7 @@ from ..core.errors import fail, option, printable, refusal
 from ..core.types import PathLike, Progress, Ranks
 from .comparison import verify_output
 from .publish import RANKS, partial_folder
-from .ranks import POLL, Group, deal, facts_of, meet, require_quiet
+from .ranks import Group, deal, facts_of, meet, pause, require_quiet
 from .tiles import RunResult, TargetRun
 from .verify import Mismatch, Recomputation
 
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 # what the folder is called in which processes meet that compare
 SUFFIX = ".migrate-ranks"
+# seconds within which a network file system shows what another machine renamed
+SHOWN = 30.0
 
 
 class Terminated(KeyboardInterrupt):
@@ -149,20 +151,22 @@ def _say_published(group: Group) -> None:
 
 def _wait_for_the_end(group: Group, out: Path) -> None:
     """Returns when rank 0 has published; RunError M973 if it, or another one, failed."""
-    gone = 0
+    since = time.monotonic()
+    there = since
     while group.heard("published") is None:
         group.check()
         # rank 0 removes the folder last; a network file system shows the output later
-        gone = gone + 1 if not group.home.exists() else 0
+        gone = not group.home.exists()
+        there = there if gone else time.monotonic()
         if gone and os.path.lexists(out):
             return
-        if gone * POLL > 30:
+        if time.monotonic() > there + SHOWN:
             fail(
                 "M973",
                 f"rank 0 is gone, and {printable(str(out), 300)} is not there",
                 help="look at what rank 0 said",
             )
-        time.sleep(POLL)
+        pause(since)
 
 
 def verify_by_ranks(

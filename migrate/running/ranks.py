@@ -42,10 +42,12 @@ from ..source.blobs import Identity
 APPEAR = 60.0
 # between two signs of life; after so many without one a process of another machine is given up
 BEAT, SILENT = 2.0, 60.0
-# between two looks
-POLL = 0.1
+# between two looks: a twentieth of what is waited for already, from `SOON` on up to `POLL`
+SOON, POLL = 0.005, 0.2
 # that rank 0 waits for the others to see that all is done, before it removes the folder
 PARTING = 10.0
+# that a process which is being terminated looks for the reason
+INQUIRY = 1.0
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 _ENDED = ("left", "failed")
@@ -103,13 +105,14 @@ class Group:
 
     def wait(self, word: str, rank: int = 0, each: Callable[[], None] | None = None) -> Any:
         """What a process says, when it says it; `each` is called while it does not."""
+        since = time.monotonic()
         while (found := self.heard(word, rank)) is None:
             self.check()
             if rank in self._gone and self.heard(word, rank) is None:
                 self._trouble = self._trouble or self._end(rank, f"rank {rank} ended early")
             if each is not None:
                 each()
-            time.sleep(POLL)
+            pause(since)
         return found
 
     def check(self) -> None:
@@ -127,7 +130,7 @@ class Group:
         """What went wrong with another process, for one that is being terminated: most launchers
         end all when one has ended, before its word has gone round.
         """
-        until = time.monotonic() + 10 * POLL
+        until = time.monotonic() + INQUIRY
         while self._trouble is None and time.monotonic() < until:
             self.look()
             for rank, who in self._all.items() if self._trouble is None else ():
@@ -156,10 +159,10 @@ class Group:
 
     def part(self) -> None:
         """Rank 0 waits until the others have left, at most `PARTING` seconds."""
-        until = time.monotonic() + PARTING
+        since = time.monotonic()
         for rank in self._members:
-            while self.heard("left", rank) is None and time.monotonic() < until:
-                time.sleep(POLL)
+            while self.heard("left", rank) is None and time.monotonic() < since + PARTING:
+                pause(since)
 
     def beat(self) -> None:
         """Gives a sign of life."""
@@ -252,6 +255,13 @@ def meet(folder: Path, ranks: Ranks, facts: Mapping[str, Any]) -> Group:
     return _call(folder, ranks, facts) if not ranks.rank else _answer(folder, ranks, facts)
 
 
+def pause(since: float) -> None:
+    """Sleeps, the longer the longer ago `since` is: a wait is prolonged by a twentieth at most, and
+    the file system is asked a few times a second.
+    """
+    time.sleep(min(POLL, max(SOON, (time.monotonic() - since) / 20)))
+
+
 def facts_of(identities: Mapping[str, Identity] | None, digest: str) -> dict[str, Any]:
     """What all processes have to agree on: the version, the source's files (inode, size, mtime; not
     the device, which is another on each machine) and the digest of what is done with them.
@@ -319,11 +329,11 @@ def _call(folder: Path, ranks: Ranks, facts: Mapping[str, Any]) -> Group:
     group.beat()
     call = {"launch": group.home.name, "by": ranks.launch, "world": ranks.world, "who": myself()}
     _replace(folder / "call.json", {**call, "facts": facts})
-    until, beaten = time.monotonic() + APPEAR, time.monotonic()
+    since = beaten = time.monotonic()
     found: dict[int, dict[str, Any]] = {}
     try:
         while len(found) < ranks.world - 1:
-            if time.monotonic() > until:
+            if time.monotonic() > since + APPEAR:
                 _refuse_missing(folder, [n for n in range(1, ranks.world) if n not in found])
             if time.monotonic() - beaten > BEAT:
                 group.beat()
@@ -337,7 +347,7 @@ def _call(folder: Path, ranks: Ranks, facts: Mapping[str, Any]) -> Group:
             ]
             if differing:
                 _refuse_differing(differing)
-            time.sleep(POLL)
+            pause(since)
     except BaseException as error:
         group.fail(error)
         group.leave()
@@ -351,7 +361,8 @@ def _call(folder: Path, ranks: Ranks, facts: Mapping[str, Any]) -> Group:
 
 def _answer(folder: Path, ranks: Ranks, facts: Mapping[str, Any]) -> Group:
     nonce, answered, busy = os.urandom(8).hex(), "", None
-    until = time.monotonic() + APPEAR
+    since = time.monotonic()
+    until = since + APPEAR
     while True:
         if time.monotonic() > until:
             if busy and is_alive(busy):
@@ -382,7 +393,7 @@ def _answer(folder: Path, ranks: Ranks, facts: Mapping[str, Any]) -> Group:
             if roll is None and end is not None and answered == launch:
                 raise RunError([_diagnostic(str(end.get("message")))])
             busy = roll and call.get("who")
-        time.sleep(POLL)
+        pause(since)
 
 
 def _refuse_missing(folder: Path, missing: Sequence[int]) -> NoReturn:

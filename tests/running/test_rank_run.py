@@ -33,7 +33,6 @@ SIZE = 5 << 20
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("APPEAR", 2.0), ("BEAT", 0.1), ("POLL", 0.01), ("PARTING", 2.0)):
         monkeypatch.setattr(ranks, name, seconds)
-    monkeypatch.setattr(rank_run, "POLL", 0.01)
 
 
 @dataclass
