@@ -87,10 +87,15 @@ class _OtherError(Exception):
 
 def read_stream(data: bytes) -> MetadataContents | None:
     """What the stream says, None unless every byte of it is spelled as expected."""
+    reader = None
     try:
-        return _Reader(_frames(data)).contents()
+        reader = _Reader(_frames(data))
+        return reader.contents()
     except (_OtherError, IndexError, ContradictionError, UnicodeDecodeError):
         return None
+    finally:
+        if reader is not None:
+            reader.free()
 
 
 def _frames(data: bytes) -> Iterator[memoryview]:
@@ -201,6 +206,11 @@ class _Reader:
             ":text": _TEXT, ":number": _NUMBER, ":hint": b"(?:N|%b)" % _NUMBER,
             ":strides": b"(?:N|%b|%b|)" % (_NUMBERS, _REFERENCE), ":properties": _PROPERTIES,
         }  # fmt: skip
+
+    def free(self) -> None:
+        """Lets go of its own methods: a cycle would keep the memo until the collector comes by."""
+        self.values.clear()
+        self.productions.clear()
 
     def contents(self) -> MetadataContents:
         self.name(_Name(_METADATA, "Metadata"))
@@ -608,6 +618,7 @@ class _Reader:
             again = _Reader(iter([raw]))
             again.memo = self.memo
             found = self.known["properties", raw] = again.properties()
+            again.free()
             if again.at != len(raw):
                 raise _OtherError
         return found
