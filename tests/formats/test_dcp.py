@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import io
 import pickle
 import sys
@@ -416,6 +417,8 @@ class OfRank(dcp.FileSystemWriter):
 
 
 def save_of_ranks(folder: Path, *states: dict[str, Any]) -> Path:
+    if "use_collectives" not in inspect.signature(dcp.save).parameters:
+        pytest.skip(f"torch {torch.__version__} saves with collectives only")
     for number, state in enumerate(states):
         writer = OfRank(folder, number)
         dcp.save(state, storage_writer=writer, use_collectives=False)

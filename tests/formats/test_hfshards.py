@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,13 @@ from migrate import formats
 from migrate.core.errors import CheckpointError
 from migrate.source.blobs import ChunkedTensor
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
+    pytest.mark.skipif(
+        "save_distributed" not in inspect.signature(dcp.HuggingFaceStorageWriter).parameters,
+        reason=f"torch {torch.__version__} leaves no shards of ranks",
+    ),
+]
 
 STATE = {
     "rows": torch.arange(14.0).reshape(7, 2),
