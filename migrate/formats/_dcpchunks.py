@@ -1,5 +1,5 @@
 """The archives in the data files of torch.distributed.checkpoint: one for each chunk of a tensor
-and one for each value that is no tensor.
+and one for each other value.
 
 Each of them is what torch.save writes, and is read where it stands. The general reader takes a
 third of a millisecond for one, and there may be hundreds of thousands. But torch writes the
@@ -120,7 +120,7 @@ class ChunkReader:
         }
 
     def value(self, key: str, entry: BytesEntry) -> SavedValue | None:
-        """The value of an entry that is no tensor; None, and a problem, if it cannot be read."""
+        """The value of an entry without a tensor; None, and a problem, if it cannot be read."""
         try:
             part = entry.part
             if part.transforms:
@@ -249,7 +249,7 @@ class ChunkReader:
     def _chunk(
         self, key: str, entry: TensorEntry, chunk: SavedChunk, part: SavedPart
     ) -> tuple[TensorRecord, Stored] | SavedValue | None:
-        """The record of a chunk and where it lies. What is no plain tensor comes as the value that
+        """The record of a chunk and where it lies. Anything but a plain tensor is the value that
         it is.
         """
         dtype = entry.dtype

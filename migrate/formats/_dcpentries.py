@@ -52,11 +52,11 @@ class Entries:
             self._visit_dict(root, ())
 
     def check(self) -> None:
-        """M916 for what is no dict, and naming keys that collide."""
+        """M916 for anything but a dict, and naming keys that collide."""
         if type(self._root) is not DictNode:
             fail(
                 "M916",
-                "a distributed checkpoint holds a dict, and this checkpoint is none",
+                "a distributed checkpoint holds a dict, and this checkpoint is something else",
                 help=f"write another format: {option('output_format', 'torch')}",
             )
         if self._twice:

@@ -1,6 +1,6 @@
 """What a checkpoint of torch.distributed.checkpoint will be, to the byte, before a tensor is read.
 
-A data file is a chain of archives of torch.save: one for each value that is no tensor, and one for
+A data file is a chain of archives of torch.save: one for each value beside tensors, and one for
 each chunk of a tensor. Of the archives all but checksums is known beforehand, so the first of them
 is a file's header up to its data, and what lies between two chunks is sealed: the end of one
 archive and the begin of the next. Alike chunks have alike archives, which are made once.
@@ -49,7 +49,7 @@ from ..source.tree import FileTree, tensor_records
 from ._dcpentries import Entries, SavedEntry
 from ._torchwrite import archive, file, plain
 
-# bytes of a chunk where nobody says into how many parts tensors are cut
+# bytes of a chunk where no number of chunks is given
 CHUNK = 512 << 20
 
 
@@ -70,7 +70,7 @@ def describe(
     goes on in `__{r}_1.distcp`. Notes say what this format has no place for.
 
     M916 naming tensors that torch cannot hold, keys that would be one in a flat dict, keys that
-    stand for ranks, and for what is no dict, or no folder.
+    stand for ranks, and for anything but a dict, or but a folder.
     """
     if not folder:
         fail(

@@ -49,7 +49,7 @@ def emptied(value):
 
 def main(whole, *folders):
     warnings.simplefilter("ignore")
-    expected = torch.load(whole, weights_only=False)
+    expected = torch.load(whole, weights_only=True)
     found = []
     for folder in folders:
         assert FileSystemReader(folder).read_metadata().storage_data
@@ -59,7 +59,7 @@ def main(whole, *folders):
         with tempfile.TemporaryDirectory() as made:
             converted = os.path.join(made, "converted.pt")
             dcp_to_torch_save(folder, converted)
-            same(expected, torch.load(converted, weights_only=False), folder, found)
+            same(expected, torch.load(converted, weights_only=True), folder, found)
     print(torch.__version__, len(found))
 
 

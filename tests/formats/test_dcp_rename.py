@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,8 +48,12 @@ def source(folder: Path, **options: Any) -> Path:
 
 
 def described(folder: Path) -> Any:
-    # what torch wrote, or what was made of it
-    return pickle.loads((folder / ".metadata").read_bytes())
+    """What torch wrote, or what was made of it, as torch reads it."""
+    found = FileSystemReader(folder).read_metadata()
+    if found.storage_meta is not None:
+        # torch draws one each time that it reads
+        found.storage_meta.load_id = None
+    return found
 
 
 def data(folder: Path) -> dict[str, bytes]:

@@ -66,7 +66,7 @@ def unpacked(folder: Path) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         dcp_to_torch_save(folder, path)
-    return torch.load(path, weights_only=False)
+    return torch.load(path, weights_only=True)
 
 
 def saved_by_torch(folder: Path, value: dict[str, Any]) -> Metadata:

@@ -28,7 +28,7 @@ def test_a_training_of_two_ranks(
     ranks(2).run("training", "saves", str(tmp_path / "c"), spelling)
     # what stock torch makes of it, in one process
     dcp_to_torch_save(tmp_path / "c", tmp_path / "all.pt")
-    whole = torch.load(tmp_path / "all.pt", weights_only=False)
+    whole = torch.load(tmp_path / "all.pt", weights_only=True)
     model, _ = state_of(spelling != "nested")
     with formats.open(tmp_path / "c") as source:
         index = source.index

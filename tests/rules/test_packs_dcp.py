@@ -224,7 +224,7 @@ def written(folder: Path, case: Case) -> Path:
 def read(folder: Path) -> Any:
     out = folder.with_name(f"{folder.name}.read.pt")
     dcp_to_torch_save(folder, out)
-    return torch.load(out, weights_only=False)
+    return torch.load(out, weights_only=True)
 
 
 def assert_holds(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

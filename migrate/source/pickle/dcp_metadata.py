@@ -577,7 +577,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class BytesEntry:
-    """One value that is no tensor: a torch.save stream that lies in `part`."""
+    """One value beside tensors: a torch.save stream that lies in `part`."""
 
     part: SavedPart
 

@@ -168,7 +168,7 @@ def _productions() -> dict[str, _Production]:
         "place": _Production(
             *of("MetadataIndex"), "fqn", ":text", "index", ":hint", "offset", ":size", b"ub", *info
         ),
-        # that of a value which is no tensor has no offset
+        # that of a value beside tensors has no offset
         "value": _Production(*of("MetadataIndex"), "fqn", ":text", "index", ":hint", b"ub", *info),
     }  # fmt: skip
 
