@@ -205,7 +205,7 @@ CODEC_CLONES, CODEC_FASTER = 2.2, 3.5
 BEFORE_TIMES, BEFORE_MEMORY = 1.03, 1.05
 # distributed checkpoints: against cp -r of the output's bytes, with rows and with columns of ranks;
 # MB beyond start-up; against torch's converter
-DCP_ROWS, DCP_COLUMNS = 1.25, 1.6
+DCP_ROWS, DCP_ROWS_ZLIB, DCP_COLUMNS = 1.25, 1.7, 1.6
 DCP_PRIVATE, DCP_COLUMNS_PRIVATE, DCP_CONVERT = 80.0, 150.0, 3.0
 # seconds of `plan`, and 10x the chunks against the seconds of a tenth
 DCP_CHUNKS, DCP_OPEN, DCP_LINEAR = 100_000, 8.0, 12.0
