@@ -44,7 +44,8 @@ class BrokenEntryError(LookupError):
 class Registry(Generic[T]):
     """The objects called `attribute` in the modules of `package`, and entry points of `group`.
 
-    Modules whose name starts with `_` are not entries, nor is `base`, the contract.
+    Modules whose name starts with `_` are not entries, nor is `base`, the contract, nor a package,
+    which is what entries are made of.
     """
 
     def __init__(self, package: str, group: str, attribute: str) -> None:
@@ -64,7 +65,7 @@ class Registry(Generic[T]):
                 sorted(
                     m.name
                     for m in pkgutil.iter_modules(where)
-                    if not m.name.startswith("_") and m.name != "base"
+                    if not (m.name.startswith("_") or m.name == "base" or m.ispkg)
                 )
             )
         return self._builtin

@@ -1,0 +1,407 @@
+"""Numbers out of the parts of a layout: one text for numpy and torch, box by box.
+
+A box is worked on in chunks that fit a cache. Where a quicker way to the same bits is known for a
+layout (`lookup`, in numpy, `fused`, in torch), it is taken; what it does not take, ragged ends and
+rare forms, goes the general way here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import lcm, prod
+from typing import TYPE_CHECKING, Any
+
+from ...core.spec import Spec
+from ...elements.numbers import is_numpy, module
+from ...elements.raw import carrier
+from .geometry import Extents, Held, geometry
+from .layout import ElementType, Field, Grid, NumberLayout, Packing, Term
+from .tables import narrowed, values_like, widened
+from .unpacking import codes, field_codes, field_numbers, records
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ...ops.base import Box, Meter
+
+    Array = np.ndarray[Any, Any]
+
+# numbers of one step: as float32 they and what they are made of fit a core's cache
+CHUNK = 1 << 16
+# and on another device, where a step costs a launch of each operation
+CHUNK_OF_DEVICE = 1 << 25
+
+
+def decode(
+    layout: NumberLayout,
+    specs: Mapping[str, Spec],
+    arrays: Mapping[str, Any],
+    dtype: str,
+    box: Box,
+    out: Any,
+    meter: Meter | None = None,
+) -> None:
+    """Fills `out`, raw elements of `dtype`, with the numbers of `box`.
+
+    `arrays` holds the raw elements of the boxes that `Extents.needs` names, numpy's or torch's,
+    as `out` is; the bits do not depend on which. OpError as `geometry`.
+    """
+    geo = geometry(layout, specs)
+    if 0 in out.shape:
+        return
+    full = geo.inner(box)
+    if layout.flat:
+        _decode_flat(geo, arrays, dtype, box, full, out)
+        return
+    _Decoding(geo, arrays, dtype, full).into(out.reshape([high - low for low, high in full]))
+
+
+def _decode_flat(
+    geo: Extents, arrays: Mapping[str, Any], dtype: str, box: Box, full: Box, out: Any
+) -> None:
+    low, high = full[-1]
+    work = _Decoding(geo, arrays, dtype, full)
+    if high - low == prod(out.shape) and _is_contiguous(out):
+        work.into(out.reshape(1, -1))
+        return
+    made = _empty((1, high - low), dtype, out)
+    work.into(made)
+    lengths = [stop - first for first, stop in box]
+    strides = [prod(geo.shape[axis + 1 :]) for axis in range(len(box))]
+    if is_numpy(out):
+        import numpy as np
+
+        size = made.itemsize
+        out[...] = np.lib.stride_tricks.as_strided(
+            made, lengths, [s * size for s in strides], writeable=False
+        )
+    else:
+        out.copy_(made.as_strided(lengths, strides))
+
+
+class _Decoding:
+    """One box of one tensor."""
+
+    def __init__(self, geo: Extents, arrays: Mapping[str, Any], dtype: str, full: Box) -> None:
+        self._geo, self._layout, self._arrays = geo, geo.layout, arrays
+        self._dtype, self._full = dtype, full
+        self._lead = [high - low for low, high in full[:-2]]
+        self._parts = {
+            grid: self._entries(grid) for grid in self._layout.grids() if grid.field is None
+        }
+        self._raw = self._codes()
+
+    def into(self, out: Any) -> None:
+        """Fills `out` [..., rows, columns]."""
+        rows, columns = self._full[-2:]
+        for at in product(*map(range, self._lead)):
+            for chunk in self._chunks(rows, columns, is_numpy(out)):
+                (top, bottom), (left, right) = chunk
+                self._chunk(
+                    at,
+                    chunk,
+                    out[at][
+                        top - rows[0] : bottom - rows[0], left - columns[0] : right - columns[0]
+                    ],
+                )
+
+    def _chunks(self, rows: tuple[int, int], columns: tuple[int, int], near: bool) -> list[Held]:
+        size = CHUNK if near else CHUNK_OF_DEVICE
+        high, wide = self._units()
+        across = max(wide, min(columns[1] - columns[0], size) // wide * wide)
+        down = max(high, size // across // high * high)
+        return [
+            Held((top, min(top + down, rows[1])), (left, min(left + across, columns[1])))
+            for top in _cuts(rows, down)
+            for left in _cuts(columns, across)
+        ]
+
+    def _units(self) -> tuple[int, int]:
+        """Rows and columns at which chunks are cut."""
+        packing, unit = self._layout.codes, self._geo.unit()
+        down = isinstance(packing, Packing) and packing.axis == -2
+        high, wide = (unit, 1) if down else (1, unit)
+        for grid in self._layout.grids():
+            if not grid.index and 0 < (each := grid.block[1]) <= 1024:
+                wide = lcm(wide, each)
+        return high, wide
+
+    # the parts
+
+    def _codes(self) -> Any:
+        raw = self._arrays[self._layout.role]
+        if self._layout.flat:
+            return raw.reshape(1, -1)
+        packing = self._layout.codes
+        lead = len(self._full) - 2
+        axes = 3 if isinstance(packing, Packing) and packing.run else 2
+        missing = lead + axes - len(raw.shape)
+        return raw.reshape((1,) * missing + tuple(raw.shape)) if missing > 0 else raw
+
+    def _entries(self, grid: Grid) -> Any:
+        """The entries of a grid as numbers [..., rows, columns], from `entries_held` on."""
+        geo, spec = self._geo, self._geo.spec(grid.role)
+        raw = self._arrays[grid.role]
+        held, at = geo.entries_held(grid, self._full), geo.entries_at(grid, self._full)
+        if self._layout.flat:
+            raw = raw.reshape(1, -1)
+        elif len(raw.shape) != len(geo.form(grid)):
+            raw = raw.reshape(_with_axes(grid, raw.shape, self._lead, len(geo.form(grid))))
+        if grid.swizzled:
+            raw = _unswizzled(raw)
+        elif grid.packing is not None:
+            raw = codes(raw, grid.packing, spec.dtype, grid.transposed)
+        elif grid.transposed:
+            raw = raw.swapaxes(-1, -2)
+        (top, bottom), (left, right) = (
+            (low - first, high - first) for (low, high), (first, _) in zip(held, at, strict=True)
+        )
+        raw = raw[..., top:bottom, left:right]
+        if grid.elements is not None:
+            return _looked_up(self._table(grid.elements, raw), raw)
+        return widened(_contiguous(raw), grid.byte if spec.dtype == "uint8" else spec.dtype)
+
+    def _table(self, elements: ElementType, like: Any) -> Any:
+        if elements.part:
+            return widened(_contiguous(self._arrays[elements.part].reshape(-1)), "float32")
+        return values_like(elements, like)
+
+    # one chunk
+
+    def _chunk(self, at: tuple[int, ...], chunk: Held, out: Any) -> None:
+        layout = self._layout
+        box = (*((i, i + 1) for i in at), *chunk)
+        raw, held = self._words(at, box)
+        (top, bottom), (left, right) = (
+            (low - first, high - first) for (low, high), (first, _) in zip(chunk, held, strict=True)
+        )
+        if isinstance(layout.codes, Field):
+            raw = records(raw, layout.record.nbytes)
+            found = field_codes(raw, layout.codes)
+            found = found.reshape(found.shape[0], -1)
+        else:
+            found = codes(
+                raw, layout.codes, self._geo.spec(layout.role).dtype, layout.codes.transposed
+            )
+        found = found[top:bottom, left:right]
+        floats = _looked_up(self._table(layout.elements, found), found)
+        if layout.zero is not None:
+            floats -= self._over(floats, (Term("*", layout.zero),), at, chunk, raw, held)
+        with _quiet():
+            if layout.scale:
+                floats *= self._over(floats, layout.scale, at, chunk, raw, held)
+            if layout.after is not None:
+                floats *= _float(layout.after, floats)
+            if layout.less:
+                floats -= self._over(floats, layout.less, at, chunk, raw, held)
+        narrowed(floats, self._dtype, out)
+
+    def _words(self, at: tuple[int, ...], box: Box) -> tuple[Any, Held]:
+        """The stored words of a chunk, and which codes these are."""
+        layout, packing = self._layout, self._layout.codes
+        held = self._geo.codes_held(box)
+        whole = self._geo.codes_held(self._full)
+        sides = [
+            (low - first, high - first) for (low, high), (first, _) in zip(held, whole, strict=True)
+        ]
+        array = self._raw[at]
+        if isinstance(packing, Field):
+            record = layout.record
+            (top, bottom), (left, right) = (
+                sides[0],
+                (
+                    n // record.codes * record.nbytes
+                    for n in (sides[1][0], sides[1][1] + record.codes - 1)
+                ),
+            )
+            return array[top:bottom, left:right], held
+        dtype = self._geo.spec(layout.role).dtype
+        sides[packing.axis] = tuple(packing.words(n, dtype) for n in sides[packing.axis])  # type: ignore[assignment]
+        if packing.transposed:
+            sides.reverse()
+        (top, bottom), (left, right) = sides
+        if packing.run:
+            left, right = left // packing.run, -(-right // packing.run)
+        return array[top:bottom, left:right], held
+
+    def _over(
+        self,
+        floats: Any,
+        terms: Sequence[Term],
+        at: tuple[int, ...],
+        chunk: Held,
+        raw: Any,
+        held: Held,
+    ) -> Any:
+        """What a chain makes for each number of a chunk, in a shape that spreads over it."""
+        blocks = [self._sides(t.what) for t in terms if isinstance(t.what, Grid)]
+        rows, columns = (
+            min((b for b in sides if b), default=0) for sides in zip(*blocks, strict=True)
+        )
+        cells = Held(_cells(chunk.rows, rows), _cells(chunk.columns, columns))
+        found: Any = None
+        for how, what in terms:
+            if isinstance(what, Grid):
+                step = self._spread(what, at, cells, (rows, columns), chunk, raw, held)
+            else:
+                step = _float(what, floats)
+            if found is None:
+                found = step
+            elif how == "*":
+                found = found * step
+            elif how == "/":
+                found = found / step
+            else:
+                found = found + step
+        for axis, side, each in ((-2, chunk.rows, rows), (-1, chunk.columns, columns)):
+            if each > 1 and found.shape[axis] > 1:
+                found = _repeated(found, each, axis)
+                skip = side[0] % each
+                kept = slice(skip, skip + side[1] - side[0])
+                found = found[kept] if axis == -2 else found[..., kept]
+        return found
+
+    def _sides(self, grid: Grid) -> tuple[int, int]:
+        """Rows and columns of numbers that share an entry; 0 is a whole axis."""
+        rows, columns = self._geo.block(grid)
+        return rows, 1 if grid.index else columns
+
+    def _spread(
+        self,
+        grid: Grid,
+        at: tuple[int, ...],
+        cells: Held,
+        each: tuple[int, int],
+        chunk: Held,
+        raw: Any,
+        held: Held,
+    ) -> Any:
+        """The entries of a grid for each cell of a chunk, of rows and columns that it may lack."""
+        if grid.field is not None:
+            found = self._of_records(grid.field, grid.elements, raw)
+            first: tuple[int, int] = held.rows[0], held.columns[0] // self._geo.block(grid)[1]
+        else:
+            found = self._parts[grid]
+            found = found[at] if grid.leading else found[(0,) * len(at)]
+            inside = self._geo.entries_held(grid, self._full)
+            first = inside.rows[0], inside.columns[0]
+        for axis, block in enumerate(self._sides(grid)):
+            if not block:
+                continue
+            low, high = cells[axis]
+            if grid.index and axis == 1:
+                start = self._full[-1][0]
+                index = self._arrays[grid.index][
+                    chunk.columns[0] - start : chunk.columns[1] - start
+                ]
+                found = _taken(found, index, 1)
+            elif block == each[axis]:
+                kept = slice(low - first[axis], high - first[axis])
+                found = found[kept] if axis == 0 else found[:, kept]
+            else:
+                steps = [i * each[axis] // block - first[axis] for i in range(low, high)]
+                found = _taken(found, steps, axis)
+        return found
+
+    def _of_records(self, field: Field, elements: ElementType | None, raw: Any) -> Any:
+        if elements is None:
+            numbers = field_numbers(raw, field)
+            return widened(numbers.reshape(numbers.shape[0], -1), field.dtype)
+        found = field_codes(raw, field)
+        return _looked_up(values_like(elements, found), found.reshape(found.shape[0], -1))
+
+
+def _cells(side: tuple[int, int], each: int) -> tuple[int, int]:
+    return (side[0] // each, -(-side[1] // each)) if each else (0, 1)
+
+
+def _cuts(side: tuple[int, int], step: int) -> range:
+    """Where parts of a side begin."""
+    return range(side[0], side[1], step)
+
+
+def _with_axes(grid: Grid, shape: Sequence[int], lead: Sequence[int], axes: int) -> tuple[int, ...]:
+    """The shape of a box of a grid with the axes that it lacks where it is stored."""
+    left = list(shape)
+    if prod(shape) == 1:
+        return (1,) * axes
+    inner = [not b for b in grid.block]
+    if grid.transposed:
+        inner.reverse()
+    whole = [*(not grid.leading,) * (axes - 2), *inner]
+    return tuple(1 if lacks else left.pop(0) for lacks in whole)
+
+
+def _unswizzled(raw: Any) -> Any:
+    """Tiles of 128 rows and 4 columns, each 32 x 16 bytes, in rows and columns."""
+    *lead, high, wide = raw.shape
+    tiles = raw.reshape(*lead, high // 32, wide // 16, 32, 4, 4)
+    # byte (i % 32) * 16 + (i % 128) // 32 * 4 + j % 4 of tile (i // 128, j // 4)
+    n = len(lead)
+    order = (*range(n), n, n + 3, n + 2, n + 1, n + 4)
+    moved = tiles.transpose(order) if is_numpy(raw) else tiles.permute(order)
+    return moved.reshape(*lead, high * 4, wide // 4)
+
+
+def _looked_up(table: Any, found: Any) -> Any:
+    if is_numpy(found):
+        return table.take(found, mode="clip")
+    flat = found.reshape(-1)
+    return table.index_select(0, flat.int()).reshape(found.shape)
+
+
+def _taken(array: Any, index: Any, axis: int) -> Any:
+    if is_numpy(array):
+        import numpy as np
+
+        number = np.asarray(index)
+        if number.dtype.kind == "u":
+            number = number.view(f"i{number.itemsize}")
+        return array.take(number, axis)
+    import torch
+
+    if isinstance(index, torch.Tensor):
+        return array.index_select(axis, index)
+    return array.index_select(axis, torch.tensor(index, device=array.device))
+
+
+def _repeated(array: Any, each: int, axis: int) -> Any:
+    if is_numpy(array):
+        return module(array).repeat(array, each, axis)
+    return array.repeat_interleave(each, axis)
+
+
+def _float(value: float, like: Any) -> Any:
+    if is_numpy(like):
+        import numpy as np
+
+        return np.float32(value)
+    # a number of Python's that is a float32 is one of each step too
+    return value
+
+
+def _contiguous(array: Any) -> Any:
+    if is_numpy(array):
+        import numpy as np
+
+        return np.ascontiguousarray(array)
+    return array.contiguous()
+
+
+def _is_contiguous(array: Any) -> bool:
+    return bool(array.flags.c_contiguous if is_numpy(array) else array.is_contiguous())
+
+
+def _empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+    if is_numpy(like):
+        import numpy as np
+
+        return np.empty(shape, carrier(dtype))
+    return like.new_empty(shape)
+
+
+def _quiet() -> Any:
+    import numpy as np
+
+    return np.errstate(all="ignore")

@@ -1,0 +1,203 @@
+"""The numbers of a layout, plainly: the one reference that every codec is checked against.
+
+It shares with decoding what a layout says and the arithmetic of shapes, and nothing else: codes are
+read bit by bit, the place of every entry is worked out for every number, and each step is computed
+in float64, where products of floats of 24 bits are exact and sums and quotients are rounded so
+finely that rounding again is rounding once (Figueroa 1995), and then rounded to float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...core.spec import BITS, Spec
+from ...elements.raw import carrier
+from .geometry import Extents, geometry
+from .layout import ElementType, Field, Grid, NumberLayout, Packing, Term
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+_QUIET = {"float32": 0x7FC00000, "bfloat16": 0x7FC0, "float16": 0x7E00}
+
+
+def reference(
+    layout: NumberLayout, specs: Mapping[str, Spec], arrays: Mapping[str, Array], dtype: str
+) -> Array:
+    """All numbers of whole parts, raw elements of numpy both. OpError as `geometry`."""
+    import numpy as np
+
+    geo = geometry(layout, specs)
+    full = geo.full
+    out = np.empty(full, carrier(dtype))
+    with np.errstate(all="ignore"):
+        for at in np.ndindex(full[:-2]):
+            out[at] = _rounded(_matrix(geo, arrays, at), dtype)
+    return out.reshape(geo.shape)
+
+
+def _matrix(geo: Extents, arrays: Mapping[str, Array], at: tuple[int, ...]) -> Array:
+    """The float32 numbers of one matrix, as float64."""
+    layout, (rows, columns) = geo.layout, geo.full[-2:]
+    raw = arrays[layout.role]
+    if isinstance(layout.codes, Field):
+        packed = raw.reshape(*geo.full[:-2], rows, -1, layout.record.nbytes)[at]
+        codes = _field(packed, layout.codes)
+    elif layout.flat:
+        codes = _codes(raw.reshape(1, -1), layout.codes, geo.spec(layout.role).dtype, False)
+    else:
+        inner = 3 if layout.codes.run else 2
+        matrix = raw.reshape(*geo.full[:-2], *(1, 1, 1, *raw.shape)[-inner:])[at]
+        matrix = matrix.reshape(matrix.shape[0], -1)
+        codes = _codes(matrix, layout.codes, geo.spec(layout.role).dtype, layout.codes.transposed)
+    numbers = _values(layout.elements, arrays)[codes[:rows, :columns]]
+    if layout.zero is not None:
+        numbers = numbers - _grid(geo, layout.zero, arrays, at)
+    if layout.scale:
+        numbers = _single(numbers * _chain(geo, layout.scale, arrays, at))
+    if layout.after is not None:
+        numbers = _single(numbers * layout.after)
+    if layout.less:
+        numbers = _single(numbers - _chain(geo, layout.less, arrays, at))
+    return numbers
+
+
+def _chain(
+    geo: Extents, terms: tuple[Term, ...], arrays: Mapping[str, Array], at: tuple[int, ...]
+) -> Array:
+    import numpy as np
+
+    found: Array = np.ones((1, 1))
+    for number, (how, what) in enumerate(terms):
+        step: Any = _grid(geo, what, arrays, at) if isinstance(what, Grid) else what
+        if not number:
+            found = step
+        else:
+            found = _single(
+                found * step if how == "*" else found / step if how == "/" else found + step
+            )
+    return found
+
+
+def _grid(geo: Extents, grid: Grid, arrays: Mapping[str, Array], at: tuple[int, ...]) -> Array:
+    """The entry of every number of a matrix."""
+    import numpy as np
+
+    rows, columns = (np.arange(n) for n in geo.full[-2:])
+    high, wide = geo.block(grid)
+    row = rows // high if high else rows * 0
+    column = columns // wide if wide else columns * 0
+    if grid.field is not None:
+        packed = arrays[grid.role].reshape(*geo.full[:-2], len(rows), -1, geo.layout.record.nbytes)[
+            at
+        ]
+        if grid.elements is None:
+            size = BITS[grid.field.dtype] // 8
+            taken = np.ascontiguousarray(packed[..., grid.field.at : grid.field.at + size])
+            entries = _widened(taken.view(f"<u{size}").reshape(len(rows), -1), grid.field.dtype)
+        else:
+            entries = _values(grid.elements, arrays)[_field(packed, grid.field)]
+        return entries[:, column]
+    if grid.index:
+        column = arrays[grid.index].astype("i8")
+    raw, dtype = arrays[grid.role], geo.spec(grid.role).dtype
+    if geo.layout.flat:
+        matrix = raw.reshape(1, -1)
+    else:
+        form = geo.form(grid)
+        matrix = raw.reshape(form)[at if grid.leading else (0,) * len(at)]
+    if grid.swizzled:
+        i, j = row[:, None], column[None, :]
+        # 512 bytes for each tile of 128 rows and 4 columns
+        across = matrix.shape[1] // 16
+        place = (i // 128 * across + j // 4) * 512 + i % 32 * 16 + i % 128 // 32 * 4 + j % 4
+        picked: Array = matrix.reshape(-1)[place]
+    else:
+        if grid.packing is not None:
+            matrix = _codes(matrix, grid.packing, dtype, grid.transposed)
+        elif grid.transposed:
+            matrix = matrix.T
+        picked = matrix[np.ix_(row, column)]
+    if grid.elements is not None:
+        return _values(grid.elements, arrays)[picked]
+    found: Array = _widened(picked, grid.byte if dtype == "uint8" else dtype)
+    return found
+
+
+def _codes(words: Any, packing: Packing, dtype: str, transposed: bool) -> Any:
+    """The codes of a stored matrix of words, in the rows and columns of the numbers."""
+    import numpy as np
+
+    matrix = words.T if transposed else words
+    word = BITS[dtype]
+    if word == packing.bits and not packing.plus:
+        return matrix
+    lines = np.ascontiguousarray(matrix if packing.axis == -1 else matrix.T)
+    per = word // packing.bits
+    if packing.plus and not packing.dense:
+        lines = lines + lines.dtype.type(sum(packing.plus << packing.bits * i for i in range(per)))
+    bits = np.unpackbits(lines.view("u1"), axis=-1, bitorder="little")
+    if packing.dense:
+        count = bits.shape[-1] // packing.bits
+        fields: Any = bits[:, : count * packing.bits].reshape(len(lines), count, packing.bits)
+    else:
+        each = bits.reshape(len(lines), -1, word)[..., : per * packing.bits]
+        fields = each.reshape(len(lines), -1, per, packing.bits)
+        fields = fields[:, :, list(packing.order or range(per))]
+        fields = fields.reshape(len(lines), -1, packing.bits)
+    codes = (fields.astype("u2") << np.arange(packing.bits, dtype="u2")).sum(-1)
+    if packing.plus and packing.dense:
+        codes = codes + packing.plus & (1 << packing.bits) - 1
+    return codes if packing.axis == -1 else codes.T
+
+
+def _field(packed: Array, field: Field) -> Array:
+    """The codes of records [rows, records, nbytes] as [rows, records * count]."""
+    import numpy as np
+
+    codes = np.zeros((*packed.shape[:2], field.count), "u1")
+    for piece in field.pieces:
+        taken = packed[..., list(piece.bytes)] >> np.array(piece.shifts, "u1")
+        codes |= (taken & (1 << piece.bits) - 1) << piece.left
+    return codes.reshape(len(packed), -1)
+
+
+def _values(elements: ElementType, arrays: Mapping[str, Array]) -> Array:
+    import numpy as np
+
+    if elements.part:
+        return _widened(arrays[elements.part].reshape(-1), "float32")
+    return np.array(elements.values())
+
+
+def _widened(raw: Array, dtype: str) -> Array:
+    """Raw elements as float64."""
+    import numpy as np
+
+    if dtype in ("float32", "float16"):
+        return np.ascontiguousarray(raw).view(f"<f{raw.itemsize}").astype("f8")
+    if dtype == "bfloat16":
+        return (raw.astype("<u4") << 16).view("<f4").astype("f8")
+    if dtype == "float8_e8m0fnu":
+        return np.where(raw == 255, np.nan, 2.0 ** (raw.astype("f8") - 127))
+    return np.array(ElementType(8, dtype=dtype).values())[raw]
+
+
+def _single(numbers: Any) -> Any:
+    return numbers.astype("<f4").astype("f8")
+
+
+def _rounded(numbers: Array, dtype: str) -> Array:
+    """float32 numbers as raw elements, to the nearest, ties to even; NaN as the quiet one."""
+    import numpy as np
+
+    single = np.ascontiguousarray(numbers, "<f4")
+    if dtype == "bfloat16":
+        bits = single.view("<u4").astype("<u8")
+        raw = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype("<u2")
+    else:
+        raw = single.view("<u4") if dtype == "float32" else single.astype("<f2").view("<u2")
+    return np.where(np.isnan(single), _QUIET[dtype], raw)
