@@ -5,14 +5,21 @@ rules write is its `name`. A codec knows neither keys nor files. Each part has a
 names of parts on disk are in `leaves`, for detection and for the check that no part is
 stranded. `dequantize`, `quantize` and detection are the only users.
 
+What a rule may say beside `codec` and `dtype` the codec declares in its `Args`, a frozen dataclass
+whose fields have descriptions and limits (`arg`). Rules write them flat, and from the declaration
+alone come what a rule file may say, its schema, the reference page and the inverse.
+
 Arrays are of raw elements and boxes are regions, as for a `ValueOp` (`ops/base.py`): numpy on the
 CPU, torch tensors on another device, where the same bits must come out. A meter may be given
 the errors of a sample only, where measuring all would take longer than computing.
 
-A codec makes the choices that a format leaves open by name (`like`), because two libraries that
-read the same format need not write the same codes. `reference` and `reference_parts` are written a
-second time without torch and without haste: `verify` compares with them, and so does the kit
-(`testing/codeckit.py`) that every codec must pass.
+Lists of specs and of arrays are in the order of `parts`; None stands for a part that is not there.
+
+A codec makes the choices that a format leaves open by name: `like` is whose arithmetic encodes,
+because two libraries that read the same format need not write the same codes, and `form` how parts
+are stored. `reference` and `reference_parts` are written a second time without torch and without
+haste: `verify` compares with them, and so does the kit (`testing/codeckit.py`) that every codec
+must pass.
 
 Provisional: number formats to come will change this contract, so a codec of a third party should
 name the version of migrate that it was written for.
@@ -21,18 +28,27 @@ name the version of migrate that it was written for.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass as dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from ..core.declaration import Dtype as Dtype
+from ..core.declaration import Flag as Flag
+from ..core.declaration import Integer as Integer
+from ..core.declaration import Integers as Integers
+from ..core.declaration import Text as Text
+from ..core.declaration import arg as arg
+from ..core.declaration import check_limits
 from ..core.errors import OpError as OpError
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
-    from ..ops.base import Box, Meter
+    from ..ops.base import Array, Box, Meter
 
 
-# what becomes of numbers that are not finite, in every codec
+# what becomes of numbers that are not finite, in every codec that encodes
 NON_FINITE = ("refuse", "saturate", "keep")
+# bytes of a part that is read while planning
+MOST_PLANNED = 64 << 10
 
 
 class Leaves(NamedTuple):
@@ -44,71 +60,91 @@ class Leaves(NamedTuple):
     by_role: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a rule may say to `dequantize` and `quantize` beside codec and dtype; None: not said. A
-    codec refuses what it has no use for.
-    """
-
-    block: tuple[int, ...] | None = None
-    like: str | None = None
-    scale: str | None = None
-    scale_fmt: str | None = None
-    non_finite: str = "refuse"
-
-
 class Codec:
-    """Base of all codecs."""
+    """Base of all codecs. One that has no `encoded` is decoded only: rules with it are one way."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     # the roles in the order in which arrays are passed
     parts: ClassVar[tuple[str, ...]]
+    # those of them that a tensor may be without
+    optional: ClassVar[tuple[str, ...]] = ()
+    # those of them whose bytes `settle` is given while planning, at most MOST_PLANNED of each:
+    # they say what no header says, as the shape of the numbers
+    planning: ClassVar[tuple[str, ...]] = ()
     # parts that travel together, by producer
     leaves: ClassVar[tuple[Leaves, ...]]
     # parts that encoding the others leaves in `memo` (`recall`): files hold them behind the others,
     # so that numbers are read once
     follow: ClassVar[tuple[str, ...]] = ()
-    # what rule files may say, whatever the tensors are: the words of `like`, `scale` and
-    # `scale_fmt`, of which those that are not here can be any; the length of `block`, and the
-    # dtypes of the numbers
-    words: ClassVar[Mapping[str, Collection[str]]] = {}
-    sides: ClassVar[int | None] = None
+    # the dtypes of the numbers; empty: any
     numbers: ClassVar[Collection[str]] = ()
     # bytes for each element that `reference` and `reference_parts` take beside what they are given
     # and make; None: whole arrays of float64
     reference_width: ClassVar[int | None] = None
 
-    def validate(self, options: Options, encoding: bool) -> None:
-        """OpError M308 for options or values of options that this codec does not have."""
+    @dataclass(frozen=True, slots=True)
+    class Args:
+        """What a rule may say to this codec."""
 
-    def decoded(self, options: Options, specs: Sequence[Spec], dtype: str) -> Spec:
-        """The spec of the numbers; `specs` in the order of `parts`. OpError M303, M304 naming
-        shapes where parts do not fit each other.
+    @property
+    def encodes(self) -> bool:
+        """Whether numbers can be encoded."""
+        return type(self).encoded is not Codec.encoded
+
+    def validate(self, args: Any, encoding: bool) -> None:
+        """OpError M308 for arguments that no tensor could satisfy. What `arg` says of each is
+        checked here; a codec with more to say calls this first.
+        """
+        check_limits(args, lambda: self.name)
+
+    def settle(self, args: Any, specs: Sequence[Any], values: Mapping[str, bytes]) -> Any:
+        """The arguments that decoding these parts is given: `args`, and what the bytes of the parts
+        in `planning` say, by role.
+
+        OpError M310, naming both, where bytes and the shapes of the parts disagree.
+        """
+        return args
+
+    def foreseen(self, args: Any, spec: Spec) -> Mapping[str, bytes]:
+        """By role, the bytes of the parts in `planning` that encoding makes of a tensor of this
+        spec: what is encoded can be decoded again without a look at it.
+        """
+        return {}
+
+    def making(self, args: Any, roles: Collection[str]) -> Any:
+        """`args` such that encoding makes these parts and no others; the caller looks at `encoded`
+        whether it does.
+        """
+        return args
+
+    def decoded(self, args: Any, specs: Sequence[Any], dtype: str) -> Spec:
+        """The spec of the numbers. OpError M303, M304, M310 naming shapes where parts do not fit
+        each other, M408 without a part that these need.
         """
         raise NotImplementedError
 
-    def encoded(self, options: Options, spec: Spec) -> list[Spec]:
-        """The specs of the parts, in order, of a tensor of this spec. OpError if there are none."""
+    def encoded(self, args: Any, spec: Spec) -> Sequence[Spec | None]:
+        """The specs of the parts of a tensor of this spec. OpError if there are none."""
         raise NotImplementedError
 
-    def decode_needs(self, options: Options, specs: Sequence[Spec], box: Box) -> list[Box]:
+    def decode_needs(self, args: Any, specs: Sequence[Any], box: Box) -> Sequence[Box | None]:
         """The box of each part that a box of the numbers comes from."""
         raise NotImplementedError
 
-    def encode_needs(self, options: Options, spec: Spec, part: int, box: Box) -> Box:
+    def encode_needs(self, args: Any, spec: Spec, part: int, box: Box) -> Box:
         """The box of the numbers that a box of part number `part` comes from."""
         raise NotImplementedError
 
-    def grain(self, options: Options, spec: Spec, part: int | None) -> tuple[int, ...]:
+    def grain(self, args: Any, spec: Spec, part: int | None) -> tuple[int, ...]:
         """Multiples at which boxes of a part, or of the numbers (None), are cut at little cost."""
         raise NotImplementedError
 
     def decode(
         self,
-        options: Options,
+        args: Any,
         arrays: Sequence[Any],
-        specs: Sequence[Spec],
+        specs: Sequence[Any],
         dtype: str,
         box: Box,
         out: Any,
@@ -117,13 +153,13 @@ class Codec:
         """Fills `out` with the numbers of `box`: computed in float32, rounded to `dtype` once."""
         raise NotImplementedError
 
-    def remembers(self, options: Options, spec: Spec) -> int:
+    def remembers(self, args: Any, spec: Spec) -> int:
         """The most bytes that `encode` keeps in `memo`."""
         return 0
 
     def encode(
         self,
-        options: Options,
+        args: Any,
         array: Any,
         spec: Spec,
         part: int,
@@ -142,31 +178,41 @@ class Codec:
         raise NotImplementedError
 
     def recall(
-        self, options: Options, spec: Spec, part: int, box: Box, out: Any, memo: dict[str, Any]
+        self, args: Any, spec: Spec, part: int, box: Box, out: Any, memo: dict[str, Any]
     ) -> bool:
         """Fills `out` with `box` of part number `part` from `memo` alone, as `encode` would; False
         where it does not hold enough.
         """
         return False
 
-    def reference(
-        self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str
-    ) -> Any:
+    def reference(self, args: Any, arrays: Sequence[Any], specs: Sequence[Any], dtype: str) -> Any:
         """The numbers of whole parts as raw numpy elements, plainly, for `verify` and the kit."""
         raise NotImplementedError
 
-    def reference_parts(self, options: Options, array: Any, spec: Spec) -> list[Any]:
+    def reference_rows(self, args: Any, specs: Sequence[Any]) -> int | None:
+        """Along the first axis of the numbers, the multiple at which `reference` may be given the
+        rows that `decode_needs` names for whole parts; None: it takes whole parts only.
+        """
+        return None
+
+    def reference_parts(self, args: Any, array: Any, spec: Spec) -> list[Any]:
         """The parts of a tensor as raw numpy elements, by a second and plain implementation."""
         raise NotImplementedError
 
-    def exact(self, options: Options, specs: Sequence[Spec], dtype: str) -> bool:
+    def exact(self, args: Any, specs: Sequence[Any], dtype: str) -> bool:
         """Whether decoding to `dtype` keeps every value, whatever the parts hold."""
         return False
 
-    def bound(self, options: Options) -> str:
+    def bound(self, args: Any) -> str:
         """The largest error of encoding, as a sentence with its formula."""
         raise NotImplementedError
 
-    def samples(self) -> Iterable[tuple[Options, Spec]]:
-        """(options, spec of numbers to encode) for the kit; some shapes are ragged or stacked."""
-        raise NotImplementedError
+    def samples(self) -> Iterable[tuple[Any, Spec]]:
+        """(args, spec of numbers to encode) for the kit; some shapes are ragged or stacked."""
+        return ()
+
+    def stored(self) -> Iterable[tuple[Any, list[tuple[Spec, Array] | None]]]:
+        """(args, parts with their raw elements) to decode, for the kit: of a codec that does not
+        encode, and of forms that it reads and does not write.
+        """
+        return ()

@@ -11,17 +11,17 @@ The block has to be said, not derived from the two shapes: 576 rows with five sc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from math import isfinite, prod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ..core.spec import Spec, coordinates
 from ..core.spec import spec as spec_of
 from ..elements.raw import carrier, typed
 from . import _e4m3
 from ._e4m3 import Block
-from .base import NON_FINITE, Codec, Leaves, OpError, Options
+from .base import NON_FINITE, Codec, Integers, Leaves, OpError, Text, arg, dataclass
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,32 +70,40 @@ class Fp8Block(Codec):
     )
 
     follow = ("scale",)
-    words: ClassVar[Mapping[str, Collection[str]]] = {
-        "like": LIKE,
-        "scale": STORED,
-        "scale_fmt": FORMATS,
-    }
-    sides = 2
     numbers = NUMBERS
 
-    def validate(self, options: Options, encoding: bool) -> None:
-        block = options.block
-        if block is not None and (len(block) != 2 or min(block) < 1):
-            raise OpError(
-                "M308",
-                f"fp8-block: `block` is {list(block)}, not the rows and columns of a block",
-                help="e.g. `block: [128, 128]`",
-            )
-        for word, known in {**self.words, "non_finite": NON_FINITE}.items():
-            value = getattr(options, word)
-            if value is not None and value not in known:
-                raise OpError(
-                    "M308",
-                    f"fp8-block: there is no `{word}: {value}`",
-                    help=f"it is one of {', '.join(known)}",
-                )
+    @dataclass(frozen=True, slots=True)
+    class Args:
+        block: Integers | None = arg(
+            "rows and columns that share a scale, by default 128 and 128",
+            least=1,
+            length=2,
+            default=None,
+        )
+        like: Text | None = arg(
+            "whose arithmetic encodes, by default deepseek", words=LIKE, encoding=True, default=None
+        )
+        scale: Text | None = arg(
+            "how scales are stored: float32 (f32, the default), bfloat16 (bf16), float8_e8m0fnu "
+            "(ue8m0), or pow2",
+            words=tuple(STORED),
+            encoding=True,
+            default=None,
+        )
+        scale_fmt: Text | None = arg(
+            "ue8m0: scales are rounded up to powers of two, whatever their dtype; float: not",
+            words=FORMATS,
+            encoding=True,
+            default=None,
+        )
+        non_finite: Text = arg(
+            "refuse, saturate or keep infinities and NaN",
+            words=NON_FINITE,
+            encoding=True,
+            default="refuse",
+        )
 
-    def decoded(self, options: Options, specs: Sequence[Spec], dtype: str) -> Spec:
+    def decoded(self, args: Any, specs: Sequence[Spec], dtype: str) -> Spec:
         weight, scale = specs
         if dtype not in NUMBERS:
             raise OpError(
@@ -113,7 +121,7 @@ class Fp8Block(Codec):
                 "M303", f"fp8-block: the scale is {scale.dtype}, not one of {', '.join(SCALES)}"
             )
         _has_blocks("dequantize", weight)
-        block = _block(options)
+        block = _block(args)
         wanted = _grid(weight.shape, block)
         if scale.shape != wanted:
             message = (
@@ -123,7 +131,7 @@ class Fp8Block(Codec):
             raise OpError("M310", message, help=_fitting(weight.shape, scale.shape))
         return spec_of(dtype, weight.shape)
 
-    def encoded(self, options: Options, spec: Spec) -> list[Spec]:
+    def encoded(self, args: Any, spec: Spec) -> list[Spec]:
         if spec.dtype not in NUMBERS:
             raise OpError(
                 "M303",
@@ -133,14 +141,14 @@ class Fp8Block(Codec):
         _has_blocks("quantize", spec)
         return [
             spec_of(CODES, spec.shape),
-            spec_of(_stored(options), _grid(spec.shape, _block(options))),
+            spec_of(_stored(args), _grid(spec.shape, _block(args))),
         ]
 
-    def decode_needs(self, options: Options, specs: Sequence[Spec], box: Box) -> list[Box]:
-        return [box, _blocks_of(box, _block(options))]
+    def decode_needs(self, args: Any, specs: Sequence[Spec], box: Box) -> list[Box]:
+        return [box, _blocks_of(box, _block(args))]
 
-    def encode_needs(self, options: Options, spec: Spec, part: int, box: Box) -> Box:
-        block = _block(options)
+    def encode_needs(self, args: Any, spec: Spec, part: int, box: Box) -> Box:
+        block = _block(args)
         if part == 1:
             box = (
                 *box[:-2],
@@ -152,13 +160,13 @@ class Fp8Block(Codec):
             *((min(low // b * b, n), min(-(-high // b) * b, n)) for (low, high), b, n in sides),
         )
 
-    def grain(self, options: Options, spec: Spec, part: int | None) -> tuple[int, ...]:
-        aligned = _block(options) if part == 0 else (1, 1)
+    def grain(self, args: Any, spec: Spec, part: int | None) -> tuple[int, ...]:
+        aligned = _block(args) if part == 0 else (1, 1)
         return (*(1,) * (len(spec.shape) - 2), *aligned)
 
     def decode(
         self,
-        options: Options,
+        args: Any,
         arrays: Sequence[Any],
         specs: Sequence[Spec],
         dtype: str,
@@ -171,18 +179,18 @@ class Fp8Block(Codec):
         codes, made = typed(arrays[0], "uint8"), typed(out, dtype)
         if not made.numel():
             return
-        block, (top, _), (left, _) = _block(options), box[-2], box[-1]
+        block, (top, _), (left, _) = _block(args), box[-2], box[-1]
         scales = _e4m3.as_float(arrays[1], specs[1].dtype)
         # NaN is neither ordinary nor tame
         largest = float(scales.abs().amax())
         ordinary, tame = (largest < _e4m3.ORDINARY, largest * _e4m3.LARGEST <= _e4m3.MOST[dtype])
-        sampled, exact = _measured(specs[0], top), self.exact(options, specs, dtype)
+        sampled, exact = _measured(specs[0], top), self.exact(args, specs, dtype)
         if (
             not ordinary
             and exact
             and (at := _first((scales >= 2.0**120).cpu().numpy())) is not None
         ):
-            place = _place(at, self.decode_needs(options, specs, box)[1])
+            place = _place(at, self.decode_needs(args, specs, box)[1])
             raise OpError(
                 "M406",
                 f"dequantize: the scale at {place} is {float(scales[at]):g}, which float32 cannot "
@@ -201,23 +209,23 @@ class Fp8Block(Codec):
                         codes[at], scales[at], block, top, left, made[at], sampled, *lost, tells
                     )
 
-    def remembers(self, options: Options, spec: Spec) -> int:
-        return _Known.EACH * prod(_grid(spec.shape, _block(options)))
+    def remembers(self, args: Any, spec: Spec) -> int:
+        return _Known.EACH * prod(_grid(spec.shape, _block(args)))
 
     def recall(
-        self, options: Options, spec: Spec, part: int, box: Box, out: Any, memo: dict[str, Any]
+        self, args: Any, spec: Spec, part: int, box: Box, out: Any, memo: dict[str, Any]
     ) -> bool:
         known: _Known | None = memo.get("amax")
         found = known.get(box) if known is not None and part == 1 else None
         if found is None:
             return False
-        scale, _ = _e4m3.scales_of(found, options.like or LIKE[0], _rounding(options))
-        _store(scale, out, _stored(options))
+        scale, _ = _e4m3.scales_of(found, args.like or LIKE[0], _rounding(args))
+        _store(scale, out, _stored(args))
         return True
 
     def encode(
         self,
-        options: Options,
+        args: Any,
         array: Any,
         spec: Spec,
         part: int,
@@ -228,7 +236,7 @@ class Fp8Block(Codec):
     ) -> None:
         if 0 in array.shape:
             return
-        needed = self.encode_needs(options, spec, part, box)
+        needed = self.encode_needs(args, spec, part, box)
         (top, bottom), (left, right) = (
             (low - first, high - first)
             for (low, high), (first, _) in zip(box[-2:], needed[-2:], strict=True)
@@ -238,28 +246,28 @@ class Fp8Block(Codec):
             None
             if memo is None
             else memo.get("amax")
-            or memo.setdefault("amax", _Known(_grid(spec.shape, _block(options))))
+            or memo.setdefault("amax", _Known(_grid(spec.shape, _block(args))))
         )
-        grid = box if part == 1 else _blocks_of(box, _block(options))
+        grid = box if part == 1 else _blocks_of(box, _block(args))
         found = None if known is None else known.get(grid)
         for at in _leading(box):
-            amax = _amax(options, array[at], spec.dtype) if found is None else found[at]
+            amax = _amax(args, array[at], spec.dtype) if found is None else found[at]
             # the largest of what has no sign is NaN or infinite where any is
             finite = isfinite(amax.max())
-            if not finite and options.non_finite == "refuse":
+            if not finite and args.non_finite == "refuse":
                 raise _not_finite(_here(array[at]), spec.dtype, at, needed)
-            scale, factor = _e4m3.scales_of(amax, options.like or LIKE[0], _rounding(options))
+            scale, factor = _e4m3.scales_of(amax, args.like or LIKE[0], _rounding(args))
             bounded = isfinite(factor.max())
-            if not bounded and options.non_finite == "refuse":
-                raise _too_small(amax, factor, at, grid, _block(options))
+            if not bounded and args.non_finite == "refuse":
+                raise _too_small(amax, factor, at, grid, _block(args))
             if known is not None and found is None:
                 known.put(grid, at, amax)
             if part == 1:
-                _store(scale, out[at], _stored(options))
+                _store(scale, out[at], _stored(args))
                 continue
             inside, tame = array[at][top:bottom, left:right], finite and bounded
             lost = _encode(
-                options,
+                args,
                 inside,
                 spec.dtype,
                 scale,
@@ -272,14 +280,12 @@ class Fp8Block(Codec):
             )
             if meter is not None:
                 rows = _here(inside[sampled]), spec.dtype, _here(out[at][sampled])
-                _e4m3.tell(meter, *rows, scale, amax, _block(options), top, left, sampled, *lost)
+                _e4m3.tell(meter, *rows, scale, amax, _block(args), top, left, sampled, *lost)
 
-    def reference(
-        self, options: Options, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str
-    ) -> Any:
+    def reference(self, args: Any, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str) -> Any:
         import numpy as np
 
-        block, (codes, scale) = _block(options), arrays
+        block, (codes, scale) = _block(args), arrays
         wide = {
             "float32": lambda a: a.view("<f4"),
             "bfloat16": lambda a: (a.astype("<u4") << 16).view("<f4"),
@@ -314,13 +320,16 @@ class Fp8Block(Codec):
                 )
         return out
 
-    def reference_parts(self, options: Options, array: Any, spec: Spec) -> list[Any]:
+    def reference_rows(self, args: Any, specs: Sequence[Spec]) -> int | None:
+        return _block(args).rows if len(specs[0].shape) == 2 else 1
+
+    def reference_parts(self, args: Any, array: Any, spec: Spec) -> list[Any]:
         import numpy as np
 
-        weight, scale = self.encoded(options, spec)
+        weight, scale = self.encoded(args, spec)
         codes = np.empty(weight.shape, "u1")
         scales = np.empty(scale.shape, "<f4")
-        block = _block(options)
+        block = _block(args)
         with np.errstate(all="ignore"):
             for at in np.ndindex(scale.shape):
                 rows, columns = (
@@ -328,38 +337,41 @@ class Fp8Block(Codec):
                 )
                 where = (*at[:-2], rows, columns)
                 scales[at], codes[where] = _reference_block(
-                    options, _e4m3.widened(array[where], spec.dtype)
+                    args, _e4m3.widened(array[where], spec.dtype)
                 )
         return [codes, _stored_reference(scales, scale.dtype)]
 
-    def exact(self, options: Options, specs: Sequence[Spec], dtype: str) -> bool:
+    def exact(self, args: Any, specs: Sequence[Spec], dtype: str) -> bool:
         """To float32 from scales that are powers of two by their dtype; `decode` refuses the few
         that are too large for it.
         """
         return dtype == "float32" and specs[1].dtype == "float8_e8m0fnu"
 
-    def bound(self, options: Options) -> str:
-        least = " (amax at least 1e-4)" if (options.like or LIKE[0]) == "deepseek" else ""
-        twice = "2 * " if _rounding(options) == "pow2" else ""
+    def bound(self, args: Any) -> str:
+        least = " (amax at least 1e-4)" if (args.like or LIKE[0]) == "deepseek" else ""
+        twice = "2 * " if _rounding(args) == "pow2" else ""
         return (
             f"|error| <= max(|x| / 16, {twice}amax / 448 / 1024), amax of the block{least}: "
             "half a step of e4m3 and of its subnormals"
         )
 
-    def samples(self) -> Iterable[tuple[Options, Spec]]:
-        yield Options(), spec_of("bfloat16", (576, 200))
-        yield Options(block=(1, 128), scale="pow2"), spec_of("float32", (5, 300))
+    def samples(self) -> Iterable[tuple[Any, Spec]]:
+        yield self.Args(), spec_of("bfloat16", (576, 200))
+        yield self.Args(block=(1, 128), scale="pow2"), spec_of("float32", (5, 300))
         yield (
-            Options(block=(4, 4), like="hf", non_finite="saturate"),
+            self.Args(block=(4, 4), like="hf", non_finite="saturate"),
             spec_of("float16", (3, 12, 10)),
         )
-        yield Options(block=(3, 5), scale="ue8m0"), spec_of("bfloat16", (2, 2, 7, 11))
+        yield self.Args(block=(3, 5), scale="ue8m0"), spec_of("bfloat16", (2, 2, 7, 11))
         yield (
-            Options(block=(8, 1), like="hf", scale="ue8m0", non_finite="keep"),
+            self.Args(block=(8, 1), like="hf", scale="ue8m0", non_finite="keep"),
             spec_of("float32", (30, 7)),
         )
-        yield Options(block=(64, 64), scale="bf16"), spec_of("bfloat16", (1, 130))
-        yield Options(block=(2, 2), scale="bfloat16", scale_fmt="ue8m0"), spec_of("float32", (5, 6))
+        yield self.Args(block=(64, 64), scale="bf16"), spec_of("bfloat16", (1, 130))
+        yield (
+            self.Args(block=(2, 2), scale="bfloat16", scale_fmt="ue8m0"),
+            spec_of("float32", (5, 6)),
+        )
 
 
 def _here(array: Any) -> np.ndarray[Any, Any]:
@@ -369,11 +381,11 @@ def _here(array: Any) -> np.ndarray[Any, Any]:
     return array if isinstance(array, np.ndarray) else array.cpu().numpy()
 
 
-def _amax(options: Options, array: Any, dtype: str) -> np.ndarray[Any, Any]:
+def _amax(args: Fp8Block.Args, array: Any, dtype: str) -> np.ndarray[Any, Any]:
     """The largest magnitude of each block of a matrix of raw elements, as float32."""
     import numpy as np
 
-    saturate, block = options.non_finite == "saturate", _block(options)
+    saturate, block = args.non_finite == "saturate", _block(args)
     if isinstance(array, np.ndarray) and not saturate:
         return _e4m3.widened(_e4m3.amax(array, block), dtype)
     bits = _e4m3.signed(typed(array, dtype), dtype)
@@ -383,7 +395,7 @@ def _amax(options: Options, array: Any, dtype: str) -> np.ndarray[Any, Any]:
 
 
 def _encode(
-    options: Options,
+    args: Fp8Block.Args,
     array: Any,
     dtype: str,
     scale: np.ndarray[Any, Any],
@@ -398,13 +410,13 @@ def _encode(
     import torch
 
     count = metered and not (tame and float(scale.max()) * _e4m3.LARGEST <= _e4m3.MOST["float32"])
-    wild = not tame or options.non_finite == "saturate"
+    wild = not tame or args.non_finite == "saturate"
     with torch.inference_mode():
         return _e4m3.encode(
             typed(array, dtype),
             scale,
             factor,
-            _block(options),
+            _block(args),
             top,
             left,
             typed(out, "uint8"),
@@ -414,23 +426,19 @@ def _encode(
         )
 
 
-def _block(options: Options) -> Block:
-    return Block(*(options.block or (128, 128)))
+def _block(args: Fp8Block.Args) -> Block:
+    return Block(*(args.block or (128, 128)))
 
 
-def _stored(options: Options) -> str:
-    return STORED[options.scale or "f32"]
+def _stored(args: Fp8Block.Args) -> str:
+    return STORED[args.scale or "f32"]
 
 
-def _rounding(options: Options) -> str:
+def _rounding(args: Fp8Block.Args) -> str:
     """What becomes of a scale before it is stored: nothing (f32), bf16 or pow2."""
-    if (
-        options.scale_fmt == POWER
-        or options.scale == "pow2"
-        or _stored(options) == "float8_e8m0fnu"
-    ):
+    if args.scale_fmt == POWER or args.scale == "pow2" or _stored(args) == "float8_e8m0fnu":
         return "pow2"
-    return {"float32": "f32", "bfloat16": "bf16"}[_stored(options)]
+    return {"float32": "f32", "bfloat16": "bf16"}[_stored(args)]
 
 
 def _has_blocks(verb: str, spec: Spec) -> None:
@@ -596,18 +604,18 @@ def _narrowed(numbers: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]
     return np.where(np.isnan(numbers), _e4m3.NAN[dtype], raw)
 
 
-def _reference_block(options: Options, numbers: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+def _reference_block(args: Fp8Block.Args, numbers: np.ndarray[Any, Any]) -> tuple[Any, Any]:
     """(scale, codes) of one block of float32 numbers."""
     import numpy as np
 
     f4 = np.float32
-    saturate = options.non_finite == "saturate"
+    saturate = args.non_finite == "saturate"
     magnitudes = np.abs(numbers[np.isfinite(numbers)] if saturate else numbers)
     amax = magnitudes.max() if magnitudes.size else f4(0)
-    hf = options.like == "hf"
+    hf = args.like == "hf"
     factor = f4(1) / amax * f4(448) if amax > 0 else f4(1)
     scale = f4(1) / factor if hf else np.maximum(amax, f4(1e-4)) / f4(448)
-    stored = _rounding(options)
+    stored = _rounding(args)
     if stored == "bf16":
         scale = (
             (np.asarray(_narrowed(scale.reshape(1), "bfloat16"), "<u4") << 16)

@@ -18,13 +18,27 @@ first three kinds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cache
-from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
+from ..core.declaration import (
+    Axes,
+    Capture,
+    CodecArgs,
+    Dtype,
+    Flag,
+    Integer,
+    Integers,
+    Number,
+    Only,
+    Sizes,
+    Text,
+    Written,
+    arg,
+    check_limits,
+)
 from ..core.errors import OpError as OpError
 from ..source.registry import Registry
 
@@ -35,93 +49,6 @@ if TYPE_CHECKING:
     from ..core.view import View
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Marks an annotation with the form in which an author writes the argument.
-
-    An op only ever sees the resolved value, which is the annotated type.
-    `typing.get_type_hints(Args, include_extras=True)` shows the mark to the code that makes the
-    model, the JSON schema or a docs table.
-    """
-
-    form: str
-
-
-# a number, `$param`, or integer arithmetic over params
-Integer: TypeAlias = Annotated[int, Written("integer")]
-Integers: TypeAlias = Annotated[tuple[int, ...], Written("integers")]
-Number: TypeAlias = Annotated[float, Written("number")]
-Text: TypeAlias = Annotated[str, Written("text")]
-# torch's name of a dtype, or one that is short for it
-Dtype: TypeAlias = Annotated[str, Written("dtype")]
-# the name of a capture, without braces
-Capture: TypeAlias = Annotated[str, Written("capture")]
-# a list, or a mapping from capture value to integer; resolved into a tuple in that order
-Sizes: TypeAlias = Annotated[tuple[int, ...], Written("sizes")]
-# mapping of axis name to integer
-Axes: TypeAlias = Annotated[dict[str, int], Written("axes")]
-# mapping of capture name to the values an op is limited to
-Only: TypeAlias = Annotated[dict[str, list[Any]], Written("only")]
-
-
-def arg(
-    doc: str,
-    *,
-    alias: str | None = None,
-    least: int | None = None,
-    length: int | None = None,
-    finite: bool = False,
-    distinct: bool = False,
-    once: int | None = None,
-    words: Sequence[str] = (),
-    form: str | None = None,
-    **default: Any,
-) -> Any:
-    """A dataclass field of an op's Args with its one-line description; `default=` or
-    `default_factory=` makes it optional.
-
-    `alias` is what authors write where a field cannot have that name (`from`). What a rule file
-    that is read says of the form of an argument, and its schema as well: `least` an integer or each
-    of several can be, or the length of a text; `length` of a list, `finite` numbers, `distinct`
-    items, the integer that stands in a list at most `once`, the `words` that a text can be, the
-    `form` it has (a regular expression). The op's `validate` sees what params made of it.
-    """
-    said = {
-        "doc": doc, "alias": alias, "least": least, "length": length, "finite": finite or None,
-        "distinct": distinct or None, "once": once, "words": tuple(words) or None, "form": form,
-    }  # fmt: skip
-    return field(
-        metadata={name: value for name, value in said.items() if value is not None}, **default
-    )
-
-
-class _Limits(NamedTuple):
-    """What `arg` says of one argument; `word` is what authors call it."""
-
-    word: str
-    least: int | None
-    length: int | None
-    finite: bool
-    once: int | None
-    words: tuple[str, ...]
-
-
-@cache
-def _limits(declared: type) -> tuple[tuple[str, _Limits], ...]:
-    """(field, limits) of the arguments of which something is said."""
-    out = []
-    for one in fields(declared):
-        said = one.metadata
-        found = _Limits(
-            said.get("alias", one.name), said.get("least"), said.get("length"),
-            said.get("finite", False), said.get("once"),
-            said.get("words", ()),
-        )  # fmt: skip
-        if any(limit is not None and limit is not False and limit != () for limit in found[1:]):
-            out.append((one.name, found))
-    return tuple(out)
-
-
 def _call_label(op: str, args: Any) -> str:
     """The op with the capture that it joins or makes, as messages name it."""
     for name in ("over", "into"):
@@ -129,31 +56,6 @@ def _call_label(op: str, args: Any) -> str:
         if capture is not None:
             return f"{op} {name} {{{capture}}}"
     return op
-
-
-def _check_limits(op: str, args: Any, limits: _Limits, value: Any) -> None:
-    """OpError M308 for the first limit that the value of an argument passes."""
-    several = isinstance(value, (tuple, list, dict))
-    members = tuple(value.values() if isinstance(value, dict) else value) if several else (value,)
-    wrong = ""
-    if limits.length is not None and len(members) != limits.length:
-        wrong = f"it must have {limits.length} members"
-    elif limits.once is not None and members.count(limits.once) > 1:
-        wrong = f"{limits.once} may stand in it once"
-    elif limits.words and value not in limits.words:
-        wrong = f"it must be one of {', '.join(limits.words)}"
-    elif limits.finite and not all(isfinite(member) for member in members):
-        wrong = "it must be finite"
-    elif (least := limits.least) is not None:
-        sizes = [len(member) if isinstance(member, str) else member for member in members]
-        if sizes and min(sizes) < least:
-            what = "its members must be" if several else "it must be"
-            wrong = f"{what} at least {least}"
-            if isinstance(value, str):
-                wrong = f"it must have at least {least} characters"
-    if wrong:
-        shown = format_shape(members) if several else value
-        raise OpError("M308", f"{_call_label(op, args)}: `{limits.word}` is {shown}, {wrong}")
 
 
 def require_least(label: str, name: str, value: int | None, least: int) -> None:
@@ -244,10 +146,7 @@ class Op:
 
         What `arg` says of each is checked here; an op with more to say calls this first.
         """
-        for name, limits in _limits(args.__class__):
-            value = getattr(args, name)
-            if value is not None:
-                _check_limits(self.name, args, limits, value)
+        check_limits(args, lambda: _call_label(self.name, args))
 
     def parts(self, args: Any, shape: tuple[int, ...], values: int | None) -> int:
         """For part ops: how many outputs one input of `shape` has; `values` is how many values the
@@ -386,6 +285,36 @@ class ValueOp(Op):
         """The roles that a join takes or a part makes, in order; empty: an op without roles."""
         return ()
 
+    def may_lack(self, codec: str) -> tuple[str, ...]:
+        """Those of the roles that a tensor can be without."""
+        return ()
+
+    def settles(self, args: Any) -> bool:
+        """Whether calls depend on which roles are there or on what the bytes of some say."""
+        return False
+
+    def reads(self, args: Any) -> tuple[str, ...]:
+        """The roles of a join whose bytes `settle` is given, while planning."""
+        return ()
+
+    def settle(
+        self, args: Any, roles: Sequence[str], specs: Sequence[Spec], values: Mapping[str, bytes]
+    ) -> Any:
+        """The arguments of the call that takes or makes these roles and no others. `specs` are
+        those of the inputs, `values` the bytes of those that `reads` names and that are there.
+
+        OpError for roles that do not go together, or whose bytes and shapes disagree.
+        """
+        raise NotImplementedError
+
+    def makes(self, args: Any, spec: Spec) -> tuple[str, ...]:
+        """The roles that a part makes of a tensor, as far as the arguments say."""
+        return ()
+
+    def foreseen(self, args: Any, specs: Sequence[Spec], output: int) -> bytes | None:
+        """The bytes of a small output, where they follow from the specs of the inputs."""
+        return None
+
     by_rows: ClassVar[bool] = True
 
     def rows(
@@ -505,7 +434,10 @@ __all__ = [
     "Box",
     "Capture",
     "Check",
+    "CodecArgs",
     "Decided",
+    "Dtype",
+    "Flag",
     "Integer",
     "Integers",
     "Loss",

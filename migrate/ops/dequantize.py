@@ -1,24 +1,38 @@
 """`dequantize`: the stored parts of a number format become one tensor of numbers.
 
 It joins the roles that its codec stores; a rule names them in `from` (`{weight: …, scale: …}`), and
-a part that is missing is found by the binder, which knows the key that should be there. What the
-codec needs to encode again, `dequantize` takes too and hands to its inverse.
+a part that is missing is found by the binder, which knows the key that should be there. Beside its
+own arguments it takes those that the codec declares, and hands them all to its inverse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ..codecs.base import NON_FINITE, Codec, Options
-from .base import Dtype, Integers, Loss, OpCall, OpError, Text, ValueOp, arg, dataclass, step
+from ..codecs.base import Codec
+from .base import (
+    CodecArgs,
+    Dtype,
+    Loss,
+    OneWay,
+    OpCall,
+    OpError,
+    Text,
+    ValueOp,
+    arg,
+    dataclass,
+    step,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..core.spec import Spec
     from .base import Box, Meter
+
+T = TypeVar("T")
 
 
 @cache
@@ -29,7 +43,7 @@ def codec_called(name: str) -> Codec:
     from ..source.registry import BrokenEntryError
 
     try:
-        return codecs.get(name)
+        codec: Any = codecs.get(name)
     except KeyError:
         known = codecs.names()
         hint = did_you_mean(name, known) or f"the codecs are {listed(known)}"
@@ -37,10 +51,23 @@ def codec_called(name: str) -> Codec:
     except BrokenEntryError as error:
         what = f"codec {name!r} cannot be loaded: {printable(str(error))}"
         raise OpError("M308", what, help="update or remove that package") from None
+    if not isinstance(codec, Codec):
+        what = f"codec {name!r} is a {type(codec).__name__}, not a `migrate.codecs.base.Codec`"
+        raise OpError("M308", what, help="update or remove that package")
+    return codec
 
 
-def options(args: Any) -> Options:
-    return Options(args.block, args.like, args.scale, args.scale_fmt, args.non_finite)
+class Called(NamedTuple):
+    """A codec and the arguments that its methods are given."""
+
+    codec: Codec
+    own: Any
+
+
+def called(args: Any) -> Called:
+    """The codec that the arguments of an op name, and its own. OpError M308 without one."""
+    codec = codec_called(args.codec)
+    return Called(codec, codec.Args() if args.codec_args is None else args.codec_args)
 
 
 class CodecOp(ValueOp):
@@ -59,6 +86,9 @@ class CodecOp(ValueOp):
         except LookupError:
             return ()
 
+    def may_lack(self, codec: str) -> tuple[str, ...]:
+        return codec_called(codec).optional
+
     def eager_width(self, args: Any) -> int | None:
         return codec_called(args.codec).reference_width
 
@@ -71,48 +101,50 @@ class Dequantize(CodecOp):
     class Args:
         codec: Text = arg("the number format, e.g. fp8-block", least=1)
         dtype: Dtype = arg("what the numbers become, e.g. bfloat16")
-        block: Integers | None = arg(
-            "rows and columns that share a scale; without it what the codec has",
-            least=1,
-            default=None,
-        )
-        like: Text | None = arg("for the inverse: whose arithmetic encodes", default=None)
-        scale: Text | None = arg("for the inverse: how scales are stored", default=None)
-        scale_fmt: Text | None = arg(
-            "for the inverse: ue8m0 rounds scales up to powers of two; float does not", default=None
-        )
-        non_finite: Text = arg(
-            "for the inverse: refuse, saturate or keep infinities and NaN",
-            words=NON_FINITE,
-            default="refuse",
-        )
+        codec_args: CodecArgs = arg("what the codec takes", default=None)
 
     def validate(self, args: Args) -> None:
         super().validate(args)
-        codec_called(args.codec).validate(options(args), False)
+        codec, own = called(args)
+        codec.validate(own, False)
+
+    def settles(self, args: Args) -> bool:
+        codec = codec_called(args.codec)
+        return bool(codec.optional or codec.planning)
+
+    def reads(self, args: Args) -> tuple[str, ...]:
+        return codec_called(args.codec).planning
+
+    def settle(
+        self,
+        args: Args,
+        roles: Sequence[str],
+        specs: Sequence[Spec],
+        values: Mapping[str, bytes],
+    ) -> Settled:
+        self.validate(args)
+        codec, own = called(args)
+        _require_parts(codec, roles)
+        there = _in_order(codec, roles, specs)
+        return Settled(args.codec, args.dtype, codec.settle(own, there, values), tuple(roles))
 
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:
-        # a param may have given what the rule file left open
-        self.validate(args)
-        codec = codec_called(args.codec)
-        if len(specs) != len(codec.parts):
-            there, lacking = (
-                ", ".join(codec.parts[: len(specs)]),
-                ", ".join(codec.parts[len(specs) :]),
-            )
-            raise OpError(
-                "M408",
-                f"dequantize: {args.codec} cannot be decoded without its {lacking}; there is "
-                f"only the {there}",
-            )
-        return [codec.decoded(options(args), specs, args.dtype)]
+        codec, own = called(args)
+        if not isinstance(args, Settled):
+            # a param may have given what the rule file left open
+            self.validate(args)
+            _require_parts(codec, codec.parts[: len(specs)])
+        return [codec.decoded(own, _in_order(codec, _roles(args), specs), args.dtype)]
 
     def needs(self, args: Args, specs: Sequence[Spec], output: int, box: Box) -> list[Box]:
-        return codec_called(args.codec).decode_needs(options(args), specs, box)
+        codec, own = called(args)
+        needed = codec.decode_needs(own, _in_order(codec, _roles(args), specs), box)
+        return [need for need in needed if need is not None]
 
     def grain(self, args: Args, specs: Sequence[Spec], output: int) -> tuple[int, ...]:
-        codec = codec_called(args.codec)
-        return codec.grain(options(args), codec.decoded(options(args), specs, args.dtype), None)
+        codec, own = called(args)
+        there = _in_order(codec, _roles(args), specs)
+        return codec.grain(own, codec.decoded(own, there, args.dtype), None)
 
     def compute(
         self,
@@ -124,7 +156,9 @@ class Dequantize(CodecOp):
         out: Any,
         meter: Meter | None = None,
     ) -> None:
-        codec_called(args.codec).decode(options(args), arrays, specs, args.dtype, box, out, meter)
+        (codec, own), roles = called(args), _roles(args)
+        there, held = _in_order(codec, roles, specs), _in_order(codec, roles, arrays)
+        codec.decode(own, held, there, args.dtype, box, out, meter)
 
     def eager(
         self,
@@ -135,46 +169,72 @@ class Dequantize(CodecOp):
     ) -> list[np.ndarray[Any, Any]]:
         from ..core.spec import Spec
 
+        (codec, own), roles = called(args), _roles(args)
         specs = [Spec(d, a.shape) for d, a in zip(dtypes, arrays, strict=True)]
-        return [codec_called(args.codec).reference(options(args), arrays, specs, args.dtype)]
+        there, held = _in_order(codec, roles, specs), _in_order(codec, roles, arrays)
+        return [codec.reference(own, held, there, args.dtype)]
 
     def rounded_rows(
         self, args: Args, specs: Sequence[Spec], parts: int, output: int, start: int, stop: int
     ) -> tuple[int, int]:
-        # a box of numbers may begin anywhere in a block, but its scales are those of whole blocks
-        codec, made = codec_called(args.codec), self.infer(args, specs, parts)[output]
-        boxes = codec.decode_needs(
-            options(args), specs, ((start, stop), *((0, n) for n in made.shape[1:]))
-        )
-        found = [
-            codec.encode_needs(options(args), made, part, box)[0]
-            for part, box in enumerate(boxes)
-            if box
-        ]
-        return min(low for low, _ in found), max(high for _, high in found)
+        codec, own = called(args)
+        rows = self.infer(args, specs, parts)[output].shape[0]
+        each = codec.reference_rows(own, _in_order(codec, _roles(args), specs)) or max(1, rows)
+        return start // each * each, min(-(-stop // each) * each, rows)
 
     def loss(self, args: Args) -> Loss:
         return Loss.LOSSY
 
     def loss_on(self, args: Args, specs: Sequence[Spec]) -> Loss:
-        return (
-            Loss.LOSSLESS
-            if codec_called(args.codec).exact(options(args), specs, args.dtype)
-            else Loss.LOSSY
-        )
+        codec, own = called(args)
+        exact = codec.exact(own, _in_order(codec, _roles(args), specs), args.dtype)
+        return Loss.LOSSLESS if exact else Loss.LOSSY
 
-    def invert(self, args: Args, enumerated: bool = False) -> OpCall:
-        said = {
-            name: getattr(args, name)
-            for name in ("block", "like", "scale", "scale_fmt", "non_finite")
-        }
-        return step("quantize", codec=args.codec, from_=args.dtype, **said)
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall | OneWay:
+        if not codec_called(args.codec).encodes:
+            return OneWay(
+                f"{args.codec} is only decoded, nothing encodes it",
+                "keep the source: a way back needs its files",
+            )
+        return step("quantize", codec=args.codec, from_=args.dtype, codec_args=args.codec_args)
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[tuple[int, ...]]]]:
         yield {"codec": "fp8-block", "dtype": "bfloat16"}, [(576, 256), (5, 2)]
         yield (
             {"codec": "fp8-block", "dtype": "float32", "block": [2, 3], "scale_fmt": "ue8m0"},
             [(2, 5, 7), (2, 3, 3)],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Settled(Dequantize.Args):
+    """The arguments for parts that were looked at: `roles` are there, `codec_args` hold what the
+    bytes of some say.
+    """
+
+    roles: tuple[str, ...] = ()
+
+
+def _roles(args: Dequantize.Args) -> tuple[str, ...] | None:
+    return args.roles if isinstance(args, Settled) else None
+
+
+def _in_order(codec: Codec, roles: Sequence[str] | None, items: Sequence[T]) -> Sequence[T | None]:
+    """What there is of each part, in the order of the codec's; None for a part without."""
+    if len(items) == len(codec.parts):
+        return items
+    there = dict(zip(codec.parts if roles is None else roles, items, strict=False))
+    return [there.get(role) for role in codec.parts]
+
+
+def _require_parts(codec: Codec, roles: Sequence[str]) -> None:
+    """OpError M408 without a part that is not optional."""
+    lacking = [r for r in codec.parts if r not in roles and r not in codec.optional]
+    if lacking:
+        raise OpError(
+            "M408",
+            f"dequantize: {codec.name} cannot be decoded without its {', '.join(lacking)}; there "
+            f"is only the {', '.join(roles)}",
         )
 
 

@@ -5,13 +5,12 @@ Whose arithmetic encodes is part of the rule (`like`): libraries with one format
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..codecs.base import NON_FINITE
 from .base import (
+    CodecArgs,
     Dtype,
-    Integers,
     Loss,
     OneWay,
     OpCall,
@@ -21,7 +20,7 @@ from .base import (
     dataclass,
     step,
 )
-from .dequantize import CodecOp, codec_called, options
+from .dequantize import CodecOp, called, codec_called
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,31 +41,21 @@ class Quantize(CodecOp):
             alias="from",
             default=None,
         )
-        block: Integers | None = arg(
-            "rows and columns that share a scale; without it what the codec has",
-            least=1,
-            default=None,
-        )
-        like: Text | None = arg("whose arithmetic encodes, e.g. deepseek or hf", default=None)
-        scale: Text | None = arg(
-            "how scales are stored: float32 (f32), bfloat16 (bf16), float8_e8m0fnu (ue8m0), or "
-            "pow2",
-            default=None,
-        )
-        scale_fmt: Text | None = arg(
-            "ue8m0: scales are rounded up to powers of two, whatever their dtype; float: not",
-            default=None,
-        )
-        non_finite: Text = arg(
-            "refuse, saturate or keep infinities and NaN", words=NON_FINITE, default="refuse"
-        )
+        codec_args: CodecArgs = arg("what the codec takes", default=None)
 
     def validate(self, args: Args) -> None:
         super().validate(args)
-        codec_called(args.codec).validate(options(args), True)
+        codec, own = called(args)
+        if not codec.encodes:
+            raise OpError(
+                "M308",
+                f"quantize: {codec.name} is only decoded, nothing encodes it",
+                help="`dequantize` reads it",
+            )
+        codec.validate(own, True)
 
     def parts(self, args: Args, shape: tuple[int, ...], values: int | None) -> int:
-        return len(codec_called(args.codec).parts)
+        return len(_numbers(args))
 
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:
         # a param may have given what the rule file left open
@@ -77,20 +66,62 @@ class Quantize(CodecOp):
                 f"quantize: the numbers are {specs[0].dtype}, the rule says `from: {args.from_}`",
                 help="write a `cast` before it",
             )
-        return codec_called(args.codec).encoded(options(args), specs[0])
+        codec, own = called(args)
+        return [part for part in codec.encoded(own, specs[0]) if part is not None]
+
+    def settles(self, args: Args) -> bool:
+        return bool(codec_called(args.codec).optional)
+
+    def makes(self, args: Args, spec: Spec) -> tuple[str, ...]:
+        self.validate(args)
+        codec, own = called(args)
+        found = zip(codec.parts, codec.encoded(own, spec), strict=True)
+        return tuple(role for role, part in found if part is not None)
+
+    def settle(
+        self,
+        args: Args,
+        roles: Sequence[str],
+        specs: Sequence[Spec],
+        values: Mapping[str, bytes],
+    ) -> Chosen:
+        codec, own = called(args)
+        if set(self.makes(args, specs[0])) != set(roles):
+            own = codec.making(own, roles)
+        there = [
+            role
+            for role, part in zip(codec.parts, codec.encoded(own, specs[0]), strict=True)
+            if part is not None
+        ]
+        if set(there) != set(roles):
+            raise OpError(
+                "M408",
+                f"quantize: {codec.name} makes the {', '.join(there)} of {specs[0]}; the rule has "
+                f"names for the {', '.join(roles)}",
+                help="name all of them in the rule, or change the arguments of the codec",
+            )
+        return Chosen(args.codec, args.from_, own, tuple(codec.parts.index(r) for r in there))
+
+    def foreseen(self, args: Args, specs: Sequence[Spec], output: int) -> bytes | None:
+        codec, own = called(args)
+        role = codec.parts[_numbers(args)[output]]
+        return codec.foreseen(own, specs[0]).get(role) if role in codec.planning else None
 
     def needs(self, args: Args, specs: Sequence[Spec], output: int, box: Box) -> list[Box]:
-        return [codec_called(args.codec).encode_needs(options(args), specs[0], output, box)]
+        codec, own = called(args)
+        return [codec.encode_needs(own, specs[0], _numbers(args)[output], box)]
 
     def grain(self, args: Args, specs: Sequence[Spec], output: int) -> tuple[int, ...]:
-        return codec_called(args.codec).grain(options(args), specs[0], output)
+        codec, own = called(args)
+        return codec.grain(own, specs[0], _numbers(args)[output])
 
     def remembers(self, args: Args, specs: Sequence[Spec]) -> int:
-        return codec_called(args.codec).remembers(options(args), specs[0])
+        codec, own = called(args)
+        return codec.remembers(own, specs[0])
 
     def follows(self, args: Args, output: int) -> bool:
         codec = codec_called(args.codec)
-        return codec.parts[output] in codec.follow
+        return codec.parts[_numbers(args)[output]] in codec.follow
 
     def recall(
         self,
@@ -101,7 +132,8 @@ class Quantize(CodecOp):
         out: Any,
         memo: dict[str, Any],
     ) -> bool:
-        return codec_called(args.codec).recall(options(args), specs[0], output, box, out, memo)
+        codec, own = called(args)
+        return codec.recall(own, specs[0], _numbers(args)[output], box, out, memo)
 
     def compute(
         self,
@@ -114,9 +146,8 @@ class Quantize(CodecOp):
         meter: Meter | None = None,
         memo: dict[str, Any] | None = None,
     ) -> None:
-        codec_called(args.codec).encode(
-            options(args), arrays[0], specs[0], output, box, out, meter, memo
-        )
+        codec, own = called(args)
+        codec.encode(own, arrays[0], specs[0], _numbers(args)[output], box, out, meter, memo)
 
     def eager(
         self,
@@ -127,9 +158,9 @@ class Quantize(CodecOp):
     ) -> list[np.ndarray[Any, Any]]:
         from ..core.spec import Spec
 
-        return codec_called(args.codec).reference_parts(
-            options(args), arrays[0], Spec(dtypes[0], arrays[0].shape)
-        )
+        codec, own = called(args)
+        made = codec.reference_parts(own, arrays[0], Spec(dtypes[0], arrays[0].shape))
+        return [part for part in made if part is not None]
 
     def loss(self, args: Args) -> Loss:
         return Loss.LOSSY
@@ -139,15 +170,23 @@ class Quantize(CodecOp):
             return OneWay(
                 "quantize does not say what the numbers were", "write `from`: their dtype"
             )
-        said = {
-            name: getattr(args, name)
-            for name in ("block", "like", "scale", "scale_fmt", "non_finite")
-        }
-        return step("dequantize", codec=args.codec, dtype=args.from_, **said)
+        return step("dequantize", codec=args.codec, dtype=args.from_, codec_args=args.codec_args)
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[tuple[int, ...]]]]:
         yield {"codec": "fp8-block", "from": "bfloat16", "like": "deepseek"}, [(576, 256)]
         yield {"codec": "fp8-block", "block": [2, 3], "scale": "ue8m0"}, [(2, 5, 7)]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen(Quantize.Args):
+    """The arguments for the parts that a tensor is to have: their numbers in the codec's order."""
+
+    numbers: tuple[int, ...] = ()
+
+
+def _numbers(args: Quantize.Args) -> Sequence[int]:
+    """The parts that are made, by their number in the codec."""
+    return args.numbers if isinstance(args, Chosen) else range(len(codec_called(args.codec).parts))
 
 
 OP = Quantize()

@@ -3,7 +3,8 @@
 A scalar is a `$param`, a number, a truth or text, as an editor's YAML 1.2 parser reads it. Runs by
 rules that ship ask for these too, and need no model of what people write.
 
-An op declares its arguments once, as a stdlib dataclass (`ops/base.py`). From it come `resolve`,
+An op declares its arguments once, as a stdlib dataclass (`core/declaration.py`), and so does a
+codec, whose arguments authors write beside those of the op that names it. From it come `resolve`,
 which fills the params in, and, where a file is read as its author wrote it, the pydantic model of
 `steps`. Ops that no file uses cost nothing.
 """
@@ -20,10 +21,10 @@ from math import inf
 from sys import float_info
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from .. import ops
-from ..core.errors import OpError, PatternError, listed, option, printable
+from .. import codecs, ops
+from ..core.declaration import Written
+from ..core.errors import OpError, PatternError, did_you_mean, listed, option, printable
 from ..core.notation import Unset, parse_expression
-from ..ops.base import Written
 from ..source import yaml
 
 PARAM = re.compile(r"\$([A-Za-z_]\w*)", re.ASCII)
@@ -65,7 +66,9 @@ def whole_number(value: Any) -> int | None:
 
 
 class Argument(NamedTuple):
-    """One argument: its field in the op's dataclass, the author's word for it, its written form."""
+    """One argument: its field in the dataclass of the op or codec, the author's word for it, its
+    written form. `encoding`: of a codec, and decoding only hands it to its inverse.
+    """
 
     field: str
     word: str
@@ -78,44 +81,80 @@ class Argument(NamedTuple):
     distinct: bool = False
     once: int | None = None
     words: tuple[str, ...] = ()
+    values: tuple[int, ...] = ()
+    encoding: bool = False
     shape: str | None = None
 
 
+# the form of the field that holds what the codec declares
+_OF_CODEC = "codec"
+# forms in which a `$param` is all of the value
+_WHOLE = ("text", "dtype", "capture", "only", "flag")
+_SAID = ("least", "length", "finite", "distinct", "once", "words", "values", "encoding")
+
+
 @cache
-def arguments(op: str) -> tuple[Argument, ...]:
-    """The arguments of `op` as its dataclass declares them; `default` is MISSING where required."""
-    declared = ops.get(op).Args
-    hints = get_type_hints(declared, include_extras=True)
+def _declared(args: type) -> tuple[Argument, ...]:
+    hints = get_type_hints(args, include_extras=True)
     out = []
-    for field in fields(declared):
+    for field in fields(args):
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         said = field.metadata
-        limits = {
-            name: said[name]
-            for name in ("least", "length", "finite", "distinct", "once", "words")
-            if name in said
-        }
         made = Argument(
             field.name,
             said.get("alias", field.name),
             _form(hints[field.name]),
             said.get("doc", ""),
             default,
-            **limits,
+            **{name: said[name] for name in _SAID if name in said},
         )
         out.append(made._replace(shape=said.get("form")))
     return tuple(out)
 
 
+@cache
+def arguments(op: str) -> tuple[Argument, ...]:
+    """The arguments of `op` as its dataclass declares them; `default` is MISSING where required."""
+    return tuple(a for a in _declared(ops.get(op).Args) if a.form != _OF_CODEC)
+
+
+@cache
+def takes_codec(op: str) -> bool:
+    """Whether the arguments of the codec that it names stand beside the op's own."""
+    return any(a.form == _OF_CODEC for a in _declared(ops.get(op).Args))
+
+
+def codec_arguments(op: str, codec: Any) -> tuple[Argument, ...] | None:
+    """What the codec called `codec` adds to the arguments of `op`; None where that is not known:
+    the op takes no codec, there is none of this name, or it does not load.
+    """
+    if not takes_codec(op):
+        return None
+    try:
+        return _declared(codecs.get(codec).Args)
+    except (LookupError, AttributeError):
+        return None
+
+
+def all_arguments(op: str, written: Mapping[str, Any]) -> tuple[Argument, ...]:
+    """The arguments of a step as it is written, those of its codec behind the op's own."""
+    return *arguments(op), *(codec_arguments(op, written.get("codec")) or ())
+
+
+def unknown_argument(codec: str, word: str, known: Sequence[Argument]) -> tuple[str, str]:
+    """Message and help for an argument that neither the op nor its codec has."""
+    words = [a.word for a in known]
+    hint = did_you_mean(word, words) or f"its arguments are {listed(words, 30)}"
+    return f"{codec}: there is no argument `{printable(word)}`", hint
+
+
 def used(op: str, args: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """(path below the op's name, name) of each `$param` in the arguments."""
-    forms = {a.word: a.form for a in arguments(op)}
+    forms = {a.word: a.form for a in all_arguments(op, args)}
     for argument, value in args.items():
         yield from (
             (path, name)
-            for path, name in _params(
-                value, (argument,), forms.get(argument) in ("text", "dtype", "capture", "only")
-            )
+            for path, name in _params(value, (argument,), forms.get(argument) in _WHOLE)
         )
 
 
@@ -125,11 +164,48 @@ def resolve(
     """The op's Args with every integer evaluated.
 
     An argument that is exactly an unset `$param` counts as not written. Sizes that are written by
-    capture value come out in the order of `values`. Raises OpError (M114, M509).
+    capture value come out in the order of `values`. Raises OpError (M103, M114, M509).
     """
+    made = _resolved_all(op, arguments(op), args, params, values)
+    if takes_codec(op) and (known := codec_arguments(op, made.get("codec"))) is not None:
+        codec = made["codec"]
+        own = {a.word for a in arguments(op)}
+        for word in args:
+            if word not in own and not any(a.word == word for a in known):
+                message, hint = unknown_argument(codec, word, known)
+                raise OpError("M103", message, help=hint)
+        made["codec_args"] = codecs.get(codec).Args(
+            **_resolved_all(codec, known, args, params, values)
+        )
+    return ops.get(op).Args(**made)
+
+
+def as_written(op: str, args: Any) -> dict[str, Any]:
+    """The arguments as an author would write them, without those that stand at their default."""
+    out = _written(arguments(op), args)
+    known = codec_arguments(op, getattr(args, "codec", None))
+    return out | _written(known, args.codec_args) if known and args.codec_args is not None else out
+
+
+def _written(declared: Sequence[Argument], args: Any) -> dict[str, Any]:
+    return {
+        a.word: getattr(args, a.field)
+        for a in declared
+        if a.default is MISSING or getattr(args, a.field) not in (None, a.default)
+    }
+
+
+def _resolved_all(
+    name: str,
+    declared: Sequence[Argument],
+    args: Mapping[str, Any],
+    params: Mapping[str, Any],
+    values: Sequence[Any] | None,
+) -> dict[str, Any]:
+    """field -> value of the arguments of the op or codec called `name` that have one."""
     made: dict[str, Any] = {}
-    for argument in arguments(op):
-        label = f"{op}: `{argument.word}`"
+    for argument in declared:
+        label = f"{name}: `{argument.word}`"
         written = args.get(argument.word)
         value = (
             None if written is None else _resolved(argument.form, written, params, values, label)
@@ -139,7 +215,7 @@ def resolve(
         elif argument.default is MISSING:
             why = f" ({written} has no value)" if isinstance(written, str) else ""
             raise OpError("M509", f"{label} is needed{why}", help=_how_to_set(written))
-    return ops.get(op).Args(**made)
+    return made
 
 
 def integer(written: Any, params: Mapping[str, Any], label: str = "") -> int | None:
@@ -197,6 +273,8 @@ def _resolved(
         return {name: size for name, size in sizes.items() if size is not None}
     if form == "number" and (isinstance(value, bool) or not isinstance(value, (int, float))):
         raise _misfit(label, value, "a number", "int")
+    if form == "flag" and not isinstance(value, bool):
+        raise _misfit(label, value, "true or false", "bool")
     if form in ("text", "dtype", "capture") and not isinstance(value, str):
         raise _misfit(label, value, "text", "str")
     return value

@@ -10,7 +10,7 @@ undone when a target pattern is read and done when one is written, so `over`, `o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from .. import ops
 from ..core.errors import OpError, PatternError, Report, Span, did_you_mean, listed, printable
 from ..core.keys import CaptureType, Pattern, parse
-from ..ops.base import Op, ValueOp
-from .arguments import PARAM, integer, resolve, unset
+from ..ops.base import Op, OpCall, ValueOp
+from .arguments import PARAM, integer, is_reference, resolve, unset
 from .arguments import ROLE as ROLE
 
 if TYPE_CHECKING:
@@ -403,15 +403,10 @@ def _check_captures(compiled: CompiledRule, report: Report) -> None:
         if op.kind == "end":
             dropped = True
         elif isinstance(op, ValueOp) and op.roles(_codec_of(step.args)):
-            _check_roles_of(
-                compiled,
-                step.op,
-                op.roles(_codec_of(step.args)),
-                op.kind == "join",
-                bound,
-                place,
-                report,
-            )
+            _check_roles_of(compiled, step, op, bound, place, report)
+        elif isinstance(op, ValueOp) and is_reference(_codec_of(step.args)):
+            # which roles it takes or makes is known with the param
+            (bound.discard if op.kind == "join" else bound.add)(ROLE)
         elif op.kind == "join" and capture is not None:
             if capture not in bound:
                 names = sorted(bound)
@@ -501,22 +496,25 @@ def _codec_of(args: Any) -> str:
 
 def _check_roles_of(
     compiled: CompiledRule,
-    name: str,
-    roles: Sequence[str],
-    joins: bool,
+    step: OpCall,
+    op: ValueOp,
     bound: set[str],
     place: Span,
     report: Report,
 ) -> None:
     """An op that takes or makes roles finds them in `from` or in `to`, under its own names."""
+    codec, joins = _codec_of(step.args), op.kind == "join"
+    roles = op.roles(codec)
     side, there = ("from", compiled.sources) if joins else ("to", compiled.targets)
-    verb, least = ("takes", roles[:1]) if joins else ("makes", roles)
+    verb, least = "takes", roles[:1]
+    if not joins:
+        verb, least = "makes", tuple(r for r in roles if r not in op.may_lack(codec))
     odd = [str(r) for r in there if r not in roles]
     missing = [r for r in least if r not in there]
     if odd or missing:
         report.add(
             "M203",
-            f"{name} {verb} the roles {', '.join(roles)}; `{side}` has "
+            f"{step.op} {verb} the roles {', '.join(roles)}; `{side}` has "
             f"{_roles(there) if None not in there else 'none'}",
             spans=(place,),
             help=f"write `{side}: {{{', '.join(f'{r}: …' for r in roles)}}}`",

@@ -19,7 +19,7 @@ from ..core.errors import did_you_mean, printable
 from ..ops.base import OpCall
 from ..source import yaml
 from . import steps
-from .arguments import ROLE, arguments
+from .arguments import ROLE, all_arguments
 from .examples import ExpectedTensor as ExpectedTensor
 from .examples import GivenTensor as GivenTensor
 from .examples import RuleTest
@@ -714,7 +714,7 @@ def meaning(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return _fields(value)
     if isinstance(value, OpCall):
-        defaults = {argument.word: argument.default for argument in arguments(value.op)}
+        defaults = {a.word: a.default for a in all_arguments(value.op, value.args)}
         return [
             value.op,
             {

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import codecs, ops
-from ..codecs.base import Codec, Options
+from ..codecs.base import Codec
 from ..core import view
 from ..core.errors import PAGES, OpError, Page, did_you_mean, fail, page, printable
 from ..core.types import FORMAT_VERSION
@@ -100,6 +100,7 @@ _FORMS = {
     "capture": "name of a capture",
     "dtype": "dtype or `$param`",
     "text": "text",
+    "flag": "true, false or `$param`",
 }
 _LOSSES = {
     Loss.LOSSLESS: "lossless",
@@ -155,17 +156,10 @@ def about_op(op: Op) -> str:
             else " Computes values, on the CPU unless `--device cuda:all` is given."
         )
     out = [f"### `{op.name}`", f"{op.summary[:1].upper()}{op.summary[1:]}. Kind `{op.kind}`.{how}"]
-    rows = []
-    for a in arguments.arguments(op.name):
-        needed = (
-            "needed"
-            if a.default is MISSING
-            else ""
-            if a.default in (None, (), {})
-            else f"`{_flow(a.default)}`"
-        )
-        rows.append((f"`{a.word}`", _form(op.name, a), needed, a.doc))
-    out += [_table(("argument", "written as", "default", "meaning"), rows)] if rows else []
+    known = arguments.arguments(op.name)
+    out += [_arguments(known, lambda a: _form(op.name, a))] if known else []
+    if arguments.takes_codec(op.name):
+        out.append("It also takes the arguments of its [codec](#codecs).")
     seen: set[str] = set()
     lines = []
     for written, shapes in op.samples():
@@ -178,10 +172,15 @@ def about_op(op: Op) -> str:
 
 def about_codec(codec: Codec) -> str:
     """What is to be said of a codec, as markdown."""
-    out = [
-        f"### `{codec.name}`",
-        f"{codec.summary[:1].upper()}{codec.summary[1:]}. Error: {codec.bound(Options())}",
-    ]
+    said = f"{codec.summary[:1].upper()}{codec.summary[1:]}."
+    if codec.encodes:
+        args, _ = next(iter(codec.samples()))
+        said += f" Error: {codec.bound(args)}"
+    else:
+        said += " It is only decoded: a rule with it is one way."
+    out = [f"### `{codec.name}`", said]
+    known = arguments.codec_arguments("quantize", codec.name) or ()
+    out += [_arguments(known, _form_of, _for_inverse)] if known else []
     rows = [
         (
             leaf.producer,
@@ -190,6 +189,35 @@ def about_codec(codec: Codec) -> str:
         for leaf in codec.leaves
     ]
     return "\n\n".join([*out, _table(("producer", *codec.parts), rows)])
+
+
+def _arguments(
+    known: Iterable[arguments.Argument],
+    form: Callable[[arguments.Argument], str],
+    doc: Callable[[arguments.Argument], str] = lambda a: a.doc,
+) -> str:
+    rows = []
+    for a in known:
+        needed = (
+            "needed"
+            if a.default is MISSING
+            else ""
+            if a.default in (None, (), {})
+            else f"`{_flow(a.default)}`"
+        )
+        rows.append((f"`{a.word}`", form(a), needed, doc(a)))
+    return _table(("argument", "written as", "default", "meaning"), rows)
+
+
+def _form_of(argument: arguments.Argument) -> str:
+    known = argument.words or argument.values
+    if known:
+        return " \\| ".join(f"`{value}`" for value in known)
+    return _FORMS.get(argument.form, argument.form)
+
+
+def _for_inverse(argument: arguments.Argument) -> str:
+    return f"for encoding: {argument.doc}" if argument.encoding else argument.doc
 
 
 def topics() -> list[dict[str, Any]]:
@@ -331,7 +359,7 @@ def _example(op: Op, written: Mapping[str, Any], shapes: Sequence[tuple[int, ...
         if isinstance(back, OneWay):
             said.append(f"one way: {back.because}")
         else:
-            said.append(f"back: `{_call(back.op, _as_written(back.op, back.args))}`")
+            said.append(f"back: `{_call(back.op, arguments.as_written(back.op, back.args))}`")
     return f": {'; '.join(said)}" if said else ""
 
 
@@ -346,14 +374,6 @@ def _made(op: Op, args: Any, shapes: Sequence[tuple[int, ...]]) -> list[tuple[in
         ]
     except (OpError, NotImplementedError):
         return None
-
-
-def _as_written(op: str, args: Any) -> dict[str, Any]:
-    return {
-        a.word: getattr(args, a.field)
-        for a in arguments.arguments(op)
-        if a.default is MISSING or getattr(args, a.field) not in (None, a.default)
-    }
 
 
 def _shapes(shapes: Iterable[Sequence[int]]) -> str:

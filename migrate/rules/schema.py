@@ -279,7 +279,9 @@ def _step() -> dict[str, Any]:
         fields = steps.model(name).model_json_schema(by_alias=True, schema_generator=_Generator)
         fields.pop("title", None)
         fields.pop("description", None)
-        fields = {**_cleaned(fields), **steps.codec_forms(name)}
+        if arguments.takes_codec(name):
+            del fields["additionalProperties"]
+        fields = {**_cleaned(fields), **_cleaned(steps.codec_forms(name, _Generator))}
         for argument in arguments.arguments(name):
             if argument.default is not MISSING and argument.default not in (None, (), {}):
                 fields["properties"][argument.word]["default"] = argument.default

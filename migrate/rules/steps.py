@@ -1,7 +1,8 @@
 """The steps of `via` as authors write them: a pydantic model for each op, made at its first use.
 
 It is made from the dataclass in which the op declares its arguments, and takes `$param` and
-arithmetic where the op asks for integers.
+arithmetic where the op asks for integers. So is that of a codec, whose arguments stand beside those
+of the op that names it; where its name is a `$param`, they are read when that has a value.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from math import isfinite
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, create_model
+from pydantic.json_schema import GenerateJsonSchema
 
 from .. import codecs, ops
 from ..core.errors import OpError, did_you_mean, listed, printable
@@ -23,10 +25,14 @@ from ..source.registry import BrokenEntryError
 from .arguments import (
     NAME,
     Argument,
+    all_arguments,
     arguments,
+    codec_arguments,
     is_reference,
     resolve,
     spell_value,
+    takes_codec,
+    unknown_argument,
     unwrapped,
     used,
 )
@@ -42,6 +48,7 @@ from .fields import (
     Model,
     Problem,
     arithmetic,
+    boolean,
     capture,
     dtype,
     each,
@@ -61,14 +68,38 @@ from .fields import (
 
 @cache
 def model(op: str) -> type[Model]:
-    """The pydantic model of what may be written below the op's name."""
-    hints = get_type_hints(ops.get(op).Args, include_extras=True)
+    """The pydantic model of what may be written below the op's name, its codec's part apart."""
+    return _model(op, ops.get(op).Args, arguments(op))
+
+
+def codec_model(op: str, codec: str) -> type[Model]:
+    """The pydantic model of what a codec takes beside the arguments of `op`."""
+    return _codec_model(codecs.get(codec).name, op)
+
+
+@cache
+def _codec_model(codec: str, op: str) -> type[Model]:
+    known = codec_arguments(op, codec) or ()
+    return _model(codec, codecs.get(codec).Args, [_for(op, a) for a in known])
+
+
+def _for(op: str, argument: Argument) -> Argument:
+    """The argument as `op` describes it."""
+    if op == "dequantize" and argument.encoding:
+        return argument._replace(doc=f"for the inverse: {argument.doc}")
+    return argument
+
+
+def _model(name: str, declared: type, known: Iterable[Argument]) -> type[Model]:
+    hints = get_type_hints(declared, include_extras=True)
     made: dict[str, Any] = {}
-    for argument in arguments(op):
-        kind = _written(op, argument) if argument.form in _FORMS else _plain(hints[argument.field])
+    for argument in known:
+        kind = (
+            _written(name, argument) if argument.form in _FORMS else _plain(hints[argument.field])
+        )
         default = ... if argument.default is MISSING else None
         made[argument.field] = (kind, Field(default, alias=argument.word, description=argument.doc))
-    return create_model(f"{op}_arguments", __base__=Model, **made)
+    return create_model(f"{name}_arguments", __base__=Model, **made)
 
 
 def step(value: Any) -> OpCall:
@@ -119,70 +150,100 @@ def step(value: Any) -> OpCall:
             "update or remove that package",
             (op,),
         )
-    try:
-        given = form.model_validate(dict(written))
-    except ValidationError as error:
-        refuse(p._replace(at=(op, *path)) for path, p in problems_of(error, form))
-    args = {
-        a.word: getattr(given, a.field) for a in arguments(op) if a.field in given.model_fields_set
-    }
-    if problems := list(_unknown_to_codec(op, args)):
+    taken = codec_arguments(op, written.get("codec"))
+    words = {a.word for a in arguments(op)}
+    closed = "codec" not in written or not takes_codec(op)
+    own = {w: v for w, v in written.items() if closed or w in words}
+    rest = {w: v for w, v in written.items() if w not in own}
+    problems: list[Problem] = []
+    args = _read(op, form, own, arguments(op), problems)
+    if taken is None:
+        # a `$param`, or a name that `validate` reports: what it takes is not known yet
+        args |= {str(word): yaml.core(value) for word, value in rest.items()}
+    else:
+        codec = str(written["codec"])
+        for word in [word for word in rest if not any(a.word == word for a in taken)]:
+            message, hint = unknown_argument(codec, word, [*arguments(op), *taken])
+            problems.append(Problem("M103", message, hint, (op, word), key=True))
+            del rest[word]
+        args |= _read(op, codec_model(op, codec), rest, taken, problems)
+        problems += _unknown_to_codec(op, args)
+    if problems:
         refuse(problems)
     return OpCall(op, args)
 
 
-def _unknown_to_codec(op: str, args: Mapping[str, Any]) -> Iterator[Problem]:
-    """What the codec refuses in one argument, whatever the others are and params make of them."""
+def _read(
+    op: str,
+    form: type[Model],
+    written: Mapping[str, Any],
+    known: Iterable[Argument],
+    problems: list[Problem],
+) -> dict[str, Any]:
+    """word -> typed value of what `form` takes; what it refuses goes into `problems`."""
     try:
-        codec = codecs.get(args["codec"])
-    except (KeyError, BrokenEntryError):
-        # no argument of the op, or a name that `validate` reports
+        given = form.model_validate(dict(written))
+    except ValidationError as error:
+        problems += [p._replace(at=(op, *path)) for path, p in problems_of(error, form)]
+        return {}
+    return {a.word: getattr(given, a.field) for a in known if a.field in given.model_fields_set}
+
+
+def _unknown_to_codec(op: str, args: Mapping[str, Any]) -> Iterator[Problem]:
+    """A dtype of the numbers that the codec does not have."""
+    if "codec" not in args:
         return
+    codec = codecs.get(args["codec"])
     for a in arguments(op):
         said = args.get(a.word)
-        if said is None or is_reference(said):
+        if a.form != "dtype" or said is None or is_reference(said) or not codec.numbers:
             continue
-        if a.word == "block" and codec.sides not in (None, len(said)):
-            yield Problem(
-                "M308",
-                f"{op}: `block` has {len(said)} items, {codec.name} has {codec.sides}",
-                None,
-                (op, "block"),
-            )
-        known = codec.numbers if a.form == "dtype" else codec.words.get(a.word, ())
-        if known and (dtype(said) if a.form == "dtype" else said) not in known:
-            there = sorted(known)
+        if dtype(said) not in codec.numbers:
+            there = sorted(codec.numbers)
             hint = did_you_mean(said, there) or f"it is one of {listed(there)}"
-            yield Problem(
-                "M308",
-                f"{codec.name}: there is no `{a.word}: {printable(said)}`",
-                hint,
-                (op, a.word),
-            )
+            message = f"{codec.name}: there is no `{a.word}: {printable(said)}`"
+            yield Problem("M308", message, hint, (op, a.word))
 
 
-def codec_forms(op: str) -> dict[str, Any]:
-    """The schema of what the built-in codecs ask of the arguments of an op that has a codec."""
-    made: dict[str, Any] = {}
-    said = arguments(op)
-    if not any(a.word == "codec" for a in said):
-        return made
+def codec_forms(op: str, generator: type[GenerateJsonSchema]) -> dict[str, Any]:
+    """The schema of what the built-in codecs take, of an op that takes theirs.
+
+    Where another codec or a `$param` is named, any argument may stand; for a `$param`, those of the
+    built-in codecs are described.
+    """
+    if not takes_codec(op):
+        return {}
+    known: dict[str, Any] = {}
+    closed: list[tuple[str, dict[str, Any]]] = []
     for name in codecs.registry.builtin():
         codec = codecs.registry.get(name)
-        then: dict[str, Any] = {}
-        for a in said:
-            known = _spelled(codec.numbers) if a.form == "dtype" else [*codec.words.get(a.word, ())]
-            if known:
-                then[a.word] = {"description": a.doc, **_choice(known)}
-            elif a.word == "block" and codec.sides is not None:
-                then[a.word] = {
-                    "description": a.doc,
-                    "minItems": codec.sides,
-                    "maxItems": codec.sides,
-                }
-        when = {"properties": {"codec": {"const": codec.name}}, "required": ["codec"]}
-        made = {"if": when, "then": {"properties": then}, **({"else": made} if made else {})}
+        form = codec_model(op, codec.name).model_json_schema(
+            by_alias=True, schema_generator=generator
+        )
+        properties: dict[str, Any] = {a.word: {"description": a.doc} for a in arguments(op)}
+        for a in arguments(op) if codec.numbers else ():
+            if a.form == "dtype":
+                properties[a.word] |= _choice(_spelled(codec.numbers))
+        for a in codec_arguments(op, codec.name) or ():
+            if a.default is not MISSING and a.default not in (None, (), {}):
+                form["properties"][a.word]["default"] = a.default
+            known.setdefault(a.word, {"description": _for(op, a).doc})
+        properties |= form.get("properties", {})
+        needed = {"required": form["required"]} if "required" in form else {}
+        closed.append(
+            (codec.name, {"properties": properties, "additionalProperties": False, **needed})
+        )
+    made: dict[str, Any] = {
+        "if": _names({"description": "a param", "pattern": r"^\$"}),
+        "then": {"properties": known},
+    }
+    for name, then in reversed(closed):
+        made = {"if": _names({"const": name}), "then": then, "else": made}
     return made
+
+
+def _names(codec: Mapping[str, Any]) -> dict[str, Any]:
+    return {"properties": {"codec": codec}, "required": ["codec"]}
 
 
 def _spelled(dtypes: Iterable[str]) -> list[str]:
@@ -203,7 +264,7 @@ def _choice(words: Sequence[str]) -> dict[str, Any]:
 def fixed_problem(op: str, args: Mapping[str, Any]) -> Problem | None:
     """What the op says against arguments without params; None also where only the run can tell."""
     if any(True for _ in used(op, args)) or any(
-        a.form == "sizes" and isinstance(args.get(a.word), Mapping) for a in arguments(op)
+        a.form == "sizes" and isinstance(args.get(a.word), Mapping) for a in all_arguments(op, args)
     ):
         return None
     try:
@@ -275,6 +336,10 @@ def _number(value: Any) -> Any:
     return str(value) if is_reference(value) else number(value)
 
 
+def _flag(value: Any) -> Any:
+    return str(value) if is_reference(value) else boolean(value)
+
+
 def _dtype(value: Any) -> str:
     name = read_text(value)
     if not is_reference(name) and dtype(name) is None:
@@ -308,6 +373,8 @@ def _written(op: str, argument: Argument) -> Any:
         }
     if argument.words:
         schema = _choice(argument.words)
+    elif argument.values:
+        schema = {**schema, "if": {"type": "integer"}, "then": {"enum": [*argument.values]}}
     elif argument.shape is not None:
         schema = {"type": "string", "pattern": match_whole(rf"\${NAME.pattern}|{argument.shape}")}
     elif least is not None and argument.form == "text":
@@ -330,6 +397,8 @@ def _written(op: str, argument: Argument) -> Any:
             )
             if least is not None and isinstance(item, int) and item < least:
                 why = f"it must be at least {least}"
+            if argument.values and isinstance(item, int) and item not in argument.values:
+                why = f"it is one of {listed([str(value) for value in argument.values])}"
             if why:
                 wrong(
                     "M308",
@@ -385,6 +454,7 @@ _FORMS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
         },
     ),
     "number": (_number, {"type": ["number", "string"], **REFERENCE}),
+    "flag": (_flag, {"type": ["boolean", "string"], **REFERENCE}),
     "capture": (capture, CAPTURE),
     "dtype": (_dtype, _choice(DTYPE["enum"])),
     "text": (read_text, TEXT),

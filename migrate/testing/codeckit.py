@@ -11,18 +11,19 @@
         codeckit.check_description("my-codec")
 
 Each sample is encoded and decoded whole, box by box, from and into arrays with gaps, and once more
-by the codec's reference; the bits must be the same each time. Failures are AssertionErrors.
+by the codec's reference; the bits must be the same each time. What a codec has `stored` is decoded
+in the same ways. Failures are AssertionErrors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from .. import codecs
-from ..codecs.base import Codec, OpError, Options
+from ..codecs.base import Codec, OpError
 from ..core.spec import Spec
 from ..elements.raw import carrier
 from .opkit import require
@@ -36,13 +37,17 @@ if TYPE_CHECKING:
 
 # what numbers may become; a codec refuses those it does not decode to
 DECODED = ("float32", "bfloat16", "float16")
+# the arguments of the ops that codecs carry out
+OWN = ("codec", "dtype", "from", "to")
 
 
 def cases(names: Iterable[str] | None = None) -> list[tuple[str, int]]:
     """(name, number of the sample) for parametrize, of the codecs `names`, by default all."""
     chosen = codecs.names() if names is None else list(names)
     return [
-        (name, number) for name in chosen for number, _ in enumerate(codecs.get(name).samples())
+        (name, number)
+        for name in chosen
+        for number in range(len([*codecs.get(name).samples(), *codecs.get(name).stored()]))
     ]
 
 
@@ -65,102 +70,155 @@ def numbers(spec: Spec, seed: int = 0) -> Array:
     return made.astype(kind).view(carrier(spec.dtype))
 
 
-def encoded(codec: Codec, options: Options, array: Array, spec: Spec) -> list[Array]:
-    """All parts of a tensor."""
+def encoded(codec: Codec, args: Any, array: Array, spec: Spec) -> list[Array | None]:
+    """All parts of a tensor; None for those that `args` do not make."""
     import numpy as np
 
-    out = []
-    for number, part in enumerate(codec.encoded(options, spec)):
+    out: list[Array | None] = []
+    for number, part in enumerate(codec.encoded(args, spec)):
+        if part is None:
+            out.append(None)
+            continue
         whole = _whole(part)
         made = np.empty(part.shape, carrier(part.dtype))
-        codec.encode(
-            options,
-            _cut(array, codec.encode_needs(options, spec, number, whole)),
-            spec,
-            number,
-            whole,
-            made,
-        )
+        needed = codec.encode_needs(args, spec, number, whole)
+        codec.encode(args, _cut(array, needed), spec, number, whole, made)
         out.append(made)
     return out
 
 
 def decoded(
-    codec: Codec, options: Options, parts: Sequence[Array], specs: Sequence[Spec], dtype: str
+    codec: Codec,
+    args: Any,
+    parts: Sequence[Array | None],
+    specs: Sequence[Spec | None],
+    dtype: str,
 ) -> Array:
-    """All numbers of a tensor."""
+    """All numbers of a tensor, with arguments that are settled (`settled`)."""
     import numpy as np
 
-    spec = codec.decoded(options, specs, dtype)
+    spec = codec.decoded(args, specs, dtype)
     made = np.empty(spec.shape, carrier(dtype))
-    codec.decode(options, parts, specs, dtype, _whole(spec), made)
+    needed = codec.decode_needs(args, specs, _whole(spec))
+    codec.decode(args, _boxes_of(parts, needed), specs, dtype, _whole(spec), made)
     return made
+
+
+def settled(
+    codec: Codec, args: Any, parts: Sequence[Array | None], specs: Sequence[Spec | None]
+) -> Any:
+    """The arguments with what the bytes of the parts say that are read while planning."""
+    values = {
+        role: part.tobytes()
+        for role, part in zip(codec.parts, parts, strict=True)
+        if part is not None and role in codec.planning
+    }
+    return codec.settle(args, specs, values)
 
 
 def check_sample(name: str, number: int) -> None:
     """Everything that must hold for sample `number` of the codec called `name`."""
     codec = codecs.get(name)
-    options, spec = list(codec.samples())[number]
-    codec.validate(options, True)
-    codec.validate(options, False)
-    array = numbers(spec, number)
-    check_encoding(codec, options, array, spec)
-    specs = codec.encoded(options, spec)
-    parts = encoded(codec, options, array, spec)
+    samples = list(codec.samples())
+    if number < len(samples):
+        args, spec = samples[number]
+        codec.validate(args, True)
+        array = numbers(spec, number)
+        check_encoding(codec, args, array, spec)
+        specs: Sequence[Spec | None] = codec.encoded(args, spec)
+        parts: Sequence[Array | None] = encoded(codec, args, array, spec)
+    else:
+        args, stored = list(codec.stored())[number - len(samples)]
+        specs = [None if part is None else part[0] for part in stored]
+        parts = [None if part is None else part[1] for part in stored]
+    codec.validate(args, False)
+    found = settled(codec, args, parts, specs)
+    taken = 0
     for dtype in DECODED:
         try:
-            codec.decoded(options, specs, dtype)
+            codec.decoded(found, specs, dtype)
         except OpError:
             continue
-        check_decoding(codec, options, parts, specs, dtype)
+        taken += 1
+        check_decoding(codec, found, parts, specs, dtype)
+    require(taken > 0, f"{name} decodes {args} to none of {DECODED}")
 
 
-def check_encoding(codec: Codec, options: Options, array: Array, spec: Spec) -> None:
+def check_encoding(codec: Codec, args: Any, array: Array, spec: Spec) -> None:
     """The parts are those of the reference, whole and box by box."""
     import numpy as np
 
-    specs, made = codec.encoded(options, spec), encoded(codec, options, array, spec)
-    label = f"{codec.name} {options} of {spec}"
+    specs, made = codec.encoded(args, spec), encoded(codec, args, array, spec)
+    label = f"{codec.name} {args} of {spec}"
     require(
         len(specs) == len(codec.parts), f"{label}: {len(specs)} parts, the codec has {codec.parts}"
     )
-    wanted = codec.reference_parts(options, array, spec)
+    wanted = codec.reference_parts(args, array, spec)
     for number, (part, one, other) in enumerate(zip(specs, made, wanted, strict=True)):
         role = codec.parts[number]
+        if part is None or one is None:
+            require(role in codec.optional, f"{label} makes no {role}, which is not optional")
+            require(other is None, f"{label}: the reference makes a {role}")
+            continue
         _same(f"{label}: {role}", one, other)
-        for box in boxes(part, codec.grain(options, spec, number)):
-            needed = codec.encode_needs(options, spec, number, box)
+        for box in boxes(part, codec.grain(args, spec, number)):
+            needed = codec.encode_needs(args, spec, number, box)
             out = _with_gaps(tuple(high - low for low, high in box), one.dtype)
-            codec.encode(options, _with_gaps_of(_cut(array, needed)), spec, number, box, out)
+            codec.encode(args, _with_gaps_of(_cut(array, needed)), spec, number, box, out)
             _same(
                 f"{label}: {role} in {box}",
-                np.ascontiguousarray(out),
-                np.ascontiguousarray(_cut(one, box)),
+                np.array(out, order="C"),
+                np.array(_cut(one, box), order="C"),
             )
 
 
 def check_decoding(
-    codec: Codec, options: Options, parts: Sequence[Array], specs: Sequence[Spec], dtype: str
+    codec: Codec,
+    args: Any,
+    parts: Sequence[Array | None],
+    specs: Sequence[Spec | None],
+    dtype: str,
 ) -> None:
-    """The numbers are those of the reference, whole and box by box."""
+    """The numbers are those of the reference, whole and box by box; `args` are settled."""
     import numpy as np
 
-    spec = codec.decoded(options, specs, dtype)
-    made = decoded(codec, options, parts, specs, dtype)
-    label = f"{codec.name} {options} of {[str(s) for s in specs]} to {dtype}"
-    _same(label, made, codec.reference(options, parts, specs, dtype))
-    for box in boxes(spec, codec.grain(options, spec, None)):
-        needed = codec.decode_needs(options, specs, box)
+    spec = codec.decoded(args, specs, dtype)
+    made = decoded(codec, args, parts, specs, dtype)
+    label = f"{codec.name} {args} of {[str(s) for s in specs]} to {dtype}"
+    _same(label, made, codec.reference(args, parts, specs, dtype))
+    for box in boxes(spec, codec.grain(args, spec, None)):
+        needed = codec.decode_needs(args, specs, box)
         out = _with_gaps(tuple(high - low for low, high in box), made.dtype)
-        codec.decode(
-            options,
-            [_with_gaps_of(_cut(a, b)) for a, b in zip(parts, needed, strict=True)],
-            specs,
-            dtype,
-            box,
-            out,
-        )
-        _same(f"{label} in {box}", np.ascontiguousarray(out), np.ascontiguousarray(_cut(made, box)))
+        held = [None if a is None else _with_gaps_of(a) for a in _boxes_of(parts, needed)]
+        codec.decode(args, held, specs, dtype, box, out)
+        _same(f"{label} in {box}", np.array(out, order="C"), np.array(_cut(made, box), order="C"))
+    _check_rows(codec, args, parts, specs, dtype, made, label)
+
+
+def _check_rows(
+    codec: Codec,
+    args: Any,
+    parts: Sequence[Array | None],
+    specs: Sequence[Spec | None],
+    dtype: str,
+    made: Array,
+    label: str,
+) -> None:
+    """The reference makes rows of the parts of these rows, where the codec says that it can."""
+    each = codec.reference_rows(args, specs) if made.ndim else None
+    if each is None or len(made) <= each:
+        return
+    rows = (each, min(len(made), 2 * each))
+    needed = codec.decode_needs(args, specs, (rows, *((0, n) for n in made.shape[1:])))
+    held = [
+        None if a is None or box is None else (a[slice(*box[0])] if box else a)
+        for a, box in zip(parts, needed, strict=True)
+    ]
+    cut = [
+        None if a is None or s is None else Spec(s.dtype, a.shape)
+        for a, s in zip(held, specs, strict=True)
+    ]
+    _same(f"{label}: rows {rows}", codec.reference(args, held, cut, dtype), made[slice(*rows)])
 
 
 def check_description(name: str) -> None:
@@ -173,32 +231,57 @@ def check_description(name: str) -> None:
         bool(codec.parts) and len(set(codec.parts)) == len(codec.parts),
         f"{name} has the parts {codec.parts}",
     )
+    for said in ("optional", "planning", "follow"):
+        odd = set(getattr(codec, said)) - set(codec.parts)
+        require(not odd, f"{name}: `{said}` has roles that are no parts: {sorted(odd)}")
+    require(codec.parts[0] not in codec.optional, f"{name}: the first part is not optional")
     require(bool(codec.leaves), f"{name} does not say how its parts are called on disk")
     for leaves in codec.leaves:
         odd = set(leaves.by_role) - set(codec.parts)
         require(not odd, f"{name}: {leaves.producer} has roles that are no parts: {sorted(odd)}")
+    require(is_dataclass(codec.Args), f"{name}: its Args are no dataclass")
+    for field in fields(codec.Args):
+        word = field.metadata.get("alias", field.name)
+        require(bool(field.metadata.get("doc")), f"{name}: `{word}` has no description")
+        require(word not in OWN, f"{name}: `{word}` is what `dequantize` and `quantize` take")
     samples = list(codec.samples())
-    require(bool(samples), f"{name} has no samples")
-    for options, spec in samples:
+    require(bool(samples) == codec.encodes, f"{name} has samples exactly if it encodes")
+    require(bool(samples) or bool(list(codec.stored())), f"{name} has nothing to decode")
+    for args, spec in samples:
         require(
-            bool(codec.bound(options).strip()),
-            f"{name} does not say how large the error of {options} is",
+            bool(codec.bound(args).strip()),
+            f"{name} does not say how large the error of {args} is",
         )
         require(
-            len(codec.encoded(options, spec)) == len(codec.parts),
-            f"{name}: {options} makes other parts than {codec.parts}",
+            len(codec.encoded(args, spec)) == len(codec.parts),
+            f"{name}: {args} makes other parts than {codec.parts}",
         )
-        for odd_options in (
-            replace(options, like="nobody"),
-            replace(options, scale="nothing"),
-            replace(options, non_finite="whatever"),
-        ):
+    for args in [*(args for args, _ in samples), *(args for args, _ in codec.stored())]:
+        for odd_args in _outside(args):
             try:
-                codec.validate(odd_options, True)
+                codec.validate(odd_args, codec.encodes)
             except OpError as error:
-                require(error.code == "M308", f"{name}: {odd_options} is refused as {error.code}")
+                require(error.code == "M308", f"{name}: {odd_args} is refused as {error.code}")
             else:
-                raise AssertionError(f"{name} takes {odd_options}")
+                raise AssertionError(f"{name} takes {odd_args}")
+
+
+def _outside(args: Any) -> Iterator[Any]:
+    """The arguments, each time with one of them beyond what its declaration says."""
+    for field in fields(args):
+        said = field.metadata
+        if "words" in said:
+            yield replace(args, **{field.name: "no such word"})
+        if "values" in said:
+            yield replace(args, **{field.name: max(said["values"]) + 1})
+        value = getattr(args, field.name)
+        if "least" in said and not isinstance(value, str):
+            low = said["least"] - 1
+            several = isinstance(value, tuple) or "length" in said
+            wrong = (low,) * said.get("length", 1) if several else low
+            yield replace(args, **{field.name: wrong})
+        if "length" in said:
+            yield replace(args, **{field.name: (1,) * (said["length"] + 1)})
 
 
 def boxes(spec: Spec, grain: Sequence[int]) -> Iterator[Box]:
@@ -220,13 +303,25 @@ def _whole(spec: Spec) -> Box:
 
 
 def _cut(array: Array, box: Box) -> Array:
-    return array[tuple(slice(low, high) for low, high in box)]
+    # of an array without axes the ellipsis makes a view; without it, a copy
+    cut: Any = (*(slice(low, high) for low, high in box), ...)
+    made: Array = array[cut]
+    return made
+
+
+def _boxes_of(parts: Sequence[Array | None], needed: Sequence[Box | None]) -> list[Array | None]:
+    return [
+        None if a is None or box is None else _cut(a, box)
+        for a, box in zip(parts, needed, strict=True)
+    ]
 
 
 def _with_gaps(shape: tuple[int, ...], dtype: Any) -> Array:
     """Room whose rows do not lie side by side."""
     import numpy as np
 
+    if not shape:
+        return np.empty((), dtype)
     return np.empty((*shape[:-1], shape[-1] + 3), dtype)[..., : shape[-1]]
 
 
@@ -242,5 +337,5 @@ def _same(label: str, one: Array, other: Array) -> None:
     if one.tobytes() != other.tobytes():
         import numpy as np
 
-        at = tuple(int(i) for i in np.argwhere(one != other)[0])
+        at = tuple(int(i) for i in np.argwhere(one != other)[0]) if one.ndim else ()
         raise AssertionError(f"{label}: at {at} {one[at]:#x} instead of {other[at]:#x}")

@@ -24,7 +24,7 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from .. import ops
+from .. import codecs, ops
 from ..core.spec import Spec, spec
 from ..core.view import Fill, Piece, View, covers, stored
 from ..elements.raw import carrier, raw
@@ -58,7 +58,11 @@ def arguments(op: Op, written: dict[str, Any]) -> Any:
     """
     known = {f.metadata.get("alias", f.name): f.name for f in fields(op.Args)}
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in written.items()}
-    return op.Args(**{known[k]: v for k, v in values.items()})
+    made = {known[k]: v for k, v in values.items() if k in known}
+    if rest := {k: v for k, v in values.items() if k not in known}:
+        # what stands beside the op's own arguments is its codec's
+        made["codec_args"] = codecs.get(written["codec"]).Args(**rest)
+    return op.Args(**made)
 
 
 def elements(shape: Sequence[int], dtype: str = "int64", first: int = 0) -> Array:

@@ -17,18 +17,16 @@ def other_device(monkeypatch: pytest.MonkeyPatch) -> None:
     encode, decode = kind.encode, kind.decode
 
     def encoded(
-        self: Any, options: Any, array: Any, spec: Any, part: int, box: Any, out: Any, *rest: Any
+        self: Any, args: Any, array: Any, spec: Any, part: int, box: Any, out: Any, *rest: Any
     ) -> None:
-        encode(
-            self, options, torch.from_numpy(array), spec, part, box, torch.from_numpy(out), *rest
-        )
+        encode(self, args, torch.from_numpy(array), spec, part, box, torch.from_numpy(out), *rest)
 
     def decoded(
-        self: Any, options: Any, arrays: Any, specs: Any, dtype: str, box: Any, out: Any, *rest: Any
+        self: Any, args: Any, arrays: Any, specs: Any, dtype: str, box: Any, out: Any, *rest: Any
     ) -> None:
         decode(
             self,
-            options,
+            args,
             [torch.from_numpy(a) for a in arrays],
             specs,
             dtype,

@@ -16,13 +16,14 @@ import torch
 from safetensors.torch import load_file
 
 from migrate.codecs import get, names
-from migrate.codecs.base import OpError, Options
+from migrate.codecs.base import OpError
 from migrate.core.errors import page
 from migrate.core.spec import Spec
 from migrate.elements.raw import carrier
 from migrate.testing import codeckit
 
 CODEC = get("fp8-block")
+Args: Any = CODEC.Args
 VECTORS = Path(__file__).resolve().parents[1] / "data" / "quant"
 FILES = sorted(VECTORS.glob("*fp8_block*/*.safetensors"))
 IDS = [f"{f.parent.name}/{f.stem}" for f in FILES]
@@ -63,7 +64,7 @@ def test_the_codec_is_described() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_decoding_is_bit_for_bit_what_the_libraries_decode(path: Path, dtype: str) -> None:
     held, parts, specs = parts_of(path)
-    made = codeckit.decoded(CODEC, Options(), parts, specs, dtype)
+    made = codeckit.decoded(CODEC, Args(), parts, specs, dtype)
     compared = 0
     for key, wanted in held.items():
         # a result of float32, rounded, is what they round to; one of bfloat16 says nothing about
@@ -79,7 +80,7 @@ def test_decoding_is_bit_for_bit_what_the_libraries_decode(path: Path, dtype: st
     assert set(made[is_nan(made, dtype)].tolist()) <= {
         {"float32": 0x7FC00000, "bfloat16": 0x7FC0, "float16": 0x7E00}[dtype]
     }
-    assert np.array_equal(made, CODEC.reference(Options(), parts, specs, dtype))
+    assert np.array_equal(made, CODEC.reference(Args(), parts, specs, dtype))
 
 
 @pytest.mark.parametrize(
@@ -97,10 +98,10 @@ def test_encoding_is_bit_for_bit_what_the_library_encodes(path: Path) -> None:
         else "f32"
     )
     like = "hf" if path.parent.name.startswith("hf") else "deepseek"
-    options = Options(like=like, scale=scale, non_finite="keep" if "inf" in path.stem else "refuse")
+    args = Args(like=like, scale=scale, non_finite="keep" if "inf" in path.stem else "refuse")
     numbers, spec = raw(held["input"])
-    made = codeckit.encoded(CODEC, options, numbers, spec)
-    assert [s.dtype for s in CODEC.encoded(options, spec)] == [s.dtype for s in specs]
+    made = codeckit.encoded(CODEC, args, numbers, spec)
+    assert [s.dtype for s in CODEC.encoded(args, spec)] == [s.dtype for s in specs]
     for one, wanted in zip(made, parts, strict=True):
         assert np.array_equal(one, wanted)
 
@@ -117,11 +118,11 @@ def test_every_code_with_every_kind_of_scale_decodes_as_the_formula_says(
     if dtype == "float32" and scale == "float8_e8m0fnu":
         picked = np.where(picked >= 247, 255, picked).astype("u1")
     specs = [Spec("float8_e4m3fn", (64, 256)), Spec(scale, (64, 1))]
-    options = Options(block=(1, 256))
+    args = Args(block=(1, 256))
     parts = [codes, picked.reshape(64, 1)]
     assert np.array_equal(
-        codeckit.decoded(CODEC, options, parts, specs, dtype),
-        CODEC.reference(options, parts, specs, dtype),
+        codeckit.decoded(CODEC, args, parts, specs, dtype),
+        CODEC.reference(args, parts, specs, dtype),
     )
 
 
@@ -133,9 +134,9 @@ def test_all_bfloat16_patterns_encode_as_the_reference(
 ) -> None:
     patterns = np.arange(65536, dtype="<u2").reshape(256, 256)
     spec = Spec("bfloat16", (256, 256))
-    options = Options(block=(16, 8), like=like, scale=scale, non_finite=non_finite)
-    wanted = CODEC.reference_parts(options, patterns, spec)
-    for one, other in zip(codeckit.encoded(CODEC, options, patterns, spec), wanted, strict=True):
+    args = Args(block=(16, 8), like=like, scale=scale, non_finite=non_finite)
+    wanted = CODEC.reference_parts(args, patterns, spec)
+    for one, other in zip(codeckit.encoded(CODEC, args, patterns, spec), wanted, strict=True):
         assert np.array_equal(one, other)
 
 
@@ -143,22 +144,20 @@ def test_all_bfloat16_patterns_encode_as_the_reference(
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (Options(scale="float32"), Options(scale="f32")),
-        (Options(scale="bfloat16"), Options(scale="bf16")),
-        (Options(scale="float8_e8m0fnu"), Options(scale="ue8m0")),
-        (Options(scale_fmt="ue8m0"), Options(scale="pow2")),
-        (Options(scale_fmt="float"), Options(scale="f32")),
-        (Options(scale="bfloat16", scale_fmt="float"), Options(scale="bf16")),
-        (Options(scale="float32", scale_fmt="ue8m0"), Options(scale="pow2")),
-        (Options(scale="pow2", scale_fmt="ue8m0"), Options(scale="pow2")),
-        (Options(scale="float8_e8m0fnu", scale_fmt="ue8m0"), Options(scale="ue8m0")),
+        (Args(scale="float32"), Args(scale="f32")),
+        (Args(scale="bfloat16"), Args(scale="bf16")),
+        (Args(scale="float8_e8m0fnu"), Args(scale="ue8m0")),
+        (Args(scale_fmt="ue8m0"), Args(scale="pow2")),
+        (Args(scale_fmt="float"), Args(scale="f32")),
+        (Args(scale="bfloat16", scale_fmt="float"), Args(scale="bf16")),
+        (Args(scale="float32", scale_fmt="ue8m0"), Args(scale="pow2")),
+        (Args(scale="pow2", scale_fmt="ue8m0"), Args(scale="pow2")),
+        (Args(scale="float8_e8m0fnu", scale_fmt="ue8m0"), Args(scale="ue8m0")),
     ],
 )
-def test_a_scale_may_be_said_by_its_dtype_and_its_format(
-    like: str, one: Options, other: Options
-) -> None:
+def test_a_scale_may_be_said_by_its_dtype_and_its_format(like: str, one: Args, other: Args) -> None:
     array, spec = raw(torch.randn(40, 24, generator=torch.Generator().manual_seed(5)))
-    one, other = (replace(options, block=(8, 8), like=like) for options in (one, other))
+    one, other = (replace(args, block=(8, 8), like=like) for args in (one, other))
     assert CODEC.encoded(one, spec) == CODEC.encoded(other, spec)
     assert CODEC.bound(one) == CODEC.bound(other)
     for a, b in zip(
@@ -172,7 +171,7 @@ def test_a_scale_may_be_said_by_its_dtype_and_its_format(
 def test_a_power_of_two_is_one_in_bfloat16_too() -> None:
     array, spec = raw(torch.randn(40, 24, generator=torch.Generator().manual_seed(5)))
     wide, narrow = (
-        codeckit.encoded(CODEC, Options(block=(8, 8), scale=scale, scale_fmt="ue8m0"), array, spec)
+        codeckit.encoded(CODEC, Args(block=(8, 8), scale=scale, scale_fmt="ue8m0"), array, spec)
         for scale in ("f32", "bf16")
     )
     assert np.array_equal(wide[0], narrow[0])
@@ -193,8 +192,8 @@ def test_a_scale_of_another_dtype_than_the_rule_says_is_read_by_its_own(
     said: str, stored: str
 ) -> None:
     specs = [Spec("float8_e4m3fn", (4, 4)), Spec(stored, (1, 1))]
-    assert CODEC.decoded(Options(scale=said), specs, "bfloat16") == CODEC.decoded(
-        Options(), specs, "bfloat16"
+    assert CODEC.decoded(Args(scale=said), specs, "bfloat16") == CODEC.decoded(
+        Args(), specs, "bfloat16"
     )
 
 
@@ -207,29 +206,29 @@ def test_no_error_of_encoding_is_beyond_the_bound(like: str, scale: str) -> None
         -12 * torch.rand(64, 64, generator=generator)
     )
     array, spec = raw(numbers)
-    options = Options(block=(16, 16), like=like, scale=scale)
-    parts, specs = codeckit.encoded(CODEC, options, array, spec), CODEC.encoded(options, spec)
-    made = codeckit.decoded(CODEC, options, parts, specs, "float32").view("<f4").astype("f8")
+    args = Args(block=(16, 16), like=like, scale=scale)
+    parts, specs = codeckit.encoded(CODEC, args, array, spec), CODEC.encoded(args, spec)
+    made = codeckit.decoded(CODEC, args, parts, specs, "float32").view("<f4").astype("f8")
     exact = numbers.double().numpy()
     amax = np.abs(exact).reshape(4, 16, 4, 16).max((1, 3)).repeat(16, 0).repeat(16, 1)
     bound = np.maximum(np.abs(exact) / 16, (1 if scale == "f32" else 2) * amax / 448 / 1024)
     assert (np.abs(made - exact) <= bound * (1 + 2.0**-20)).all()
-    assert ("2 * amax" in CODEC.bound(options)) == (scale != "f32")
+    assert ("2 * amax" in CODEC.bound(args)) == (scale != "f32")
     assert (parts[0] & 0x78 == 0).any()
 
 
 def test_the_last_blocks_may_be_ragged() -> None:
     # DeepSeek's kv_a_proj_with_mqa has 576 rows: five rows of scales, the last for half a block
     spec = Spec("bfloat16", (576, 7168))
-    weight, scale = CODEC.encoded(Options(), spec)
+    weight, scale = CODEC.encoded(Args(), spec)
     assert (weight.shape, scale.shape) == ((576, 7168), (5, 56))
-    assert CODEC.decoded(Options(), [weight, scale], "bfloat16") == spec
-    assert CODEC.decode_needs(Options(), [weight, scale], ((500, 576), (0, 130))) == [
+    assert CODEC.decoded(Args(), [weight, scale], "bfloat16") == spec
+    assert CODEC.decode_needs(Args(), [weight, scale], ((500, 576), (0, 130))) == [
         ((500, 576), (0, 130)),
         ((3, 5), (0, 2)),
     ]
-    assert CODEC.encode_needs(Options(), spec, 0, ((500, 576), (0, 130))) == ((384, 576), (0, 256))
-    assert CODEC.encode_needs(Options(), spec, 1, ((4, 5), (0, 56))) == ((512, 576), (0, 7168))
+    assert CODEC.encode_needs(Args(), spec, 0, ((500, 576), (0, 130))) == ((384, 576), (0, 256))
+    assert CODEC.encode_needs(Args(), spec, 1, ((4, 5), (0, 56))) == ((512, 576), (0, 7168))
 
 
 def test_a_scale_that_does_not_fit_is_refused_with_both_shapes_and_the_block_that_would_fit() -> (
@@ -237,7 +236,7 @@ def test_a_scale_that_does_not_fit_is_refused_with_both_shapes_and_the_block_tha
 ):
     with pytest.raises(OpError) as caught:
         CODEC.decoded(
-            Options(), [Spec("float8_e4m3fn", (12, 16)), Spec("float32", (3, 4))], "bfloat16"
+            Args(), [Spec("float8_e4m3fn", (12, 16)), Spec("float32", (3, 4))], "bfloat16"
         )
     page(caught.value.code)
     assert (caught.value.code, caught.value.message) == (
@@ -248,7 +247,7 @@ def test_a_scale_that_does_not_fit_is_refused_with_both_shapes_and_the_block_tha
     assert caught.value.help.startswith("`block: [4, 4]` would fit")
     with pytest.raises(OpError) as caught:
         CODEC.decoded(
-            Options(), [Spec("float8_e4m3fn", (2, 12, 16)), Spec("float32", (3, 1, 1))], "bfloat16"
+            Args(), [Spec("float8_e4m3fn", (2, 12, 16)), Spec("float32", (3, 1, 1))], "bfloat16"
         )
     assert caught.value.help is not None
     assert caught.value.help.startswith("no block fits")
@@ -268,13 +267,13 @@ def test_a_block_that_is_no_power_of_two_is_found_too(
 ) -> None:
     specs = [Spec("float8_e4m3fn", weight), Spec("float32", grid)]
     with pytest.raises(OpError) as caught:
-        CODEC.decoded(Options(), specs, "bfloat16")
+        CODEC.decoded(Args(), specs, "bfloat16")
     assert caught.value.help is not None
     assert caught.value.help.startswith(
         f"`block: {block}` would fit, and so may others" if block else "no block fits"
     )
     if block:
-        CODEC.decoded(Options(block=tuple(block)), specs, "bfloat16")
+        CODEC.decoded(Args(block=tuple(block)), specs, "bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -291,14 +290,14 @@ def test_parts_of_another_form_are_refused(
     weight: Spec, scale: Spec, dtype: str, code: str
 ) -> None:
     with pytest.raises(OpError) as caught:
-        CODEC.decoded(Options(), [weight, scale], dtype)
+        CODEC.decoded(Args(), [weight, scale], dtype)
     assert caught.value.code == code
 
 
 @pytest.mark.parametrize("block", [(0, 128), (128,), (128, 128, 1), (-1, 4)])
 def test_a_block_that_is_none_is_refused(block: tuple[int, ...]) -> None:
     with pytest.raises(OpError) as caught:
-        CODEC.validate(Options(block=block), True)
+        CODEC.validate(Args(block=block), True)
     assert caught.value.code == "M308"
 
 
@@ -310,19 +309,19 @@ def test_a_number_that_is_not_finite_is_refused_with_its_index_in_the_whole_tens
     numbers[2, 5, 7] = float(value)
     numbers[2, 5, 9] = float("inf")
     array, spec = raw(numbers)
-    options = Options(block=(2, 4))
+    args = Args(block=(2, 4))
     box = ((1, 3), (4, 6), (5, 8))
-    needed = CODEC.encode_needs(options, spec, 0, box)
+    needed = CODEC.encode_needs(args, spec, 0, box)
     part = array[tuple(slice(a, b) for a, b in needed)]
     with pytest.raises(OpError) as caught:
-        CODEC.encode(options, part, spec, 0, box, np.empty((2, 2, 3), "u1"))
+        CODEC.encode(args, part, spec, 0, box, np.empty((2, 2, 3), "u1"))
     assert (caught.value.code, caught.value.message) == (
         "M406",
         f"quantize: the number at [2, 5, 7] is {value}",
     )
     with pytest.raises(OpError, match=r"\[2, 5, 7\]"):
         CODEC.encode(
-            options,
+            args,
             array[2:, 4:, 4:8],
             spec,
             1,
@@ -335,9 +334,7 @@ def test_saturation_keeps_a_block_whose_numbers_are_not_all_finite() -> None:
     numbers = torch.full((4, 4), 2.0)
     numbers[0, 0], numbers[1, 1], numbers[2, 2] = float("inf"), float("-inf"), float("nan")
     array, spec = raw(numbers)
-    codes, scale = codeckit.encoded(
-        CODEC, Options(block=(4, 4), non_finite="saturate"), array, spec
-    )
+    codes, scale = codeckit.encoded(CODEC, Args(block=(4, 4), non_finite="saturate"), array, spec)
     assert scale.view("<f4") == np.float32(2.0) / np.float32(448)
     assert (codes[0, 0], codes[1, 1], codes[2, 2], codes[3, 3]) == (0x7E, 0xFE, 0x7F, 0x7E)
 
@@ -346,17 +343,17 @@ def test_a_scale_that_float32_cannot_hold_448_times_is_refused_where_decoding_is
     None
 ):
     specs = [Spec("float8_e4m3fn", (2, 4)), Spec("float8_e8m0fnu", (2, 1))]
-    options = Options(block=(1, 4))
-    assert CODEC.exact(options, specs, "float32")
-    assert not CODEC.exact(options, specs, "bfloat16")
-    assert not CODEC.exact(options, [specs[0], Spec("float32", (2, 1))], "float32")
+    args = Args(block=(1, 4))
+    assert CODEC.exact(args, specs, "float32")
+    assert not CODEC.exact(args, specs, "bfloat16")
+    assert not CODEC.exact(args, [specs[0], Spec("float32", (2, 1))], "float32")
     codes = np.full((2, 4), 0x7E, "u1")
     made = codeckit.decoded(
-        CODEC, options, [codes, np.array([[0], [246]], "u1")], specs, "float32"
+        CODEC, args, [codes, np.array([[0], [246]], "u1")], specs, "float32"
     ).view("<f4")
     assert (made == np.array([[448 * 2.0**-127], [448 * 2.0**119]], "f8")).all()
     with pytest.raises(OpError) as caught:
-        codeckit.decoded(CODEC, options, [codes, np.array([[127], [247]], "u1")], specs, "float32")
+        codeckit.decoded(CODEC, args, [codes, np.array([[127], [247]], "u1")], specs, "float32")
     assert (caught.value.code, caught.value.message[:38]) == (
         "M406",
         "dequantize: the scale at [1, 0] is 1.3",
@@ -381,11 +378,11 @@ def test_blocks_of_the_smallest_and_largest_numbers_encode_as_the_reference(
     like, scale, non_finite, dtype
 ) -> None:
     array, spec = raw(torch.tensor(ENDS).to(dtype))
-    options = Options(block=(1, 2), like=like, scale=scale, non_finite=non_finite)
-    wanted = CODEC.reference_parts(options, array, spec)
+    args = Args(block=(1, 2), like=like, scale=scale, non_finite=non_finite)
+    wanted = CODEC.reference_parts(args, array, spec)
     assert all(
         np.array_equal(got, part)
-        for got, part in zip(codeckit.encoded(CODEC, options, array, spec), wanted, strict=True)
+        for got, part in zip(codeckit.encoded(CODEC, args, array, spec), wanted, strict=True)
     )
 
 
@@ -398,7 +395,7 @@ def test_hf_encodes_as_transformers_computes_down_to_the_smallest_block() -> Non
     factor = torch.where(amax > 0, 448.0 / torch.where(amax > 0, amax, 1.0), 1.0)
     array, spec = raw(numbers)
     codes, scales = codeckit.encoded(
-        CODEC, Options(block=(1, 4), like="hf", non_finite="keep"), array, spec
+        CODEC, Args(block=(1, 4), like="hf", non_finite="keep"), array, spec
     )
     assert np.array_equal(scales.view("<f4"), (1.0 / factor).numpy())
     made = (
@@ -415,22 +412,22 @@ def test_a_block_that_hf_has_no_scale_for_is_refused_by_its_place(scale: str, pa
     numbers[0, :4, :4] = 0
     numbers[1, 4:, 8:] = 1e-37
     array, spec = raw(numbers)
-    options = Options(block=(4, 4), like="hf", scale=scale)
+    args = Args(block=(4, 4), like="hf", scale=scale)
     box = (((1, 2), (4, 8), (4, 12)), ((1, 2), (1, 2), (1, 3)))[part]
-    needed = CODEC.encode_needs(options, spec, part, box)
+    needed = CODEC.encode_needs(args, spec, part, box)
     out = np.empty([b - a for a, b in box], ["u1", "<u4" if scale == "f32" else "<u2"][part])
     with pytest.raises(OpError) as caught:
-        CODEC.encode(options, array[tuple(slice(a, b) for a, b in needed)], spec, part, box, out)
+        CODEC.encode(args, array[tuple(slice(a, b) for a, b in needed)], spec, part, box, out)
     assert caught.value.code == "M406"
     assert caught.value.message.startswith(
         "quantize: block [1, 1, 2], from [1, 4, 8] on, has no scale: its largest magnitude is 1e-37"
     )
     # zeros have the scale 1, and the other kinds of scales end nowhere
-    assert codeckit.encoded(CODEC, options, *raw(numbers[:1]))[1].size == 6
+    assert codeckit.encoded(CODEC, args, *raw(numbers[:1]))[1].size == 6
     for other in (
-        Options(block=(4, 4), like="hf", scale="ue8m0"),
-        Options(block=(4, 4), like="hf", scale="pow2"),
-        Options(block=(4, 4)),
+        Args(block=(4, 4), like="hf", scale="ue8m0"),
+        Args(block=(4, 4), like="hf", scale="pow2"),
+        Args(block=(4, 4)),
     ):
         codeckit.encoded(CODEC, other, array, spec)
 
@@ -442,7 +439,7 @@ def test_parts_that_share_a_memo_are_the_same_and_look_at_each_number_once(
 ) -> None:
     from migrate.codecs import _e4m3
 
-    spec, options, looked = Spec("bfloat16", (3, 70, 50)), Options(block=(16, 32), like=like), []
+    spec, args, looked = Spec("bfloat16", (3, 70, 50)), Args(block=(16, 32), like=like), []
     amax = _e4m3.amax
     monkeypatch.setattr(
         _e4m3, "amax", lambda bits, *rest: looked.append(bits.size) or amax(bits, *rest)
@@ -456,14 +453,14 @@ def test_parts_that_share_a_memo_are_the_same_and_look_at_each_number_once(
     for part in order:
         for box in boxes[part]:
             here = tuple(slice(a, b) for a, b in box)
-            needed = tuple(slice(a, b) for a, b in CODEC.encode_needs(options, spec, part, box))
+            needed = tuple(slice(a, b) for a, b in CODEC.encode_needs(args, spec, part, box))
             out = np.empty_like(made[part][here])
-            CODEC.encode(options, array[needed], spec, part, box, out, None, memo)
+            CODEC.encode(args, array[needed], spec, part, box, out, None, memo)
             made[part][here] = out
     assert sum(looked) == array.size
     assert all(
         np.array_equal(got, wanted)
-        for got, wanted in zip(made, CODEC.reference_parts(options, array, spec), strict=True)
+        for got, wanted in zip(made, CODEC.reference_parts(args, array, spec), strict=True)
     )
 
 
@@ -473,18 +470,18 @@ def test_parts_that_share_a_memo_are_the_same_and_look_at_each_number_once(
 def test_scales_are_recalled_from_the_codes_alone_and_only_where_these_are_known(
     like: str, scale: str, non_finite: str
 ) -> None:
-    spec, options = (
+    spec, args = (
         Spec("bfloat16", (3, 70, 50)),
-        Options(block=(16, 32), like=like, scale=scale, non_finite=non_finite),
+        Args(block=(16, 32), like=like, scale=scale, non_finite=non_finite),
     )
     array, memo = codeckit.numbers(spec), dict[str, Any]()
     array[1, 20, 3], array[2, 0, 0] = 0x7F80, 0xFFC1
-    wanted = CODEC.reference_parts(options, array, spec)[1]
+    wanted = CODEC.reference_parts(args, array, spec)[1]
     box, whole = ((0, 3), (0, 2), (0, 2)), ((0, 3), (0, 5), (0, 2))
     out = np.empty(wanted.shape, wanted.dtype)
-    assert not CODEC.recall(options, spec, 1, box, out[:, :2], memo)
+    assert not CODEC.recall(args, spec, 1, box, out[:, :2], memo)
     CODEC.encode(
-        options,
+        args,
         array[:, :32],
         spec,
         0,
@@ -493,15 +490,15 @@ def test_scales_are_recalled_from_the_codes_alone_and_only_where_these_are_known
         None,
         memo,
     )
-    assert not CODEC.recall(options, spec, 1, whole, out, memo)
+    assert not CODEC.recall(args, spec, 1, whole, out, memo)
     assert not CODEC.recall(
-        options, spec, 0, ((0, 3), (0, 32), (0, 50)), np.empty((3, 32, 50), "u1"), memo
+        args, spec, 0, ((0, 3), (0, 32), (0, 50)), np.empty((3, 32, 50), "u1"), memo
     )
     part = np.empty((3, 2, 2), wanted.dtype)
-    assert CODEC.recall(options, spec, 1, box, part, memo)
+    assert CODEC.recall(args, spec, 1, box, part, memo)
     assert np.array_equal(part, wanted[:, :2])
     CODEC.encode(
-        options,
+        args,
         array[:, 32:],
         spec,
         0,
@@ -510,7 +507,7 @@ def test_scales_are_recalled_from_the_codes_alone_and_only_where_these_are_known
         None,
         memo,
     )
-    assert CODEC.recall(options, spec, 1, whole, out, memo)
+    assert CODEC.recall(args, spec, 1, whole, out, memo)
     assert np.array_equal(out, wanted)
 
 
@@ -523,21 +520,21 @@ def test_chunks_leave_no_seam(
 
     monkeypatch.setattr(_e4m3, "CHUNK", chunk)
     spec = Spec("float32", shape)
-    options = Options(block=(7, 96))
+    args = Args(block=(7, 96))
     array = codeckit.numbers(spec)
-    parts, specs = codeckit.encoded(CODEC, options, array, spec), CODEC.encoded(options, spec)
-    wanted = CODEC.reference_parts(options, array, spec)
+    parts, specs = codeckit.encoded(CODEC, args, array, spec), CODEC.encoded(args, spec)
+    wanted = CODEC.reference_parts(args, array, spec)
     assert all(np.array_equal(got, part) for got, part in zip(parts, wanted, strict=True))
-    reference = CODEC.reference(options, parts, specs, "bfloat16")
+    reference = CODEC.reference(args, parts, specs, "bfloat16")
     for top, left in ((0, 0), (5, 3), (20, 100)):
         box = ((min(top, shape[0]), shape[0]), (min(left, shape[1]), shape[1]))
-        needed = CODEC.decode_needs(options, specs, box)
+        needed = CODEC.decode_needs(args, specs, box)
         given = [
             part[tuple(slice(a, b) for a, b in need)]
             for part, need in zip(parts, needed, strict=True)
         ]
         made = np.empty([b - a for a, b in box], "<u2")
-        CODEC.decode(options, given, specs, "bfloat16", box, made)
+        CODEC.decode(args, given, specs, "bfloat16", box, made)
         assert np.array_equal(made, reference[box[0][0] :, box[1][0] :])
 
 
@@ -550,9 +547,9 @@ def test_the_way_of_other_devices_makes_the_same_bits(
 
 def test_planning_with_a_codec_imports_neither_numpy_nor_torch() -> None:
     code = (
-        "import sys; from migrate.codecs import get; from migrate.codecs.base import Options; "
+        "import sys; from migrate.codecs import get; "
         "from migrate.core.spec import Spec;"
-        "c = get('fp8-block'); c.decoded(Options(), c.encoded(Options(), Spec('bfloat16', (576, "
+        "c = get('fp8-block'); c.decoded(c.Args(), c.encoded(c.Args(), Spec('bfloat16', (576, "
         "4))), 'bfloat16');"
         "print(sorted({'numpy', 'torch', 'pydantic'} & set(sys.modules)))"
     )
@@ -582,8 +579,8 @@ def test_the_kit_notices_a_box_that_is_computed_from_the_wrong_blocks(
     kind = type(CODEC)
     encode_needs = kind.encode_needs
 
-    def unaligned(self, options, spec, part, box):
-        return box if part == 0 else encode_needs(self, options, spec, part, box)
+    def unaligned(self, args, spec, part, box):
+        return box if part == 0 else encode_needs(self, args, spec, part, box)
 
     monkeypatch.setattr(kind, "encode_needs", unaligned)
     with pytest.raises(AssertionError, match=r"weight in"):

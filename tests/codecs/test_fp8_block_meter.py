@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from migrate.codecs import _e4m3, get
-from migrate.codecs.base import Options
 from migrate.core.spec import Spec
 from migrate.elements.raw import carrier
 from migrate.testing import codeckit
 
 CODEC = get("fp8-block")
+Args: Any = CODEC.Args
 
 
 def raw(tensor: torch.Tensor) -> tuple[np.ndarray, Spec]:
@@ -61,12 +61,12 @@ def test_the_meter_of_a_quantize_is_told_the_error_of_the_code_and_what_became_z
     numbers = torch.randn(40, 24, generator=torch.Generator().manual_seed(1))
     numbers[3, 3], numbers[3, 4], numbers[3, 5] = 1e-6, 0.0, -0.0
     array, spec = raw(numbers)
-    options, told = Options(block=(16, 16)), Told()
+    args, told = Args(block=(16, 16)), Told()
     codes = np.empty(spec.shape, "u1")
-    CODEC.encode(options, array, spec, 0, ((0, 40), (0, 24)), codes, told)
-    _, scale = codeckit.encoded(CODEC, options, array, spec)
-    specs = CODEC.encoded(options, spec)
-    made = torch.from_numpy(CODEC.reference(options, [codes, scale], specs, "float32").view("<f4"))
+    CODEC.encode(args, array, spec, 0, ((0, 40), (0, 24)), codes, told)
+    _, scale = codeckit.encoded(CODEC, args, array, spec)
+    specs = CODEC.encoded(args, spec)
+    made = torch.from_numpy(CODEC.reference(args, [codes, scale], specs, "float32").view("<f4"))
     assert told.count == 960
     assert told.worst == float((made.double() - numbers.double()).abs().max())
     assert (told.saturated, told.underflowed) == (0, int(((made == 0) & (numbers != 0)).sum()))
@@ -81,7 +81,7 @@ def test_the_meter_of_a_saturating_quantize_counts_what_saturates() -> None:
     array, spec = raw(numbers)
     told = Told()
     CODEC.encode(
-        Options(block=(8, 8), non_finite="saturate"),
+        Args(block=(8, 8), non_finite="saturate"),
         array,
         spec,
         0,
@@ -95,10 +95,10 @@ def test_the_meter_of_a_saturating_quantize_counts_what_saturates() -> None:
 def test_the_meter_of_a_dequantize_is_told_the_error_of_rounding() -> None:
     numbers = torch.randn(64, 32, generator=torch.Generator().manual_seed(2))
     array, spec = raw(numbers)
-    options, told = Options(block=(16, 16)), Told()
-    parts, specs = codeckit.encoded(CODEC, options, array, spec), CODEC.encoded(options, spec)
+    args, told = Args(block=(16, 16)), Told()
+    parts, specs = codeckit.encoded(CODEC, args, array, spec), CODEC.encoded(args, spec)
     made = np.empty(spec.shape, "<u2")
-    CODEC.decode(options, parts, specs, "bfloat16", ((0, 64), (0, 32)), made, told)
+    CODEC.decode(args, parts, specs, "bfloat16", ((0, 64), (0, 32)), made, told)
     exact = parts[0].view("u1")
     scales = parts[1].view("<f4").astype("f8").repeat(16, 0).repeat(16, 1)
     wanted = torch.from_numpy(exact).view(torch.float8_e4m3fn).double().numpy() * scales
@@ -122,17 +122,17 @@ def decoded(
     """What a meter is told of blocks of 64 x 64 that are decoded box by box, the true products, and
     what torch makes of them.
     """
-    options, parts = Options(block=(64, 64)), [codes, scales.view("<u4")]
+    args, parts = Args(block=(64, 64)), [codes, scales.view("<u4")]
     specs = [Spec("float8_e4m3fn", codes.shape), Spec("float32", scales.shape)]
 
     def at(box, told) -> None:
-        needed = CODEC.decode_needs(options, specs, box)
+        needed = CODEC.decode_needs(args, specs, box)
         given = [
             part[tuple(slice(a, b) for a, b in need)]
             for part, need in zip(parts, needed, strict=True)
         ]
         CODEC.decode(
-            options,
+            args,
             given,
             specs,
             dtype,
@@ -166,18 +166,18 @@ def test_the_meter_of_a_dequantize_is_told_of_every_finite_number_that_became_in
 
 
 @pytest.mark.parametrize(
-    ("options", "dtype"),
+    ("args", "dtype"),
     [
-        (Options(block=(64, 64), non_finite="keep"), "float32"),
-        (Options(block=(64, 64), non_finite="saturate", scale="pow2"), "float32"),
-        (Options(block=(64, 64), like="hf", non_finite="keep"), "bfloat16"),
-        (Options(block=(64, 64), like="hf", non_finite="saturate"), "float32"),
-        (Options(block=(64, 64), like="hf", non_finite="keep", scale="ue8m0"), "bfloat16"),
+        (Args(block=(64, 64), non_finite="keep"), "float32"),
+        (Args(block=(64, 64), non_finite="saturate", scale="pow2"), "float32"),
+        (Args(block=(64, 64), like="hf", non_finite="keep"), "bfloat16"),
+        (Args(block=(64, 64), like="hf", non_finite="saturate"), "float32"),
+        (Args(block=(64, 64), like="hf", non_finite="keep", scale="ue8m0"), "bfloat16"),
     ],
     ids=repr,
 )
 def test_the_meter_of_a_quantize_is_told_of_every_number_that_comes_back_infinite_or_undefined(
-    options: Options, dtype: str
+    args: Args, dtype: str
 ) -> None:
     shape = (1024, 512)
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(6))
@@ -188,13 +188,13 @@ def test_the_meter_of_a_quantize_is_told_of_every_number_that_comes_back_infinit
     array, spec = raw(numbers.to(getattr(torch, dtype)))
 
     def at(box, told) -> None:
-        needed = CODEC.encode_needs(options, spec, 0, box)
+        needed = CODEC.encode_needs(args, spec, 0, box)
         given = array[tuple(slice(a, b) for a, b in needed)]
-        CODEC.encode(options, given, spec, 0, box, np.empty([b - a for a, b in box], "u1"), told)
+        CODEC.encode(args, given, spec, 0, box, np.empty([b - a for a, b in box], "u1"), told)
 
     told = box_by_box(shape, at)
-    parts, specs = CODEC.reference_parts(options, array, spec), CODEC.encoded(options, spec)
-    back = CODEC.reference(options, parts, specs, "float32").view("<f4")
+    parts, specs = CODEC.reference_parts(args, array, spec), CODEC.encoded(args, spec)
+    back = CODEC.reference(args, parts, specs, "float32").view("<f4")
     given = numbers.to(getattr(torch, dtype)).float().numpy()
     lost = ~np.isfinite(back) & (back != given) & ~np.isnan(given)
     assert lost.any()
@@ -215,15 +215,13 @@ def test_a_tame_tensor_is_not_looked_at_for_what_is_not_finite(
         monkeypatch.setattr(_e4m3, name, noted)
     spec = Spec("bfloat16", (256, 256))
     array = codeckit.numbers(spec)
-    parts = CODEC.reference_parts(Options(), array, spec)
-    for options in (Options(scale="pow2"), Options(non_finite="saturate")):
-        CODEC.encode(
-            options, array, spec, 0, ((0, 256), (0, 256)), np.empty(spec.shape, "u1"), Told()
-        )
+    parts = CODEC.reference_parts(Args(), array, spec)
+    for args in (Args(scale="pow2"), Args(non_finite="saturate")):
+        CODEC.encode(args, array, spec, 0, ((0, 256), (0, 256)), np.empty(spec.shape, "u1"), Told())
     CODEC.decode(
-        Options(),
+        Args(),
         parts,
-        CODEC.encoded(Options(), spec),
+        CODEC.encoded(Args(), spec),
         "bfloat16",
         ((0, 256), (0, 256)),
         np.empty(spec.shape, "<u2"),
@@ -236,17 +234,17 @@ def test_of_a_large_box_a_few_rows_of_each_block_are_measured() -> None:
     told = Told()
     spec = Spec("float32", (1024, 512))
     array = codeckit.numbers(spec)
-    CODEC.encode(Options(), array, spec, 0, ((0, 1024), (0, 512)), np.empty(spec.shape, "u1"), told)
+    CODEC.encode(Args(), array, spec, 0, ((0, 1024), (0, 512)), np.empty(spec.shape, "u1"), told)
     assert told.count == 1024 * 512 / 64
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
-    "options", [Options(block=(64, 64)), Options(block=(64, 64), scale="pow2", like="hf")], ids=repr
+    "args", [Args(block=(64, 64)), Args(block=(64, 64), scale="pow2", like="hf")], ids=repr
 )
 @pytest.mark.parametrize("device", ["cpu", "other"])
 def test_the_meter_of_a_quantize_is_told_of_every_number_that_becomes_zero(
-    options: Options, dtype: str, device: str, request: pytest.FixtureRequest
+    args: Args, dtype: str, device: str, request: pytest.FixtureRequest
 ) -> None:
     if device == "other":
         request.getfixturevalue("other_device")
@@ -260,9 +258,9 @@ def test_the_meter_of_a_quantize_is_told_of_every_number_that_becomes_zero(
     array, spec = raw(numbers)
 
     def at(box, told) -> None:
-        needed = CODEC.encode_needs(options, spec, 0, box)
+        needed = CODEC.encode_needs(args, spec, 0, box)
         CODEC.encode(
-            options,
+            args,
             array[tuple(slice(a, b) for a, b in needed)],
             spec,
             0,
@@ -272,7 +270,7 @@ def test_the_meter_of_a_quantize_is_told_of_every_number_that_becomes_zero(
         )
 
     told = box_by_box(shape, at)
-    codes = CODEC.reference_parts(options, array, spec)[0]
+    codes = CODEC.reference_parts(args, array, spec)[0]
     lost = int(((codes & 0x7F == 0) & (numbers != 0).numpy()).sum())
     assert lost > 10000
     assert told.underflowed == lost
@@ -315,7 +313,7 @@ def test_products_are_looked_at_for_zeros_only_where_a_scale_is_small_enough(
     for scale in (2.0**-15, 2.0**-16, 0.0, np.nan):
         parts = [np.ones((4, 4), "u1"), np.array([[scale]], "<f4").view("<u4")]
         CODEC.decode(
-            Options(), parts, specs, "float16", ((0, 4), (0, 4)), np.empty((4, 4), "<u2"), Told()
+            Args(), parts, specs, "float16", ((0, 4), (0, 4)), np.empty((4, 4), "<u2"), Told()
         )
     assert looked == [False, True, False, False]
 
@@ -325,9 +323,9 @@ def test_an_infinity_that_comes_back_as_one_did_not_saturate() -> None:
     numbers[1, 1], numbers[2, 2] = float("inf"), float("-inf")
     array, spec = raw(numbers)
     for scale in ("pow2", "ue8m0"):
-        options, told = Options(block=(8, 8), scale=scale, non_finite="keep"), Told()
-        parts, specs = codeckit.encoded(CODEC, options, array, spec), CODEC.encoded(options, spec)
-        back = CODEC.reference(options, parts, specs, "float32").view("<f4")
-        CODEC.encode(options, array, spec, 0, ((0, 8), (0, 8)), np.empty((8, 8), "u1"), told)
+        args, told = Args(block=(8, 8), scale=scale, non_finite="keep"), Told()
+        parts, specs = codeckit.encoded(CODEC, args, array, spec), CODEC.encoded(args, spec)
+        back = CODEC.reference(args, parts, specs, "float32").view("<f4")
+        CODEC.encode(args, array, spec, 0, ((0, 8), (0, 8)), np.empty((8, 8), "u1"), told)
         assert np.isinf(back).sum() == 2
         assert (told.saturated, told.non_finite, told.underflowed) == (0, 0, 62)

@@ -52,45 +52,45 @@ class PerTensor(Codec):
     parts = ("weight", "scale")
     leaves = (Leaves("test", {"weight": "weight", "scale": "scale"}),)
 
-    def decoded(self, options, specs, dtype):
+    def decoded(self, args, specs, dtype):
         if specs[1].shape:
             raise OpError("M304", f"the scale is {specs[1]}, it has no axes")
         return spec(dtype, specs[0].shape)
 
-    def encoded(self, options, of):
+    def encoded(self, args, of):
         return [spec("float32", of.shape), spec("float32", ())]
 
-    def decode_needs(self, options, specs, box):
+    def decode_needs(self, args, specs, box):
         return [box, ()]
 
-    def encode_needs(self, options, of, part, box):
+    def encode_needs(self, args, of, part, box):
         return tuple((0, n) for n in of.shape)
 
-    def grain(self, options, of, part):
+    def grain(self, args, of, part):
         return () if part == 1 else (1,) * len(of.shape)
 
-    def decode(self, options, arrays, specs, dtype, box, out, meter=None):
+    def decode(self, args, arrays, specs, dtype, box, out, meter=None):
         weight, scale = (np.asarray(a).view("<f4") for a in arrays)
         out[...] = (weight * scale).astype("<f4").view("<u4")
 
-    def encode(self, options, array, of, part, box, out, meter=None, memo=None):
-        made = self.reference_parts(options, array, of)[part]
+    def encode(self, args, array, of, part, box, out, meter=None, memo=None):
+        made = self.reference_parts(args, array, of)[part]
         out[...] = made[(*(slice(a, b) for a, b in box), ...)]
 
-    def reference(self, options, arrays, specs, dtype):
+    def reference(self, args, arrays, specs, dtype):
         weight, scale = (np.asarray(a).view("<f4") for a in arrays)
         return np.asarray(weight * scale, "<f4").view("<u4")
 
-    def reference_parts(self, options, array, of):
+    def reference_parts(self, args, array, of):
         x = np.asarray(array).view("<f4")
         scale = np.asarray(np.abs(x).max() if x.size else 1, "<f4")
         return [np.asarray(x / scale, "<f4").view("<u4"), scale.view("<u4")]
 
-    def bound(self, options):
+    def bound(self, args):
         return "half a unit in the last place"
 
     def samples(self):
-        yield dequantize.Options(), spec("float32", (3, 4))
+        yield self.Args(), spec("float32", (3, 4))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -126,15 +126,11 @@ def samples() -> list[tuple[Op, dict[str, Any], list[Any]]]:
         if isinstance(op, ValueOp) and "codec" not in op.Args.__dataclass_fields__:
             found += [(op, written, shapes) for written, shapes in op.samples()]
     for name in codecs.names():
-        for options, numbers in codecs.get(name).samples():
-            said = {
-                key: getattr(options, key)
-                for key in ("block", "like", "scale", "scale_fmt", "non_finite")
-            }
+        for args, numbers in codecs.get(name).samples():
             said = {
                 key: list(v) if isinstance(v, tuple) else v
-                for key, v in said.items()
-                if v is not None
+                for key in args.__dataclass_fields__
+                if (v := getattr(args, key)) is not None
             }
             found.append((ops.get("quantize"), {"codec": name, **said}, [numbers]))
             found.append(
@@ -227,13 +223,13 @@ def case(
         given = [(numbers, elements(numbers, dice))]
         if op.name == "dequantize":
             try:
-                specs = codec.encoded(dequantize.options(args), numbers)
+                specs = codec.encoded(dequantize.called(args).own, numbers)
             except OpError:
                 return [numbers, spec("float32", ())]
             given = list(
                 zip(
                     specs,
-                    codec.reference_parts(dequantize.options(args), given[0][1], numbers),
+                    codec.reference_parts(dequantize.called(args).own, given[0][1], numbers),
                     strict=True,
                 )
             )

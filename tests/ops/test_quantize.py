@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from migrate import ops
+from migrate import codecs, ops
 from migrate.core.errors import page
 from migrate.core.spec import spec
 from migrate.ops.base import Loss, OneWay, OpCall, OpError
@@ -13,6 +13,15 @@ from migrate.testing import valuekit
 
 DEQUANTIZE, QUANTIZE = ops.get("dequantize"), ops.get("quantize")
 CODES = "float8_e4m3fn"
+FP8 = codecs.get("fp8-block").Args
+
+
+def decoding(dtype="bfloat16", codec="fp8-block", **own):
+    return DEQUANTIZE.Args(codec=codec, dtype=dtype, codec_args=FP8(**own))
+
+
+def encoding(from_=None, codec="fp8-block", **own):
+    return QUANTIZE.Args(codec=codec, from_=from_, codec_args=FP8(**own))
 
 
 def refused(call) -> OpError:
@@ -50,40 +59,25 @@ def test_a_codec_that_does_not_exist_is_refused_with_the_nearest():
 
 
 def test_options_are_checked_without_a_tensor():
-    error = refused(lambda: QUANTIZE.validate(QUANTIZE.Args(codec="fp8-block", scale_fmt="e8m0")))
+    error = refused(lambda: QUANTIZE.validate(encoding(scale_fmt="e8m0")))
     assert (error.code, error.message, error.help) == (
         "M308",
-        "fp8-block: there is no `scale_fmt: e8m0`",
-        "it is one of ue8m0, float",
+        "fp8-block: `scale_fmt` is e8m0, it must be one of ue8m0, float",
+        None,
     )
-    error = refused(lambda: QUANTIZE.validate(QUANTIZE.Args(codec="fp8-block", like="deepsek")))
-    assert (error.code, error.message) == ("M308", "fp8-block: there is no `like: deepsek`")
-    assert (
-        refused(
-            lambda: DEQUANTIZE.validate(
-                DEQUANTIZE.Args(codec="fp8-block", dtype="bfloat16", block=(0, 1))
-            )
-        ).code
-        == "M308"
+    error = refused(lambda: QUANTIZE.validate(encoding(like="deepsek")))
+    assert (error.code, error.message) == (
+        "M308",
+        "fp8-block: `like` is deepsek, it must be one of deepseek, hf",
     )
+    assert refused(lambda: DEQUANTIZE.validate(decoding(block=(0, 1)))).code == "M308"
 
 
 def test_arguments_that_came_from_a_param_are_checked_where_they_meet_a_tensor() -> None:
     parts = [spec("float8_e4m3fn", (4, 4)), spec("float32", (1, 1))]
+    assert refused(lambda: DEQUANTIZE.infer(decoding(block=(128,)), parts)).code == "M308"
     assert (
-        refused(
-            lambda: DEQUANTIZE.infer(
-                DEQUANTIZE.Args(codec="fp8-block", dtype="bfloat16", block=(128,)), parts
-            )
-        ).code
-        == "M308"
-    )
-    assert (
-        refused(
-            lambda: QUANTIZE.infer(
-                QUANTIZE.Args(codec="fp8-block", block=(128,)), [spec("bfloat16", (4, 4))]
-            )
-        ).code
+        refused(lambda: QUANTIZE.infer(encoding(block=(128,)), [spec("bfloat16", (4, 4))])).code
         == "M308"
     )
 
@@ -96,9 +90,9 @@ def test_each_is_the_inverse_of_the_other_and_keeps_every_option():
         "scale_fmt": "ue8m0",
         "non_finite": "saturate",
     }
-    there = DEQUANTIZE.Args(codec="fp8-block", dtype="float16", **said)
+    there = decoding("float16", **said)
     back = DEQUANTIZE.invert(there)
-    assert back == OpCall("quantize", QUANTIZE.Args(codec="fp8-block", from_="float16", **said))
+    assert back == OpCall("quantize", encoding("float16", **said))
     assert QUANTIZE.invert(back.args) == OpCall("dequantize", there)
 
 
@@ -119,9 +113,7 @@ def test_quantize_without_the_dtype_before_is_one_way():
     ],
 )
 def test_the_scale_is_stored_as_the_option_says(option, stored):
-    made = QUANTIZE.infer(
-        QUANTIZE.Args(codec="fp8-block", scale=option), [spec("bfloat16", (576, 130))], 2
-    )
+    made = QUANTIZE.infer(encoding(scale=option), [spec("bfloat16", (576, 130))], 2)
     assert made == [spec(CODES, (576, 130)), spec(stored, (5, 2))]
 
 
@@ -182,7 +174,7 @@ def test_a_codec_of_numbers_that_it_made_itself_gives_the_same_codes_again():
     codes = rng.integers(0, 0x7F, (8, 8), dtype="u1")
     codes[::4, ::4] = 0x7E
     scale = (rng.integers(120, 126, (2, 2)).astype("<u4") << 23).astype("<u4")
-    there = DEQUANTIZE.Args(codec="fp8-block", dtype="bfloat16", block=(4, 4), scale="pow2")
+    there = decoding(block=(4, 4), scale="pow2")
     specs = [spec(CODES, (8, 8)), spec("float32", (2, 2))]
     numbers = valuekit.compute(DEQUANTIZE, there, [codes, scale], specs, 0, ((0, 8), (0, 8)))
     back, of = DEQUANTIZE.invert(there).args, [spec("bfloat16", (8, 8))]

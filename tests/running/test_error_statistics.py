@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from raw_files import whole, write_source
 from value_ops import call, install
 
+from migrate import codecs
 from migrate.core import view as views
 from migrate.core.spec import Spec
 from migrate.ops.base import step
@@ -260,7 +261,8 @@ def test_what_boxes_share_is_measured_once(
     numbers[rng.random(numbers.shape) < 0.1] *= 1e-6
     raw = (numbers.view("u4") >> 16).astype("u2")
     source = write_source(tmp_path / "in", {"k": ("bfloat16", raw)})
-    made = step("quantize", codec="fp8-block", from_="bfloat16", block=[16, 16])
+    own = codecs.get("fp8-block").Args(block=(16, 16))
+    made = step("quantize", codec="fp8-block", from_="bfloat16", codec_args=own)
     given_, codes = whole("k", "bfloat16", raw.shape), Spec("float8_e4m3fn", raw.shape)
     tensor = Tensor(
         codes,
