@@ -547,7 +547,7 @@ class PackOrigin(DocumentPart):
 
 
 class AppliedEdge(DocumentPart):
-    """An edge that was applied, from the stamp. The downgrade needs `kept` and `files`."""
+    """An edge that was applied, from the stamp. A downgrade needs `kept`, `absent` and `files`."""
 
     lineage: str
     from_: str
@@ -557,6 +557,7 @@ class AppliedEdge(DocumentPart):
     files: Mapping[str, Any] | None
     ranks: str | None
     kept: Any
+    absent: Any
     pack: PackOrigin | None
     optimizer: str | None
     tool: str

@@ -631,11 +631,11 @@ def history(doc: Mapping[str, Any]) -> str:
             out.append(f"    optimizer state: {entry['optimizer']}")
         if entry.get("files"):
             out.append(f"    changed {', '.join(entry['files'])}")
-        if entry.get("kept"):
-            forms = capped(
-                [printable(kept if isinstance(kept, str) else kept[0]) for kept in entry["kept"]]
-            )
-            out += [f"    stays on a downgrade: {form}" for form in forms]
+        for word, what in (("kept", "stays"), ("absent", "is not made")):
+            forms = [
+                printable(one if isinstance(one, str) else one[0]) for one in entry.get(word) or ()
+            ]
+            out += [f"    {what} on a downgrade: {form}" for form in capped(forms)]
     return "\n".join([*out, *(f"note: {note}" for note in doc["notes"])])
 
 

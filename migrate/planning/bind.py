@@ -8,22 +8,26 @@ to what this one made. Conditions on values that decide which keys come out are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, repeat
 from typing import Any, NamedTuple, NoReturn
 
-from ..core.errors import Report, fail, listed, option, printable
+from .. import ops
+from ..codecs.base import MOST_PLANNED
+from ..core.errors import OpError, Report, fail, listed, option, printable
 from ..core.keys import FOREIGN, NegativeIndex, Pattern, foreign, foreign_text
 from ..core.templates import Template, rank_of, takes
 from ..core.types import records
+from ..core.view import is_whole
 from ..ops.base import Decided, ValueOp
 from ..rules.compiled import ROLE, CompiledCall, DirectedRule
-from .graph import Program, Tensor, ValueCheck
+from .graph import ComputedTensor, Program, Tensor, ValueCheck
 from .match import RANK, MatchedKey, Matching, Reader, keep_rest, match, when_test
-from .pipeline import MOST_TENSORS, SUFFIX, Item, RefusedGroup, Views, run_ops
+from .pipeline import MOST_TENSORS, SUFFIX, Item, PartFacts, RefusedGroup, Views, run_ops
 from .request import STALE_OPTIMIZER
 
 # what the header of a safetensors file may have
@@ -66,6 +70,11 @@ class StepResult:
     idle: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     # characters of the names that rules made
     text: int = 0
+    # names of optional parts that tensors were without, which a stamp remembers; None: no rule has
+    # such parts
+    absent: list[str] | None = None
+    # key -> hash of the bytes of small parts that say what no header does; they enter the digest
+    values: dict[str, str] = field(default_factory=dict)
     # what is odd about a state that goes on, and the keys of such states
     odd: dict[str, list[str]] = field(default_factory=dict)
 
@@ -83,6 +92,8 @@ class BindContext(NamedTuple):
     payload: Callable[[Tensor], bytes] | None = None
     # rules that take values which are no tensors, and so may match no key, by identity
     elsewhere: frozenset[int] = frozenset()
+    # the optional parts that a stamp says were not there; None: no stamp says anything
+    absent: AbstractSet[str] | None = None
     # which of these tensors are state of an optimizer; None: nothing is
     states: Callable[[Mapping[str, Any]], AbstractSet[str]] | None = None
 
@@ -366,8 +377,19 @@ def _run_rule(
             out.odd.setdefault(what, []).append(item.keys[0])
         return decided
 
+    def read(role: str, item: Item) -> bytes:
+        found = _small_bytes(role, item, context)
+        for key in item.keys:
+            out.decided[key] = False
+            out.values[key] = hashlib.sha256(found).hexdigest()
+        return found
+
+    def absent(found: Iterable[str]) -> None:
+        out.absent = [*(out.absent or ()), *found]
+
+    facts = PartFacts(read, absent, context.absent)
     checks: list[ValueCheck] = []
-    bound, made = run_ops(rule, names, items, views, refuse, checks, decide)
+    bound, made = run_ops(rule, names, items, views, refuse, checks, decide, facts)
     if tests_result:
         role_at = bound.index(ROLE) if ROLE in bound else None
         tests = {role: when_test(when) for role, when in rule.when.items()}
@@ -379,6 +401,33 @@ def _run_rule(
     if any(step.op.kind == "end" for step in rule.steps):
         out.dropped.update((t.key, rule) for t in reader.taken)
     return reader, bound, made
+
+
+def _small_bytes(role: str, item: Item, context: BindContext) -> bytes:
+    """The bytes of a part that says what no header does. OpError M310 for a large one, and where
+    they cannot be had.
+    """
+    tensor = item.tensor
+    if tensor.spec.nbytes > MOST_PLANNED:
+        raise OpError(
+            "M310",
+            f"{printable(item.keys[0])} is {tensor.spec}; of a {role}, which is read while "
+            f"planning, at most {MOST_PLANNED:,} bytes are",
+        )
+    source = tensor.sources[0] if len(tensor.sources) == 1 else None
+    if isinstance(source, ComputedTensor) and is_whole(tensor.view):
+        call = source.computation
+        op = ops.get(call.op_call.op)
+        if isinstance(op, ValueOp):
+            given = [one.spec for one in call.inputs]
+            found = op.foreseen(call.op_call.args, given, source.output)
+            if found is not None:
+                return found
+    if context.payload is None:
+        raise OpError(
+            "M310", f"what {printable(item.keys[0])} says is known when its bytes are, not before"
+        )
+    return context.payload(tensor)
 
 
 def _check_refused(reader: Reader, report: Report) -> None:

@@ -57,6 +57,8 @@ class Composition:
     inexact: list[str] = field(default_factory=list)
 
 
+# no format stores a tensor in more parts
+MOST_PARTS = 16
 # what every key fits, or every key of several names
 _ANYTHING = (parse("{k...}"), parse("{p...}.{k}"))
 
@@ -105,6 +107,10 @@ def compose(
             stay = unfold_keys(
                 remembered, len(current) + (0 if items is None else len(items.names))
             )
+        absent = step.memory.get("absent")
+        if absent is not None:
+            absent = unfold_keys(absent, MOST_PARTS * len(current))
+        context = context._replace(absent=absent)
         bound = bind(rules, step.keep, current, views, context, report, expressions, stay)
         if items is not None and not report.has_errors():
             items = carry_items(rules, bound, items, report, stay)
@@ -132,6 +138,8 @@ def compose(
             path_state.leave_step(step, bound, report)
             if prove and kept[-1]:
                 path_state.remembered[-1]["kept"] = fold_keys(kept[-1])
+            if bound.absent is not None:
+                path_state.remembered[-1]["absent"] = fold_keys(bound.absent)
         losses += _losses(rules, bound)
         graph.checks += bound.checks
         done.append((step, bound))
@@ -339,7 +347,11 @@ def prove_downgrade(
                 step.keep,
                 current,
                 views,
-                back_context._replace(same_bytes=equal, elsewhere=elsewhere),
+                back_context._replace(
+                    same_bytes=equal,
+                    elsewhere=elsewhere,
+                    absent=None if bound.absent is None else frozenset(bound.absent),
+                ),
                 report,
                 stay=stay,
             )

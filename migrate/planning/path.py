@@ -493,7 +493,7 @@ def _remembered(
 ) -> dict[str, Any]:
     """What the stamp holds of this edge: its latest params and, if it is undone, how files were.
 
-    `files` and `kept` are None where no entry is undone, because then they are not known.
+    `files`, `kept` and `absent` are None where no entry is undone, because then they are not known.
     """
     params: dict[str, Any] = {}
     for entry in [*applied, *again]:
@@ -516,6 +516,7 @@ def _remembered(
         "files": before.get("files", {}),
         "ranks": before.get("ranks", ""),
         "kept": kept,
+        "absent": undone[-1].get("absent") if undone else None,
         "optimizer": left,
     }
 

@@ -7,7 +7,9 @@ of its input views: an op is traced for the first layer and merely moved to the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from itertools import islice, repeat
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ from ..core.spec import Spec, spec
 from ..core.types import records
 from ..core.view import TooManyPieces, View, assemble, leaves, relabel, stored
 from ..ops.base import Decided, Loss, OpCall, ValueOp
-from ..rules.compiled import ROLE, CompiledCall, DirectedRule
+from ..rules.compiled import ROLE, CompiledCall, DirectedRule, Side
 from ..source.blobs import ChunkedTensor
 from .graph import (
     ApplyOp,
@@ -90,9 +92,10 @@ def chunked_view(stored: ChunkedTensor) -> View:
 class Views:
     """The views of a plan, one object for equal geometry, and what each op made of which."""
 
-    __slots__ = ("_chunked", "_interned", "_stored", "_traced")
+    __slots__ = ("_chunked", "_interned", "_settled", "_stored", "_traced")
 
     def __init__(self) -> None:
+        self._settled: dict[tuple[Any, ...], tuple[CompiledCall, CompiledCall]] = {}
         self._interned: dict[View, View] = {}
         self._stored: dict[tuple[int, ...], View] = {}
         self._chunked: dict[tuple[Any, ...], View] = {}
@@ -197,6 +200,23 @@ class Views:
         ]
         return outputs, checks, specs
 
+    def settle(
+        self,
+        step: CompiledCall,
+        op: ValueOp,
+        roles: Sequence[str],
+        specs: Sequence[Spec],
+        values: Mapping[str, bytes],
+    ) -> CompiledCall:
+        """The step with the arguments for these roles; one object for equal ones."""
+        key = (id(step), *roles, *specs, *values.items())
+        found = self._settled.get(key)
+        if found is None:
+            args = op.settle(step.args, roles, specs, values)
+            # the step is kept beside the result: an id means nothing after its object is gone
+            found = self._settled[key] = (step, replace(step, args=args))
+        return found[1]
+
     def materialise(
         self,
         step: CompiledCall,
@@ -287,6 +307,41 @@ SUFFIX = "."
 Decide = Callable[[CompiledCall, Item], "Decided | None"]
 
 
+def _unread(role: str, item: Item) -> bytes:
+    raise OpError("M310", f"the bytes of its {role} are not known here")
+
+
+class PartFacts(NamedTuple):
+    """What is known of the parts of tensors beside their specs.
+
+    `read` gives the bytes of a small one. `absent` takes the names of optional parts that are not
+    there; `remembered` are those that a stamp names, None without one.
+    """
+
+    read: Callable[[str, Item], bytes] = _unread
+    absent: Callable[[Iterable[str]], None] = lambda names: None
+    remembered: AbstractSet[str] | None = None
+
+
+NOTHING_KNOWN = PartFacts()
+
+
+def _part_names(
+    sides: Iterable[Side], roles: Iterable[str], names: Sequence[str], values: Sequence[Any]
+) -> dict[str, str]:
+    """role -> key of these parts of a tensor with these values, as far as the values say."""
+    known = dict(zip(names, values, strict=True))
+    out = {}
+    for side in sides:
+        if side.role is not None and str(side.role) in roles:
+            try:
+                key = side.pattern.expand(known)
+            except (KeyError, TypeError, ValueError):
+                continue
+            out[str(side.role)] = f"{key}@{known[RANK]}" if RANK in known else key
+    return out
+
+
 def run_ops(
     rule: DirectedRule,
     names: tuple[str, ...],
@@ -295,6 +350,7 @@ def run_ops(
     refuse: Callable[[RefusedGroup], None],
     checks: list[ValueCheck],
     decide: Decide = lambda step, item: None,
+    facts: PartFacts = NOTHING_KNOWN,
 ) -> tuple[tuple[str, ...], list[Item]]:
     """Runs the rule's ops top to bottom; the captures bound at the end, and the items made.
 
@@ -306,10 +362,10 @@ def run_ops(
     for number, step in enumerate(rule.steps):
         kind = step.op.kind
         if kind == "join":
-            bound, items = _join(rule, step, bound, items, views, refusals, checks)
+            bound, items = _join(rule, step, bound, items, views, refusals, checks, facts)
         elif kind == "part":
             _require_few(rule, number, items)
-            bound, items = _part(rule, step, bound, items, views, refusals, checks)
+            bound, items = _part(rule, step, bound, items, views, refusals, checks, facts)
         elif kind == "end":
             items = []
         elif kind == "decide":
@@ -456,12 +512,17 @@ def _part(
     views: Views,
     refusals: _Refusals,
     checks: list[ValueCheck],
+    facts: PartFacts,
 ) -> tuple[tuple[str, ...], list[Item]]:
     capture, listed_values = step.capture or ROLE, _values(rule, step)
     start = getattr(step.args, "start", 0) or 0
     out = []
+    settles = capture == ROLE and isinstance(step.op, ValueOp) and step.op.settles(step.args)
+    unsettled, named = step, listed_values or []
     for item in items:
         try:
+            if settles:
+                step, listed_values = _chosen(rule, unsettled, bound, item, named, views, facts)
             parts = step.op.parts(
                 step.args,
                 item.tensor.spec.shape,
@@ -500,6 +561,33 @@ def _part(
     return (*bound, capture), out
 
 
+def _chosen(
+    rule: DirectedRule,
+    step: CompiledCall,
+    names: tuple[str, ...],
+    item: Item,
+    named: Sequence[str],
+    views: Views,
+    facts: PartFacts,
+) -> tuple[CompiledCall, list[Any]]:
+    """The step for the parts that this tensor is to have: those of the rule, but for optional ones
+    that were not there before, or, where no stamp says so, that the arguments do not make;
+    and these parts.
+    """
+    op, of = step.op, item.tensor.spec
+    if not isinstance(op, ValueOp):
+        return step, list(named)
+    spare = [role for role in named if role in rule.optional_roles]
+    if facts.remembered is None:
+        made = op.makes(step.args, of) if spare else ()
+        wanted = [role for role in named if role not in spare or role in made]
+    else:
+        keys = _part_names(rule.writes, spare, names, item.values)
+        wanted = [role for role in named if keys.get(role) not in facts.remembered]
+    call = views.settle(step, op, wanted, [of], {})
+    return call, list(op.makes(call.args, of))
+
+
 def _join(
     rule: DirectedRule,
     step: CompiledCall,
@@ -508,6 +596,7 @@ def _join(
     views: Views,
     refusals: _Refusals,
     checks: list[ValueCheck],
+    facts: PartFacts,
 ) -> tuple[tuple[str, ...], list[Item]]:
     capture = step.capture or ROLE
     at = bound.index(capture)
@@ -528,6 +617,8 @@ def _join(
             continue
         members[values[at]] = item
     out = []
+    settles = capture == ROLE and isinstance(step.op, ValueOp) and step.op.settles(step.args)
+    unsettled = step
     for group, members in groups.items():
         try:
             ordered = _complete(rule, step, capture, members)
@@ -542,6 +633,8 @@ def _join(
                         f"{_by_value(members, lambda i: i.tensor.spec.dtype)}",
                         help="write a `cast` before it; nothing is promoted silently",
                     )
+            if settles:
+                step = _settled(rule, unsettled, rest, group, members, ordered, views, facts)
             (made,), met = views.trace(step, tensors, 1, rule.label, keys)
         except OpError as error:
             keys = tuple(k for m in members.values() for k in m.keys)
@@ -561,6 +654,30 @@ def _join(
             )
         out.append(Item(group, made, keys, program))
     return rest, out
+
+
+def _settled(
+    rule: DirectedRule,
+    step: CompiledCall,
+    names: tuple[str, ...],
+    group: tuple[Any, ...],
+    members: Mapping[Any, Item],
+    ordered: Sequence[Item],
+    views: Views,
+    facts: PartFacts,
+) -> CompiledCall:
+    """The step for the parts that are there, and for what the bytes of some say."""
+    op = step.op
+    if not isinstance(op, ValueOp):
+        return step
+    roles = [role for role in op.roles(step.args.codec) if role in members]
+    values = {
+        role: facts.read(role, members[role]) for role in op.reads(step.args) if role in roles
+    }
+    call = views.settle(step, op, roles, [item.tensor.spec for item in ordered], values)
+    lacking = [role for role in op.may_lack(step.args.codec) if role not in members]
+    facts.absent(_part_names(rule.reads, lacking, names, group).values())
+    return call
 
 
 def _complete(

@@ -135,6 +135,8 @@ def document(
         "patched": list(path_state.changes),
         "decided": decided,
     }
+    if values := {key: seen for _, b in composition.steps for key, seen in b.values.items()}:
+        binding["values"] = values
     digest = (
         "m1:"
         + hashlib.sha256(

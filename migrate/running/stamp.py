@@ -2,9 +2,10 @@
 
 It says layouts, rules by id and semantic hash, which pack they come from unless they ship, bound
 params, how changes of side files are undone, which keys stayed as they were although the way back
-would take them, and index hashes of source and output. No time, host or path, so equal runs leave
-equal bytes. A stamp binds to the index hash of the output it stands in: one that does not fit
-(the checkpoint was edited afterwards) is ignored, with a note.
+would take them, which optional parts tensors were without, and index hashes of source and output.
+No time, host or path, so equal runs leave equal bytes. A stamp binds to the index hash of the
+output it stands in: one that does not fit (the checkpoint was edited afterwards) is ignored, with a
+note.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ def _is_entry(entry: Any) -> bool:
             or (_is_line(entry["ranks"]) and naming([entry["ranks"]]) is not None)
         )
         and are_folded_keys(entry.get("kept", []))
+        and are_folded_keys(entry.get("absent", []))
         and entry.get("optimizer", LASTING[0]) in LASTING
         and isinstance(entry.get("pack", {}), dict)
         and all(map(_is_line, chain.from_iterable(entry.get("pack", {}).items())))
