@@ -8,15 +8,14 @@ that was not read shall vanish.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from struct import pack
 from typing import Any
 
 from ..core.errors import printable
 from ..source.index import Source
 from ..source.paths import HISTORY, METADATA
-from ..source.pickle.dcp_metadata import Metadata, read_metadata
-from ..source.pickle.dcp_rename import NewName, rename_entries
+from ..source.pickle.dcp_rename import NamedEntries, NewName
 from ..source.pickle.nodes import JSON_SCALARS
 from ..source.pickle.tree import TensorRecord
 from ..source.target import OutputFile, Placed, Target, TargetTree
@@ -43,10 +42,9 @@ def rename(
     if METADATA not in (source.identities() or {}) or SPILLED in index.files:
         return None
     label = printable(source.path, 240)
-    data = source.side_file(METADATA)
-    metadata = read_metadata(data, METADATA)
+    entries = NamedEntries(source.side_file(METADATA), f"{label}: {METADATA}")
     names = _find_names(
-        metadata,
+        entries,
         Entries(index.tree.parts[0].root).saved,
         index.tree.names,
         Entries(tree.parts[0].root).saved,
@@ -55,8 +53,8 @@ def rename(
     if names is None:
         return None
     total = sum(blob.size for blob in source.blobs)
-    named = sum(nbytes for key, nbytes in _sizes(metadata) if key in names)
-    dropped = sum(nbytes for key, nbytes in _sizes(metadata) if key not in names)
+    named = sum(nbytes for key, nbytes in entries.sizes.items() if key in names)
+    dropped = sum(nbytes for key, nbytes in entries.sizes.items() if key not in names)
     if dropped * MOST_UNNAMED > total:
         return None
     notes = [f"only names change: the data files are copied as they are, and {METADATA} is new"]
@@ -69,30 +67,21 @@ def rename(
     for number, (name, blob) in enumerate(zip(index.files, source.blobs, strict=True)):
         files.append(OutputFile(name, b"", (Placed(name, 0, blob.size),), blob.size))
         whole[name] = number
-    small = {METADATA: rename_entries(data, f"{label}: {METADATA}", names)}
+    small = {METADATA: entries.rename(names)}
     if stamp is not None:
         small[HISTORY] = stamp.encode()
     return Target(tuple(files), True, small, notes=tuple(notes), whole=whole)
 
 
-def _sizes(metadata: Metadata) -> Iterator[tuple[str, int]]:
-    """The bytes of each entry by its key; some have several."""
-    for key, entry in metadata.tensors.items():
-        yield key, sum(part.length for part in entry.parts)
-    for key, value in metadata.bytes.items():
-        yield key, value.part.length
-
-
 def _find_names(
-    metadata: Metadata,
+    entries: NamedEntries,
     before: list[SavedEntry],
-    known: Mapping[int, str],
+    called: Mapping[int, str],
     after: list[SavedEntry],
     origins: Mapping[int, str | None],
 ) -> dict[str, NewName] | None:
     """The new name of each entry that stays, by its key; None where an entry is another one."""
-    held = metadata.tensors.keys() | metadata.bytes.keys()
-    tensors = {known[id(e.value)]: e.key for e in before if type(e.value) is TensorRecord}
+    tensors = {called[id(e.value)]: e.key for e in before if type(e.value) is TensorRecord}
     values = {e.key: e.value for e in before if type(e.value) is not TensorRecord}
     objects = {id(value): key for key, value in values.items() if type(value) not in JSON_SCALARS}
     found = [
@@ -107,10 +96,10 @@ def _find_names(
         if old is None and type(entry.value) in JSON_SCALARS:
             alike = spare.get(_bits(entry.value))
             old = alike.pop() if alike else None
-        if old is None or old not in held or old in names:
+        if old is None or old not in entries.sizes or old in names:
             return None
-        same = old == entry.key and metadata.planner is not None and old in metadata.planner
-        path = metadata.planner[old] if same and metadata.planner is not None else entry.path
+        known = entries.planner if old == entry.key else None
+        path = entry.path if known is None else known.get(old, entry.path)
         names[old] = NewName(entry.key, path)
     return names
 

@@ -2,92 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from dcp_streams import CASES, FOLDERS, META, checkpoint
 from marks import thorough
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
 
 from migrate.core.errors import CheckpointError
 from migrate.source.pickle import dcp_metadata
 from migrate.source.pickle.dcp_stream import read_stream
-
-TESTS = Path(__file__).parents[1]
-
-
-def properties(dtype: torch.dtype = torch.float32, grad: bool = False) -> TensorProperties:
-    return TensorProperties(dtype, torch.strided, grad, torch.contiguous_format, False)
-
-
-def checkpoint(count: int, *, ranks: int = 2, dims: int = 2, **more: Any) -> Metadata:
-    """The metadata of so many tensors, each cut into a chunk for each rank, and of some values."""
-    entries: dict[str, Any] = {}
-    places: dict[MetadataIndex, _StorageInfo] = {}
-    planner: dict[str, tuple[Any, ...]] = {}
-    at = [0] * ranks
-    for number in range(count):
-        key = f"model.layers.{number}.w"
-        shape = torch.Size([(number % 7 + 1) * ranks, *range(1, dims)]) if dims else torch.Size([])
-        boxes = []
-        for rank in range(ranks if dims else 1):
-            offsets = torch.Size([rank * shape[0] // ranks, *[0] * (dims - 1)] if dims else [])
-            sizes = torch.Size([shape[0] // ranks, *shape[1:]] if dims else [])
-            boxes.append(ChunkStorageMetadata(offsets, sizes))
-            length = 1500 + number * 131
-            index = MetadataIndex(key, torch.Size(offsets), rank)
-            places[index] = _StorageInfo(f"__{rank}_0.distcp", at[rank], length)
-            at[rank] += length
-        dtype = torch.bfloat16 if number % 3 else torch.float32
-        entries[key] = TensorStorageMetadata(properties(dtype, number % 2 == 0), shape, boxes)
-        planner[key] = ("model", key[6:])
-    for number in range(3):
-        key = f"optimizer.param_groups.{number}.lr"
-        entries[key] = BytesStorageMetadata()
-        places[MetadataIndex(key)] = _StorageInfo("__0_0.distcp", at[0], 900)
-        planner[key] = ("optimizer", "param_groups", number, "lr")
-        at[0] += 900
-    given = {"planner_data": planner, "storage_data": places, "version": "1.0.0"} | more
-    # torch 2.8 names no version yet
-    known = {field.name for field in dataclasses.fields(Metadata)}
-    return Metadata(entries, **{name: value for name, value in given.items() if name in known})
 
 
 def by_the_machine(data: bytes, monkeypatch: pytest.MonkeyPatch) -> Any:
     with monkeypatch.context() as patch:
         patch.setattr(dcp_metadata, "read_stream", lambda data: None)
         return dcp_metadata.read_metadata(data, "x")
-
-
-META = StorageMeta(Path("/a/folder"), "save", None, [])
-CASES: dict[str, Metadata] = {
-    "few": checkpoint(2),
-    # past the memo's first 256 entries, past one batch of pairs, past one frame
-    "many": checkpoint(1200),
-    "values alone": checkpoint(0),
-    "one rank": checkpoint(40, ranks=1),
-    "more than a batch of chunks": checkpoint(2, ranks=1003),
-    "no dimensions": checkpoint(3, dims=0),
-    "one dimension": checkpoint(3, dims=1),
-    "three dimensions": checkpoint(3, dims=3),
-    "five dimensions": checkpoint(300, dims=5),
-    "without planner_data": checkpoint(3, planner_data=None),
-    "with storage_meta": checkpoint(3, storage_meta=META),
-    "without a version": checkpoint(3, version=None),
-}
 
 
 @pytest.mark.parametrize("protocol", [4, 5])
@@ -100,9 +33,7 @@ def test_both_readers_say_the_same(
     assert dcp_metadata.read_metadata(data, "x") == by_the_machine(data, monkeypatch)
 
 
-@pytest.mark.parametrize(
-    "folder", sorted((TESTS / "data" / "dcp").glob("torch-*")), ids=lambda p: p.name
-)
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
 def test_both_readers_say_the_same_of_other_releases(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ because it describes everything else and cannot be read in part.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -316,9 +316,7 @@ class _MetadataReader:
                 )
         return node
 
-    def _entries(
-        self, node: Any
-    ) -> tuple[dict[str, tuple[str, tuple[int, ...], bool, Any, list[SavedChunk]]], list[str]]:
+    def _entries(self, node: Any) -> tuple[dict[str, Any], list[str]]:
         """state_dict_metadata: (dtype, shape, requires_grad, strides, chunks), and other keys."""
         tensors: dict[str, Any] = {}
         others: list[str] = []
@@ -720,7 +718,7 @@ class MetadataCheck:
                 self.problem(key, "planner_data puts other keys below it")
 
 
-def uncovered(shape: tuple[int, ...], chunks: list[SavedChunk]) -> str:
+def uncovered(shape: tuple[int, ...], chunks: Sequence[SavedChunk]) -> str:
     """What is wrong with the chunks of a tensor of this shape; "" when they cover it exactly."""
     if prod(shape) > MOST_ELEMENTS:
         return f"has a shape of {_number(prod(shape))} elements; at most 2^50 are read"
@@ -774,7 +772,7 @@ def uncovered(shape: tuple[int, ...], chunks: list[SavedChunk]) -> str:
     return f"its chunks hold {held:,} of {prod(shape):,} elements: there is {what}"
 
 
-def _rows(shape: tuple[int, ...], chunks: list[SavedChunk]) -> bool:
+def _rows(shape: tuple[int, ...], chunks: Sequence[SavedChunk]) -> bool:
     """Whether the chunks are whole rows, one after the other, as most are."""
     at, row, begins = 0, shape[1:], (0,) * (len(shape) - 1)
     for offsets, sizes in chunks:

@@ -1,5 +1,9 @@
 """The `.metadata` of torch.distributed.checkpoint with other names for its entries: chunks, places,
 properties and all else stay as they were written.
+
+A file that is spelled as Python's pickler spells it is read once more by `dcp_stream`, this time
+with what nothing else has a use for, and written by `dcp_emit`. Any other goes through the machine,
+which takes ten times as long, and the general writer.
 """
 
 from __future__ import annotations
@@ -9,6 +13,9 @@ from typing import Any, NamedTuple
 
 from ...core.errors import fail
 from ..jsontext import collector_paused
+from .dcp_emit import stream_of
+from .dcp_metadata import read_metadata
+from .dcp_stream import read_whole_stream
 from .emit import emit
 from .machine import read_pickle
 from .nodes import METADATA, Call, Dict
@@ -23,12 +30,55 @@ class NewName(NamedTuple):
     path: tuple[str | int, ...]
 
 
-def rename_entries(data: bytes, label: str, names: Mapping[str, NewName]) -> bytes:
-    """The file with each entry under its new name, in the order of `names`; the other entries are
-    left out. `names` are the new names by flat key.
+class NamedEntries:
+    """The entries of a `.metadata` file that `read_metadata` has read before, to be renamed.
 
-    `data` has been read by `read_metadata` before: what does not look like it is M938.
+    `planner` are the paths of their keys, None without any. `sizes` are the bytes of each entry, by
+    its key.
     """
+
+    def __init__(self, data: bytes, label: str) -> None:
+        self._data, self._label = data, label
+        self.sizes: dict[str, int] = {}
+        with collector_paused():
+            self._whole = read_whole_stream(data)
+            if self._whole is not None:
+                contents, _ = self._whole
+                self.planner = contents.planner
+                for (key, _), part in contents.storage.items():
+                    self.sizes[key] = self.sizes.get(key, 0) + part.length
+            else:
+                metadata = read_metadata(data, label)
+                self.planner = metadata.planner
+                for key, entry in metadata.tensors.items():
+                    self.sizes[key] = sum(part.length for part in entry.parts)
+                for key, value in metadata.bytes.items():
+                    self.sizes[key] = value.part.length
+
+    def rename(self, names: Mapping[str, NewName]) -> bytes:
+        """The file with each entry under its new name, in the order of `names`; the other entries
+        are left out. `names` are the new names by flat key.
+
+        What does not look like the file of a checkpoint is M938.
+        """
+        # without paths every key is its own path, and a reader needs none
+        planner: dict[str, tuple[str | int, ...]] | None = None
+        if self.planner is not None or any(new.path != (new.key,) for new in names.values()):
+            planner = dict(names.values())
+        if self._whole is None:
+            return _rename_nodes(self._data, self._label, names, planner)
+        contents, rest = self._whole
+        keys = {old: new.key for old, new in names.items()}
+        return stream_of(lambda writer: writer.write_contents(contents, rest, keys, planner))
+
+
+def _rename_nodes(
+    data: bytes,
+    label: str,
+    names: Mapping[str, NewName],
+    planner: Mapping[str, tuple[str | int, ...]] | None,
+) -> bytes:
+    """The same for a file that is spelled in any way."""
     root = read_pickle(data, METADATA, name=label)
     with collector_paused():
         state: Any = root.state if type(root) is Call else None
@@ -43,9 +93,8 @@ def rename_entries(data: bytes, label: str, names: Mapping[str, NewName]) -> byt
         held = dict(entries.pairs)
         entries.pairs = [(new.key, held[old]) for old, new in names.items()]
         places.pairs = [pair for pair in places.pairs if _rename_place(pair[0], names)]
-        # without paths every key is its own path, and a reader needs none
-        if paths is not None or any(new.path != (new.key,) for new in names.values()):
-            made = Dict([(new.key, new.path) for new in names.values()])
+        if planner is not None:
+            made = Dict([*planner.items()])
             state.pairs = [(name, made if name == _PATHS else value) for name, value in state.pairs]
             if _PATHS not in fields:
                 state.pairs.append((_PATHS, made))

@@ -14,26 +14,31 @@ first, for they end anywhere between two values.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from functools import partial
 from typing import Any, NamedTuple
 
-from .decoding import LARGEST, ContradictionError, dtype_of
-from .nodes import METADATA, Global
+from .dcp_values import (
+    MODULE,
+    NUMBER,
+    ONE_NUMBER,
+    SIZE,
+    UNKNOWN,
+    Name,
+    OtherSpellingError,
+    ValueReader,
+    frames_of,
+)
+from .decoding import ContradictionError
 
-_METADATA = "torch.distributed.checkpoint.metadata"
 _FILESYSTEM = "torch.distributed.checkpoint.filesystem"
-_NUMBER = rb"(?:K.|M..|J....|\x8a(?:\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))"
-_NUMBERS = (rb"(?:\)|N\x85\x94|NN\x86\x94|NNN\x87\x94|\((?:N){4,64}t\x94)").replace(b"N", _NUMBER)
+_NUMBERS = (rb"(?:\)|N\x85\x94|NN\x86\x94|NNN\x87\x94|\((?:N){4,64}t\x94)").replace(b"N", NUMBER)
 _REFERENCE = rb"(?:h.|j.{4})"
 # one that holds the opcode MEMOIZE is read without a pattern
 _TEXT = rb"(?:\x8c.[^\x94]*\x94|%b)" % _REFERENCE
 _FLAG = rb"[\x88\x89]"
 _PROPERTIES = _REFERENCE * 2 + _FLAG + _REFERENCE + _FLAG
-# bytes that are there before a pair is read, and frames that are put together, of 64 KiB each
-_LEAST, _FRAMES = 1 << 16, 16
-_ONE_NUMBER = re.compile(_NUMBER, re.DOTALL)
 
 
 class SavedChunk(NamedTuple):
@@ -72,7 +77,9 @@ class MetadataContents(NamedTuple):
     that it then saved in another shape than they have.
     """
 
-    tensors: dict[str, tuple[str, tuple[int, ...], bool, tuple[int, ...] | None, list[SavedChunk]]]
+    tensors: dict[
+        str, tuple[str, tuple[int, ...], bool, tuple[int, ...] | None, Sequence[SavedChunk]]
+    ]
     others: list[str]
     storage: dict[tuple[str, tuple[int, ...] | None], SavedPart]
     planner: dict[str, tuple[str | int, ...]] | None
@@ -81,41 +88,54 @@ class MetadataContents(NamedTuple):
     reformed: tuple[str, ...] = ()
 
 
-class _OtherError(Exception):
-    """The stream is spelled in another way."""
+class MetadataRest(NamedTuple):
+    """What a `.metadata` file says beside its contents, which nothing here has a use for.
+
+    `properties` of each tensor: the number of its memory format, whether its memory was pinned, and
+    whether strides stand there or None instead of them. `hints` are the numbers of chunks, in the
+    order of `MetadataContents.storage`. `meta` are the fields of the StorageMeta with their values
+    (None, a text, an empty list, the parts of a path), None without one. `versioned`: a version, or
+    that there is none, is named.
+    """
+
+    properties: dict[str, tuple[int, bool, bool]]
+    hints: list[int | None]
+    meta: list[tuple[str, Any]] | None
+    versioned: bool
+
+
+class SavedPath(NamedTuple):
+    """A folder as pathlib pickles it: the module of its class, and its parts."""
+
+    module: str
+    parts: tuple[str | int, ...]
 
 
 def read_stream(data: bytes) -> MetadataContents | None:
     """What the stream says, None unless every byte of it is spelled as expected."""
+    found = _read(data, None)
+    return None if found is None else found[0]
+
+
+def read_whole_stream(data: bytes) -> tuple[MetadataContents, MetadataRest] | None:
+    """All that the stream says; None as of `read_stream`."""
+    contents, rest = _read(data, MetadataRest({}, [], None, False)) or (None, None)
+    return None if contents is None or rest is None else (contents, rest)
+
+
+def _read(
+    data: bytes, rest: MetadataRest | None
+) -> tuple[MetadataContents, MetadataRest | None] | None:
+    """What the stream says, and its `rest` if one is given to be filled."""
     reader = None
     try:
-        reader = _Reader(_frames(data))
-        return reader.contents()
-    except (_OtherError, IndexError, ContradictionError, UnicodeDecodeError):
+        reader = _Reader(frames_of(data), rest)
+        return reader.read()
+    except (OtherSpellingError, IndexError, ContradictionError, UnicodeDecodeError):
         return None
     finally:
         if reader is not None:
             reader.free()
-
-
-def _frames(data: bytes) -> Iterator[memoryview]:
-    """The opcodes behind PROTO, a frame at a time."""
-    if data[:2] not in (b"\x80\x04", b"\x80\x05"):
-        raise _OtherError
-    at, view = 2, memoryview(data)
-    while at < len(data):
-        size = int.from_bytes(data[at + 1 : at + 9], "little")
-        if data[at] != 0x95 or at + 9 + size > len(data):
-            raise _OtherError
-        yield view[at + 9 : at + 9 + size]
-        at += 9 + size
-
-
-class _Name(NamedTuple):
-    """A name in a module, which is defined once and referred to from then on."""
-
-    module: str
-    name: str
 
 
 class _Production:
@@ -124,12 +144,13 @@ class _Production:
 
     `pattern` has one group for each value, whose kind is in `kinds` and which its reader in
     `readers` reads; before each of them the memo entries in `before` are written, to which no
-    stream refers. It is None until the names have been met.
+    stream refers. It is None until the names have been met. What the bytes of one without texts
+    mean, and what they add to the memo, is `known`: what an entry of the memo holds never changes.
     """
 
-    __slots__ = ("before", "kinds", "parts", "pattern", "readers")
+    __slots__ = ("before", "kinds", "known", "parts", "pattern", "readers", "repeats")
 
-    def __init__(self, *parts: bytes | _Name | str) -> None:
+    def __init__(self, *parts: bytes | Name | str) -> None:
         # texts that begin with a colon are values, other texts are the names of fields
         self.parts = parts
         self.pattern: re.Pattern[bytes] | None = None
@@ -142,68 +163,75 @@ class _Production:
             elif isinstance(part, str) and part[0] == ":":
                 self.kinds.append(part)
                 self.before.append(())
+        self.known: dict[bytes, tuple[list[Any], tuple[Any, ...]]] = {}
+        self.repeats = not _UNLIKE.intersection(self.kinds)
 
 
+# the values that differ from one chunk to the next
+_UNLIKE = frozenset({":text", ":number"})
+# what is kept of a production that repeats itself; more kinds of chunks are no regular writer's
+_MOST_KNOWN = 1 << 14
+# chunks that are read with their tensor; others are read one by one
+_MOST_CHUNKS = 64
 _MADE = b")\x81\x94}\x94("
 
 
 def _productions() -> dict[str, _Production]:
-    def of(name: str) -> tuple[_Name, bytes]:
-        return _Name(_METADATA, name), _MADE
+    def of(name: str) -> tuple[Name, bytes]:
+        return Name(MODULE, name), _MADE
 
-    info = (
-        _Name(_FILESYSTEM, "_StorageInfo"), _MADE, "relative_path", ":text", "offset", ":number",
-        "length", ":number", b"ub",
-    )  # fmt: skip
+    # a file has few names, so all between the key and the offset in the file repeats itself
+    info = (b"ub", Name(_FILESYSTEM, "_StorageInfo"), _MADE, "relative_path", ":file")
+    extent = ("offset", ":number", "length", ":number", b"ub")
     return {
         "tensor": _Production(
             *of("TensorStorageMetadata"),
-            "properties", _Name(_METADATA, "TensorProperties"), b")\x81\x94(", ":properties",
+            "properties", Name(MODULE, "TensorProperties"), b")\x81\x94(", ":properties",
             ":strides", b"t\x94b", "size", ":size", "chunks", b"]\x94",
         ),
-        "other": _Production(_Name(_METADATA, "BytesStorageMetadata"), b")\x81\x94"),
+        "other": _Production(Name(MODULE, "BytesStorageMetadata"), b")\x81\x94"),
         "chunk": _Production(
             *of("ChunkStorageMetadata"), "offsets", ":size", "sizes", ":size", b"ub"
         ),
-        "place": _Production(
-            *of("MetadataIndex"), "fqn", ":text", "index", ":hint", "offset", ":size", b"ub", *info
-        ),
+        "place": _Production(*of("MetadataIndex"), "fqn", ":text", ":place", *extent),
+        ":place": _Production("index", ":hint", "offset", ":size", *info),
         # that of a value beside tensors has no offset
-        "value": _Production(*of("MetadataIndex"), "fqn", ":text", "index", ":hint", b"ub", *info),
+        "value": _Production(*of("MetadataIndex"), "fqn", ":text", ":value", *extent),
+        ":value": _Production("index", ":hint", *info),
     }  # fmt: skip
 
 
-# what stands in the memo for the layout and the memory formats
-_LAYOUT, _FORMAT = object(), object()
-_SIZE = _Name("torch", "Size")
+class _Reader(ValueReader):
+    """One stream. `rest` is filled, if there is one."""
 
-
-class _Reader:
-    """One stream: where it is read, and its memo. A torch.Size stands there as the tuple that it
-    is, other numbers as a list of their tuple, and None for what no stream refers to.
-    """
-
-    def __init__(self, frames: Iterator[bytes | memoryview]) -> None:
-        self.data, self.at = b"", 0
-        self.frames, self.ended = frames, False
-        self.go_on()
-        self.memo: list[Any] = []
-        # the opcodes that refer to a name or a field
-        self.references: dict[_Name | str, bytes] = {}
+    def __init__(
+        self, frames: Iterator[bytes | memoryview], rest: MetadataRest | None = None
+    ) -> None:
+        super().__init__(frames)
+        self.rest = rest
         self.productions = _productions()
         self.known: dict[tuple[str, bytes], Any] = {}
         self.boxes: dict[SavedChunk, SavedChunk] = {}
+        # tensors with all their chunks, and what the bytes of such chunks mean
+        self.entries: re.Pattern[bytes] | None = None
+        self.lists: dict[bytes, tuple[tuple[SavedChunk, ...], tuple[Any, ...]]] = {}
         self.values: dict[str, tuple[Callable[[], Any], Callable[[bytes], Any]]] = {
             ":text": (self.text, self._text),
+            ":file": (self.text, self._text),
             ":size": (self.size, self._size),
-            ":hint": (lambda: None if self.taken(b"N") else self.number(), lambda raw: None),
-            ":number": (self.number, self._number),
+            ":hint": (
+                lambda: None if self.taken(b"N") else self.number(),
+                lambda raw: None if raw == b"N" else self.number_of(raw),
+            ),
+            ":number": (self.number, self.number_of),
+            ":place": (partial(self.learn, ":place"), partial(self._within, ":place")),
+            ":value": (partial(self.learn, ":value"), partial(self._within, ":value")),
             ":strides": (self.strides, self._strides),
             ":properties": (self.properties, self._properties),
         }
         # values that write no memo entry and are equal for equal bytes
         self.patterns = {
-            ":text": _TEXT, ":number": _NUMBER, ":hint": b"(?:N|%b)" % _NUMBER,
+            ":text": _TEXT, ":file": _TEXT, ":number": NUMBER, ":hint": b"(?:N|%b)" % NUMBER,
             ":strides": b"(?:N|%b|%b|)" % (_NUMBERS, _REFERENCE), ":properties": _PROPERTIES,
         }  # fmt: skip
 
@@ -212,73 +240,151 @@ class _Reader:
         self.values.clear()
         self.productions.clear()
 
-    def contents(self) -> MetadataContents:
-        self.name(_Name(_METADATA, "Metadata"))
+    def read(self) -> tuple[MetadataContents, MetadataRest | None]:
+        self.name(Name(MODULE, "Metadata"))
         self.opcodes(_MADE)
         tensors: dict[str, Any] = {}
         others: dict[str, None] = {}
         storage: dict[Any, Any] = {}
         self.field("state_dict_metadata")
-        for count in self.pairs():
-            key = self.text()
-            self.entry(key, tensors, others)
-            if len(tensors) + len(others) != count:
-                raise _OtherError
+        count = 0
+        for _ in self.pairs():
+            count += self.known_tensors(tensors) or self.entry(tensors, others)
+        if len(tensors) + len(others) != count:
+            raise OtherSpellingError
         self.field("planner_data")
         planner = None if self.taken(b"N") else self.planner()
         self.field("storage_data")
-        for count in self.pairs():
-            key, _, *offset, file, begin, length = self.take("place", "value")
-            storage[key, offset[0] if offset else None] = SavedPart(file, begin, length, ())
-            if len(storage) != count:
-                raise _OtherError
+        count = 0
+        for _ in self.pairs():
+            count += self.known_places(storage) or self.place(storage)
+        if len(storage) != count:
+            raise OtherSpellingError
         self.field("storage_meta")
-        if not self.taken(b"N"):
-            self.storage_meta()
+        meta = None if self.taken(b"N") else self.storage_meta()
         version = None
         # torch 2.6 does not name the version
-        if not self.taken(b"ub."):
+        versioned = not self.taken(b"ub.")
+        if versioned:
             self.field("version")
             version = None if self.taken(b"N") else self.text()
             self.opcodes(b"ub.")
         self.go_on()
         if self.at != len(self.data):
-            raise _OtherError
-        return MetadataContents(tensors, list(others), storage, planner, version)
+            raise OtherSpellingError
+        contents = MetadataContents(tensors, list(others), storage, planner, version)
+        if self.rest is None:
+            return contents, None
+        return contents, self.rest._replace(meta=meta, versioned=versioned)
 
-    def entry(self, key: str, tensors: dict[str, Any], others: dict[str, None]) -> None:
-        """What stands for a key in state_dict_metadata."""
+    def known_tensors(self, tensors: dict[str, Any]) -> int:
+        """Takes the tensors that come next as far as they are spelled like those before; how many
+        there are.
+        """
+        pattern, count = self.entries, 0
+        if pattern is None:
+            tensor, chunk = self.productions["tensor"], self.productions["chunk"]
+            if tensor.pattern is None or chunk.pattern is None:
+                return 0
+            one = self.spelled(chunk, b"(?:")
+            pattern = self.entries = re.compile(
+                b"(%b)(%b)(\\((?:%b){2,%d}e|%ba)ub"
+                % (_TEXT, self.spelled(tensor, b"(?:"), one, _MOST_CHUNKS, one),
+                re.DOTALL,
+            )
+        while (match := pattern.match(self.data, self.at)) is not None:
+            key, one, chunks = match.groups()
+            self.add(tensors, self._text(key), self._within("tensor", one), self._chunks(chunks))
+            self.at = match.end()
+            count += 1
+        return count
+
+    def entry(self, tensors: dict[str, Any], others: dict[str, None]) -> int:
+        """Takes one entry of state_dict_metadata."""
+        key = self.text()
         found = self.take("tensor", "other")
         if not found:
             others[key] = None
-            return
-        (dtype, requires_grad), strides, shape = found
-        if strides is not None and len(strides) != len(shape):
-            raise _OtherError
+            return 1
         chunks = []
         while self.taken(b"("):
             while not self.taken(b"e"):
-                chunks.append(self.box())
+                chunks.append(self.box(self.take("chunk")))
                 self.go_on()
         if not chunks:
-            chunks.append(self.box())
+            chunks.append(self.box(self.take("chunk")))
             self.opcodes(b"a")
         self.opcodes(b"ub")
+        self.add(tensors, key, found, tuple(chunks))
+        return 1
+
+    def add(
+        self, tensors: dict[str, Any], key: str, found: list[Any], chunks: tuple[SavedChunk, ...]
+    ) -> None:
+        """Enters a tensor."""
+        (dtype, requires_grad, memory_format, pinned), strides, shape = found
+        if self.rest is not None:
+            self.rest.properties[key] = (memory_format, pinned, strides is not None)
+        if strides is UNKNOWN:
+            strides = None
+        if strides is not None and len(strides) != len(shape):
+            raise OtherSpellingError
         tensors[key] = (dtype, shape, requires_grad, strides, chunks)
 
-    def box(self) -> SavedChunk:
+    def box(self, values: list[Any]) -> SavedChunk:
         """One chunk; equal ones are one object."""
-        found = SavedChunk(*self.take("chunk"))
+        found = SavedChunk(*values)
         return self.boxes.setdefault(found, found)
+
+    def known_places(self, storage: dict[Any, Any]) -> int:
+        """Takes the places of chunks that come next as far as they are spelled like those before;
+        how many there are.
+        """
+        production, memo, hints = self.productions["place"], self.memo, None
+        if production.pattern is None:
+            return 0
+        match_at, data, at, count = production.pattern.match, self.data, self.at, 0
+        before, known = production.before[0], self.productions[":place"].known
+        if self.rest is not None:
+            hints = self.rest.hints
+        while (match := match_at(data, at)) is not None:
+            fqn, place, begin, length = match.groups()
+            memo += before
+            key = self._text(fqn)
+            if place in known:
+                (hint, offset, file), more = known[place]
+                memo += more
+            else:
+                hint, offset, file = self._within(":place", place)
+            # all fields at once: the named tuple's own function takes three times as long
+            storage[key, offset] = tuple.__new__(
+                SavedPart, (file, self.number_of(begin), self.number_of(length), ())
+            )
+            if hints is not None:
+                hints.append(hint)
+            at = match.end()
+            count += 1
+        self.at = at
+        return count
+
+    def place(self, storage: dict[Any, Any]) -> int:
+        """Takes one place of storage_data."""
+        key, (hint, *offset, file), begin, length = self.take("place", "value")
+        storage[key, offset[0] if offset else None] = SavedPart(file, begin, length, ())
+        if self.rest is not None:
+            self.rest.hints.append(hint)
+        return 1
 
     def planner(self) -> dict[str, tuple[str | int, ...]]:
         """planner_data: the path of each key."""
         found: dict[str, tuple[str | int, ...]] = {}
-        for count in self.pairs():
+        count = 0
+        for _ in self.pairs():
             key = self.text()
             found[key] = self.path()
-            if len(found) != count:
-                raise _OtherError
+            count += 1
+        if len(found) != count:
+            raise OtherSpellingError
         return found
 
     def path(self) -> tuple[str | int, ...]:
@@ -288,28 +394,32 @@ class _Reader:
         while self.data[self.at] not in b"t\x85\x86\x87":
             parts.append(self.number() if self.data[self.at] in b"KMJ\x8a" else self.text())
         if not parts or many != (len(parts) > 3):
-            raise _OtherError
+            raise OtherSpellingError
         self.opcodes(b"t\x94" if many else bytes((0x84 + len(parts), 0x94)))
         return tuple(parts)
 
-    def storage_meta(self) -> None:
-        """storage_meta, which says nothing about the entries."""
-        self.name(_Name(_METADATA, "StorageMeta"))
+    def storage_meta(self) -> list[tuple[str, Any]]:
+        """The fields of storage_meta, which says nothing about the entries."""
+        self.name(Name(MODULE, "StorageMeta"))
         self.opcodes(_MADE)
+        fields: list[tuple[str, Any]] = []
         while not self.taken(b"u"):
-            self.text()
-            if self.taken(b"N"):
-                continue
+            name = self.text()
+            value: Any = None
             if self.taken(b"]\x94"):
                 self.memo.append(None)
-                continue
-            if self.text() in ("pathlib", "pathlib._local"):
-                # a folder, as pathlib makes it of its parts
-                self.field("PosixPath")
-                self.opcodes(b"\x93\x94")
-                self.path()
-                self.opcodes(b"R\x94")
+                value = []
+            elif not self.taken(b"N"):
+                value = self.text()
+                if value in ("pathlib", "pathlib._local"):
+                    # a folder, as pathlib makes it of its parts
+                    self.field("PosixPath")
+                    self.opcodes(b"\x93\x94")
+                    value = SavedPath(value, self.path())
+                    self.opcodes(b"R\x94")
+            fields.append((name, value))
         self.opcodes(b"b")
+        return fields
 
     def take(self, *names: str) -> list[Any]:
         """The values of what comes next, which is spelled by one of these productions."""
@@ -321,29 +431,41 @@ class _Reader:
             match = production.pattern.match(self.data, begin)
             if match is not None:
                 self.at = match.end()
-                out = []
-                for read, raw, before in zip(
-                    production.readers, match.groups(), production.before, strict=False
-                ):
-                    memo += before
-                    out.append(read(raw))
-                memo += production.before[-1]
-                return out
+                return self.values_of(production, match)
         written = len(memo)
         for name in names:
-            with suppress(_OtherError):
-                return self.learn(self.productions[name])
+            with suppress(OtherSpellingError):
+                return self.learn(name)
             self.at = begin
             del memo[written:]
-        raise _OtherError
+        raise OtherSpellingError
 
-    def learn(self, production: _Production) -> list[Any]:
+    def values_of(self, production: _Production, match: re.Match[bytes]) -> list[Any]:
+        """The values in what the pattern of a production has found."""
+        memo = self.memo
+        if production.repeats:
+            known = production.known.get(match[0])
+            if known is not None:
+                memo += known[1]
+                return known[0]
+        out, written = [], len(memo)
+        for read, raw, before in zip(
+            production.readers, match.groups(), production.before, strict=False
+        ):
+            memo += before
+            out.append(read(raw))
+        memo += production.before[-1]
+        if production.repeats and len(production.known) < _MOST_KNOWN:
+            production.known[match[0]] = out, tuple(memo[written:])
+        return out
+
+    def learn(self, name: str) -> list[Any]:
         """The values of what comes next, opcode by opcode; the pattern of all that follow."""
-        out = []
+        production, out = self.productions[name], []
         for part in production.parts:
             if isinstance(part, bytes):
                 self.opcodes(part)
-            elif isinstance(part, _Name):
+            elif isinstance(part, Name):
                 self.name(part)
             elif part[0] == ":":
                 out.append(self.values[part][0]())
@@ -354,246 +476,78 @@ class _Reader:
             production.readers = [self.values[kind][1] for kind in production.kinds]
         return out
 
-    def spelled(self, production: _Production) -> bytes:
-        """The pattern of a production whose names have been met."""
+    def spelled(self, production: _Production, group: bytes = b"(") -> bytes:
+        """The pattern of a production whose names have been met; `group` begins each value."""
         patterns = dict(self.patterns)
+        for kind in {":place", ":value"}.intersection(production.kinds):
+            # what is in it, its own pattern finds
+            patterns[kind] = self.spelled(self.productions[kind], b"(?:")
         if ":size" in production.kinds:
-            size = re.escape(self.references[_SIZE]) + _NUMBERS + rb"\x85\x94R\x94"
+            size = re.escape(self.references[SIZE]) + _NUMBERS + rb"\x85\x94R\x94"
             patterns[":size"] = size + b"|" + _REFERENCE
         out = []
         for part in production.parts:
             if isinstance(part, bytes):
                 out.append(re.escape(part))
             elif isinstance(part, str) and part[0] == ":":
-                out.append(b"(" + patterns[part] + b")")
+                out.append(group + patterns[part] + b")")
             else:
                 out.append(re.escape(self.references[part]))
         return b"".join(out)
 
-    # opcode by opcode
-
-    def taken(self, opcodes: bytes) -> bool:
-        """Whether these opcodes come next; they are passed then, and write nothing."""
-        if self.data.startswith(opcodes, self.at):
-            self.at += len(opcodes)
-            return True
-        return False
-
-    def opcodes(self, opcodes: bytes) -> None:
-        """Passes these opcodes, the memo entries of which nothing refers to."""
-        if not self.taken(opcodes):
-            raise _OtherError
-        self.memo += (None,) * opcodes.count(b"\x94")
-
-    def reference(self) -> Any:
-        """What an entry of the memo holds."""
-        data, at = self.data, self.at
-        if data[at] == 0x68:
-            self.at = at + 2
-            return self.memo[data[at + 1]]
-        if data[at] != 0x6A or at + 5 > len(data):
-            raise _OtherError
-        self.at = at + 5
-        return self.memo[int.from_bytes(data[at + 1 : at + 5], "little")]
-
-    def text(self) -> str:
-        """The text that comes next, or is referred to."""
-        data, at = self.data, self.at
-        if data[at] == 0x8C:
-            begin, end = at + 2, at + 2 + data[at + 1]
-        elif data[at] == 0x58:
-            begin = at + 5
-            end = begin + int.from_bytes(data[at + 1 : begin], "little")
-            if end - begin > METADATA.text:
-                raise _OtherError
-        else:
-            found = self.reference()
-            if type(found) is not str:
-                raise _OtherError
-            return found
-        found = data[begin:end].decode("utf-8", "surrogatepass")
-        if data[end] != 0x94:
-            raise _OtherError
-        self.memo.append(found)
-        self.at = end + 1
-        return found
-
-    def field(self, name: str) -> None:
-        """The name of a field."""
-        begin = self.at
-        if self.text() != name:
-            raise _OtherError
-        self._met(name, begin)
-
-    def name(self, wanted: _Name) -> None:
-        """This name."""
-        begin = self.at
-        found = self._global()
-        if (found.module, found.name) != wanted:
-            raise _OtherError
-        self._met(wanted, begin)
-
-    def _global(self) -> Global:
-        begin = self.at
-        if self.data[begin] in b"hj":
-            found = self.reference()
-            if type(found) is Global:
-                return found
-            self.at = begin
-        module, name = self.text(), self.text()
-        self.opcodes(b"\x93")
-        if self.data[self.at] != 0x94:
-            raise _OtherError
-        self.at += 1
-        found = Global(module, name)
-        self.memo.append(found)
-        return found
-
-    def _met(self, what: _Name | str, begin: int) -> None:
-        """Keeps how a name or a field is referred to: as it just was, or from now on."""
-        if self.data[begin] in b"hj" and self.at - begin in (2, 5):
-            self.references[what] = self.data[begin : self.at]
-        else:
-            number = len(self.memo) - 1
-            self.references[what] = (
-                bytes((0x68, number)) if number < 256 else b"j" + number.to_bytes(4, "little")
-            )
-
-    def number(self) -> int:
-        match = _ONE_NUMBER.match(self.data, self.at)
-        if match is None:
-            raise _OtherError
-        self.at = match.end()
-        return self._number(match[0])
-
-    def numbers(self) -> tuple[int, ...]:
-        """A tuple of numbers."""
-        if self.taken(b")"):
-            return ()
-        many, found = self.taken(b"("), []
-        while self.data[self.at] in b"KMJ\x8a":
-            found.append(self.number())
-        if not found or many != (len(found) > 3) or len(found) > 64:
-            raise _OtherError
-        self.opcodes(b"t\x94" if many else bytes((0x84 + len(found), 0x94)))
-        return tuple(found)
-
-    def size(self) -> tuple[int, ...]:
-        """A torch.Size."""
-        begin = self.at
-        if self.data[begin] in b"hj":
-            found = self.reference()
-            if type(found) is tuple:
-                return found
-            self.at = begin
-        self.name(_SIZE)
-        numbers = self.numbers()
-        self.opcodes(b"\x85\x94R")
-        if self.data[self.at] != 0x94:
-            raise _OtherError
-        self.at += 1
-        self.memo.append(numbers)
-        return numbers
-
-    def strides(self) -> tuple[int, ...] | None:
-        """The strides of a tensor; None before torch 2.15."""
-        if self.taken(b"N") or self.data[self.at] == 0x74:
-            return None
-        if self.data[self.at] in b"hj":
-            return self._list(self.reference())
-        found = self.numbers()
-        if found:
-            self.memo[-1] = [found]
-        return found
-
-    def _list(self, known: Any) -> tuple[int, ...]:
-        if type(known) is not list:
-            raise _OtherError
-        return known[0]  # type: ignore[no-any-return]
-
-    def properties(self) -> tuple[str, bool]:
-        """dtype and requires_grad; the layout is strided."""
-        dtype = dtype_of(self._global())
-        self._called(_Name("torch.serialization", "_get_layout"), _LAYOUT)
-        requires_grad = self._flag()
-        self._called(_Name(_METADATA, "_MEM_FORMAT_ENCODING"), _FORMAT)
-        self._flag()
-        return dtype, requires_grad
-
-    def _called(self, name: _Name, stands: object) -> None:
-        """The layout or a memory format, which is made once."""
-        begin = self.at
-        if self.data[begin] in b"hj":
-            if self.reference() is stands:
-                return
-            self.at = begin
-        self.name(name)
-        if stands is _LAYOUT:
-            self.field("torch.strided")
-        elif self.number() > 2:
-            raise _OtherError
-        self.opcodes(b"\x85\x94R")
-        if self.data[self.at] != 0x94:
-            raise _OtherError
-        self.at += 1
-        self.memo.append(stands)
-
-    def _flag(self) -> bool:
-        found = self.data[self.at]
-        if found not in (0x88, 0x89):
-            raise _OtherError
-        self.at += 1
-        return found == 0x88
-
-    def go_on(self) -> None:
-        """Sees to it that the next pair or chunk is there, if it is not of an odd size."""
-        if self.ended or len(self.data) - self.at > _LEAST:
-            return
-        held = [self.data[self.at :], *islice(self.frames, _FRAMES)]
-        self.ended = len(held) <= _FRAMES
-        self.data, self.at = b"".join(held), 0
-
-    def pairs(self) -> Iterator[int]:
-        """Goes through a dict of any number of pairs but one, which the caller takes: how many
-        there are with the next one.
-        """
-        self.opcodes(b"}\x94")
-        count = 0
-        while self.taken(b"("):
-            while not self.taken(b"u"):
-                count += 1
-                yield count
-                self.go_on()
-
     # from what a pattern has found
+
+    def _within(self, kind: str, raw: bytes) -> list[Any]:
+        """The values of a production that is a part of another one."""
+        production = self.productions[kind]
+        known = production.known.get(raw)
+        if known is not None:
+            self.memo += known[1]
+            return known[0]
+        match = None if production.pattern is None else production.pattern.fullmatch(raw)
+        if match is None:
+            raise OtherSpellingError
+        return self.values_of(production, match)
 
     def _text(self, raw: bytes) -> str:
         if raw[0] == 0x8C:
             if len(raw) != raw[1] + 3:
-                raise _OtherError
+                raise OtherSpellingError
             found = raw[2:-1].decode("utf-8", "surrogatepass")
             self.memo.append(found)
             return found
         known = self.memo[int.from_bytes(raw[1:], "little")]
         if type(known) is not str:
-            raise _OtherError
+            raise OtherSpellingError
         return known
 
-    def _number(self, raw: bytes) -> int:
-        digits = raw[2:] if raw[0] == 0x8A else raw[1:]
-        found = int.from_bytes(digits, "little", signed=raw[0] in b"J\x8a")
-        if not 0 <= found <= LARGEST:
-            raise _OtherError
+    def _chunks(self, raw: bytes) -> tuple[SavedChunk, ...]:
+        """The chunks of a tensor, in the opcodes around them."""
+        known = self.lists.get(raw)
+        if known is not None:
+            self.memo += known[1]
+            return known[0]
+        production, written = self.productions["chunk"], len(self.memo)
+        chunks, at = [], int(raw[0] == 0x28)
+        while at < len(raw) - 1:
+            match = None if production.pattern is None else production.pattern.match(raw, at)
+            if match is None:
+                raise OtherSpellingError
+            chunks.append(self.box(self.values_of(production, match)))
+            at = match.end()
+        found = tuple(chunks)
+        if len(self.lists) < _MOST_KNOWN:
+            self.lists[raw] = found, tuple(self.memo[written:])
         return found
 
     def _row(self, raw: bytes) -> tuple[int, ...]:
-        return tuple(self._number(one) for one in _ONE_NUMBER.findall(raw))
+        return tuple(self.number_of(one) for one in ONE_NUMBER.findall(raw))
 
     def _size(self, raw: bytes) -> tuple[int, ...]:
         if len(raw) == 2 or raw[0] == 0x6A:
             known = self.memo[int.from_bytes(raw[1:], "little")]
             if type(known) is not tuple:
-                raise _OtherError
+                raise OtherSpellingError
             return known
         found = self.known.get(("size", raw))
         if found is None:
@@ -604,7 +558,7 @@ class _Reader:
 
     def _strides(self, raw: bytes) -> tuple[int, ...] | None:
         if raw in (b"", b"N"):
-            return None
+            return UNKNOWN if raw else None
         if raw[0] in b"hj":
             return self._list(self.memo[int.from_bytes(raw[1:], "little")])
         found = self._row(raw)
@@ -612,7 +566,7 @@ class _Reader:
             self.memo.append([found])
         return found
 
-    def _properties(self, raw: bytes) -> tuple[str, bool]:
+    def _properties(self, raw: bytes) -> tuple[str, bool, int, bool]:
         found = self.known.get(("properties", raw))
         if found is None:
             again = _Reader(iter([raw]))
@@ -620,5 +574,5 @@ class _Reader:
             found = self.known["properties", raw] = again.properties()
             again.free()
             if again.at != len(raw):
-                raise _OtherError
+                raise OtherSpellingError
         return found
