@@ -20,7 +20,7 @@ from ..core.spec import BITS, Spec, coordinates
 from ..core.view import is_whole
 from ..elements.codes import encode
 from ..planning.graph import ComputedTensor, computations
-from ..source.blobs import ChunkOf, Stored, chunk_at, key_of
+from ..source.blobs import ChunkOf, Stored, chunk_at, chunks_of, key_of
 from .evaluator import Evaluator
 from .gather import WINDOW, Gather
 from .geometry import STAGE_MAX, ByteLayouts
@@ -28,7 +28,7 @@ from .resources import MAX_MEMORY
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor, ValueCheck
-    from ..source.index import Source
+    from ..source.index import Index, Source
     from ..source.target import OutputFile
     from ..source.zip_archive import ArchiveRecord
 
@@ -210,6 +210,7 @@ def recorded_checksums(
     from ..source.zip_archive import ArchiveRecord
 
     stored, starts = source.index.tensors, _starts(sums)
+    owners = {} if source.index.inside is None else _owners(source.index.inside, sums, starts)
     ends: dict[str, set[int]] = {}
     for placed in (placed for file in files for placed in file.tensors):
         ends.setdefault(placed.key, set()).update((placed.start, placed.start + placed.nbytes))
@@ -233,7 +234,8 @@ def recorded_checksums(
                 whole = end <= move.dst + move.run
                 if size and whole and bisect_right(cuts, begin) == bisect_left(cuts, end):
                     file = source.blobs[place.blob].name
-                    record = ArchiveRecord(_record_name(place, name, file), at, size, crc)
+                    called = _record_name(place, owners.get((place.blob, at)) or name)
+                    record = ArchiveRecord(called, at, size, crc)
                     found.append(RecordedStretch(begin, end, file, record))
         if found:
             out[id(tensor)] = sorted(found, key=itemgetter(0))
@@ -299,9 +301,25 @@ def _start(
     return (place.blob, known[at]) if place.offset < known[at] + size else None
 
 
-def _record_name(place: Stored, source: str | ChunkOf, file: str) -> str:
-    """What a message calls the record of a source in `file`, which may be the file as it is."""
+def _owners(
+    index: Index,
+    sums: Mapping[tuple[int, int], tuple[int, int]],
+    starts: Mapping[int, Sequence[int]],
+) -> dict[tuple[int, int], str]:
+    """(blob, offset) of each record that a tensor lies in -> the tensor's key."""
+    found: dict[tuple[int, int], str] = {}
+    for key, stored in (*index.tensors.items(), *index.passed_through.items()):
+        for chunk in chunks_of(stored):
+            place: tuple[int, int] | None = (chunk.blob, chunk.offset)
+            if place not in sums:
+                place = _start(chunk, sums, starts)
+            if place is not None:
+                found[place] = key
+    return found
+
+
+def _record_name(place: Stored, source: str | ChunkOf) -> str:
+    """What a message calls the record that a source lies in."""
     if isinstance(place.storage, tuple) and len(place.storage) == 2:
         return str(place.storage[1])
-    key = key_of(source)
-    return "a record" if key == file else f"the data of {printable(key)}"
+    return f"the data of {printable(key_of(source))}"

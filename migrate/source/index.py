@@ -51,7 +51,8 @@ class Index:
     also has the tensors that rules do not see, under keys that no other tensor has. `outside` lists
     what the reader refused to read, `unread` the entries that were left out with it, by path, and
     `notes` what it noticed. `sums()` maps (blob, offset) to the length and the CRC-32 of the bytes
-    there, if the format records it. `module_versions` are those of a state dict in memory.
+    there, if the format records it. `module_versions` are those of a state dict in memory. Where
+    files stand for tensors, `inside` is the index of what is in them.
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -66,6 +67,7 @@ class Index:
     notes: tuple[str, ...] = ()
     sums: Callable[[], Mapping[tuple[int, int], tuple[int, int]]] = dict
     module_versions: Mapping[str, int] | None = None
+    inside: Index | None = None
 
     @property
     def versions(self) -> Mapping[str, int] | None:
@@ -152,7 +154,7 @@ def with_files(source: Source, files: Mapping[str, int]) -> Source:
     """
     found, blobs = copy(source), source.blobs
     tensors = {key: Stored(spec("uint8", (blobs[n].size,)), n, 0) for key, n in files.items()}
-    found.index = replace(source.index, tensors=tensors, tree=None)
+    found.index = replace(source.index, tensors=tensors, tree=None, inside=source.index)
     return found
 
 
