@@ -9,7 +9,8 @@ import re
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,15 @@ from tasks import (
     DCP_COLUMNS_PRIVATE,
     DCP_CONVERT,
     DCP_LINEAR,
+    DCP_NAMES,
     DCP_OPEN,
     DCP_PRIVATE,
     DCP_RANKS,
     DCP_RENAME,
     DCP_ROWS,
     DCP_ROWS_ZLIB,
+    DCP_SHARED,
+    DCP_SHARED_BYTES,
     DCP_STACK,
     Limit,
 )
@@ -226,7 +230,7 @@ def _many(bench: Bench, count: int) -> Path:
 
 
 def opening(bench: Bench) -> list[Limit]:
-    """Opened and planned: many chunks, and a tenth of them."""
+    """Opened and planned: many chunks, and a tenth of them. Names alone changed, too."""
     rule = bench.root / "same.yaml"
     rule.write_text(IDENTITY)
     folders = {count: _many(bench, count) for count in (DCP_CHUNKS, DCP_CHUNKS // 10)}
@@ -243,6 +247,97 @@ def opening(bench: Bench) -> list[Limit]:
             DCP_LINEAR,
             note=f" ({tenth:.2f} s)",
         ),
+        _names(bench, folders[DCP_CHUNKS], rule),
+    ]
+
+
+def _names(bench: Bench, folder: Path, rule: Path) -> Limit:
+    """The processor time of `plan` and of `apply` where names alone change."""
+    out = bench.root / "out"
+    taken = []
+    for _ in range(3):
+        planned = process.run([*bench.migrate, "plan", folder, "--rules", rule]).cpu
+        argv = [*bench.migrate, "apply", folder, "-o", out, "--rules", rule, "--no-fsync"]
+        taken.append((planned, process.run(argv).cpu))
+        shutil.rmtree(out)
+    planned, applied = sorted(taken, key=sum)[1]
+    return Limit(
+        f"names of {DCP_CHUNKS:,} chunks changed, plan and apply",
+        planned + applied,
+        DCP_NAMES,
+        unit=" s",
+        note=f" ({planned:.2f} s and {applied:.2f} s)",
+    )
+
+
+class NoDiskError(Exception):
+    """No file system can be made and mounted here."""
+
+
+@contextmanager
+def _disk(bench: Bench, nbytes: int) -> Iterator[Path]:
+    """A file system that shares extents, in a file beside the checkpoints. NoDiskError."""
+    image, mounted = bench.args.data / "disk.image", bench.args.data / "disk"
+    try:
+        with image.open("wb") as file:
+            file.truncate(nbytes)
+        mounted.mkdir(exist_ok=True)
+        try:
+            process.run(["mkfs.xfs", "-q", "-f", "-m", "reflink=1", image])
+            process.run(["mount", "-o", "loop", image, mounted])
+        except (FileNotFoundError, process.RunError) as error:
+            raise NoDiskError(error) from error
+        try:
+            yield mounted
+        finally:
+            process.run(["umount", mounted])
+    finally:
+        image.unlink()
+
+
+def sharing(bench: Bench) -> list[Limit]:
+    """Names that change where the file system lets the data files share their extents."""
+    try:
+        with _disk(bench, 4 * DCP_SHARED_BYTES) as disk:
+            return _shared(bench, disk)
+    except NoDiskError as error:
+        print(f"dcp-shared: left out, no XFS can be mounted: {error}", file=sys.stderr)
+        return []
+
+
+def _shared(bench: Bench, disk: Path) -> list[Limit]:
+    import data
+
+    rows = DCP_SHARED_BYTES // 2 // 4096 // 64
+    names, seconds = [f"layers.{n}.weight" for n in range(64)], {}
+    rule = disk / "same.yaml"
+    rule.write_text(IDENTITY)
+    for name, shape in (("tiny", (8, 8)), ("whole", (rows, 4096))):
+        flat, old, out = disk / f"{name}.safetensors", disk / name, disk / "out"
+        head, nbytes = data.header(dict.fromkeys(names, shape))
+        with flat.open("wb") as file:
+            file.write(head)
+            for part in data.Noise(7).take(nbytes):
+                file.write(part)
+        process.run(
+            [*bench.migrate, "apply", flat, "-o", old, "--output-format", "dcp", "--chunks", "8"]
+        )
+        flat.unlink()
+        memory.read_through(old)
+        taken = []
+        for _ in range(2 * bench.args.rounds + 1):
+            argv = [*bench.migrate, "apply", old, "-o", out, "--rules", rule, "--no-fsync"]
+            taken.append(process.run(argv).wall)
+            shutil.rmtree(out)
+        seconds[name] = statistics.median(taken)
+    return [
+        Limit(
+            f"DCP of 8 files, {DCP_SHARED_BYTES / MB:.0f} MB, renamed on XFS: beside start-up",
+            1000 * (seconds["whole"] - seconds["tiny"]),
+            DCP_SHARED,
+            unit=" ms",
+            note=f" (start-up {seconds['tiny']:.2f} s apart)",
+        )
     ]
 
 
@@ -349,6 +444,7 @@ ROWS: dict[str, Callable[[Bench], list[Limit]]] = {
     "dcp-columns": columns,
     "dcp-open": opening,
     "dcp-rename": renaming,
+    "dcp-shared": sharing,
     "dcp-ranks": ranks,
     "dcp-stack": stack,
 }
