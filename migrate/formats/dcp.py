@@ -31,14 +31,13 @@ from ..source.pickle.dcp_metadata import Metadata, read_metadata, read_metadata_
 from ..source.pickle.nodes import METADATA as LIMITS
 from ..source.pickle.policy import Outside
 from ..source.pickle.tree import SCALARS, TOP, TensorRecord, inside
+from ..source.table import choose_table, flatten_table
 from ..source.target import Target, items_of, outside_prefix
 from ..source.tree import (
     CheckpointTree,
     FileTree,
     RemovedEntry,
-    choose_table,
     dropped_note,
-    flatten_table,
     name_tensors_outside,
     prune,
     refuse_same_names,

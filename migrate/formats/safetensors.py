@@ -47,12 +47,12 @@ from ..source.shards import (
     shard_names,
     shard_sets,
 )
+from ..source.table import flatten_table
 from ..source.target import OutputFile, Target, TargetTree, items_of, nodes, tensor_ref, torch_form
 from ..source.tree import (
     CheckpointTree,
     FileTree,
     dict_at,
-    flatten_table,
     tensor_records,
     tensors_of,
     tensors_outside,

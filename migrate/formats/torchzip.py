@@ -52,14 +52,13 @@ from ..source.shards import (
     rank_entries,
     shard_sets,
 )
+from ..source.table import choose_table, flatten_table
 from ..source.target import Target, items_of, node_of, outside_prefix
 from ..source.tree import (
     CheckpointTree,
     FileTree,
     TensorForm,
-    choose_table,
     dropped_note,
-    flatten_table,
     is_state,
     name_tensors_outside,
     place_tensor,

@@ -21,6 +21,7 @@ from ..planning.items import Items
 from ..planning.module_names import follow_all
 from ..planning.pipeline import Views
 from ..planning.stored import initial
+from ..source.nesting import nest
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.nodes import Set
 from ..source.pickle.tree import (
@@ -37,7 +38,6 @@ from ..source.target import TargetTree, node_of, output_record
 from ..source.tree import (
     CheckpointTree,
     FileTree,
-    nest,
     replace_dict,
     resolve_objects,
     tensor_records,

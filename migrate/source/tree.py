@@ -3,9 +3,7 @@ values that are no tensors.
 
 Rules work on one flat dict of tensors. Everything around it is kept as the tree that was decoded,
 with tensors as leaves that are known by name; an output has new tensors in that one dict and the
-rest as it stood. Which dict it is, is said by `--at`, or found where the tree leaves no choice: a
-training script has its weights under a usual name, or nothing else in its file looks like a state
-dict.
+rest as it stood.
 """
 
 from __future__ import annotations
@@ -13,9 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import is_
 from typing import Any, NamedTuple, NoReturn
 
-from ..core.errors import fail, listed, option, plural, printable
+from ..core.errors import fail, listed, printable
 from ..core.spec import ALIASES, PACKED, Spec, spec
 from .blobs import Stored, StoredTensor
 from .pickle.tree import (
@@ -34,11 +33,16 @@ from .pickle.tree import (
     segment,
 )
 
-# where training scripts and their frameworks put the weights
-USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "weights")
-# less than what a stream may have
-MAX_DEPTH = 50
-_NODES = frozenset({DictNode, ListNode})
+NODES = frozenset({DictNode, ListNode})
+# lists whose items have places
+_ORDERED = ("list", "tuple")
+
+
+class NestedDict(NamedTuple):
+    """A dict inside the one that rules work on: the keys to it, and the dict as it was."""
+
+    path: tuple[str, ...]
+    was: DictNode
 
 
 class FileTree(NamedTuple):
@@ -130,27 +134,23 @@ def resolve_objects(part: FileTree, numbering: str | None) -> dict[str, Composit
 
 
 def dict_at(root: Any, path: tuple[str, ...]) -> DictNode | None:
-    """The dict at a path of text keys; None if there is none."""
+    """The dict at a path of text keys and of places in lists; None if there is none."""
     here = root
     for part in path:
-        here = here.get(part) if type(here) is DictNode else None
+        if type(here) is ListNode:
+            here = item_at(here, part)
+        else:
+            here = here.get(part) if type(here) is DictNode else None
     return here if type(here) is DictNode else None
 
 
-def flatten_table(part: FileTree, label: str) -> FileTree:
-    """The part with a flat dict in place of the nested one that rules work on; as it is where that
-    is flat. M945 if it cannot be.
-    """
-    table = part.table
-    if (
-        table is None
-        or _flat(table)
-        or (not part.at and model_at_root(table))
-        or not _workable(table)
-    ):
-        return part
-    made, nests = flatten(table, label)
-    return part._replace(root=replace_dict(part.root, table, made), nested_dicts=nests)
+def item_at(node: ListNode, place: str) -> Any:
+    """What stands at a place of a list or tuple, which is written in decimal; None without one."""
+    if node.kind not in _ORDERED or not (place.isascii() and place.isdecimal()):
+        return None
+    # leading zeros would spell one place in many ways
+    known = len(place) <= len(str(len(node.items))) and str(int(place)) == place
+    return node.items[int(place)] if known and int(place) < len(node.items) else None
 
 
 def replace_dict(root: Any, old: DictNode, new: DictNode) -> Any:
@@ -158,14 +158,19 @@ def replace_dict(root: Any, old: DictNode, new: DictNode) -> Any:
     made: dict[int, Any] = {id(old): new}
 
     def visit(node: Any) -> Any:
-        if type(node) is not DictNode:
+        kind = type(node)
+        if kind not in NODES or (kind is ListNode and node.kind not in _ORDERED):
             return node
-        if id(node) not in made:
-            pairs = tuple((key, visit(value)) for key, value in node.pairs)
-            same = all(a[1] is b[1] for a, b in zip(pairs, node.pairs, strict=True))
-            made[id(node)] = (
-                node if same else DictNode(node.kind, pairs, node.node, node.attributes)
-            )
+        if id(node) in made:
+            return made[id(node)]
+        if kind is ListNode:
+            items = tuple(map(visit, node.items))
+            same = all(map(is_, items, node.items))
+            made[id(node)] = node if same else ListNode(node.kind, items, node.node)
+            return made[id(node)]
+        pairs = tuple((key, visit(value)) for key, value in node.pairs)
+        same = all(a[1] is b[1] for a, b in zip(pairs, node.pairs, strict=True))
+        made[id(node)] = node if same else DictNode(node.kind, pairs, node.node, node.attributes)
         return made[id(node)]
 
     return visit(root)
@@ -205,136 +210,7 @@ def objects_of(root: Any) -> Iterator[tuple[tuple[str, ...], Composite]]:
             ]
 
 
-def choose_table(  # noqa: RET503 - what fails does not return
-    root: Any, at: str | None, label: str
-) -> tuple[str, ...] | None:
-    """The path of the dict that rules work on; None where no dict of text keys has tensors.
-
-    M945 if `at` leads to none, or if several could be meant.
-    """
-    found = _candidates(root)
-    if at in (None, "", ".") and () not in found and model_at_root(root):
-        return ()
-    if at is not None:
-        path = _given(root, at)
-        if path is None or (found and path not in found and not _workable(dict_at(root, path))):
-            held = (
-                f"there is {listed([_shown(p) for p in found], 8)}"
-                if found
-                else "the file has no dict of tensors by name"
-            )
-            what = f"{label}: no dict of tensors by name is at `{printable(at)}`"
-            fail(
-                "M945", what, notes=(held,), help=f"leave {option('at')} out, or name one of these"
-            )
-        return path
-    usual: list[tuple[str, ...]] = [path for path in found if len(path) == 1 and path[0] in USUAL]
-    homes = usual or [
-        path for path in dict.fromkeys(path[:1] for path in found) if path and path[0] in USUAL
-    ]
-    if len(homes) == 1 and _workable(dict_at(root, homes[0])):
-        return homes[0]
-    if len(found) <= 1:
-        return next(iter(found), None)
-    notes = tuple(f"{_shown(path)}: {plural(found[path], 'tensor')}" for path in list(found)[:12])
-    if _workable(dict_at(root, ())):
-        notes += (f"{option('at', '.')} takes them all, with their keys joined by dots",)
-    raise_help = f"say which one: {option('at', _shown(max(found, key=found.__getitem__)))}"
-    fail(
-        "M945",
-        f"{label}: {len(found)} dicts of tensors, and rules work on one",
-        notes=notes,
-        help=raise_help,
-    )
-
-
-def model_at_root(root: Any) -> bool:
-    """Whether the tensors of a model stand at the root itself, as torchtitan saves them: beside the
-    state of its optimizer, or beside counters.
-
-    What else holds tensors there has counters only: tensors without dimensions.
-    """
-    if type(root) is not DictNode:
-        return False
-    weights = beside = False
-    for key, value in root.pairs:
-        kind = type(value)
-        if type(key) is not str:
-            return False
-        if kind is TensorRecord:
-            weights = weights or bool(value.shape)
-        elif kind is Composite:
-            weights = True
-        elif (kind is DictNode or kind is ListNode) and not is_object(key, value):
-            for record in tensor_records([value]):
-                beside = True
-                if "optim" in key.lower():
-                    break
-                if record.shape or key in USUAL:
-                    return False
-    return weights and beside
-
-
-def _workable(node: DictNode | None) -> bool:
-    """Whether rules can work on this dict: flat, or of dicts in which all tensors have names."""
-    if _flat(node):
-        return True
-    held = values_below(node)
-    return held is not None and _flat(
-        DictNode("dict", tuple((str(number), value) for number, value in enumerate(held)), None)
-    )
-
-
-def _given(root: Any, at: str) -> tuple[str, ...] | None:
-    """The path that `at` spells: keys with dots between, and a key may hold dots itself."""
-    if at in ("", "."):
-        return () if type(root) is DictNode else None
-    pending: list[tuple[Any, tuple[str, ...], str]] = [(root, (), at)]
-    while pending:
-        here, path, rest = pending.pop()
-        if type(here) is not DictNode:
-            continue
-        for key, value in here.pairs:
-            if type(key) is not str or not rest.startswith(key) or type(value) is not DictNode:
-                continue
-            if rest == key:
-                return (*path, key)
-            if rest[len(key)] == "." and key:
-                pending.append((value, (*path, key), rest[len(key) + 1 :]))
-    return None
-
-
-def _shown(path: tuple[str, ...]) -> str:
-    return printable(".".join(path)) if path else "."
-
-
-def _candidates(root: Any) -> dict[tuple[str, ...], int]:
-    """The paths of flat dicts of tensors with how many they hold, none of them in the state of an
-    optimizer; one dict counts once.
-    """
-    out: dict[tuple[str, ...], int] = {}
-    seen: set[int] = set()
-    holding = holders(root, _TENSORS)
-    stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
-    while stack:
-        node, path = stack.pop()
-        if type(node) is not DictNode or id(node) in seen:
-            continue
-        seen.add(id(node))
-        if _flat(node, holding):
-            out[path] = sum(
-                type(value) is TensorRecord or type(value) is Composite for _, value in node.pairs
-            )
-            continue
-        stack += [
-            (value, (*path, key))
-            for key, value in reversed(node.pairs)
-            if type(key) is str and "optim" not in key.lower() and not is_state(key)
-        ]
-    return out
-
-
-def _flat(node: DictNode | None, holding: Container[int] | None = None) -> bool:
+def is_flat(node: DictNode | None, holding: Container[int] | None = None) -> bool:
     """Whether the dict has text keys, a tensor, and no tensors in other values but extra states.
 
     `holding` are the values that have some below them.
@@ -342,7 +218,7 @@ def _flat(node: DictNode | None, holding: Container[int] | None = None) -> bool:
     if node is None:
         return False
     tensors = False
-    holding = holders(node, _TENSORS) if holding is None else holding
+    holding = holders(node, TENSORS) if holding is None else holding
     for key, value in node.pairs:
         if type(key) is not str:
             return False
@@ -377,7 +253,7 @@ def tensors_outside(
             ]
         elif (kind is DictNode or kind is ListNode) and id(node) not in seen:
             seen.add(id(node))
-            held = [pair for pair in inside(node) if node is not table or type(pair[1]) in _NODES]
+            held = [pair for pair in inside(node) if node is not table or type(pair[1]) in NODES]
             stack += [
                 (child, (*path, str(key) if type(key) in (str, int) else "~"))
                 for key, child in reversed(held)
@@ -471,7 +347,7 @@ def tensor_records(roots: list[Any]) -> Iterator[TensorRecord]:
         stack += [child for _, child in reversed(inside(node)) if type(child) in _HOLDING]
 
 
-_TENSORS = frozenset({TensorRecord, Composite, LocalShard})
+TENSORS = frozenset({TensorRecord, Composite, LocalShard})
 _HOLDING = frozenset({TensorRecord, Composite, DictNode, ListNode, LocalShard})
 
 
@@ -582,29 +458,6 @@ def dropped_note(gone: list[str]) -> str:
 
 # what a module of torch calls the state that it keeps beside its parameters
 STATE = "_extra_state"
-_KINDS = ("dict", "OrderedDict")
-# of all joined keys together
-MAX_TEXT = 64 << 20
-
-
-class NestedDict(NamedTuple):
-    """A dict inside the one that rules work on: the keys to it, and the dict as it was."""
-
-    path: tuple[str, ...]
-    was: DictNode
-
-
-class _OpenDict:
-    """Where keys of one dict go: the dicts inside it by name, and what is put into it. With `like`
-    it has dicts alone, each of which is one parameter's, and new ones are like that one.
-    """
-
-    __slots__ = ("held", "inner", "like", "path")
-
-    def __init__(self, path: tuple[str, ...], like: DictNode | None = None) -> None:
-        self.path, self.like = path, like
-        self.inner: dict[str, _OpenDict] = {}
-        self.held: dict[str, Any] = {}
 
 
 def is_state(key: str) -> bool:
@@ -618,179 +471,3 @@ def is_object(key: Any, value: Any) -> bool:
     return (
         (type(value) is DictNode or type(value) is ListNode) and type(key) is str and is_state(key)
     )
-
-
-def values_below(node: Any) -> list[Any] | None:
-    """The values in this dict and in all dicts inside it that are reached through dicts of text
-    keys; None if it is no such dict.
-
-    Extra states that are lists or dicts are left out.
-    None also where one dict stands in two places, or names are very long: a few bytes could name
-    more places, or spell longer keys, than any machine can hold.
-    """
-    if type(node) is not DictNode or not _plain(node):
-        return None
-    out: list[Any] = []
-    seen = {id(node)}
-    stack = [(node, 0, 0)]
-    text = 0
-    while stack:
-        here, depth, before = stack.pop()
-        for key, value in here.pairs:
-            length = before + len(key) + 1
-            text += length
-            if not _enters(key, value):
-                if key == "state" and _is_state_by_name(value):
-                    out += [leaf for _, held in value.pairs for _, leaf in held.pairs]
-                elif not is_object(key, value):
-                    out.append(value)
-            elif id(value) in seen or depth > MAX_DEPTH or text > MAX_TEXT:
-                return None
-            else:
-                seen.add(id(value))
-                stack.append((value, depth + 1, length))
-    return out if text <= MAX_TEXT else None
-
-
-def _plain(node: DictNode) -> bool:
-    return node.kind in _KINDS and all(type(key) is str and key for key, _ in node.pairs)
-
-
-def _enters(key: str, value: Any) -> bool:
-    """Whether the entries of a dict are seen; not if its name holds a dot, which reads as two."""
-    if type(value) is not DictNode or "." in key or key == STATE or not _plain(value):
-        return False
-    return key != "state" or not _is_state_by_name(value)
-
-
-def _is_state_by_name(node: Any) -> bool:
-    """Whether a dict called `state` is an optimizer's as get_optimizer_state_dict of torch nests
-    it: a dict for each parameter, whose name has dots. In joined keys the last name is the moment.
-    """
-    return (
-        type(node) is DictNode
-        and _plain(node)
-        and any("." in name for name, _ in node.pairs)
-        and all(type(held) is DictNode and _plain(held) for _, held in node.pairs)
-        and not any(
-            "." in name or type(leaf) is DictNode
-            for _, held in node.pairs
-            for name, leaf in held.pairs
-        )
-    )
-
-
-def flatten(node: DictNode, label: str) -> tuple[DictNode, tuple[NestedDict, ...]]:
-    """The dict with the entries of all dicts inside it, under keys joined by dots, and those dicts.
-
-    For one that `values_below` has values of. M945 if the way back could not tell where a key
-    belongs.
-    """
-    entries = list(_entries(node, ()))
-    nests = tuple(NestedDict(path, value) for path, value, inner in entries if inner)
-    places = _places(nests)
-    flat: dict[str, Any] = {}
-    unclear: list[str] = []
-    for path, value, inner in entries:
-        if inner:
-            continue
-        key = ".".join(path)
-        home, last = _home(key, places)
-        if key in flat or home.path != path[:-1] or last in home.inner:
-            unclear.append(key)
-        flat[key] = value
-    if unclear:
-        what = (
-            f"{label}: keys of nested dicts hold dots themselves, and it is not clear which "
-            f"dict they belong to: {listed(unclear, 4)}"
-        )
-        fail("M945", what, help=f"say with {option('at')} which one of the dicts is meant")
-    return DictNode(node.kind, tuple(flat.items()), node.node, node.attributes), nests
-
-
-def _entries(node: DictNode, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, bool]]:
-    """(path, value, whether it is a dict that is entered), in order."""
-    for key, value in node.pairs:
-        inner, named = _enters(key, value), key == "state" and _is_state_by_name(value)
-        yield (*path, key), value, inner or named
-        if inner:
-            yield from _entries(value, (*path, key))
-        for name, held in value.pairs if named else ():
-            yield (*path, key, name), held, True
-            yield from (((*path, key, name, last), leaf, False) for last, leaf in held.pairs)
-
-
-def _places(nests: tuple[NestedDict, ...]) -> _OpenDict:
-    """The outermost place, with all dicts inside; in `nests`, a dict follows those around it."""
-    root = _OpenDict(())
-    for nest in nests:
-        around = root
-        for name in nest.path[:-1]:
-            around = around.inner[name]
-        named = nest.path[-1] == "state" and _is_state_by_name(nest.was)
-        around.inner[nest.path[-1]] = _OpenDict(nest.path, nest.was.pairs[0][1] if named else None)
-    return root
-
-
-def _home(key: str, places: _OpenDict) -> tuple[_OpenDict, str]:
-    """The innermost dict that the key belongs to, and what it is called there."""
-    home, start = places, 0
-    while (
-        (dot := key.find(".", start)) >= 0
-        and dot + 1 < len(key)
-        and (inner := home.inner.get(key[start:dot])) is not None
-    ):
-        home, start = inner, dot + 1
-        if home.like is not None and (dot := key.rfind(".", start)) >= 0:
-            name, start = key[start:dot], dot + 1
-            return home.inner.setdefault(name, _OpenDict((*home.path, name))), key[start:]
-    return home, key[start:]
-
-
-def nest(table: DictNode, nests: tuple[NestedDict, ...]) -> DictNode:
-    """The flat dict with its entries in the dicts that they belong to; empty ones stay.
-
-    M916 if a tensor or value is called like one of these dicts.
-    """
-    if not nests:
-        return table
-    places = _places(nests)
-    twice: list[str] = []
-    for key, value in table.pairs:
-        home, last = _home(key, places) if type(key) is str else (places, key)
-        if last in home.inner or last in home.held:
-            twice.append(key)
-        if home.path:
-            _show(places, home.path)
-        home.held[last] = value
-    named = {one.path for one in nests if one.path[-1] == "state" and _is_state_by_name(one.was)}
-    for nest in nests:
-        # the dict of a parameter goes with its name, any other stays
-        if nest.path[:-1] not in named or not nest.was.pairs:
-            _show(places, nest.path)
-    if twice:
-        fail(
-            "M916",
-            f"rules make {listed(twice)}, and a dict has this name",
-            help=f"name {printable(twice[0])} otherwise",
-        )
-    was = {nest.path: nest.was for nest in nests}
-
-    def build(place: _OpenDict, like: DictNode) -> DictNode:
-        like = was.get(place.path, like)
-        pairs = tuple(
-            (key, build(value, place.like or table) if type(value) is _OpenDict else value)
-            for key, value in place.held.items()
-        )
-        return DictNode(like.kind, pairs, like.node, like.attributes)
-
-    return build(places, table)
-
-
-def _show(places: _OpenDict, path: tuple[str, ...]) -> None:
-    """Gives the dict at a path, and those around it, their place among the entries."""
-    around = places
-    for name in path:
-        inner = around.inner[name]
-        around.held.setdefault(name, inner)
-        around = inner

@@ -19,6 +19,7 @@ from dcp_folders import rows, save
 from resharding import BESIDE, RULE, Tensors, bits, new_tensors, old_tensors, same_bits
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch_compare import same as compare
 
 import migrate
 from migrate.core.errors import CheckpointError
@@ -360,6 +361,41 @@ def test_tied_tensors_of_memory_are_written_each(tmp_path: Path) -> None:
     migrate.apply(held, tmp_path / "out", output_format="dcp", fsync=False)
     assert_holds(read_dcp(tmp_path / "out"), held, nested=False)
     assert migrate.verify(tmp_path / "out", source=held).equal
+
+
+BARE = HEAD + 'keep: ["{k...}"]\nrules: [{name: r, from: a, to: c}]\n'
+PLACES = ("dcp", "torch file", "safetensors folder")
+
+
+@pytest.mark.parametrize("target", PLACES)
+@pytest.mark.parametrize("source", PLACES[:2])
+def test_rules_work_on_a_dict_in_a_list_that_is_named_by_its_place(
+    source: str, target: str, tmp_path: Path
+) -> None:
+    one, other, rule = FILES[source], FILES[target], tmp_path / "rule.yaml"
+    rule.write_text(BARE)
+    a, b, c = (bits(torch.float32, 4, 3, seed=seed) for seed in range(3))
+    made = {"models": [{"a": a}, {"inner": [{"b": b}], "b": b + 1, "a": c}], "step": 3}
+    path = tmp_path / f"in{'' if source == 'dcp' else '.pt'}"
+    save(path, made) if source == "dcp" else torch.save(made, path)
+    for at in ("models", "models.2", "models.01", "models.-1", "models.1.b"):
+        with pytest.raises(CheckpointError, match="M945"):
+            migrate.inspect(path, at=at)
+    deeper = migrate.inspect(path, at="models.1.inner.0")
+    assert (deeper.at, deeper.tensors) == ("models.1.inner.0", 1)
+    out, options = tmp_path / other.name, {"rules": rule, "at": "models.0"}
+    answer = migrate.apply(path, out, **options, **other.options)
+    assert answer.downgrade.exact, answer.downgrade
+    at = {} if target == "safetensors folder" else {"at": "models.0"}
+    assert migrate.inspect(out, **at).at == "models.0"
+    wanted = {**made, "models": [{"c": a}, made["models"][1]]}
+    if target != "safetensors folder":
+        compare(other.read(out), wanted)
+    assert migrate.verify(out, source=path, **options).equal
+    back = tmp_path / f"back{path.suffix}"
+    migrate.downgrade(out, back, **options, **one.options)
+    compare(one.read(back), made)
+    assert migrate.diff(path, back, at="models.0").equal
 
 
 @pytest.mark.parametrize("target", FILES)

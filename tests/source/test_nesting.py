@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from migrate.core.errors import CheckpointError
+from migrate.source.nesting import flatten, nest, values_below
 from migrate.source.pickle.tree import DictNode
-from migrate.source.tree import flatten, nest, values_below
 
 
 def node(value: Any) -> Any:

@@ -1,0 +1,181 @@
+"""Which dict of a nested checkpoint rules work on: the one that `--at` names, else the one that the
+tree leaves no choice about.
+
+A training script has its weights under a usual name, or nothing else in its file looks like a state
+dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..core.errors import fail, listed, option, plural, printable
+from .nesting import flatten, values_below
+from .pickle.tree import Composite, DictNode, ListNode, TensorRecord, holders
+from .tree import (
+    NODES,
+    TENSORS,
+    FileTree,
+    dict_at,
+    is_flat,
+    is_object,
+    is_state,
+    item_at,
+    replace_dict,
+    tensor_records,
+)
+
+# where training scripts and their frameworks put the weights
+USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "weights")
+
+
+def choose_table(  # noqa: RET503 - what fails does not return
+    root: Any, at: str | None, label: str
+) -> tuple[str, ...] | None:
+    """The path of the dict that rules work on; None where no dict of text keys has tensors.
+
+    M945 if `at` leads to none, or if several could be meant.
+    """
+    found = _candidates(root)
+    if at in (None, "", ".") and () not in found and model_at_root(root):
+        return ()
+    if at is not None:
+        path = _given(root, at)
+        if path is None or (found and path not in found and not _workable(dict_at(root, path))):
+            held = (
+                f"there is {listed([_shown(p) for p in found], 8)}"
+                if found
+                else "the file has no dict of tensors by name"
+            )
+            what = f"{label}: no dict of tensors by name is at `{printable(at)}`"
+            fail(
+                "M945", what, notes=(held,), help=f"leave {option('at')} out, or name one of these"
+            )
+        return path
+    usual: list[tuple[str, ...]] = [path for path in found if len(path) == 1 and path[0] in USUAL]
+    homes = usual or [
+        path for path in dict.fromkeys(path[:1] for path in found) if path and path[0] in USUAL
+    ]
+    if len(homes) == 1 and _workable(dict_at(root, homes[0])):
+        return homes[0]
+    if len(found) <= 1:
+        return next(iter(found), None)
+    notes = tuple(f"{_shown(path)}: {plural(found[path], 'tensor')}" for path in list(found)[:12])
+    if _workable(dict_at(root, ())):
+        notes += (f"{option('at', '.')} takes them all, with their keys joined by dots",)
+    raise_help = f"say which one: {option('at', _shown(max(found, key=found.__getitem__)))}"
+    fail(
+        "M945",
+        f"{label}: {len(found)} dicts of tensors, and rules work on one",
+        notes=notes,
+        help=raise_help,
+    )
+
+
+def flatten_table(part: FileTree, label: str) -> FileTree:
+    """The part with a flat dict in place of the nested one that rules work on; as it is where that
+    is flat. M945 if it cannot be.
+    """
+    table = part.table
+    if (
+        table is None
+        or is_flat(table)
+        or (not part.at and model_at_root(table))
+        or not _workable(table)
+    ):
+        return part
+    made, nests = flatten(table, label)
+    return part._replace(root=replace_dict(part.root, table, made), nested_dicts=nests)
+
+
+def model_at_root(root: Any) -> bool:
+    """Whether the tensors of a model stand at the root itself, as torchtitan saves them: beside the
+    state of its optimizer, or beside counters.
+
+    What else holds tensors there has counters only: tensors without dimensions.
+    """
+    if type(root) is not DictNode:
+        return False
+    weights = beside = False
+    for key, value in root.pairs:
+        kind = type(value)
+        if type(key) is not str:
+            return False
+        if kind is TensorRecord:
+            weights = weights or bool(value.shape)
+        elif kind is Composite:
+            weights = True
+        elif (kind is DictNode or kind is ListNode) and not is_object(key, value):
+            for record in tensor_records([value]):
+                beside = True
+                if "optim" in key.lower():
+                    break
+                if record.shape or key in USUAL:
+                    return False
+    return weights and beside
+
+
+def _workable(node: DictNode | None) -> bool:
+    """Whether rules can work on this dict: flat, or of dicts in which all tensors have names."""
+    if is_flat(node):
+        return True
+    held = values_below(node)
+    return held is not None and is_flat(
+        DictNode("dict", tuple((str(number), value) for number, value in enumerate(held)), None)
+    )
+
+
+def _given(root: Any, at: str) -> tuple[str, ...] | None:
+    """The path that `at` spells: keys and places in lists with dots between, and a key may hold
+    dots itself.
+    """
+    if at in ("", "."):
+        return () if type(root) is DictNode else None
+    pending: list[tuple[Any, tuple[str, ...], str]] = [(root, (), at)]
+    while pending:
+        here, path, rest = pending.pop()
+        held: Iterable[tuple[Any, Any]] = here.pairs if type(here) is DictNode else ()
+        if type(here) is ListNode:
+            place = rest.partition(".")[0]
+            held = ((place, item_at(here, place)),)
+        for key, value in held:
+            kind = type(value)
+            if type(key) is not str or not rest.startswith(key) or kind not in NODES:
+                continue
+            if rest == key:
+                if kind is DictNode:
+                    return (*path, key)
+            elif rest[len(key)] == "." and key:
+                pending.append((value, (*path, key), rest[len(key) + 1 :]))
+    return None
+
+
+def _shown(path: tuple[str, ...]) -> str:
+    return printable(".".join(path)) if path else "."
+
+
+def _candidates(root: Any) -> dict[tuple[str, ...], int]:
+    """The paths of flat dicts of tensors with how many they hold, none of them in the state of an
+    optimizer; one dict counts once.
+    """
+    out: dict[tuple[str, ...], int] = {}
+    seen: set[int] = set()
+    holding = holders(root, TENSORS)
+    stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
+    while stack:
+        node, path = stack.pop()
+        if type(node) is not DictNode or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if is_flat(node, holding):
+            out[path] = sum(
+                type(value) is TensorRecord or type(value) is Composite for _, value in node.pairs
+            )
+            continue
+        stack += [
+            (value, (*path, key))
+            for key, value in reversed(node.pairs)
+            if type(key) is str and "optim" not in key.lower() and not is_state(key)
+        ]
+    return out
