@@ -264,10 +264,19 @@ def live_request(
     allow: Iterable[str],
     at: str | None,
     output_format: str | None = None,
+    chunks: int | None = None,
 ) -> Request:
     """The request, in either direction; without a goal it asks for the checkpoint as it is."""
     found = make_request(
-        to, from_, rules, params, allow, backwards=None, at=at, output_format=output_format
+        to,
+        from_,
+        rules,
+        params,
+        allow,
+        backwards=None,
+        at=at,
+        output_format=output_format,
+        chunks=chunks,
     )
     aimless = not (found.to or found.rules or found.from_ or output_format)
     return replace(found, output_format=OUTPUT_FORMATS[0]) if aimless else found

@@ -34,6 +34,7 @@ def save(
     params: Mapping[str, Any] | None = None,
     allow: Iterable[str] = (),
     output_format: str | None = None,
+    chunks: int | None = None,
     max_shard_size: int | str | None = None,
     max_memory: int | str = "1GB",
     threads: int = 2,
@@ -60,7 +61,9 @@ def save(
         allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
             something is refused.
         output_format: "safetensors", "torch" or "dcp" (torch.distributed.checkpoint). Default: as
-            the suffix of the name says, else as the source.
+            the suffix of the name says, else "safetensors".
+        chunks: Cut each tensor as FSDP2 on so many ranks would hold it; for "dcp". Default: None,
+            chunks of at most 512 MiB.
         max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
             Default: 1 GB.
@@ -89,7 +92,7 @@ def save(
         )
     ending = os.path.splitext(path_text("path", path))[1]
     request = live_request(
-        to, from_, rules, params, allow, None, output_format or SUFFIXES.get(ending)
+        to, from_, rules, params, allow, None, output_format or SUFFIXES.get(ending), chunks
     )
     report = write_checkpoint(
         lambda: _opened(model, request),
