@@ -17,13 +17,14 @@ from ..source.index import Source
 from ..source.paths import HISTORY, METADATA
 from ..source.pickle.dcp_rename import NamedEntries, NewName
 from ..source.pickle.nodes import JSON_SCALARS
-from ..source.pickle.tree import TensorRecord
+from ..source.pickle.tree import Composite, TensorRecord
 from ..source.target import OutputFile, Placed, Target, TargetTree
 from ._dcpchunks import SPILLED
 from ._dcpentries import Entries, SavedEntry
 
 # data without a name that may stay, as one part of so many
 MOST_UNNAMED = 10
+_TENSORS = (TensorRecord, Composite)
 
 
 def rename(
@@ -81,12 +82,12 @@ def _find_names(
     origins: Mapping[int, str | None],
 ) -> dict[str, NewName] | None:
     """The new name of each entry that stays, by its key; None where an entry is another one."""
-    tensors = {called[id(e.value)]: e.key for e in before if type(e.value) is TensorRecord}
-    values = {e.key: e.value for e in before if type(e.value) is not TensorRecord}
+    tensors = {_parts(e.value, called): e.key for e in before if type(e.value) in _TENSORS}
+    values = {e.key: e.value for e in before if type(e.value) not in _TENSORS}
     objects = {id(value): key for key, value in values.items() if type(value) not in JSON_SCALARS}
     found = [
-        tensors.get(origins.get(id(entry.value)) or "")
-        if type(entry.value) is TensorRecord
+        tensors.get(_parts(entry.value, origins))
+        if type(entry.value) in _TENSORS
         else _find_value(entry, values, objects)
         for entry in after
     ]
@@ -102,6 +103,15 @@ def _find_names(
         path = entry.path if known is None else known.get(old, entry.path)
         names[old] = NewName(entry.key, path)
     return names
+
+
+def _parts(value: Any, names: Mapping[int, str | None]) -> Any:
+    """What tells one tensor from another: the key that it had, and of one that is an object, how it
+    is made and the keys that its parts had.
+    """
+    if type(value) is TensorRecord:
+        return names.get(id(value))
+    return id(value.node), *(names.get(id(record)) for _, record in value.components)
 
 
 def _find_value(

@@ -136,6 +136,28 @@ def test_values_get_other_names_too(tmp_path: Path) -> None:
             assert repr(filled[f"param_groups.{number + 1}.w.{name}"]) == repr(was)
 
 
+OBJECTS = Path(__file__).parents[1] / "data"
+
+
+@pytest.mark.parametrize("name", ["te/tensors/mxfp8_96x160", "torchao/float8_row"])
+def test_objects_made_of_tensors_get_other_names_too(name: str, tmp_path: Path) -> None:
+    """Their archives stay as they are, whatever the objects are made of."""
+    source, old, new = OBJECTS / f"{name}.pt", tmp_path / "old", tmp_path / "new"
+    migrate.apply(source, old, output_format="dcp")
+    assert migrate.inspect(old).objects
+    text = rule(tmp_path, 'rules:\n  - {name: r, from: "{k...}", to: "blocks.{k}"}\n')
+    answer = migrate.apply(old, new, rules=[text])
+    assert [note for note in answer.notes if COPIED in note]
+    assert data(new) == data(old)
+    was, now = described(old), described(new)
+    assert [f"blocks.{key}" for key in was.state_dict_metadata] == list(now.state_dict_metadata)
+    migrate.apply(old, tmp_path / "written", rules=[text], rewrite=True)
+    assert migrate.diff(new, tmp_path / "written").equal
+    migrate.downgrade(new, tmp_path / "back", rules=[text])
+    assert data(tmp_path / "back") == data(old)
+    assert migrate.diff(old, tmp_path / "back").equal
+
+
 def test_the_same_names_may_be_written_into_new_files(tmp_path: Path) -> None:
     old, text = source(tmp_path), rule(tmp_path, RENAME)
     answer = migrate.apply(old, tmp_path / "new", rules=[text], rewrite=True)
