@@ -17,12 +17,12 @@ from ..source.blobs import StoredTensor
 from ..source.jsontext import collector_paused
 from . import pairs
 from .bind import DROP, BindContext, StepResult, bind, find_taken_keys
-from .graph import Graph, Program, ReadKey, Tensor, computations
+from .graph import ComputedTensor, Graph, Program, ReadKey, Tensor, computations, stored_keys
 from .items import Items, carry_items, fitting_items, rules_of_items
 from .pathstate import PathStep, directed
 from .pipeline import Views
 from .request import STALE_OPTIMIZER
-from .stored import initial
+from .stored import initial, untouched_key
 from .unchanged import fold_keys, unfold_keys
 
 if TYPE_CHECKING:
@@ -154,9 +154,7 @@ def compose(
         pairs.check_pairs(tensors, graph.outputs, [bound for _, bound in done], report)
     composition = Composition(graph, done, losses, expressions or {}, items, before.keys(), kept)
     if prove and not report.has_errors():
-        composition.inexact = prove_downgrade(
-            {k: t.spec for k, t in tensors.items()}, composition, context
-        )
+        composition.inexact = prove_downgrade(tensors, composition, context, path_state)
         composition.inexact += path_state.inexact if path_state is not None else []
     return composition
 
@@ -298,16 +296,21 @@ def _kept(step: PathStep, bound: StepResult, values: Iterable[str], views: Views
 
 
 def prove_downgrade(
-    source: Mapping[str, Spec],
+    tensors: Mapping[str, StoredTensor],
     composition: Composition,
     context: BindContext,
+    path_state: PathState | None = None,
 ) -> list[str]:
     """Binds the way back to what is planned; what does not return as it was, by rule and key.
     Empty: the downgrade is exact.
 
+    The way back is that of the inverses, and of rule files that lead it where there are such: they
+    are not derived from what they undo, so it is looked at where their tensors come from.
+
     `context.same_bytes` is asked only of targets of `keep_source` rules that were there before: on
     the way back they go if they are what the rule would have made, and would not return.
     """
+    source = {key: at.spec for key, at in tensors.items()}
     views = Views()
     allow = DROP | context.allow.intersection((STALE_OPTIMIZER,))
     back_context = context._replace(allow=allow, payload=None)
@@ -327,6 +330,11 @@ def prove_downgrade(
         back = PathStep(
             step.lineage, step.goal, step.start, not step.backwards, step.rules, step.keep
         )
+        if step.back and path_state is not None:
+            try:
+                back = path_state.settle_way_back(step, number, current)
+            except MigrateError as error:
+                return reasons + [_reason(d) for d in error.diagnostics]
         report = Report()
         rules = directed(back, report)
         if report.has_errors():
@@ -344,13 +352,14 @@ def prove_downgrade(
         try:
             bound_back = bind(
                 rules,
-                step.keep,
+                back.keep,
                 current,
                 views,
                 back_context._replace(
                     same_bytes=equal,
                     elsewhere=elsewhere,
                     absent=None if bound.absent is None else frozenset(bound.absent),
+                    payload=context.payload if step.back else None,
                 ),
                 report,
                 stay=stay,
@@ -368,7 +377,21 @@ def prove_downgrade(
         returned = {items.names[was]: name for name, was in there.names.items()}
         if gone := sorted(name for name in composition.item_names if returned.get(name) != name):
             reasons.append(f"values not restored: {listed(gone, 4)}")
-    return reasons + _differences(source, current, composition, last)
+    strange: list[str] = []
+    if any(step.back for step, _ in composition.steps):
+        strange = [
+            key
+            for key, made in current.items()
+            if key in tensors and made.spec.nbytes and not _returns(key, made, tensors)
+        ]
+    return reasons + _differences(source, current, composition, last, strange)
+
+
+def _returns(key: str, made: Tensor, tensors: Mapping[str, StoredTensor]) -> bool:
+    """Whether what stands under a key again is the tensor that stood there, or computed from it."""
+    if any(isinstance(source, ComputedTensor) for source in made.sources):
+        return stored_keys(made) == [key]
+    return untouched_key(made, tensors) == key
 
 
 def _reason(diagnostic: Diagnostic) -> str:
@@ -381,8 +404,9 @@ def _differences(
     back: Mapping[str, Tensor],
     composition: Composition,
     last: StepResult,
+    strange: Sequence[str],
 ) -> list[str]:
-    """`last`: the last step of the way back."""
+    """`last`: the last step of the way back; `strange`: keys of what is made of something else."""
     extra = [key for key in back if key not in source]
     # equal specs are mostly one object
     wrong = [
@@ -390,7 +414,7 @@ def _differences(
         for k, spec in source.items()
         if (there := back.get(k)) is None or (there.spec is not spec and there.spec != spec)
     ]
-    if not (extra or wrong):
+    if not (extra or wrong or strange):
         return []
     owners = {
         key: made.rule for made in last.provenance.values() for key in made.keys
@@ -407,6 +431,10 @@ def _differences(
         who = f"rule {owners[key].label}" if key in owners else "no rule"
         what = f"{source[key]} returns as {back[key].spec}" if key in back else "not restored"
         lost.setdefault(f"{who}: {what}", []).append(key)
+    for key in strange:
+        who = f"rule {last.provenance[key].rule.label}" if key in last.provenance else "no rule"
+        if key not in wrong:
+            lost.setdefault(f"{who}: other values return", []).append(key)
     for key in extra:
         who = f"rule {last.provenance[key].rule.label}" if key in last.provenance else "no rule"
         lost.setdefault(f"{who}: returns, but was not there before", []).append(key)

@@ -53,6 +53,8 @@ from .sides import ReadSide
 from .unchanged import check_undo_order, standing_entries
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..rules.model import Groups
 
 # signs of a layout that are shown of each sort
@@ -544,7 +546,11 @@ def _compile(
         compiled = [compile_file_once(file, report) for file in step.files]
         unsettled = tuple((rule, dict[str, Any]()) for some, _ in compiled for rule in some)
         keep = tuple(pattern for _, patterns in compiled for pattern in patterns)
-        ready.append(replace(step, rules=unsettled, keep=keep, memory=memory))
+        back: tuple[Path, ...] = ()
+        for edge in () if by_hand or step.backwards else packs.load_lineage(step.lineage).edges:
+            if (edge.source, edge.target) == (step.goal, step.start):
+                back = edge.files
+        ready.append(replace(step, rules=unsettled, keep=keep, memory=memory, back=back))
         hashes = [{"id": file.model.id, "hash": file.hash} for file in step.files]
         entry: dict[str, Any] = {"lineage": step.lineage, "from": step.start, "to": step.goal}
         entry["rules"] = hashes

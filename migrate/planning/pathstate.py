@@ -24,8 +24,16 @@ from ..extra_state.record import how_to_leave
 from ..ops.base import OneWay
 from ..rules import params as parameters
 from ..rules.arguments import PARAM
-from ..rules.compiled import CompiledCall, CompiledRule, DirectedRule, direct, is_active
+from ..rules.compiled import (
+    CompiledCall,
+    CompiledRule,
+    DirectedRule,
+    compile_file_once,
+    direct,
+    is_active,
+)
 from ..rules.files import LoadedFile
+from ..rules.packs import load_edge
 from ..source.pickle.tree import PARAMETER
 from .bind import StepResult
 from .graph import Tensor
@@ -43,6 +51,8 @@ from .patches import (
 from .sides import SideFiles
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..rules.model import Dtype, Groups, Param, Shape
 
 
@@ -53,7 +63,8 @@ class PathStep:
     `start` and `goal` are layouts of `lineage`; `backwards` when the inverses of the rules are what
     runs. `memory` is what a stamp holds of the edge: the params that it once had, and, where it
     undoes what the stamp says was done, how side files were and which keys stayed as they were
-    (`kept`; None: no stamp says so).
+    (`kept`; None: no stamp says so). `back` are the rule files that lead the other way, if there
+    are any; without them, what is done is undone by the inverses of the rules.
     """
 
     lineage: str
@@ -65,6 +76,7 @@ class PathStep:
     keep: tuple[Pattern, ...] = ()
     files: tuple[LoadedFile, ...] = ()
     memory: Mapping[str, Any] = field(default_factory=dict)
+    back: tuple[Path, ...] = ()
 
     def reads(self) -> list[Pattern]:
         """The patterns of the keys that its rules take, in the direction in which it is walked;
@@ -262,6 +274,29 @@ class PathState:
         return replace(
             step, rules=tuple((rule, own.get(id(rule.loaded), {})) for rule, _ in step.rules)
         )
+
+    def settle_way_back(
+        self, step: PathStep, number: int, tensors: Mapping[str, Tensor]
+    ) -> PathStep:
+        """The step of the rule files that lead back from `step`, which has this number, with the
+        params that a downgrade of the output finds: in its stamp and in its side files. Raises what
+        is wrong with these files, and as `enter_step`.
+        """
+        report = Report()
+        files = tuple(load_edge(step.back))
+        compiled = [compile_file_once(file, report) for file in files]
+        report.check()
+        back = PathStep(
+            step.lineage,
+            step.goal,
+            step.start,
+            backwards=False,
+            rules=tuple((rule, dict[str, Any]()) for some, _ in compiled for rule in some),
+            keep=tuple(pattern for _, patterns in compiled for pattern in patterns),
+            files=files,
+            memory={"params": self.remembered[number]["params"]},
+        )
+        return PathState({}, self.sides, carried=self._carried).enter_step(back, tensors)
 
     def leave_step(self, step: PathStep, bound: StepResult, report: Report) -> None:
         """Does to the side files what the step's rule files say, now that its keys are known."""

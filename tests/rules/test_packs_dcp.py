@@ -148,7 +148,7 @@ def missing() -> Case:
     old = {f"{m}.{key}": random(2, seed=f"{m}{key}") for m, keys in MODULES.items() for key in keys}
     new = {**old, **{f"{m}._extra_state": EMPTY for m in MODULES}}
     asked = {"to": "te-missing-state@complete", "params": {"modules": ",".join(MODULES)}}
-    return Case(old, new, asked, back=False)
+    return Case(old, new, asked)
 
 
 def complete() -> Case:
@@ -168,7 +168,6 @@ def operation() -> Case:
             "from_": "te-ops-linear@module",
             "params": {"modules": "mlp.fc1"},
         },
-        back=False,
     )
 
 
