@@ -640,16 +640,17 @@ def plain(name: str) -> str:
 def _broken(state: OptimizerState, fates: TensorFates) -> tuple[list[str], str]:
     """The parameters for which the state would be wrong, and why; or what is known of it."""
     if state.names:
+        # of each name the parameter that it may speak of, and the key that this means
         spoken = {
-            name: next((key for key in map(fates.known, maybe) if key is not None), None)
+            name: next(((one, key) for one in maybe if (key := fates.known(one)) is not None), None)
             for name, maybe in state.names.items()
         }
-        owner = {name: key for name, key in spoken.items() if key is not None}
+        owner = {name: found for name, found in spoken.items() if found is not None}
         kept = {key for key in state.keys if fates.same.get(key) == [key]} if state.keys else None
         wrong = {
             key: None
-            for name, key in owner.items()
-            if not stays(name, key, fates) and (kept is None or name in kept)
+            for name, (one, key) in owner.items()
+            if not stays(one, key, fates) and (kept is None or name in kept)
         }
         if owner:
             return list(

@@ -4,6 +4,7 @@ spell it: carried where it stays right, refused where not, and migrated by rules
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -253,7 +254,8 @@ def test_the_optimizer_follows_by_rules_of_its_own_and_steps_on(
     assert migrate.verify(
         half, source=source, rules=tmp_path / "optimizer.yaml", at="optimizer"
     ).equal
-    migrate.apply(half, out, rules=tmp_path / "model.yaml", at=at, allow="stale-optimizer")
+    # no new name is an old one, so no parameter seems to have the state of another
+    assert migrate.apply(half, out, rules=tmp_path / "model.yaml", at=at).optimizer == "right"
     resumed = Renamed()
     again = torch.optim.AdamW(resumed.parameters(), lr=0.1)
     # torch makes the moments before it loads them
@@ -281,3 +283,64 @@ def test_the_optimizer_follows_by_rules_of_its_own_and_steps_on(
         tmp_path / "b", tmp_path / "back", rules=tmp_path / "optimizer.yaml", at="optimizer"
     )
     assert migrate.diff(source, tmp_path / "back").equal
+
+
+SHIFT = HEAD + 'keep: []\nrules: [{name: r, from: "{i:int}.{k}", to: "{i+2}.{k}"}]\n'
+SHIFT_OWN = (
+    HEAD + 'keep: []\nrules: [{name: r, from: "state.{i:int}.{k...}", to: "state.{i+2}.{k}"}]\n'
+)
+
+
+def test_a_new_name_that_is_also_an_old_one_needs_the_permission(tmp_path: Path) -> None:
+    """Layers 0 and 2 become 2 and 4: then 2 seems to be what the state of 2 belongs to."""
+    (tmp_path / "model.yaml").write_text(SHIFT)
+    (tmp_path / "optimizer.yaml").write_text(SHIFT_OWN)
+    made = flattened(*trained())
+    source, half, out = written(tmp_path / "in", made), tmp_path / "half", tmp_path / "out"
+    migrate.apply(source, half, rules=tmp_path / "optimizer.yaml", at="optimizer")
+    with pytest.raises(CheckpointError, match=r"M410.*changes 2 parameters of it"):
+        migrate.apply(half, out, rules=tmp_path / "model.yaml", at="model")
+    migrate.apply(half, out, rules=tmp_path / "model.yaml", at="model", allow="stale-optimizer")
+    found = read(out)
+    for old, new in (("0", "2"), ("2", "4")):
+        for kind in ("weight", "bias"):
+            for moment in ("exp_avg", "exp_avg_sq"):
+                was = made["optimizer"][f"state.{old}.{kind}.{moment}"]
+                assert torch.equal(found["optimizer"][f"state.{new}.{kind}.{moment}"], was)
+            assert torch.equal(found["model"][f"{new}.{kind}"], made["model"][f"{old}.{kind}"])
+
+
+@pytest.mark.parametrize("form", ["dcp", "torch"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_each_optimizer_of_a_list_follows_by_rules_of_its_own(
+    place: int, form: str, tmp_path: Path
+) -> None:
+    """The first of them is nested, the second flat."""
+    rules, at = tmp_path / "optimizer.yaml", f"optimizers.{place}"
+    rules.write_text(OWN)
+    made = copy.deepcopy(in_a_list(*trained()))
+    # else both hold the same tensors
+    made["optimizers"][1] = copy.deepcopy(made["optimizers"][1])
+    source, out, back = written(tmp_path / "in", made), tmp_path / "out", tmp_path / "back"
+    if form == "torch":
+        source, out, back = (one.with_name(f"{one.name}.pt") for one in (source, out, back))
+        torch.save(made, source)
+    migrate.apply(source, out, rules=rules, at=at)
+    assert migrate.verify(out, source=source, rules=rules, at=at).equal
+    assert migrate.inspect(out).at == "model"
+    found = torch.load(out, weights_only=True) if form == "torch" else read(out)
+    same(found["model"], made["model"])
+    same(found["optimizers"][1 - place], made["optimizers"][1 - place])
+    was, now = leaves(made["optimizers"][place]), leaves(found["optimizers"][place])
+    moments = {key: one for key, one in was.items() if isinstance(one, torch.Tensor)}
+    assert len(moments) == 12
+    same(
+        {key.replace("state.", "state.layers."): one for key, one in moments.items()},
+        {key: one for key, one in now.items() if isinstance(one, torch.Tensor)},
+    )
+    texts = [text.replace("weight_decay", "") for text in map(str, (*now, *now.values()))]
+    names = [text for text in texts if ".weight" in text or ".bias" in text]
+    assert len(names) > 12
+    assert [name for name in names if "layers." not in name] == []
+    migrate.downgrade(out, back, rules=rules, at=at)
+    assert migrate.diff(source, back).equal
