@@ -578,7 +578,7 @@ def verify(
         True
     """
     from .running.comparison import verify_output
-    from .running.verify import parse_share
+    from .running.sample import parse_share
 
     check_threads(threads)
     budget = None if max_memory is None else memory_of(max_memory)

@@ -486,10 +486,13 @@ class VerifyReport(DocumentReport):
 
 
 class VerifyEstimate(Result):
-    """What a verification takes: peak `memory` in bytes, `seconds` or None where unknown."""
+    """What a verification takes: peak `memory` in bytes of each of its `processes`, and `seconds`
+    until the last of them is done, or None where unknown. `threads` are those of one process.
+    """
 
     tensors: int
     bytes: int
+    processes: int
     threads: int
     memory: int
     largest: str | None

@@ -544,11 +544,14 @@ def announcement(found: Mapping[str, Any]) -> str:
             f"{size(found['largest_memory'])})"
         )
     seconds = "" if found["seconds"] is None else f", about {_duration(found['seconds'])}"
+    several = found["processes"] > 1
+    who = f"in {found['processes']} processes with" if several else "with"
     what = (
-        f"{plural(found['tensors'], 'tensor')}, {size(found['bytes'])}, with "
-        f"{plural(found['threads'], 'thread')}"
+        f"{plural(found['tensors'], 'tensor')}, {size(found['bytes'])}, {who} "
+        f"{plural(found['threads'], 'thread')}{' each' * several}"
     )
-    return f"verifying {what}: at most {size(found['memory'])} of memory for tensors{most}{seconds}"
+    memory = f"at most {size(found['memory'])} of memory{' in each' * several} for tensors"
+    return f"verifying {what}: {memory}{most}{seconds}"
 
 
 def _duration(seconds: float) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, NoReturn
 
@@ -21,10 +21,11 @@ from ..source.index import Source
 from ..source.paths import METADATA, Place, find_place, stays_behind
 from ..source.registry import Registry
 from ..source.target import Target, TargetTree
+from ..source.tree import FileTree
 from .base import SURE
 from .base import Format as Format
 
-__all__ = ["FORMATS", "Format", "as_saved", "get", "open"]
+__all__ = ["FORMATS", "Format", "as_saved", "get", "open", "tree_as_saved"]
 
 
 # files of torch.distributed.checkpoint
@@ -157,6 +158,20 @@ def as_saved(source: Source, name: str) -> tuple[Source, list[str]]:
     found = copy(source)
     found.index, lost = as_saved(source.index)
     return found, lost
+
+
+def tree_as_saved(
+    tree: TargetTree, name: str
+) -> tuple[Sequence[FileTree], Mapping[int, str], Mapping[str, str]]:
+    """The trees of an output as they are read again in the format `name`, the keys of their tensors
+    by the records' identity, and of each key what it is in `tree`.
+    """
+    if name == _DCP and len(tree.parts) == 1:
+        from ._dcpentries import saved_tree
+
+        if (saved := saved_tree(tree.parts[0], tree.names)) is not None:
+            return (saved.part,), saved.names, saved.origins
+    return tree.parts, tree.names, {key: key for key in tree.names.values()}
 
 
 def get(name: str) -> Format:

@@ -9,6 +9,7 @@ is `_dcptree.build_tree`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,13 +17,22 @@ from ..core.errors import Report, fail, listed, option, printable
 from ..source.blobs import Stored, StoredTensor
 from ..source.index import Index
 from ..source.pickle.tree import Composite, DictNode, ListNode, TensorRecord, joined
-from ..source.target import items_of
-from ..source.tree import CheckpointTree, FileTree, tensor_records
+from ..source.table import flatten_table
+from ..source.target import items_of, outside_prefix
+from ..source.tree import (
+    CheckpointTree,
+    FileTree,
+    name_tensors_outside,
+    tensor_records,
+    tensors_of,
+)
 from ._dcptree import build_tree
 
 # places in nested containers: shared ones are several
 MOST_ENTRIES = 5_000_000
 _TEXT = frozenset({str, int, float, bool, type(None)})
+# what a value may have in common with another one
+_SHARED = frozenset({DictNode, ListNode, Composite, TensorRecord})
 
 
 class SavedEntry(NamedTuple):
@@ -131,9 +141,57 @@ def _is_terminal(value: Any) -> bool:
     )
 
 
+class SavedTree(NamedTuple):
+    """A tree as it is read again: `names` has the key of each tensor in it, by the record's
+    identity, `origins` what each of these keys was before; `lost` says what did not come along.
+    """
+
+    part: FileTree
+    names: dict[int, str]
+    origins: dict[str, str]
+    lost: list[str]
+
+    @property
+    def tensors(self) -> list[str]:
+        """The keys of the tensors that rules see."""
+        return [self.names[id(record)] for _, record in tensors_of(self.part.table)]
+
+
+def saved_tree(part: FileTree, names: Mapping[int, str]) -> SavedTree | None:
+    """The tree after it was saved in this format, `names` being those of its tensors: without
+    classes of dicts and tensors and without ties, and what stood in several places as many tensors.
+
+    None where it cannot be saved so.
+    """
+    entries = Entries(part.root)
+    paths = {entry.key: entry.path for entry in entries.saved}
+    if type(part.root) is not DictNode or len(paths) < len(entries.saved):
+        return None
+    was: dict[int, str] = {}
+    leaves: dict[str, Any] = {}
+    for key, _, value in entries.saved:
+        made: dict[int, Any] = {}
+        leaves[key] = own = _unshared(value, made)
+        if type(value) is TensorRecord:
+            made[id(value)] = leaves[key] = own._replace(parameter=False, subclass=None, state=None)
+        was |= {id(made[id(record)]): names[id(record)] for record in tensor_records([value])}
+    root, _ = build_tree(leaves, paths, "the tree", Report())
+    saved = flatten_table(FileTree(root, part.at), "the tree")
+    if not saved.nested_dicts:
+        saved = saved._replace(nested_dicts=part.nested_dicts)
+    seen = tensors_of(saved.table)
+    prefix = outside_prefix(dict(seen))
+    beside = [(prefix + name, record) for name, record in name_tensors_outside(saved)]
+    return SavedTree(
+        saved,
+        {id(record): key for key, record in (*seen, *beside)},
+        {key: was[id(record)] for key, record in (*seen, *beside)},
+        entries.losses(),
+    )
+
+
 def as_saved(index: Index) -> tuple[Index, list[str]]:
-    """The index of the same checkpoint after it was saved in this format, and what it lost: no
-    classes of dicts and tensors, no ties.
+    """The index of the same checkpoint after it was saved in this format, and what it lost.
 
     As it is where it cannot be saved so.
     """
@@ -142,40 +200,34 @@ def as_saved(index: Index) -> tuple[Index, list[str]]:
         tensors = {key: _alone(at) for key, at in index.tensors.items()}
         lost = ["`_metadata`: ."] * (index.module_versions is not None)
         return replace(index, tensors=tensors, module_versions=None), lost
-    if len(tree.parts) > 1:
+    saved = saved_tree(tree.parts[0], tree.names) if len(tree.parts) == 1 else None
+    if saved is None:
         return index, []
-    (part,) = tree.parts
-    entries = Entries(part.root)
-    paths = {entry.key: entry.path for entry in entries.saved}
-    if type(part.root) is not DictNode or len(paths) < len(entries.saved):
-        return index, []
-    names = dict(tree.names)
-    leaves: dict[str, Any] = {}
-    for key, _, value in entries.saved:
-        if type(value) is TensorRecord:
-            plain = value._replace(parameter=False, subclass=None, state=None)
-            names[id(plain)] = tree.names[id(value)]
-            leaves[key] = plain
-        else:
-            leaves[key] = _unshared(value, {})
-    root, _ = build_tree(leaves, paths, "the tree", Report())
-    names = {id(one): names[id(one)] for one in tensor_records([root])}
-    saved = FileTree(root, part.at, part.nested_dicts)
-    carried = {key: _alone(at) for key, at in tree.passed_through.items()}
+    stored = {**index.tensors, **tree.passed_through}
+    every = {key: _alone(stored[was]) for key, was in saved.origins.items()}
+    tensors = {key: every.pop(key) for key in saved.tensors}
     return replace(
         index,
-        tensors={key: _alone(at) for key, at in index.tensors.items()},
-        items=dict(items_of(saved)),
-        tree=CheckpointTree((saved,), names, carried, {}),
-    ), entries.losses()
+        tensors=tensors,
+        items=dict(items_of(saved.part)),
+        tree=CheckpointTree((saved.part,), saved.names, every, {}),
+    ), saved.lost
 
 
 def _unshared(value: Any, made: dict[int, Any]) -> Any:
-    """The value with containers that stand in no other entry; `made` are those of this one."""
-    if type(value) not in (ListNode, DictNode) or id(value) in made:
+    """The value with containers and tensors that stand in no other entry; `made` are those of this
+    one, by the identity of what they are copies of.
+    """
+    kind = type(value)
+    if kind not in _SHARED or id(value) in made:
         return made.get(id(value), value)
-    if type(value) is ListNode:
-        own: Any = replace(value, items=tuple(_unshared(held, made) for held in value.items))
+    if kind is TensorRecord:
+        own: Any = value._replace()
+    elif kind is ListNode:
+        own = replace(value, items=tuple(_unshared(held, made) for held in value.items))
+    elif kind is Composite:
+        parts = tuple((name, _unshared(record, made)) for name, record in value.components)
+        own = replace(value, components=parts)
     else:
         pairs = tuple((key, _unshared(held, made)) for key, held in value.pairs)
         own = replace(value, pairs=pairs)

@@ -96,9 +96,11 @@ def describe(
         if entries.whole:
             inside = "values that contain tensors are written as one entry each:"
             notes.append(f"{inside} {listed(entries.whole, 4)}")
-        lost = [
-            f"what has no place in a distributed checkpoint ({one})" for one in entries.losses()
-        ]
+        if writer.copies:
+            several = listed(list(dict.fromkeys(writer.copies.values())), 4)
+            notes.append(f"tensors that stand in several places are written for each: {several}")
+        # the notes say what that is
+        lost = ["what has no place in a distributed checkpoint"] * bool(entries.losses())
         return Target(writer.files(), True, small, writer.copies, tuple(notes), tuple(lost))
 
 

@@ -211,7 +211,7 @@ def verify_by_ranks(
             share=share,
             seed=seed,
             compare=partial(_compare_together, group),
-            part=slice(ranks.rank, None, ranks.world),
+            ranks=ranks,
             **options,
         )
         if group.first:
@@ -250,15 +250,13 @@ def _compare_together(
     group: Group, work: Recomputation, threads: int, progress: Progress | None
 ) -> list[Mismatch]:
     """What differs of all outputs, in the program's order, as all processes together found it."""
-    regions = {} if work.sample is None else dict(work.sample.regions)
-    sizes: dict[Any, int] = {n: job.nbytes for n, job in enumerate(work.jobs)}
-    sizes |= {key: one.nbytes for key, one in regions.items()}
+    sizes = work.parts()
     total, done = sum(sizes.values()), 0
     own = set(deal(sizes, group.ranks.world)[group.ranks.rank])
     mine = copy(work)
     mine.jobs = [job for n, job in enumerate(work.jobs) if n in own]
     if work.sample is not None:
-        kept = {key: one for key, one in regions.items() if key in own}
+        kept = {key: one for key, one in work.sample.regions.items() if key in own}
         mine.sample = replace(work.sample, regions=kept)
 
     def count(now: int, _: int) -> None:

@@ -10,17 +10,11 @@ whole words. Elements are looked at only where words differ.
 Bytes are compared. Two ops do not promise theirs, on a GPU or where libraries add in another order
 (`ValueOp.same_bits`), and declare how far they may be off. What one of them made, moved but not
 computed with again, may differ by that much and is reported.
-
-A sample is made of tensors, and of rows of large tensors that can be made row by row. Each region
-of some MiB is taken with the same chance, so that a fault that is spread over the checkpoint is
-found as surely as with whole tensors. Of each kind of output (a rule's ops on specs) at least one
-region is taken: a rule that is wrong is wrong everywhere.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import threading
 import time
 from collections import Counter
@@ -30,9 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import ops
 from ..core import log
-from ..core.errors import Report, fail, listed, option, plural, printable
+from ..core.errors import Report, option, printable
 from ..core.spec import BITS, coordinates
-from ..core.templates import collapse
 from ..elements.reference import reference_values
 from ..ops.base import ValueOp
 from ..planning.graph import ApplyOp, Program, ReadKey
@@ -42,17 +35,19 @@ from .eager import (
     Need,
     Pool,
     Specs,
-    by_rows,
     kind,
     read_elements,
     read_stretch,
     several,
 )
+from .ranks import deal
+from .sample import regions_of
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..source.index import Source
+    from .sample import Rows, Sample
 
 # bytes that are compared at a time: they stay in the processor's cache between the read and the
 # comparison
@@ -80,16 +75,6 @@ class Mismatch:
     what: str
     index: tuple[int, ...] | None
     detail: str
-
-
-class Unlooked(NamedTuple):
-    """Something that a comparison did not look at: `what` it is, and `why`."""
-
-    what: str
-    why: str
-
-    def to_json(self) -> dict[str, str]:
-        return {"what": self.what, "why": self.why}
 
 
 class CompareJob(NamedTuple):
@@ -157,13 +142,24 @@ class Recomputation:
             max(self._regions.values(), default=0),
         )
 
-    def announced(self, threads: int, seconds: float | None) -> dict[str, Any]:
+    def parts(self) -> dict[Any, int]:
+        """The bytes of what is done at a time, by one process: of jobs by number, of regions by
+        key.
+        """
+        regions = {} if self.sample is None else self.sample.regions
+        return {
+            **{number: job.nbytes for number, job in enumerate(self.jobs)},
+            **{key: one.nbytes for key, one in regions.items()},
+        }
+
+    def announced(self, threads: int, seconds: float | None, processes: int = 1) -> dict[str, Any]:
         """What is to be done, and what it takes, before it begins."""
         regions = {} if self.sample is None else self.sample.regions
         return {
             "tensors": sum(len(job.keys) for job in self.jobs) + len(regions),
             "bytes": sum(job.nbytes for job in self.jobs)
             + sum(one.nbytes for one in regions.values()),
+            "processes": processes,
             "threads": threads,
             "memory": self.memory(threads),
             "largest": next(iter(self.largest.keys), None),
@@ -585,9 +581,9 @@ def _excused(
     return replace(wrong, what="near", detail=f"{wrong.detail}, by no more than {op} may")
 
 
-def estimate_seconds(work: Recomputation, threads: int) -> float | None:
-    """About how many seconds `work` takes: one region of each kind is made and compared, the kinds
-    with most bytes first.
+def estimate_seconds(work: Recomputation, threads: int, processes: int = 1) -> float | None:
+    """About how many seconds `work` takes until the last of so many processes, each with so many
+    threads, is done: one region of each kind is made and compared, the kinds with most bytes first.
 
     None for what is too little to be measured, and where no kind can be made in part.
     """
@@ -627,167 +623,17 @@ def estimate_seconds(work: Recomputation, threads: int) -> float | None:
         known += nbytes
     if not known:
         return None
-    # threads share the memory's speed and the interpreter's lock
-    return (
-        seconds
-        * total
-        / known
-        / (1 + 0.5 * (min(threads, len(work.jobs), os.cpu_count() or 1) - 1 if work.jobs else 0))
-    )
+    # what is dealt to the process that gets most
+    sizes = work.parts()
+    dealt = max(deal(sizes, processes), key=lambda own: sum(map(sizes.__getitem__, own)))
+    largest = sum(map(sizes.__getitem__, dealt))
+    jobs = sum(isinstance(part, int) for part in dealt)
+    # threads share the memory's speed and the interpreter's lock, and regions have one
+    together = max(1, min(threads, jobs, os.cpu_count() or 1))
+    return seconds * largest / known / (1 + 0.5 * (together - 1))
 
 
 def _timed(work: Recomputation, key: str, rows: tuple[int, int]) -> float:
     began = time.perf_counter()
     work.compare_rows(key, [rows])
     return time.perf_counter() - began
-
-
-__all__ = ["CompareJob", "Mismatch", "Recomputation", "recompute"]
-
-
-# bytes of a region
-REGION = 4 << 20
-
-
-class Rows(NamedTuple):
-    """Rows of one output that are looked at, as [start, stop), and their bytes."""
-
-    rows: tuple[tuple[int, int], ...]
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Outputs looked at as a `whole`, and `regions` of others; `share` and `seed` choose them."""
-
-    share: float
-    seed: int
-    whole: frozenset[str]
-    regions: Mapping[str, Rows]
-
-    def nbytes(self, output: Source) -> int:
-        """The bytes that are compared."""
-        there = output.index.tensors
-        return sum(there[key].spec.nbytes for key in self.whole) + sum(
-            one.nbytes for one in self.regions.values()
-        )
-
-    def to_json(self, output: Source) -> dict[str, Any]:
-        """The sample as the answer of `verify` has it."""
-        return {
-            "share": self.share, "seed": self.seed, "bytes": self.nbytes(output),
-            "tensors": len(self.whole),
-            "tensors_in_part": len(self.regions),
-        }  # fmt: skip
-
-
-def parse_share(given: float | str) -> float:
-    """The part that a person asks for, `5%` or `0.05`. QuestionError M115 outside of 0 to 1."""
-    text = str(given).strip()
-    try:
-        found = float(text[:-1]) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        found = -1.0
-    if isinstance(given, bool) or not 0 < found <= 1:
-        fail(
-            "M115",
-            f"a sample is a part of the checkpoint, as `5%` or `0.05`, not {printable(text)}",
-        )
-    return found
-
-
-def choose_sample(
-    program: Mapping[str, Program],
-    source: Source,
-    output: Source,
-    share: float,
-    seed: int | None = None,
-) -> Sample:
-    """A sample of the outputs that are there, chosen by `seed`, or by a new one at random."""
-    seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
-    chance, specs = random.Random(seed), Specs(source)
-    whole: set[str] = set()
-    regions: dict[str, Rows] = {}
-    kinds: dict[Any, list[str]] = {}
-    met: set[Any] = set()
-    for key, expression in program.items():
-        if key not in output.index.tensors:
-            continue
-        sort = kind(expression, specs)
-        kinds.setdefault(sort, []).append(key)
-        starts = regions_of(expression, specs)
-        chosen = [one for one in starts if chance.random() < share]
-        if chosen:
-            met.add(sort)
-            _take(key, chosen, len(starts), specs, expression, whole, regions)
-    for sort, keys in kinds.items():
-        if sort not in met:
-            key = chance.choice(keys)
-            starts = regions_of(program[key], specs)
-            _take(key, [chance.choice(starts)], len(starts), specs, program[key], whole, regions)
-    return Sample(share, seed, frozenset(whole), regions)
-
-
-def left_out_of(
-    sample: Sample, program: Mapping[str, Program], output: Source, sums: bool
-) -> list[Unlooked]:
-    """What of the outputs the sample leaves out; `sums`: and checksums that the files record."""
-    there, out = output.index.tensors, []
-    left = [
-        key
-        for key in program
-        if key in there and key not in sample.whole and key not in sample.regions
-    ]
-    parts = sum(there[key].spec.nbytes for key in sample.regions) - sum(
-        one.nbytes for one in sample.regions.values()
-    )
-    if left:
-        forms = listed([c.text for c in collapse(left, lambda key: there[key].spec)], 20)
-        nbytes = sum(there[key].spec.nbytes for key in left)
-        out.append(
-            Unlooked(
-                f"{plural(len(left), 'tensor')}, {nbytes:,} bytes: {forms}", "not in the sample"
-            )
-        )
-    if sample.regions:
-        forms = listed(
-            [c.text for c in collapse(list(sample.regions), lambda key: there[key].spec)], 20
-        )
-        out.append(
-            Unlooked(
-                f"{parts:,} bytes of {plural(len(sample.regions), 'tensor')}: {forms}",
-                "rows that are not in the sample",
-            )
-        )
-    return (
-        out
-        + [Unlooked("the checksums that the files record", "they are those of whole tensors")]
-        * sums
-    )
-
-
-def regions_of(expression: Program, specs: Specs) -> list[tuple[int, int]]:
-    """The regions of an output, as rows; one for what is small or is made as a whole only."""
-    spec = specs.of(expression)
-    count = spec.shape[0] if spec.shape else 1
-    if spec.nbytes <= REGION or count < 2 or not by_rows(expression):
-        return [(0, count)]
-    step = max(1, count * REGION // spec.nbytes)
-    return [(start, min(start + step, count)) for start in range(0, count, step)]
-
-
-def _take(
-    key: str,
-    chosen: list[tuple[int, int]],
-    of: int,
-    specs: Specs,
-    expression: Program,
-    whole: set[str],
-    regions: dict[str, Rows],
-) -> None:
-    if len(chosen) == of:
-        whole.add(key)
-        return
-    spec = specs.of(expression)
-    each = spec.nbytes // spec.shape[0]
-    regions[key] = Rows(tuple(chosen), each * sum(stop - start for start, stop in chosen))

@@ -246,6 +246,10 @@ def test_verify_by_several_finds_what_one_finds(scene: Scene, tmp_path: Path) ->
     assert [status for status, _, _ in wrong] == [1, 1]
     assert wrong[0][1] == alone.out
     assert wrong[1][1] == ""
+    told = launch(words, 3)
+    assert "in 3 processes with 2 threads each: at most " in told[0][2]
+    assert "of memory in each for tensors" in told[0][2]
+    assert [text for _, _, text in told[1:]] == ["", ""]
     sampled = launch([*words, "--sample", "30%", "-q"], 2)
     assert {status for status, _, _ in sampled} <= {0, 1}
     assert len({status for status, _, _ in sampled}) == 1

@@ -16,10 +16,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from dcp_folders import Box, rows, save, tensor_of
 from quantized_streams import mxfp8, stand_ins
+from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import Metadata
 
+import migrate
 from migrate import formats
-from migrate.core.errors import CheckpointError
+from migrate.core.errors import CheckpointError, QuestionError
 from migrate.source.blobs import ChunkedTensor, Stored, chunks_of
 from migrate.source.tree import object_encodings
 from migrate.source.unread import entry_contents
@@ -381,6 +383,28 @@ def test_a_data_file_that_is_cut_short_is_said_once(tmp_path: Path) -> None:
     path.unlink()
     (found,) = refused(folder)
     assert found.endswith(": a: lies in __0_0.distcp, which is missing; so do 2 more entries")
+
+
+def test_safetensors_beside_metadata_leave_it_unclear_what_is_meant(tmp_path: Path) -> None:
+    folder = save(tmp_path / "c", {"w": seeded(4, 2)})
+    save_file({"v": seeded(3)}, folder / "model.safetensors")
+    (found,) = refused(folder)
+    assert found.startswith("M915: ")
+    assert "holds a distributed checkpoint and model.safetensors" in found
+    for name, key in ((".metadata", "w"), ("model.safetensors", "v")):
+        with formats.open(folder / name) as source:
+            assert list(source.index.tensors) == [key]
+
+
+def test_an_output_that_exists_is_left_as_it_is(tmp_path: Path) -> None:
+    folder, out = save(tmp_path / "c", {"w": seeded(4, 2)}), tmp_path / "out"
+    for made in (lambda: out.mkdir(), lambda: save(out, {"v": seeded(2)})):
+        made()
+        before = {path.name: path.read_bytes() for path in out.iterdir()}
+        for options in ({}, {"chunks": 2}, {"rewrite": True}, {"output_format": "safetensors"}):
+            with pytest.raises(QuestionError, match="M904"):
+                migrate.apply(folder, out, **(options or {"output_format": "dcp"}))
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_keys_that_collide_once_nested_are_refused(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import io
 import pickle
+import shutil
 import warnings
 import zipfile
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -423,7 +425,10 @@ def test_what_is_lost_is_said_and_no_difference(tmp_path: Path) -> None:
         "values that contain tensors are written as one entry each: pair",
     ]
     assert not answer.downgrade.exact
-    assert [why.partition("(")[2].rpartition(")")[0] for why in answer.downgrade.because] == LOST
+    # what it is stands in the notes
+    assert answer.downgrade.because == (
+        "what has no place in a distributed checkpoint does not come back",
+    )
     both = (tmp_path / "in.pt", tmp_path / "out")
     verified = migrate.verify(both[1], source=both[0], at="model")
     assert (verified.equal, [one.what for one in verified.not_compared]) == (True, LOST)
@@ -473,6 +478,110 @@ def test_a_state_dict_in_memory_is_written(tmp_path: Path) -> None:
     same(unpacked(tmp_path / "out"), made)
     migrate.save(nn.Linear(2, 3), tmp_path / "module", output_format="dcp")
     assert metadata(tmp_path / "module").tensors.keys() == {"weight", "bias"}
+
+
+def test_a_module_is_written_for_as_many_ranks_as_are_asked_for(tmp_path: Path) -> None:
+    module, out = nn.Linear(4, 6), tmp_path / "out"
+    migrate.save(module, out, output_format="dcp", chunks=4)
+    for key, value in module.state_dict().items():
+        entry = metadata(out).tensors[key]
+        sizes = [tuple(part.shape) for part in torch.chunk(value, 4)]
+        assert [chunk.sizes for chunk in entry.chunks] == sizes
+        assert [part.file for part in entry.parts] == [
+            "__0_0.distcp",
+            "__1_0.distcp",
+            "__2_0.distcp",
+        ]
+    same(
+        loaded(out, {k: torch.zeros_like(one) for k, one in module.state_dict().items()}),
+        {key: value.detach() for key, value in module.state_dict().items()},
+    )
+    with pytest.raises(MigrateError, match=r"M115.*safetensors has whole tensors"):
+        migrate.save(module, tmp_path / "again", chunks=4)
+
+
+RENAMED = (
+    'id: t\ntitle: t\nlineage: t\nedge: ["1", "2"]\n'
+    "keep: [b]\nrules:\n  - {name: r, from: w, to: v}\n"
+)
+BESIDE: dict[str, Any] = {
+    "flags": {True: numbers(2), None: numbers(3), 0.5: numbers(4), 7: numbers(5)},
+    "more": {False: 1, None: "text", 1.5: [numbers(2), 2]},
+}
+
+
+def test_what_stands_under_keys_that_are_not_text_is_compared(tmp_path: Path) -> None:
+    made = {"model": {"w": numbers(4, 2)}, **BESIDE}
+    torch.save(made, tmp_path / "in.pt")
+    out = written(tmp_path, made)
+    found = unpacked(out)
+    assert found["flags"].keys() == {"True", "None", "0.5", "7"}
+    for key, value in BESIDE["flags"].items():
+        same(found["flags"][str(key)], value)
+    assert migrate.verify(out, source=tmp_path / "in.pt").equal
+    for a, b in ((tmp_path / "in.pt", out), (out, tmp_path / "in.pt")):
+        assert migrate.diff(a, b).equal
+    # and a difference is one
+    wrong = {**made, "flags": {**BESIDE["flags"], None: numbers(3) + 1}}
+    torch.save(wrong, tmp_path / "wrong.pt")
+    compared = migrate.diff(tmp_path / "wrong.pt", out)
+    assert [one.key for one in compared.bytes_differ] == ["/flags.None"]
+    verified = migrate.verify(out, source=tmp_path / "wrong.pt")
+    assert [one.key for one in verified.differences] == ["/flags.None"]
+
+
+@pytest.mark.parametrize("ruled", [False, True], ids=["as it is", "by a rule"])
+def test_a_dict_that_stands_in_two_places_is_compared_in_both(ruled: bool, tmp_path: Path) -> None:
+    state = {"w": numbers(8, 2), "b": numbers(3)}
+    # a tuple is one entry, and has its tensors for itself
+    made = {"model": state, "ema": state, "one": (state["b"],), "other": [(state["b"], 1)]}
+    torch.save(made, tmp_path / "in.pt")
+    (tmp_path / "rule.yaml").write_text(RENAMED)
+    options: dict[str, Any] = {"rules": tmp_path / "rule.yaml"} if ruled else {}
+    answer = migrate.apply(
+        tmp_path / "in.pt", tmp_path / "out", at="model", output_format="dcp", **options
+    )
+    several = "tensors that stand in several places are written for each: "
+    name = "v" if ruled else "w"
+    assert f"{several}/one.0, {name}, b" in answer.notes
+    new = {name: state["w"], "b": state["b"]}
+    same(unpacked(tmp_path / "out"), {**made, "model": new, "ema": new})
+    options["at"] = "model"
+    assert migrate.verify(tmp_path / "out", source=tmp_path / "in.pt", **options).equal
+    if not ruled:
+        for a, b in (
+            (tmp_path / "in.pt", tmp_path / "out"),
+            (tmp_path / "out", tmp_path / "in.pt"),
+        ):
+            assert migrate.diff(a, b, at="model").equal
+    # the bytes of each place are looked at
+    places: dict[str, Callable[[Any], Any]] = {
+        "b": lambda held: held["model"],
+        "/ema.b": lambda held: held["ema"],
+        "/one.0": lambda held: held["one"],
+        "/other.0.0": lambda held: held["other"][0],
+    }
+    for number, (key, place) in enumerate(places.items()):
+        held = unpacked(tmp_path / "out")
+        part = place(held)
+        part["b" if isinstance(part, dict) else 0][1] = 7
+        wrong = tmp_path / f"wrong{number}"
+        saved_by_torch(wrong, held)
+        shutil.copy(tmp_path / "out" / "migrate.history.json", wrong)
+        report = migrate.verify(wrong, source=tmp_path / "in.pt", **options)
+        assert [one.key for one in report.differences] == [key]
+
+
+def test_a_tensor_that_nothing_makes_is_a_difference_beside_the_model_too(tmp_path: Path) -> None:
+    made = {"model": {"w": numbers(4, 2)}, "ema": {"w": numbers(3)}}
+    out = written(tmp_path, made, at="model")
+    more = tmp_path / "more"
+    saved_by_torch(more, {**made, "other": {"w": numbers(5)}})
+    shutil.copy(out / "migrate.history.json", more)
+    report = migrate.verify(more, source=tmp_path / "in.pt", at="model")
+    assert [(one.key, one.what) for one in report.differences] == [
+        ("/other.w", "is in the output and nothing makes it")
+    ]
 
 
 OBJECTS = Path(__file__).parents[1] / "data"

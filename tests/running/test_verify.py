@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from raw_files import MemoryBlob, RawBlob, RawSource, random_raw, write_source
 
-from migrate.core.errors import QuestionError, RunError
+from migrate.core.errors import RunError
 from migrate.core.spec import Spec
 from migrate.ops.base import step
 from migrate.planning.graph import ApplyOp, Program, ReadKey
 from migrate.running import eager, verify
+from migrate.running import sample as samples
+from migrate.running.ranks import deal
 from migrate.source.blobs import Stored
 
 
@@ -283,7 +285,7 @@ def large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[dict[str, Program], RawSource, dict[str, tuple[str, np.ndarray]]]:
     """Four stacks of 16 tensors, a transposed tensor and some small ones, with regions of 8 KiB."""
-    monkeypatch.setattr(verify, "REGION", 8 << 10)
+    monkeypatch.setattr(samples, "REGION", 8 << 10)
     rng = np.random.default_rng(7)
     arrays = {
         f"k{i}.{e}": ("bfloat16", random_raw(rng, "bfloat16", (16, 64)))
@@ -311,64 +313,6 @@ def large(
     return program, source, made
 
 
-def test_a_sample_has_a_region_of_each_kind_and_is_what_its_seed_makes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program, source, made = large(tmp_path, monkeypatch)
-    output = write_source(tmp_path / "o", made)
-    for seed in range(20):
-        sample = verify.choose_sample(program, source, output, 0.05, seed)
-        assert sample == verify.choose_sample(program, source, output, 0.05, seed)
-        taken = {*sample.whole, *sample.regions}
-        assert {key[0] for key in taken} == {"k", "n", "t"}
-        assert len(taken) < len(program)
-    share = [
-        verify.choose_sample(program, source, output, 0.5, seed).nbytes(output)
-        for seed in range(40)
-    ]
-    assert (
-        0.35 < np.mean(share) / sum(output.index.tensors[key].spec.nbytes for key in program) < 0.65
-    )
-    assert (
-        verify.choose_sample(program, source, output, 0.05).seed
-        != verify.choose_sample(program, source, output, 0.05).seed
-    )
-
-
-def test_a_sample_reads_its_regions_alone_and_finds_what_is_wrong_in_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program, source, made = large(tmp_path, monkeypatch)
-    output = write_source(tmp_path / "o", made)
-    sample = verify.choose_sample(program, source, output, 0.1, 1)
-    assert sample.regions
-    Counting.total = 0
-    assert verify.recompute(program, source, output, sample=sample) == []
-    assert Counting.total <= sample.nbytes(output)
-    key, one = next(iter(sample.regions.items()))
-    row = one.rows[0][0]
-    made[key][1][row, 3, 5] ^= 1
-    wrong = write_source(tmp_path / "wrong", made)
-    (found,) = verify.recompute(program, source, wrong, sample=sample)
-    assert (found.key, found.index) == (key, (row, 3, 5))
-    assert "that were looked at" in found.detail
-    left = verify.left_out_of(sample, program, output, False)
-    assert {one.why for one in left} == {"not in the sample", "rows that are not in the sample"}
-
-
-@pytest.mark.parametrize(
-    ("given", "share"), [("5%", 0.05), ("0.05", 0.05), (0.25, 0.25), ("100%", 1.0), (1, 1.0)]
-)
-def test_a_share_is_a_part(given: Any, share: float) -> None:
-    assert verify.parse_share(given) == pytest.approx(share)
-
-
-@pytest.mark.parametrize("given", ["5", "0", "-1%", "many", "nan", "200%", True, "%"])
-def test_what_is_no_part_is_refused(given: Any) -> None:
-    with pytest.raises(QuestionError, match="M115"):
-        verify.parse_share(given)
-
-
 def test_the_time_is_measured_on_a_part_and_only_where_there_is_much_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,6 +324,35 @@ def test_the_time_is_measured_on_a_part_and_only_where_there_is_much_to_do(
     Counting.total = 0
     assert (verify.estimate_seconds(work, 2) or 0) > 0
     assert Counting.total < sum(blob.size for blob in source.blobs)
+
+
+def test_the_time_of_several_processes_is_that_of_the_one_with_most_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, source, made = large(tmp_path, monkeypatch)
+    output = write_source(tmp_path / "o", made)
+    work = verify.Recomputation(program, source, output)
+    monkeypatch.setattr(verify, "SHORT", 0)
+    # a second for each byte that is measured
+    monkeypatch.setattr(verify, "_timed", lambda work, key, rows: float(measured(work, key, rows)))
+
+    def measured(work: verify.Recomputation, key: str, rows: tuple[int, int]) -> int:
+        spec = work.output.index.tensors[key].spec
+        return spec.nbytes * (rows[1] - rows[0]) // spec.shape[0]
+
+    total = sum(output.index.tensors[key].spec.nbytes for key in program)
+    monkeypatch.setattr(verify, "SECONDS", float("inf"))
+    assert verify.estimate_seconds(work, 1) == pytest.approx(total)
+    sizes = work.parts()
+    assert sum(sizes.values()) == total
+    for world in (2, 3, 5):
+        largest = max(sum(sizes[part] for part in own) for own in deal(sizes, world))
+        assert total / world <= largest < total
+        assert verify.estimate_seconds(work, 1, world) == pytest.approx(largest)
+        assert work.announced(1, None, world)["processes"] == world
+    # more than there is to do
+    most = max(sizes.values())
+    assert verify.estimate_seconds(work, 4, 1000) == pytest.approx(most)
 
 
 def test_memory_for_reads_is_used_again() -> None:
