@@ -10,6 +10,7 @@ import pytest
 import torch
 from kit_layouts import FORMATS, Case, goldens
 
+from migrate.codecs.kit import decoding, tables
 from migrate.codecs.kit.decoding import decode
 from migrate.codecs.kit.geometry import geometry, stored_shapes
 from migrate.codecs.kit.reference import reference
@@ -67,7 +68,34 @@ def by_reference(layout: Any, specs: Any, arrays: Any, dtype: str, box: Any) -> 
     return reference(layout, specs, arrays, dtype)
 
 
-WAYS = {"numpy": by_numpy, "torch": by_torch, "reference": by_reference}
+def by_tables(layout: Any, specs: Any, arrays: Any, dtype: str, box: Any) -> Any:
+    """With a table for each tensor, which otherwise only large ones are worth."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "WORTH", 0)
+        return by_numpy(layout, specs, arrays, dtype, box)
+
+
+def without_torch(layout: Any, specs: Any, arrays: Any, dtype: str, box: Any) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "imported", lambda: None)
+        return by_numpy(layout, specs, arrays, dtype, box)
+
+
+def in_small_chunks(layout: Any, specs: Any, arrays: Any, dtype: str, box: Any) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "CHUNK", 100)
+        patch.setattr(decoding, "WORTH", 0)
+        return by_numpy(layout, specs, arrays, dtype, box)
+
+
+WAYS = {
+    "numpy": by_numpy,
+    "numpy, tables": by_tables,
+    "numpy alone": without_torch,
+    "numpy, small chunks": in_small_chunks,
+    "torch": by_torch,
+    "reference": by_reference,
+}
 
 
 def equal(raw: Any, dtype: str) -> Any:
@@ -134,7 +162,7 @@ def boxes(shape: tuple[int, ...], seed: str) -> list[tuple[tuple[int, int], ...]
     return out
 
 
-@pytest.mark.parametrize("way", ["numpy", "torch"])
+@pytest.mark.parametrize("way", [w for w in WAYS if w != "reference"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_boxes_are_parts_of_the_whole(name: str, way: str) -> None:
     cases = goldens()[name.split()[0]]

@@ -7,16 +7,18 @@ rare forms, goes the general way here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from math import lcm, prod
 from typing import TYPE_CHECKING, Any
 
 from ...core.spec import Spec
 from ...elements.numbers import is_numpy, module
-from ...elements.raw import carrier
+from ...elements.raw import carrier, scratch
+from . import tables
 from .geometry import Extents, Held, geometry
 from .layout import ElementType, Field, Grid, NumberLayout, Packing, Term
+from .lookup import ByteTables, codes_in_byte, floats_of, integers_of, natural
 from .tables import narrowed, values_like, widened
 from .unpacking import codes, field_codes, field_numbers, records
 
@@ -27,8 +29,13 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-# numbers of one step: as float32 they and what they are made of fit a core's cache
-CHUNK = 1 << 16
+# numbers of one step: what they are made of stays in a last-level cache, and a step takes much
+# longer than the calls that it is made of
+CHUNK = 1 << 19
+# numbers of a matrix that are worth a table of their own
+WORTH = 1 << 17
+# floats below it have an exponent to spare
+_ROOM = 2.0**127
 # and on another device, where a step costs a launch of each operation
 CHUNK_OF_DEVICE = 1 << 25
 
@@ -87,34 +94,38 @@ class _Decoding:
         self._geo, self._layout, self._arrays = geo, geo.layout, arrays
         self._dtype, self._full = dtype, full
         self._lead = [high - low for low, high in full[:-2]]
-        self._parts = {
+        self._stored = {
             grid: self._entries(grid) for grid in self._layout.grids() if grid.field is None
         }
+        self._numbers: dict[Grid, Any] = {}
+        self._groups: dict[Grid, int] = {}
         self._raw = self._codes()
+        self._finite = False
+        self._near = is_numpy(self._raw)
+        self._tables = ByteTables(self._layout, geo, dtype, self._known) if self._near else None
 
     def into(self, out: Any) -> None:
         """Fills `out` [..., rows, columns]."""
         rows, columns = self._full[-2:]
+        chunks = self._chunks(rows, columns)
         for at in product(*map(range, self._lead)):
-            for chunk in self._chunks(rows, columns, is_numpy(out)):
+            work = self._work(at, prod(out.shape[-2:]))
+            for chunk in chunks:
                 (top, bottom), (left, right) = chunk
-                self._chunk(
-                    at,
-                    chunk,
-                    out[at][
-                        top - rows[0] : bottom - rows[0], left - columns[0] : right - columns[0]
-                    ],
-                )
+                target = out[at][
+                    top - rows[0] : bottom - rows[0], left - columns[0] : right - columns[0]
+                ]
+                work(at, chunk, target)
 
-    def _chunks(self, rows: tuple[int, int], columns: tuple[int, int], near: bool) -> list[Held]:
-        size = CHUNK if near else CHUNK_OF_DEVICE
+    def _chunks(self, rows: tuple[int, int], columns: tuple[int, int]) -> list[Held]:
+        size = CHUNK if self._near else CHUNK_OF_DEVICE
         high, wide = self._units()
         across = max(wide, min(columns[1] - columns[0], size) // wide * wide)
         down = max(high, size // across // high * high)
         return [
-            Held((top, min(top + down, rows[1])), (left, min(left + across, columns[1])))
-            for top in _cuts(rows, down)
-            for left in _cuts(columns, across)
+            Held(side, other)
+            for side in _cuts(rows, down, high)
+            for other in _cuts(columns, across, wide)
         ]
 
     def _units(self) -> tuple[int, int]:
@@ -123,7 +134,8 @@ class _Decoding:
         down = isinstance(packing, Packing) and packing.axis == -2
         high, wide = (unit, 1) if down else (1, unit)
         for grid in self._layout.grids():
-            if not grid.index and 0 < (each := grid.block[1]) <= 1024:
+            each = self._sides(grid)[1]
+            if 0 < each <= 1024:
                 wide = lcm(wide, each)
         return high, wide
 
@@ -140,14 +152,16 @@ class _Decoding:
         return raw.reshape((1,) * missing + tuple(raw.shape)) if missing > 0 else raw
 
     def _entries(self, grid: Grid) -> Any:
-        """The entries of a grid as numbers [..., rows, columns], from `entries_held` on."""
+        """The entries of a grid, as they are stored or as codes, [..., rows, columns], from
+        `entries_held` on.
+        """
         geo, spec = self._geo, self._geo.spec(grid.role)
         raw = self._arrays[grid.role]
         held, at = geo.entries_held(grid, self._full), geo.entries_at(grid, self._full)
         if self._layout.flat:
             raw = raw.reshape(1, -1)
         elif len(raw.shape) != len(geo.form(grid)):
-            raw = raw.reshape(_with_axes(grid, raw.shape, self._lead, len(geo.form(grid))))
+            raw = raw.reshape(_with_axes(grid, raw.shape, len(geo.form(grid))))
         if grid.swizzled:
             raw = _unswizzled(raw)
         elif grid.packing is not None:
@@ -157,10 +171,19 @@ class _Decoding:
         (top, bottom), (left, right) = (
             (low - first, high - first) for (low, high), (first, _) in zip(held, at, strict=True)
         )
-        raw = raw[..., top:bottom, left:right]
+        return raw[..., top:bottom, left:right]
+
+    def _known(self, grid: Grid) -> Any:
+        """The entries of a grid as float32."""
+        if grid not in self._numbers:
+            self._numbers[grid] = self._widened(grid, self._stored[grid])
+        return self._numbers[grid]
+
+    def _widened(self, grid: Grid, raw: Any) -> Any:
         if grid.elements is not None:
             return _looked_up(self._table(grid.elements, raw), raw)
-        return widened(_contiguous(raw), grid.byte if spec.dtype == "uint8" else spec.dtype)
+        dtype = self._geo.spec(grid.role).dtype
+        return widened(_contiguous(raw), grid.byte if dtype == "uint8" else dtype)
 
     def _table(self, elements: ElementType, like: Any) -> Any:
         if elements.part:
@@ -169,33 +192,109 @@ class _Decoding:
 
     # one chunk
 
+    def _work(self, at: tuple[int, ...], size: int) -> Callable[[tuple[int, ...], Held, Any], None]:
+        """What fills the chunks of one matrix."""
+        if self._tables is None or size < WORTH:
+            return self._chunk
+        made = self._tables.of(at, self._table(self._layout.elements, self._raw))
+        if made is None:
+            return self._chunk
+
+        def look_up(at: tuple[int, ...], chunk: Held, out: Any) -> None:
+            raw, held = self._words(at, (*((i, i + 1) for i in at), *chunk))
+            if held != chunk or not made.fill(
+                self._bytes(raw), self._scale_bytes(made.grid, at, chunk), out
+            ):
+                self._chunk(at, chunk, out)
+
+        return look_up
+
+    def _scale_bytes(self, grid: Grid | None, at: tuple[int, ...], chunk: Held) -> Any:
+        """The bytes of a grid for the rows and blocks of columns of a chunk; None where columns
+        begin or end within a block.
+        """
+        if grid is None:
+            return None
+        high, wide = grid.block
+        (top, bottom), (left, right) = chunk
+        if wide and (left % wide or right % wide):
+            return None
+        found = self._stored[grid]
+        found = found[at] if grid.leading else found[(0,) * len(at)]
+        inside = self._geo.entries_held(grid, self._full)
+        if wide:
+            first = inside.columns[0]
+            found = found[:, left // wide - first : right // wide - first]
+        if high:
+            first = inside.rows[0]
+            found = found[top // high - first : -(-bottom // high) - first]
+            if high > 1:
+                found = found.repeat(high, 0)[top % high :][: bottom - top]
+        return found
+
+    def _bytes(self, raw: Any) -> Any:
+        """The words of a chunk as bytes, a row for each row of numbers, codes in turn."""
+        packing = self._layout.codes
+        if not isinstance(packing, Packing):
+            raise TypeError(packing)
+        if packing.run:
+            raw = raw.reshape(raw.shape[0], -1)
+        return natural(
+            _contiguous(raw.swapaxes(-1, -2) if packing.transposed else raw),
+            packing,
+            self._geo.spec(self._layout.role).dtype,
+        )
+
     def _chunk(self, at: tuple[int, ...], chunk: Held, out: Any) -> None:
         layout = self._layout
-        box = (*((i, i + 1) for i in at), *chunk)
-        raw, held = self._words(at, box)
-        (top, bottom), (left, right) = (
-            (low - first, high - first) for (low, high), (first, _) in zip(chunk, held, strict=True)
-        )
+        raw, held = self._words(at, (*((i, i + 1) for i in at), *chunk))
         if isinstance(layout.codes, Field):
             raw = records(raw, layout.record.nbytes)
-            found = field_codes(raw, layout.codes)
-            found = found.reshape(found.shape[0], -1)
-        else:
-            found = codes(
-                raw, layout.codes, self._geo.spec(layout.role).dtype, layout.codes.transposed
-            )
-        found = found[top:bottom, left:right]
-        floats = _looked_up(self._table(layout.elements, found), found)
-        if layout.zero is not None:
-            floats -= self._over(floats, (Term("*", layout.zero),), at, chunk, raw, held)
+        floats, later = self._floats(raw, chunk, held)
+        # NaN is rare, and looked for where a code or an entry is not finite
+        self._finite = self._near and later != 0
         with _quiet():
+            if layout.zero is not None:
+                self._step(floats, "-", (Term("*", layout.zero),), at, chunk, raw, held)
             if layout.scale:
-                floats *= self._over(floats, layout.scale, at, chunk, raw, held)
+                later = self._step(floats, "*", layout.scale, at, chunk, raw, held, later)
+            if later > 1:
+                floats *= _float(later, floats)
+                self._finite = False
             if layout.after is not None:
                 floats *= _float(layout.after, floats)
             if layout.less:
-                floats -= self._over(floats, layout.less, at, chunk, raw, held)
-        narrowed(floats, self._dtype, out)
+                self._step(floats, "-", layout.less, at, chunk, raw, held)
+        narrowed(floats, self._dtype, out, self._finite)
+
+    def _floats(self, raw: Any, chunk: Held, held: Held) -> tuple[Any, float]:
+        """The numbers of the codes of a chunk, and what they have yet to be multiplied by; 0 is 1
+        where a number may be infinite or NaN.
+        """
+        layout = self._layout
+        packing, elements = layout.codes, layout.elements
+        dtype = self._geo.spec(layout.role).dtype
+        if self._near and held == chunk and isinstance(packing, Packing) and packing.axis == -1:
+            each = codes_in_byte(packing, dtype)
+            keys = self._bytes(raw) if each else None
+            # the last word may be partly empty
+            if keys is not None and keys.shape[1] * each == chunk.columns[1] - chunk.columns[0]:
+                out = scratch("kit floats", keys.size * each * 4).view("<f4")
+                out = out.reshape(keys.shape[0], -1)
+                return out, floats_of(keys, packing, dtype, elements, self._table, out)
+        (top, bottom), (left, right) = (
+            (low - first, high - first) for (low, high), (first, _) in zip(chunk, held, strict=True)
+        )
+        if isinstance(packing, Field):
+            found = field_codes(raw, packing)
+            found = found.reshape(found.shape[0], -1)
+        else:
+            found = codes(raw, packing, dtype, packing.transposed)
+        found = found[top:bottom, left:right]
+        if self._near and elements.whole:
+            out = scratch("kit floats", found.size * 4).view("<f4").reshape(found.shape)
+            return out, integers_of(found, elements, out)
+        return _looked_up(self._table(elements, found), found), 0
 
     def _words(self, at: tuple[int, ...], box: Box) -> tuple[Any, Held]:
         """The stored words of a chunk, and which codes these are."""
@@ -208,16 +307,12 @@ class _Decoding:
         array = self._raw[at]
         if isinstance(packing, Field):
             record = layout.record
-            (top, bottom), (left, right) = (
-                sides[0],
-                (
-                    n // record.codes * record.nbytes
-                    for n in (sides[1][0], sides[1][1] + record.codes - 1)
-                ),
-            )
-            return array[top:bottom, left:right], held
+            (top, bottom), (left, right) = sides
+            left, right = left // record.codes, -(-right // record.codes)
+            return array[top:bottom, left * record.nbytes : right * record.nbytes], held
         dtype = self._geo.spec(layout.role).dtype
-        sides[packing.axis] = tuple(packing.words(n, dtype) for n in sides[packing.axis])  # type: ignore[assignment]
+        low, high = sides[packing.axis]
+        sides[packing.axis] = packing.words(low, dtype), packing.words(high, dtype)
         if packing.transposed:
             sides.reverse()
         (top, bottom), (left, right) = sides
@@ -225,47 +320,87 @@ class _Decoding:
             left, right = left // packing.run, -(-right // packing.run)
         return array[top:bottom, left:right], held
 
-    def _over(
+    def _step(
         self,
         floats: Any,
+        how: str,
         terms: Sequence[Term],
         at: tuple[int, ...],
         chunk: Held,
         raw: Any,
         held: Held,
-    ) -> Any:
-        """What a chain makes for each number of a chunk, in a shape that spreads over it."""
+        later: float = 1.0,
+    ) -> float:
+        """Takes what a chain makes for each number of a chunk from it, or multiplies by it and by
+        `later`; what is left of `later`, for which an entry may be too large.
+        """
         blocks = [self._sides(t.what) for t in terms if isinstance(t.what, Grid)]
         rows, columns = (
             min((b for b in sides if b), default=0) for sides in zip(*blocks, strict=True)
         )
         cells = Held(_cells(chunk.rows, rows), _cells(chunk.columns, columns))
         found: Any = None
-        for how, what in terms:
+        for by, what in terms:
             if isinstance(what, Grid):
                 step = self._spread(what, at, cells, (rows, columns), chunk, raw, held)
             else:
                 step = _float(what, floats)
             if found is None:
                 found = step
-            elif how == "*":
+            elif by == "*":
                 found = found * step
-            elif how == "/":
+            elif by == "/":
                 found = found / step
             else:
                 found = found + step
-        for axis, side, each in ((-2, chunk.rows, rows), (-1, chunk.columns, columns)):
-            if each > 1 and found.shape[axis] > 1:
-                found = _repeated(found, each, axis)
-                skip = side[0] % each
-                kept = slice(skip, skip + side[1] - side[0])
-                found = found[kept] if axis == -2 else found[..., kept]
-        return found
+        if self._finite or later > 1:
+            # NaN is not below anything
+            largest = float(abs(found).max())
+            self._finite = self._finite and largest < _ROOM
+            if later > 1 and largest * later < _ROOM:
+                found, later = found * _float(later, floats), 1.0
+        if rows > 1 and found.shape[0] > 1:
+            skip = chunk.rows[0] % rows
+            found = _repeated(found, rows, 0)[skip : skip + chunk.rows[1] - chunk.rows[0]]
+        left, right = chunk.columns
+        target = floats
+        if columns > 1 and found.shape[1] > 1:
+            if columns >= 32 and left % columns == 0 == right % columns:
+                # each entry with its neighbours, as long as there are enough of them
+                found, target = found[..., None], floats.reshape(len(floats), -1, columns)
+            else:
+                found = _repeated(found, columns, 1)
+                found = found[:, left % columns : left % columns + right - left]
+        torch = tables.imported() if self._near and how == "*" and found.size > 1 else None
+        if torch is not None:
+            own = _contiguous(found)
+            if not own.flags.writeable:
+                own = own.copy()
+            torch.from_numpy(target).mul_(torch.from_numpy(own))
+        elif how == "*":
+            target *= found
+        else:
+            target -= found
+        return later
 
     def _sides(self, grid: Grid) -> tuple[int, int]:
         """Rows and columns of numbers that share an entry; 0 is a whole axis."""
         rows, columns = self._geo.block(grid)
-        return rows, 1 if grid.index else columns
+        return rows, self._group(grid) if grid.index else columns
+
+    def _group(self, grid: Grid) -> int:
+        """The columns in turn that share an entry, where the index says so; else 1."""
+        if not self._near:
+            return 1
+        if grid not in self._groups:
+            import numpy as np
+
+            low, high = self._full[-1]
+            each = -(-self._geo.full[-1] // self._geo.entries_held(grid, self._full).columns[1])
+            index = self._arrays[grid.index]
+            in_turn = np.array_equal(index, np.arange(low, high) // each)
+            self._groups[grid] = each if in_turn else 1
+        return self._groups[grid]
 
     def _spread(
         self,
@@ -282,7 +417,7 @@ class _Decoding:
             found = self._of_records(grid.field, grid.elements, raw)
             first: tuple[int, int] = held.rows[0], held.columns[0] // self._geo.block(grid)[1]
         else:
-            found = self._parts[grid]
+            found = self._known(grid)
             found = found[at] if grid.leading else found[(0,) * len(at)]
             inside = self._geo.entries_held(grid, self._full)
             first = inside.rows[0], inside.columns[0]
@@ -290,11 +425,9 @@ class _Decoding:
             if not block:
                 continue
             low, high = cells[axis]
-            if grid.index and axis == 1:
-                start = self._full[-1][0]
-                index = self._arrays[grid.index][
-                    chunk.columns[0] - start : chunk.columns[1] - start
-                ]
+            if grid.index and axis == 1 and block == 1:
+                start, (left, right) = self._full[-1][0], chunk.columns
+                index = self._arrays[grid.index][left - start : right - start]
                 found = _taken(found, index, 1)
             elif block == each[axis]:
                 kept = slice(low - first[axis], high - first[axis])
@@ -316,12 +449,21 @@ def _cells(side: tuple[int, int], each: int) -> tuple[int, int]:
     return (side[0] // each, -(-side[1] // each)) if each else (0, 1)
 
 
-def _cuts(side: tuple[int, int], step: int) -> range:
-    """Where parts of a side begin."""
-    return range(side[0], side[1], step)
+def _cuts(side: tuple[int, int], step: int, unit: int) -> list[tuple[int, int]]:
+    """A side in parts of `step`, cut at multiples of `unit`: what does not fill one at either end
+    is a part of its own.
+    """
+    low, high = side
+    first, last = -(-low // unit) * unit, high // unit * unit
+    if first >= last:
+        return [side]
+    found = [(i, min(i + step, last)) for i in range(first, last, step)]
+    return [
+        *([(low, first)] if low < first else []), *found, *([(last, high)] if last < high else [])
+    ]  # fmt: skip
 
 
-def _with_axes(grid: Grid, shape: Sequence[int], lead: Sequence[int], axes: int) -> tuple[int, ...]:
+def _with_axes(grid: Grid, shape: Sequence[int], axes: int) -> tuple[int, ...]:
     """The shape of a box of a grid with the axes that it lacks where it is stored."""
     left = list(shape)
     if prod(shape) == 1:

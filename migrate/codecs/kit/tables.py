@@ -4,6 +4,7 @@ for numpy and torch, which give the same bits.
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
 # the one NaN that decoding makes: which sign and payload a product would have depends on the
 # processor
 NAN = {"float32": 0x7FC00000, "bfloat16": 0x7FC0, "float16": 0x7E00}
+
+# numbers from which on a call of torch takes less than it saves
+_MANY = 1 << 10
+
+
+def imported() -> Any:
+    """torch where something has imported it, which takes a second or more, else None."""
+    return sys.modules.get("torch")
 
 
 @lru_cache(maxsize=64)
@@ -55,26 +64,31 @@ def widened(raw: Any, dtype: str) -> Any:
     return look_up(dtype, codes.reshape(-1)).reshape(codes.shape)
 
 
-def narrowed(floats: Any, dtype: str, out: Any) -> None:
+def narrowed(floats: Any, dtype: str, out: Any, finite: bool = False) -> None:
     """Fills `out`, raw elements of `dtype`, with float32 rounded to the nearest, half to even; NaN
-    is `NAN`. `floats` is contiguous and may be overwritten.
+    is `NAN`. `floats` is contiguous and may be overwritten; `finite`: there is no NaN among them.
     """
     if is_numpy(floats):
-        _narrowed_by_numpy(floats, dtype, out)
+        _narrowed_by_numpy(floats, dtype, out, finite)
     else:
         _narrowed_by_torch(floats, dtype, out)
 
 
-def _narrowed_by_numpy(floats: Array, dtype: str, out: Array) -> None:
+def _narrowed_by_numpy(floats: Array, dtype: str, out: Array, finite: bool) -> None:
     import numpy as np
 
     if not floats.size:
         return
+    nan = None
     # the largest is NaN where any is
-    if np.isnan(np.maximum.reduce(floats, axis=None)):
-        floats.view("<u4")[np.isnan(floats)] = NAN["float32"]
+    if not finite and np.isnan(np.maximum.reduce(floats, axis=None)):
+        nan = np.isnan(floats)
+        floats[nan] = 0
     if dtype == "float32":
         out[...] = floats.view("<u4")
+    elif floats.size >= _MANY and (torch := imported()) is not None:
+        # torch has the processor's own conversions
+        typed(out.view("<i2"), dtype).copy_(torch.from_numpy(floats))
     elif dtype == "float16":
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             out[...] = floats.astype("<f2").view("<u2")
@@ -84,6 +98,8 @@ def _narrowed_by_numpy(floats: Array, dtype: str, out: Array) -> None:
         made = np.empty(floats.size, carrier(dtype))
         narrow_bfloat16(floats.view("<u4").reshape(-1), made)
         out[...] = made.reshape(out.shape)
+    if nan is not None:
+        out[nan] = NAN[dtype]
 
 
 def _narrowed_by_torch(floats: Any, dtype: str, out: Any) -> None:
