@@ -13,8 +13,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ...core.spec import BITS
 from ...elements.raw import carrier, scratch
 from . import tables
@@ -23,6 +21,8 @@ from .tables import narrowed, widened
 from .tables import values as table_of_values
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from .geometry import Extents
 
     Array = np.ndarray[Any, Any]
@@ -62,6 +62,8 @@ def natural(words: Array, packing: Packing, dtype: str) -> Array:
 @lru_cache(maxsize=8)
 def _in_turn(order: tuple[int, ...], bits: int) -> tuple[Array, Array]:
     """The codes of all lower and of all upper halves of words, in turn."""
+    import numpy as np
+
     every, mask = np.arange(1 << 16, dtype="<u4"), (1 << bits) - 1
     out = []
     for first in (0, 16):
@@ -75,6 +77,8 @@ def _in_turn(order: tuple[int, ...], bits: int) -> tuple[Array, Array]:
 
 def of_bytes(values: Array, packing: Packing, dtype: str) -> Array:
     """float32 [256, n]: the numbers of the codes of each byte, of which n are in one."""
+    import numpy as np
+
     word = packing.word(dtype)
     each = codes_in_byte(packing, dtype)
     if each == 1:
@@ -86,6 +90,8 @@ def of_bytes(values: Array, packing: Packing, dtype: str) -> Array:
 
 def _raw(numbers: Array, dtype: str) -> Array:
     """float32 [..., n] rounded to `dtype`, n raw elements of which make one word of a table."""
+    import numpy as np
+
     out = np.empty(numbers.shape, carrier(dtype))
     narrowed(np.ascontiguousarray(numbers), dtype, out)
     return _as_words(out)
@@ -98,6 +104,8 @@ def _as_words(table: Array) -> Array:
 
 def _of_pairs(table: Array) -> Array:
     """The table of two bytes, the lower one first, of a table of one: words twice as wide."""
+    import numpy as np
+
     every = np.arange(1 << 16)
     return _as_words(np.stack([table[every & 255], table[every >> 8]], 1))
 
@@ -106,6 +114,8 @@ def _gathered(table: Array, keys: Array, out: Array) -> None:
     """Fills `out`, contiguous rows of elements, with words of a table for keys of one or two
     bytes.
     """
+    import numpy as np
+
     np.take(table, keys, out=out.view(table.dtype), mode="clip")
 
 
@@ -113,6 +123,8 @@ def _pair_keys(scales: Array, codes: Array) -> Array:
     """uint16 [rows, n]: for each byte of codes that byte and, as the upper one, the byte of its
     scale; `scales` is [rows or 1, g] and each is that of n / g neighbours.
     """
+    import numpy as np
+
     rows, count = codes.shape
     keys = scratch("kit keys", rows * count * 2).view("<u2").reshape(rows, count)
     np.copyto(keys, codes)
@@ -226,6 +238,8 @@ class ByteTables:
         return self._last[1]
 
     def _made(self, scalars: list[Array], values: Array) -> ByteTable:
+        import numpy as np
+
         layout, geo, grid = self._layout, self._geo, self._grid
         packing = layout.codes
         if not isinstance(packing, Packing):
@@ -294,12 +308,16 @@ def _float_words(elements: ElementType, packing: Packing, dtype: str) -> tuple[A
 
 def _words_of(values: Array, packing: Packing, dtype: str) -> tuple[Array, Array]:
     """The float32 numbers of a byte, and of two where one byte is one code."""
+    import numpy as np
+
     one = _as_words(np.ascontiguousarray(of_bytes(values, packing, dtype)))
     return one, _of_pairs(one) if one.itemsize == 4 else one
 
 
 def integers_of(codes: Array, elements: ElementType, out: Array) -> float:
     """Fills `out` (float32) with integers, each in a byte; 1.0."""
+    import numpy as np
+
     if elements.negative and elements.bits < 8:
         np.take(table_of_values(elements), codes, out=out, mode="clip")
         return 1.0
@@ -321,6 +339,8 @@ def _floats_of_e4m3(codes: Array, out: Array) -> float:
     The exponent and mantissa of a code are those of the float32 with the same bits, subnormals
     included, and of the float16, which torch widens by the processor's own conversion.
     """
+    import numpy as np
+
     torch = tables.imported()
     if torch is None or not codes.flags.c_contiguous:
         words = out.view("<i4")
