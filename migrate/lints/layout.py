@@ -17,6 +17,7 @@ from ..core.keys import TwoReadings, parse
 from ..core.overlap import apart
 from ..core.templates import as_seen, collapse
 from ..rules.compiled import CompiledRule
+from ..rules.conditions import allows, written
 from ..rules.lineage import Detect, Layout, Lineage, Matcher, detect
 from ..ruletests.binding import CompiledFile
 from ..source.index import Index
@@ -242,10 +243,10 @@ def _alternatives(file: CompiledFile, rule: CompiledRule, match: Matcher) -> Ite
         patterns = [
             p for p in rule.sources.values() if name in p.captures and not (p.has_flat or p.params)
         ]
-        wanted = rule.rule.where.get(name, rule.types[name].values)
-        listed_ = [str(v) for v in (wanted if isinstance(wanted, (list, tuple)) else [wanted])]
-        if any("$" in value for value in listed_):
+        values, condition = rule.types[name].values, rule.rule.where.get(name)
+        if any("$" in str(value) for _, value in written(condition)):
             continue
+        listed_ = [v for v in values if condition is None or allows(condition)(v)]
         left = dict.fromkeys(
             v for v in listed_ if not (isinstance(said, dict) and v in said.get(name, ()))
         )

@@ -25,6 +25,7 @@ from ..core.types import records
 from ..core.view import is_whole
 from ..ops.base import Decided, ValueOp
 from ..rules.compiled import ROLE, CompiledCall, DirectedRule
+from ..rules.conditions import allows, selects
 from .graph import ComputedTensor, Program, Tensor, ValueCheck
 from .match import RANK, MatchedKey, Matching, Reader, keep_rest, match, when_test
 from .pipeline import MOST_TENSORS, SUFFIX, Item, PartFacts, RefusedGroup, Views, run_ops
@@ -194,6 +195,8 @@ def _unmatched_values(readers: Sequence[Reader]) -> dict[tuple[str, tuple[str, .
     for reader in readers:
         for name, wanted in reader.rule.where.items():
             if isinstance(wanted, (list, tuple)) and name in reader.names:
+                if any(map(selects, wanted)):
+                    continue
                 at = reader.names.index(name)
                 found.setdefault((name, tuple(map(str, wanted))), set()).update(
                     str(t.values[at]) for t in reader.taken
@@ -220,15 +223,11 @@ def _idle_alternatives(
             continue
         for name in enums:
             at, wanted = reader.names.index(name), rule.where.get(name)
-            allowed = (
-                None
-                if wanted is None
-                else {str(v) for v in (wanted if isinstance(wanted, (list, tuple)) else [wanted])}
-            )
+            allowed = None if wanted is None else allows(wanted)
             left = {
                 v: None
                 for v in rule.types[name].values
-                if v not in rule.optional_values.get(name, ()) and v in (allowed or (v,))
+                if v not in rule.optional_values.get(name, ()) and (not allowed or allowed(v))
             }
             for key in chain(reader.taken, reader.refused, reader.yielded):
                 if not left:

@@ -36,6 +36,7 @@ from ..core.templates import (
 )
 from ..core.types import records
 from ..rules.compiled import DirectedRule, Side
+from ..rules.conditions import allows
 from .request import OPTIMIZER_PARAM, STALE_OPTIMIZER
 
 # value of a capture that the item's role does not have
@@ -384,21 +385,8 @@ def _entry(number: int, reader: Reader, side: Side, carries: bool) -> _Entry:
 
 
 def _test(at: int, wanted: Any) -> Callable[[tuple[Any, ...]], bool]:
-    if isinstance(wanted, Mapping):
-        low, high = wanted.get("min"), wanted.get("max")
-        multiple, remainder = wanted.get("multiple_of"), wanted.get("remainder") or 0
-
-        def within(row: tuple[Any, ...]) -> bool:
-            value = row[at]
-            return (
-                (low is None or value >= low)
-                and (high is None or value <= high)
-                and (multiple is None or value % multiple == remainder)
-            )
-
-        return within
-    allowed = {str(v) for v in (wanted if isinstance(wanted, (list, tuple)) else [wanted])}
-    return lambda row: str(row[at]) in allowed
+    allowed = allows(wanted)
+    return lambda row: allowed(row[at])
 
 
 def _rows(entry: _Entry, template: Template, base: Template, rank: int | None) -> _Rows | None:

@@ -1,9 +1,11 @@
 """Changes of JSON documents: patches, and what undoes them.
 
-A patch is a merge patch (RFC 7396). It cannot say "the value was null", and its inverse often must:
-configurations are full of explicit nulls. So what a stamp holds to undo a change is a list of
-places with the value that stood there, or none, and with the name that followed, so that an object
-has its old order again.
+A patch is a merge patch (RFC 7396), several that are done in order, because merging into an object
+leaves what the next one has no name for, or None, which removes the file. A merge patch cannot say
+"the value was null", and its inverse often must: configurations are full of explicit nulls. So what
+a stamp holds to undo a change is a list of places with the value that stood there, or none, and
+with the name that followed, so that an object has its old order again. Of a file that was removed
+it holds the text.
 """
 
 from __future__ import annotations
@@ -49,6 +51,28 @@ def merge_patch(target: Any, patch: Any) -> Any:
     return out
 
 
+def apply_patch(target: Any, patch: Any) -> Any:
+    """What the patch of a file makes of the object in it; None is a file that is not there. Names
+    that stay keep their order.
+    """
+    if patch is None:
+        return None
+    if not isinstance(patch, (list, tuple)):
+        return merge_patch(target, patch)
+    made = target
+    for one in patch:
+        made = merge_patch(made, one)
+    return _ordered(target, made)
+
+
+def _ordered(before: Any, after: Any) -> Any:
+    """`after`, with the names that `before` has first and in its order, on each level."""
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return after
+    names = [*(name for name in before if name in after), *after]
+    return {name: _ordered(before.get(name), after[name]) for name in names}
+
+
 def fill_patch(patch: Any, params: Mapping[str, Any], names: re.Pattern[str]) -> Any:
     """The patch with each text that is wholly `$param` replaced by its value; a name or item whose
     param is unset is left out.
@@ -68,7 +92,11 @@ def fill_patch(patch: Any, params: Mapping[str, Any], names: re.Pattern[str]) ->
 
 
 def leaves_of_patch(patch: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """(place, value) of all that the patch sets or removes."""
+    """(place, value) of all that the patch of a file sets or removes."""
+    if isinstance(patch, (list, tuple)) and not at:
+        for one in patch:
+            yield from leaves_of_patch(one)
+        return
     if not isinstance(patch, Mapping):
         yield at, patch
         return
@@ -96,13 +124,16 @@ def list_changes(
 
 
 def undo_steps(
-    before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+    before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, text: str | None = None
 ) -> list[dict[str, Any]]:
     """What makes `before` of `after`, as a stamp holds it; None is a file that is not there.
 
     A step has `at` and, of what was there, `was` and, if it was removed, the name that was `next`.
-    A step whose `at` is empty says that the file was not there.
+    A step whose `at` is empty says that the file was not there or, with the `text` that was in it,
+    that it was removed.
     """
+    if after is None and text is not None:
+        return [{"at": [], "was": text}]
     out: list[dict[str, Any]] = [{"at": []}] if before is None else []
     for change in list_changes(before or {}, after or {}):
         step: dict[str, Any] = {"at": list(change.at)}
@@ -112,6 +143,11 @@ def undo_steps(
                 step["next"] = change.next
         out.append(step)
     return out
+
+
+def removed_text(steps: Sequence[Step]) -> str | None:
+    """What stood in a file that was removed; None of one that was changed or begun."""
+    return next((step["was"] for step in steps if not step["at"] and "was" in step), None)
 
 
 def restore_value(value: Mapping[str, Any], steps: Sequence[Step]) -> dict[str, Any] | None:
@@ -157,6 +193,7 @@ def is_undo(steps: Any) -> bool:
         and isinstance(step.get("at"), list)
         and all(isinstance(name, str) for name in step["at"])
         and isinstance(step.get("next", ""), str)
+        and (bool(step["at"]) or isinstance(step.get("was", ""), str))
         for step in steps
     )
 

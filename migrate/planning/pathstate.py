@@ -32,6 +32,7 @@ from ..rules.compiled import (
     direct,
     is_active,
 )
+from ..rules.conditions import ModuleNames
 from ..rules.files import LoadedFile
 from ..rules.packs import load_edge
 from ..source.pickle.tree import PARAMETER
@@ -40,10 +41,11 @@ from .graph import Tensor
 from .module_names import rename
 from .patches import (
     ABSENT,
+    apply_patch,
     fill_patch,
     leaves_of_patch,
     list_changes,
-    merge_patch,
+    removed_text,
     restore_value,
     same_json,
     undo_steps,
@@ -166,7 +168,11 @@ class PathState:
         self.changes: list[dict[str, Any]] = []
         self.warnings: list[Diagnostic] = []
         self.notes: list[str] = []
-        # of the step that is walked: params that nothing but a default says
+        # of the step that is walked: what stood in side files that it may remove, and lists of
+        # modules that its patches take
+        self._texts: dict[str, str] = {}
+        self._modules: dict[str, list[str]] = {}
+        # and params that nothing but a default says
         self._assumed: dict[str, Any] = {}
         # and how they let a person leave state of delayed scaling behind, if they do
         self._leave: str | None = None
@@ -182,8 +188,13 @@ class PathState:
     def enter_step(self, step: PathStep, tensors: Mapping[str, Tensor]) -> PathStep:
         """The step with its rules' params. Raises what is wrong with them or with their files."""
         undone = _undone(step) if step.backwards else None
-        patching = any(file.model.files or file.model.names for file in step.files)
+        patching = any(
+            file.model.files or file.model.names or file.model.files_back for file in step.files
+        )
         before = self._snapshot(step) if patching or undone else {}
+        if undone:
+            # what the way there made of them stands in what it is undone from
+            self._modules = _modules(step, tensors)
         if step.backwards:
             self._undo(step)
             self._steps.append(step)
@@ -225,6 +236,10 @@ class PathState:
         values = parameters.resolve(
             declared, given, said, spans, lost=lost, from_tensors=from_tensors
         )
+        for name in (n for n in values if declared[n].modules):
+            from ..source.module_lists import list_library
+
+            values[name] = ModuleNames.of(values[name], list_library(self.sides.value))
         self.notes += [
             f"`{n}` of {step.lineage} is not given, and is read from the tensors: "
             f"{listed([f or repr('') for f in found], 8)}"
@@ -310,24 +325,27 @@ class PathState:
                 f"{who} changes {listed(paths)}, which only a folder has" for who, paths in changing
             ]
         undone = (_undone(step) if step.backwards else None) or {}
+        if not undone:
+            self._modules = _modules(step, bound.tensors)
+        values = {**params, **self._modules}
         if len(step.files) > 1:
-            _refuse_contradictions(step, params, report)
+            _refuse_contradictions(step, values, report)
         renamed: set[tuple[str, tuple[str, ...]]] = set()
         for file in (file for file in step.files if file.model.names):
             self.notes += rename(file, self.sides, bound, undone, renamed, report)
+        for file in step.files:
+            for path, patch in _patches(step, file).items():
+                self._patch(path, fill_patch(patch, values, PARAM))
         if not step.backwards:
-            for file in step.files:
-                for path, patch in file.model.files.items():
-                    self._patch(path, fill_patch(patch, params, PARAM))
             self._steps.append(step)
         if step.backwards:
-            self._check_way_back(step, before, undone, params)
+            self._check_way_back(step, before, undone, values)
         files: dict[str, Any] = {}
         for path, old in before.items():
             now = self.sides.value(path)
             if not self._carried or same_json(old, now):
                 continue
-            files[path] = undo_steps(old, now)
+            files[path] = undo_steps(old, now, self._texts.get(path))
             self.changes.append(_account(step, path, old, now))
         if files:
             memory["files"] = files
@@ -356,14 +374,17 @@ class PathState:
 
     def _snapshot(self, step: PathStep) -> dict[str, dict[str, Any] | None]:
         """The side files that the step may change, as they stand."""
-        paths = [path for file in step.files for path in _patched_by(file)]
+        paths = [path for file in step.files for path in _patched_by(file, step)]
+        going = [p for f in step.files for p, patch in _patches(step, f).items() if patch is None]
+        there = {path: self.sides.read_file(path) for path in going}
+        self._texts = {path: raw.decode("utf-8", "replace") for path, raw in there.items() if raw}
         return {
             path: self.sides.value(path) for path in dict.fromkeys([*paths, *(_undone(step) or {})])
         }
 
-    def _patch(self, path: str, patch: Mapping[str, Any]) -> None:
+    def _patch(self, path: str, patch: Any) -> None:
         now = self.sides.value(path)
-        made = merge_patch(now, patch)
+        made = apply_patch(now, patch)
         # a file is not begun for a patch that only removes
         if made or now is not None:
             self.sides.put_value(path, made)
@@ -375,19 +396,22 @@ class PathState:
         steps = _undone(step)
         for path, undo in (steps or {}).items():
             now = self.sides.value(path)
-            if now is not None:
+            if (text := removed_text(undo)) is not None:
+                self.sides.put_text(path, text)
+            elif now is not None:
                 self.sides.put_value(path, restore_value(now, undo))
         for file in step.files if steps is None and self._carried else ():
-            for path in file.model.files:
-                if self.sides.value(path) is not None and self._touches(file, path):
+            for path, patch in file.model.files.items():
+                if path not in file.model.files_back and self._touches(path, patch):
+                    there = "whether it was there" if patch is None else "what was there before"
                     self.warnings.append(
                         Diagnostic(
                             "M512",
                             f"what {file.model.id} did to {printable(path)} cannot be downgraded: "
-                            "no stamp says what was there before",
+                            f"no stamp says {there}",
                             (file.span("files", path),),
-                            help="it is carried as it is; correct it by hand, or write a rule "
-                            "file whose edge runs backwards",
+                            help="it is carried as it is; correct it by hand, or say under "
+                            "`files_back` what it is then",
                         )
                     )
                     self.inexact.append(
@@ -395,10 +419,12 @@ class PathState:
                         f"is not as it was before {file.model.id}"
                     )
 
-    def _touches(self, file: LoadedFile, path: str) -> bool:
+    def _touches(self, path: str, patch: Any) -> bool:
+        if patch is None or self.sides.value(path) is None:
+            return patch is None
         return any(
             value is None or self.sides.value_at(path, at) is not ABSENT
-            for at, value in leaves_of_patch(file.model.files[path])
+            for at, value in leaves_of_patch(patch)
         )
 
     def _sources(self, step: PathStep, tensors: Mapping[str, Tensor]) -> Iterator[Said]:
@@ -456,7 +482,7 @@ class PathState:
         step: PathStep,
         before: Mapping[str, Any],
         undone: Mapping[str, Any],
-        params: Mapping[str, Any],
+        values: Mapping[str, Any],
     ) -> None:
         """A file that was edited after it was patched does not come back as it now is, once the
         patch is undone and done again.
@@ -465,9 +491,8 @@ class PathState:
             gone = before[path] is None and all(step["at"] for step in steps)
             again: Any = (restore_value({}, steps) if gone else self.sides.value(path)) or {}
             for file in step.files:
-                again = merge_patch(
-                    again, fill_patch(file.model.files.get(path, {}), params, PARAM)
-                )
+                patch = file.model.files.get(path, {})
+                again = apply_patch(again, fill_patch(patch, values, PARAM)) or {}
             if gone and again:
                 self.inexact.append(
                     f"files of {step.lineage} {step.goal} -> {step.start}: {printable(path)} was "
@@ -541,13 +566,31 @@ def _undone(step: PathStep) -> Mapping[str, Any] | None:
     return step.memory.get("files") if step.backwards else None
 
 
-def _refuse_contradictions(step: PathStep, params: Mapping[str, Any], report: Report) -> None:
+def _patches(step: PathStep, file: LoadedFile) -> Mapping[str, Any]:
+    """What the rule file does to side files on the step; nothing where a stamp restores them."""
+    if not step.backwards:
+        return file.model.files
+    return file.model.files_back if _undone(step) is None else {}
+
+
+def _modules(step: PathStep, tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """The lists of modules that the step's patches take; none where they take none."""
+    own = [p for file in step.files for p in (file.model.files, file.model.files_back) if p]
+    if not own:
+        return {}
+    from .encoded_modules import list_modules, takes_modules
+
+    taken = takes_modules(patch for patches in own for patch in patches.values())
+    return list_modules(tensors) if taken else {}
+
+
+def _refuse_contradictions(step: PathStep, values: Mapping[str, Any], report: Report) -> None:
     """M516 where two files of an edge say different things of one place: order means nothing."""
     said = [
         (file, path, at, value)
         for file in step.files
-        for path, patch in file.model.files.items()
-        for at, value in leaves_of_patch(fill_patch(patch, params, PARAM))
+        for path, patch in _patches(step, file).items()
+        for at, value in leaves_of_patch(fill_patch(patch, values, PARAM))
     ]
     for (one, path, at, value), (other, elsewhere, there, known) in combinations(said, 2):
         deep = min(len(at), len(there))
@@ -558,7 +601,8 @@ def _refuse_contradictions(step: PathStep, params: Mapping[str, Any], report: Re
             or (at == there and same_json(value, known))
         ):
             continue
-        spans = (one.span("files", path, *at), other.span("files", path, *there))
+        word = "files_back" if step.backwards else "files"
+        spans = (one.span(word, path, *at), other.span(word, path, *there))
         report.add(
             "M516",
             f"two files of one edge change {printable(path)} at {printable('.'.join(at[:deep]))}",
@@ -566,13 +610,11 @@ def _refuse_contradictions(step: PathStep, params: Mapping[str, Any], report: Re
         )
 
 
-def _patched_by(file: LoadedFile) -> list[str]:
-    """The side files that the rule file changes."""
-    return list(
-        dict.fromkeys(
-            [*file.model.files, *(parameters.place(name)[0] for name in file.model.names)]
-        )
-    )
+def _patched_by(file: LoadedFile, step: PathStep | None = None) -> list[str]:
+    """The side files that the rule file changes; on its way back those of `files_back` too."""
+    back = file.model.files_back if step is not None and step.backwards else {}
+    lists = (parameters.place(name)[0] for name in file.model.names)
+    return list(dict.fromkeys([*file.model.files, *back, *lists]))
 
 
 def _leaves_patches(step: PathStep) -> bool:
@@ -583,13 +625,21 @@ def _leaves_patches(step: PathStep) -> bool:
 def _foreign(steps: Sequence[PathStep], path: str, keys: Sequence[str]) -> list[LoadedFile]:
     """The rule files whose patch still decides `keys`, although their edge was walked back."""
     for step in reversed(steps):
-        if found := [f for f in step.files if _patched(f.model.files.get(path, {}), keys)]:
+        found = [
+            f
+            for f in step.files
+            if _patched(f.model.files.get(path, {}), keys)
+            or any(parameters.place(name) == (path, tuple(keys)) for name in f.model.names)
+        ]
+        if found:
             return found if _leaves_patches(step) else []
     return []
 
 
 def _patched(patch: Any, keys: Sequence[str]) -> bool:
-    """Whether the patch decides the value at `keys`."""
+    """Whether the patch of a file decides the value at `keys`."""
+    if isinstance(patch, (list, tuple)):
+        return any(_patched(one, keys) for one in patch)
     for key in keys:
         if not isinstance(patch, Mapping):
             return True

@@ -94,13 +94,7 @@ class SideFiles:
             return
         now = self.read_file(path)
         if before is None:
-            there = [
-                p
-                for p in (*self._carried, *self.changed)
-                if p not in self.changed or self.changed[p] is not None
-            ]
-            if found := clash([*there, path]):
-                refuse_clash(*found)
+            self._refuse_clash(path)
         self._values[path] = value
         made = (
             None
@@ -110,6 +104,24 @@ class SideFiles:
         self.changed[path] = made
         if self._read_source(path) == made:
             del self.changed[path]
+
+    def put_text(self, path: str, text: str) -> None:
+        """Makes the file hold this text. M513, M906 or M914 if that is not a JSON object."""
+        if self.value(path) is None:
+            self._refuse_clash(path)
+        self.changed[path] = text.encode("utf-8", "surrogatepass")
+        self._values[path] = self._parsed(path)
+        if self._read_source(path) == self.changed[path]:
+            del self.changed[path]
+
+    def _refuse_clash(self, path: str) -> None:
+        there = [
+            p
+            for p in (*self._carried, *self.changed)
+            if p not in self.changed or self.changed[p] is not None
+        ]
+        if found := clash([*there, path]):
+            refuse_clash(*found)
 
     def list_files(self, source_files: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
         """(path, size) of the files that come out, given those of the source."""

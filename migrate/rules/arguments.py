@@ -28,6 +28,8 @@ from ..core.notation import Unset, parse_expression
 from ..source import yaml
 
 PARAM = re.compile(r"\$([A-Za-z_]\w*)", re.ASCII)
+# what patches of side files take beside params: lists that the plan makes of its own outputs
+PLAIN_MODULES, ENCODED_MODULES = MODULE_LISTS = ("plain_modules", "encoded_modules")
 # what the roles of a rule are called where a capture can stand
 ROLE = "role"
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)

@@ -19,8 +19,9 @@ from .. import ops
 from ..core.errors import OpError, PatternError, Report, Span, did_you_mean, listed, printable
 from ..core.keys import CaptureType, Pattern, parse
 from ..ops.base import Op, OpCall, ValueOp
-from .arguments import PARAM, integer, is_reference, resolve, unset
+from .arguments import PARAM, is_reference, resolve, unset
 from .arguments import ROLE as ROLE
+from .conditions import resolve_conditions, written
 
 if TYPE_CHECKING:
     from ..core.errors import Diagnostic
@@ -548,10 +549,11 @@ def _check_where(compiled: CompiledRule, report: Report) -> None:
                 spans=(place,),
                 help=hint,
             )
-        elif not isinstance(wanted, Mapping):
-            _check_values("where", name, types[name], wanted, place, report)
-        elif types[name].kind != "int":
-            limits = ", ".join(wanted)
+            continue
+        values = wanted.get("not", ()) if isinstance(wanted, Mapping) else wanted
+        _check_values("where", name, types[name], values, place, report)
+        limits = ", ".join(n for n in wanted if n != "not") if isinstance(wanted, Mapping) else ""
+        if limits and types[name].kind != "int":
             report.add(
                 "M205",
                 f"where limits {{{name}}} by {limits}, but it is not a number",
@@ -655,7 +657,11 @@ def direct(
             CompiledCall(step.op, ops.get(step.op), args, capture, place, unset(step.args, params))
         )
     try:
-        where = _where(compiled, params) if rule.where or compiled.maps else {}
+        where = (
+            resolve_conditions(rule.where or {}, types, compiled.maps, params)
+            if rule.where or compiled.maps
+            else {}
+        )
     except OpError as error:
         report.add(
             error.code,
@@ -707,63 +713,13 @@ def _asked_for(compiled: CompiledRule, patterns: Iterable[Pattern]) -> list[str]
     names = [name for p in patterns for name in p.params]
     for name, condition in compiled.rule.where.items():
         names += [name[1:]] if name.startswith("$") else []
-        values = (
-            condition.values()
-            if isinstance(condition, Mapping)
-            else condition
-            if isinstance(condition, (list, tuple))
-            else [condition]
-        )
         names += [
-            found for value in values if isinstance(value, str) for found in PARAM.findall(value)
+            found
+            for _, value in written(condition)
+            if isinstance(value, str)
+            for found in PARAM.findall(value)
         ]
     return list(dict.fromkeys(names))
-
-
-def _where(compiled: CompiledRule, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The conditions on captures with params filled in (None: not written); OpError M114, M509."""
-    types = compiled.types
-    out = {
-        n: _resolved(n, types[n], w, params)
-        for n, w in (compiled.rule.where or {}).items()
-        if not n.startswith("$")
-    }
-    # a mapped int capture takes exactly the numbers its map lists, beside what `where` says of it
-    return out | {
-        f"{n}\0map": [int(k) for k in v] for n, v in compiled.maps.items() if types[n].kind == "int"
-    }
-
-
-def _resolved(name: str, kind: CaptureType, condition: Any, params: Mapping[str, Any]) -> Any:
-    if isinstance(condition, Mapping):
-        limits = {
-            k: integer(v, params, f"where: `{k}` of {{{name}}}") for k, v in condition.items()
-        }
-        if (multiple := limits.get("multiple_of")) is not None and multiple < 1:
-            raise OpError(
-                "M114",
-                f"where: `multiple_of` of {{{name}}} is {multiple}",
-                help="give a number above 0",
-            )
-        return limits
-    if not isinstance(condition, (list, tuple)):
-        return _value(name, kind, condition, params)
-    items: list[Any] = []
-    for item in condition:
-        value = _value(name, kind, item, params)
-        if isinstance(value, (list, tuple)):
-            items += value
-        elif value is not None:
-            items.append(value)
-    return items if items or not condition else None
-
-
-def _value(name: str, kind: CaptureType, written: Any, params: Mapping[str, Any]) -> Any:
-    if isinstance(written, str) and PARAM.fullmatch(written):
-        return params.get(written[1:])
-    if kind.kind == "int" and isinstance(written, str):
-        return integer(written, params, f"where: {{{name}}}")
-    return written
 
 
 def _when(rule: Rule, sources: Mapping[str | None, Pattern]) -> dict[str | None, dict[str, Any]]:

@@ -210,7 +210,8 @@ class RuleTest(Model):
         None, description="every key that the rules make; keys that are kept may be left out"
     )
     expect_side: Annotated[dict[SidePath, Value], _BY_KEY] = Field(
-        default_factory=dict, description="side files that come out"
+        default_factory=dict,
+        description="side files that come out; null: there is none of this name",
     )
     error: Annotated[
         str | None,

@@ -20,7 +20,8 @@ from ..core.errors import PatternError, Report, did_you_mean, listed, printable
 from ..core.keys import parse
 from ..source import yaml
 from . import arguments, examples, steps
-from .arguments import MOST, PARAM, whole_number
+from .arguments import MODULE_LISTS, MOST, PARAM, whole_number
+from .conditions import written
 from .fields import (
     COUNT,
     DTYPE,
@@ -180,6 +181,8 @@ def _check(loaded: LoadedFile, report: Report) -> None:
         add_problem(report, loaded.document, problem.at, problem)
     known = list(file.params)
     for path, name in used_params(loaded):
+        if name in MODULE_LISTS and path[0] in ("files", "files_back"):
+            continue
         if name not in file.params:
             hint = did_you_mean(name, known) or f"declare it: `params: {{{name}: {{type: int}}}}`"
             add_problem(
@@ -199,6 +202,14 @@ def _problems(loaded: LoadedFile) -> Iterator[Problem]:
     if file.tests:
         yield from examples.problems(file.tests, file.params)
     for name, param in file.params.items():
+        if name in MODULE_LISTS:
+            yield Problem(
+                "M114",
+                f"`{name}` is a list that patches of side files take, and the plan makes",
+                "give the param another name",
+                at=("params", name),
+                key=True,
+            )
         yield from (problem.below("params", name) for problem in _param(param))
     for number, rule in enumerate(file.rules):
         yield from (problem.below("rules", number) for problem in _rule(rule))
@@ -207,14 +218,15 @@ def _problems(loaded: LoadedFile) -> Iterator[Problem]:
                 problem.below("rules", number, "where")
                 for problem in _params_asked(rule, file.params)
             )
-    for name in file.files:
-        if below := next((other for other in file.files if other.startswith(f"{name}/")), None):
-            yield Problem(
-                "M114",
-                f"`{printable(name)}` cannot be a file and the folder of `{printable(below)}`",
-                key=True,
-                at=("files", name),
-            )
+    for field, patches in (("files", file.files), ("files_back", file.files_back)):
+        for name in patches:
+            if below := next((other for other in patches if other.startswith(f"{name}/")), None):
+                yield Problem(
+                    "M114",
+                    f"`{printable(name)}` cannot be a file and the folder of `{printable(below)}`",
+                    key=True,
+                    at=(field, name),
+                )
 
 
 def _repeated(kind: str, path: _Path, names: list[str]) -> Iterator[Problem]:
@@ -243,6 +255,8 @@ def _param(param: Param) -> Iterator[Problem]:
         yield Problem(
             "M114", f"`items` is for lists, this is a {param.type}", key=True, at=("items",)
         )
+    if param.modules and (param.type != "list" or param.items == "int"):
+        yield Problem("M114", "`modules` is for lists of text", key=True, at=("modules",))
     if param.shape is not None and param.type != "int":
         yield Problem(
             "M114", f"a size in a shape is an int, this is a {param.type}", key=True, at=("shape",)
@@ -428,8 +442,7 @@ def used_params(loaded: LoadedFile) -> Iterator[tuple[_Path, str]]:
         for name, condition in rule.where.items():
             if name.startswith("$"):
                 yield (*at, "where", name), name[1:]
-            values = condition.items() if isinstance(condition, Mapping) else [(None, condition)]
-            for limit, value in values:
+            for limit, value in written(condition):
                 path = (*at, "where", name) if limit is None else (*at, "where", name, limit)
                 yield from ((path, found) for found in _names(value))
         for index, step in enumerate(rule.via):
@@ -437,8 +450,9 @@ def used_params(loaded: LoadedFile) -> Iterator[tuple[_Path, str]]:
                 ((*at, "via", index, step.op, *path), name)
                 for path, name in arguments.used(step.op, step.args)
             )
-    for name, patch in file.files.items():
-        yield from (((("files", name, *path)), found) for path, found in _references(patch))
+    for field, patches in (("files", file.files), ("files_back", file.files_back)):
+        for name, patch in patches.items():
+            yield from (((field, name, *path), found) for path, found in _references(patch))
 
 
 def _names(value: Any) -> list[str]:

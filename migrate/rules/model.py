@@ -189,6 +189,16 @@ def _map(value: Any) -> dict[str, dict[str, str | None]]:
     return {str(name): words for name, words in each(value, _translations).items()}
 
 
+def _patch(value: Any) -> Any:
+    """One merge patch, several that are done in order, or None: the file goes."""
+    if yaml.is_null(value):
+        return None
+    if not isinstance(value, (list, tuple)):
+        return yaml.core(mapping(value))
+    found = tuple(each(value, lambda item: yaml.core(mapping(item))))
+    return found or wrong("M114", "an empty list changes nothing", "write a patch, or remove it")
+
+
 _EDGE = {"type": "array", "items": LINE, "minItems": 2, "maxItems": 2}
 _SEVERAL = [*TEXT["type"], "array", "object"]
 _ROLES = {
@@ -210,11 +220,8 @@ _MAP = {
 }
 _KEYS = {**PATTERN, "type": [*TEXT["type"], "array"], "items": PATTERN, "minItems": 1}
 _CHOICES = {"type": "array", "items": TEXT, "minItems": 1}
-Patch = Annotated[
-    dict[str, Any],
-    BeforeValidator(lambda value: yaml.core(mapping(value))),
-    WithJsonSchema({"type": "object"}),
-]
+_PATCH = {"type": ["object", "array", "null"], "items": {"type": "object"}, "minItems": 1}
+Patch = Annotated[Any, BeforeValidator(_patch), WithJsonSchema(_PATCH)]
 Roles = Annotated[dict[Any, Any], BeforeValidator(_roles), WithJsonSchema(_ROLES)]
 _OPTIONAL = {
     "type": ["boolean", "array", "object"],
@@ -240,6 +247,12 @@ _LIMITS: dict[str, dict[str, Any]] = {
         "minimum": 0,
     },
 }
+_BUT = {
+    "description": "the values, or a list of modules, that are left out",
+    "examples": ["$ignored", ["lm_head"]],
+    **SCALARS,
+    "minItems": 1,
+}
 _CONDITION = {"pattern": match_whole(r"\$?[A-Za-z_][A-Za-z0-9_]*")}
 
 
@@ -259,17 +272,17 @@ def _read_where(value: Any) -> dict[str, Any]:
                 )
             )
         elif name.startswith("$"):
-            out[name] = _read_values(condition, name, bad, yaml.exact)
+            out[name] = _read_values(condition, (name,), bad, yaml.exact)
         elif isinstance(condition, Mapping):
             out[name] = _read_limits(condition, name, bad)
         else:
-            out[name] = _read_values(condition, name, bad, _capture_value)
+            out[name] = _read_values(condition, (name,), bad, _capture_value)
     if bad:
         refuse(bad)
     return out
 
 
-def _read_values(condition: Any, name: str, bad: list[Problem], read: Any) -> Any:
+def _read_values(condition: Any, at: tuple[str, ...], bad: list[Problem], read: Any) -> Any:
     items = condition if isinstance(condition, (list, tuple)) else [condition]
     if not items:
         bad.append(
@@ -277,7 +290,7 @@ def _read_values(condition: Any, name: str, bad: list[Problem], read: Any) -> An
                 "M114",
                 "an empty list, which nothing matches",
                 "list the values, or remove the condition",
-                (name,),
+                at,
             )
         )
     for item in items:
@@ -287,7 +300,7 @@ def _read_values(condition: Any, name: str, bad: list[Problem], read: Any) -> An
                     "M106",
                     f"a value or a list of values is expected, not {kind_of(item)}",
                     None,
-                    (name,),
+                    at,
                 )
             )
             return None
@@ -304,10 +317,13 @@ def _capture_value(item: Any) -> Any:
 def _read_limits(condition: Mapping[str, Any], name: str, bad: list[Problem]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for limit, number in condition.items():
+        if limit == "not":
+            out[limit] = _read_values(number, (name, limit), bad, _capture_value)
+            continue
         if limit not in _LIMITS:
             hint = (
-                did_you_mean(limit, list(_LIMITS))
-                or "the fields here are min, max, multiple_of, remainder"
+                did_you_mean(limit, [*_LIMITS, "not"])
+                or "the fields here are min, max, multiple_of, remainder, not"
             )
             bad.append(
                 Problem(
@@ -418,7 +434,7 @@ _WHERE = {
         "type": [*TEXT["type"], "array", "object"],
         "items": TEXT,
         "minItems": 1,
-        "properties": _LIMITS,
+        "properties": {**_LIMITS, "not": _BUT},
         "dependentRequired": {"remainder": ["multiple_of"]},
         "additionalProperties": False,
     },
@@ -516,6 +532,11 @@ class Param(Model):
         description="the numbered tensors that tell a list of names where no other source speaks",
     )
     default: Scalars = Field(None, description="used when no other source speaks", examples=[8])
+    modules: Bool = Field(
+        False,
+        description="of a list of text: these are modules, and select in `where` as the library "
+        "reads them that wrote config.json, by `re:` or `*`",
+    )
     optional: Bool = Field(
         False,
         description="may be without a value; arguments that are exactly this param then count as "
@@ -665,8 +686,15 @@ class RuleFile(Model):
     )
     files: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
         default_factory=dict,
-        description="side file -> JSON merge patch, with `$param` where a value is one",
+        description="side file -> JSON merge patch, with `$param`, `$plain_modules` or "
+        "`$encoded_modules` where a value is one; several patches, done in order; or null: the "
+        "file goes",
         examples=[{"config.json": {"quantization_config": None, "hidden_size": "$hidden"}}],
+    )
+    files_back: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
+        default_factory=dict,
+        description="the same for the way back, where no stamp says what stood in the file",
+        examples=[{"config.json": {"quantization_config": {"quant_method": "fp8"}}}],
     )
     names: Annotated[tuple[ListPlace, ...], Sequence] = Field(
         (),

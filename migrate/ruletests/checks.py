@@ -441,12 +441,11 @@ def _side(bound: BoundTest, number: int) -> Iterator[Diagnostic]:
     there = bound.side_files()
     for name, content in test.expect_side.items():
         place = file.document.key_span(("tests", number, "expect_side", name))
-        if name not in there:
-            yield Diagnostic(
-                "M711",
-                f"test {test.name!r}: side file {printable(name)} is not made",
-                (place,),
-            )
+        if content is None or name not in there:
+            if (name in there) is (content is None):
+                is_it = "is made" if content is None else "is not made"
+                what = f"test {test.name!r}: side file {printable(name)} {is_it}"
+                yield Diagnostic("M711", what, (place,))
         elif lines := _unlike(there[name], content):
             yield Diagnostic(
                 "M711",

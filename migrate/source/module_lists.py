@@ -14,15 +14,20 @@ Nothing of a checkpoint is given to `re`: see `core/regexes.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from ..core.regexes import Regexes
 from ..core.regexes import RegexError as RegexError
+from ..core.regexes import Regexes
 
 EXACT, COMPRESSED_TENSORS, TRANSFORMERS, MODELOPT = (
     "exact", "compressed-tensors", "transformers", "modelopt",
 )  # fmt: skip
 LIBRARIES = (EXACT, COMPRESSED_TENSORS, TRANSFORMERS, MODELOPT)
+# where a configuration may say how weights are encoded; in config.json, the older name last
+CONFIG, MODELOPT_CONFIG = "config.json", "hf_quant_config.json"
+QUANTIZATION = ("quantization_config", "compression_config")
+_BY_TRANSFORMERS = ("fp8", "gptq", "awq", "mxfp4", "bitsandbytes")
 # names and what stands for any character in an expression
 _PLAIN = re.compile(r"[A-Za-z0-9_.\-]+")
 _CLASS = re.compile(r"[A-Z][A-Za-z0-9_]*")
@@ -43,6 +48,28 @@ class ModuleList:
     def selects(self, module: str) -> bool:
         """Whether one of the texts means the module; names of classes mean none."""
         return self._selects(module)
+
+
+def list_library(value: Callable[[str], Mapping[str, Any] | None]) -> str:
+    """Which library reads the lists of modules in the side files; EXACT if that is not known.
+
+    `value` answers with the JSON object in a side file, None if the file is not there.
+    """
+    config: Any = value(CONFIG) or {}
+    for place in (config, config.get("text_config")):
+        for name in QUANTIZATION if isinstance(place, Mapping) else ():
+            if isinstance(found := place.get(name), Mapping):
+                return _library_of(found)
+    return MODELOPT if value(MODELOPT_CONFIG) is not None else EXACT
+
+
+def _library_of(quantization: Mapping[str, Any]) -> str:
+    method = str(quantization.get("quant_method", "")).lower()
+    if method.startswith("modelopt"):
+        return MODELOPT
+    if method == COMPRESSED_TENSORS or (not method and "config_groups" in quantization):
+        return COMPRESSED_TENSORS
+    return TRANSFORMERS if method in _BY_TRANSFORMERS else EXACT
 
 
 def is_class(text: str) -> bool:

@@ -20,16 +20,16 @@ from ..core.errors import fail, printable
 from ..core.regexes import Regexes
 from .module_lists import (
     COMPRESSED_TENSORS,
+    CONFIG,
     MODELOPT,
+    MODELOPT_CONFIG,
+    QUANTIZATION,
     TRANSFORMERS,
     ModuleList,
     RegexError,
     is_class,
 )
 
-CONFIG, MODELOPT_CONFIG = "config.json", "hf_quant_config.json"
-# in config.json, the older name last
-_PLACES = ("quantization_config", "compression_config")
 _MOST_BITS, _MOST_SIZE = 16, 2**31 - 1
 
 
@@ -133,9 +133,7 @@ def contradiction(module: str, said: Scheme | None, found: Scheme | None) -> str
     if not apart:
         return None
     who = said.place if said is not None and said.place else "the configuration"
-    return (
-        f"{printable(module)} is {describe(found)} by its tensors, and {describe(said)} by {who}"
-    )
+    return f"{printable(module)} is {describe(found)} by its tensors, and {describe(said)} by {who}"
 
 
 class _Object:
@@ -259,7 +257,7 @@ def _made(
 
 def _in_config(config: _Object) -> Quantization | None:
     joint = "." if "#" in config.place else "#"
-    name = next((name for name in _PLACES if name in config), None)
+    name = next((name for name in QUANTIZATION if name in config), None)
     if name is None:
         return None
     here = config.part(name, joint)
@@ -520,14 +518,3 @@ _READERS: dict[str, Callable[[_Object, str], Quantization]] = {
     "mxfp4": _mxfp4,
     "bitsandbytes": _bitsandbytes,
 }
-
-
-def library_of(method: str) -> str | None:
-    """How the lists of modules in a configuration of this method are read; None: not known."""
-    if method.startswith("modelopt"):
-        return MODELOPT
-    if method == COMPRESSED_TENSORS:
-        return COMPRESSED_TENSORS
-    return TRANSFORMERS if method in _READERS else None
-
-

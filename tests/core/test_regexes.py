@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from migrate.core.regexes import LONGEST, Regexes, RegexError
+from migrate.core.regexes import LONGEST, RegexError, Regexes
 
 ATOMS = ["a", "b", "c", "0", ".", r"\.", r"\d", r"\w", r"\D", "[ab]", "[^a]", "[a-c1]", "[.-]", "{"]
 
@@ -109,7 +109,8 @@ def test_what_re_refuses_is_refused() -> None:
     rng = random.Random(1)
     refused = 0
     for _ in range(3000):
-        text = "".join(rng.choice("ab.*+?()[]{}|^$\\,12") for _ in range(rng.randrange(1, 7)))
+        # no `[`: of nested sets `re` says that their meaning may change
+        text = "".join(rng.choice("ab.*+?()]{}|^$\\,12") for _ in range(rng.randrange(1, 7)))
         try:
             re.compile(text)
         except (re.error, OverflowError):

@@ -66,9 +66,21 @@ def test_a_schema_is_valid_and_says_what_it_describes(name: str) -> None:
     )
 
 
+def keywords(schema: Any) -> Iterator[str]:
+    """The names in the schema that are not names of fields (`not` of `where` is one)."""
+    if isinstance(schema, list):
+        for item in schema:
+            yield from keywords(item)
+    elif isinstance(schema, dict):
+        for name, value in schema.items():
+            yield name
+            fields = name in ("properties", "$defs") and isinstance(value, dict)
+            yield from keywords(list(value.values()) if fields else value)
+
+
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_people_write_has_no_alternatives_that_would_hide_a_mistake(name: str) -> None:
-    assert not {"oneOf", "anyOf", "allOf", "not"} & set(json.dumps(MADE[name]).split('"'))
+    assert not {"oneOf", "anyOf", "allOf", "not"} & set(keywords(MADE[name]))
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -8,7 +8,14 @@ import re
 
 import pytest
 
-from migrate.source.module_lists import LIBRARIES, ModuleList, RegexError, is_class, is_pattern
+from migrate.source.module_lists import (
+    LIBRARIES,
+    ModuleList,
+    RegexError,
+    is_class,
+    is_pattern,
+    list_library,
+)
 
 SEGMENTS = ["model", "layers", "1", "10", "mlp", "gate", "gate_proj", "lm_head", "a\n"]
 
@@ -39,7 +46,9 @@ def test_modelopt_takes_globs_of_the_whole_name() -> None:
 
 
 def test_transformers_takes_what_begins_or_ends_a_name() -> None:
-    skip = ModuleList(["lm_head", "model.layers.*.self_attn", "model.layers.1.mlp.gate"], "transformers")
+    skip = ModuleList(
+        ["lm_head", "model.layers.*.self_attn", "model.layers.1.mlp.gate"], "transformers"
+    )
     assert skip.selects("model.lm_head")
     assert skip.selects("model.layers.7.self_attn.q_proj")
     assert skip.selects("model.layers.1.mlp.gate")
@@ -109,3 +118,22 @@ def test_what_is_more_than_a_name_is_seen() -> None:
 def test_an_expression_that_cannot_be_read_is_named() -> None:
     with pytest.raises(RegexError, match=re.escape(r"`(?<=a)b`: `(?<=` at 0")):
         ModuleList(["lm_head", "re:(?<=a)b"], "compressed-tensors")
+
+
+@pytest.mark.parametrize(
+    ("files", "library"),
+    [
+        ({}, "exact"),
+        ({"config.json": {"model_type": "llama"}}, "exact"),
+        ({"config.json": {"quantization_config": {"quant_method": "aqlm"}}}, "exact"),
+        ({"config.json": {"quantization_config": {"quant_method": "fp8"}}}, "transformers"),
+        ({"config.json": {"quantization_config": {"quant_method": "modelopt_fp4"}}}, "modelopt"),
+        ({"config.json": {"compression_config": {"config_groups": {}}}}, "compressed-tensors"),
+        ({"config.json": {"text_config": {"quantization_config": {"quant_method": "awq"}}}},
+         "transformers"),
+        ({"hf_quant_config.json": {}, "config.json": {}}, "modelopt"),
+        ({"config.json": {"text_config": 3, "quantization_config": 4}}, "exact"),
+    ],
+)  # fmt: skip
+def test_the_configuration_says_who_reads_its_lists(files: dict, library: str) -> None:
+    assert list_library(files.get) == library

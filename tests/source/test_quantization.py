@@ -15,7 +15,6 @@ from migrate.source.quantization import (
     Scheme,
     contradiction,
     describe,
-    library_of,
     read_quantization,
 )
 
@@ -55,13 +54,25 @@ PRESETS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     (
         "FP8",
         "float-quantized",
-        {"num_bits": 8, "type": "float", "symmetric": True, "group_size": None, "strategy": "tensor"},
+        {
+            "num_bits": 8,
+            "type": "float",
+            "symmetric": True,
+            "group_size": None,
+            "strategy": "tensor",
+        },
         {"format": "fp8", "bits": 8, "granularity": "tensor"},
     ),
     (
         "FP8_DYNAMIC",
         "float-quantized",
-        {"num_bits": 8, "type": "float", "symmetric": True, "group_size": None, "strategy": "channel"},
+        {
+            "num_bits": 8,
+            "type": "float",
+            "symmetric": True,
+            "group_size": None,
+            "strategy": "channel",
+        },
         {"format": "fp8", "bits": 8, "granularity": "channel"},
     ),
     (
@@ -129,7 +140,7 @@ def test_schemes_of_compressed_tensors(
     assert facts(older.scheme_of("lm_head")) == wanted
 
 
-def test_groups_of_compressed_tensors_are_told_apart_by_names_then_expressions_then_classes() -> None:
+def test_names_count_before_expressions_and_expressions_before_classes() -> None:
     def group(bits: int, *targets: str, form: str | None = None) -> dict[str, Any]:
         weights = {"num_bits": bits, "type": "int", "strategy": "channel"}
         return {"targets": list(targets), "weights": weights, "format": form}
@@ -310,9 +321,6 @@ def test_no_configuration_and_one_of_a_method_that_is_not_known() -> None:
     other = said({"quant_method": "aqlm", "nbits_per_codebook": 16})
     assert other.method == "aqlm"
     assert describe(other.scheme_of("x")) == "a format that is not known here"
-    assert library_of("aqlm") is None
-    assert library_of("modelopt_fp4") == "modelopt"
-    assert library_of("awq") == "transformers"
 
 
 def test_a_contradiction_names_the_module_and_both_readings() -> None:

@@ -1,0 +1,272 @@
+"""What rule files do to the configuration of a number format: written, rewritten, removed, and
+brought back to the byte.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import files, folder, refusal, round_trip, side
+from commandline import contents, done, rules
+
+HEAD = 'keep: ["{k...}"]\nrules: [{name: m, from: old.weight, to: new.weight}]\n'
+# two linears that are encoded and two that are not, a norm, and what lies beside codes
+MIXED: dict[str, tuple[str, list[int]]] = {
+    "old.weight": ("BF16", [4, 4]),
+    "l.2.q.weight": ("F8_E4M3", [4, 4]),
+    "l.2.q.weight_scale": ("BF16", [4, 1]),
+    "l.10.q.weight_packed": ("I32", [4, 2]),
+    "l.10.q.weight_scale": ("BF16", [4, 1]),
+    "l.10.norm.weight": ("BF16", [4]),
+    "l.10.k.weight": ("BF16", [4, 4]),
+    "l.2.k.weight": ("F32", [4, 4]),
+    "ids": ("I64", [1, 4]),
+    "mask.causal": ("BOOL", [4, 4]),
+}
+CONFIG = {
+    "model_type": "m",
+    "quantization_config": {"quant_method": "awq", "zero_point": True, "bits": 4},
+    "last": 1,
+}
+MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"exclude_modules": ["lm_head"]}}
+
+
+def modelopt_text() -> str:
+    # as ModelOpt writes it: four spaces, no newline at the end
+    return json.dumps(MODELOPT, indent=4)
+
+
+def test_a_whole_file_goes_and_returns_to_the_byte(tmp_path: Path) -> None:
+    source = folder(tmp_path / "old", MIXED, config=CONFIG, hf_quant_config=modelopt_text())
+    file = rules(
+        tmp_path,
+        "files: {hf_quant_config.json: null, config.json: {quantization_config: null}}\n" + HEAD,
+    )
+    new = round_trip(source, tmp_path, "--rules", file)
+    assert files(new).keys() == {"config.json"}
+    assert side(new) == {"model_type": "m", "last": 1}
+    plan = done("plan", source, "--rules", file, "--format", "json").json
+    changes = {row["path"]: row["change"] for row in plan["patched"]}
+    assert changes == {"hf_quant_config.json": "removed", "config.json": "changed"}
+
+
+def test_a_file_that_is_not_there_need_not_go(tmp_path: Path) -> None:
+    source = folder(tmp_path / "old", MIXED, config=CONFIG)
+    file = rules(tmp_path, "files: {hf_quant_config.json: null}\n" + HEAD)
+    assert files(round_trip(source, tmp_path, "--rules", file)) == files(source)
+
+
+def test_a_file_is_begun_and_goes_on_the_way_back(tmp_path: Path) -> None:
+    source = folder(tmp_path / "old", MIXED, config=CONFIG)
+    file = rules(
+        tmp_path,
+        "files: {hf_quant_config.json: {quantization: {exclude_modules: $plain_modules}}}\n" + HEAD,
+    )
+    new = round_trip(source, tmp_path, "--rules", file)
+    assert side(new, "hf_quant_config") == {
+        "quantization": {"exclude_modules": ["l.2.k", "l.10.k", "new"]}
+    }
+
+
+def test_patches_take_the_modules_that_stayed_plain_and_those_that_are_encoded(
+    tmp_path: Path,
+) -> None:
+    source = folder(tmp_path / "old", MIXED, config=CONFIG)
+    file = rules(
+        tmp_path,
+        "files:\n  config.json:\n    quantization_config:\n      ignore: $plain_modules\n"
+        "      config_groups: {group_0: {targets: $encoded_modules}}\n" + HEAD,
+    )
+    new = round_trip(source, tmp_path, "--rules", file)
+    assert side(new)["quantization_config"] == {
+        "quant_method": "awq",
+        "zero_point": True,
+        "bits": 4,
+        "ignore": ["l.2.k", "l.10.k", "new"],
+        "config_groups": {"group_0": {"targets": ["l.2.q", "l.10.q"]}},
+    }
+
+
+def test_patches_in_order_replace_what_one_would_merge_into(tmp_path: Path) -> None:
+    source = folder(tmp_path / "old", MIXED, config=CONFIG)
+    file = rules(
+        tmp_path,
+        "files:\n  config.json:\n    - {quantization_config: null}\n"
+        "    - {quantization_config: {ignore: [], bits: 8, quant_method: compressed-tensors}}\n"
+        + HEAD,
+    )
+    new = round_trip(source, tmp_path, "--rules", file)
+    assert side(new) == {
+        "model_type": "m",
+        "last": 1,
+        "quantization_config": {"quant_method": "compressed-tensors", "bits": 8, "ignore": []},
+    }
+
+
+WRITES = """
+files: {config.json: {quantization_config: null}, hf_quant_config.json: null}
+files_back:
+  config.json: {quantization_config: {quant_method: fp8, modules_to_not_convert: $plain_modules}}
+"""
+
+
+def test_the_way_back_writes_what_it_says_where_no_stamp_says_more(tmp_path: Path) -> None:
+    plain = {"old.weight" if k == "new.weight" else k: s for k, s in MIXED.items()}
+    plain["new.weight"] = plain.pop("old.weight")
+    source = folder(tmp_path / "trained", plain, config={"model_type": "m"})
+    file = rules(tmp_path, WRITES + HEAD)
+    answer = done("downgrade", source, "-o", tmp_path / "coded", "--rules", file)
+    assert side(tmp_path / "coded") == {
+        "model_type": "m",
+        "quantization_config": {
+            "quant_method": "fp8",
+            "modules_to_not_convert": ["l.2.k", "l.10.k", "old"],
+        },
+    }
+    # what the rule file says nothing of is said to be unknown
+    assert "hf_quant_config.json cannot be downgraded: no stamp says whether it was" in (
+        " ".join(answer.err.split())
+    )
+    assert "config.json cannot" not in answer.err.replace("hf_quant_config.json cannot", "")
+    done("apply", tmp_path / "coded", "-o", tmp_path / "again", "--rules", file)
+    assert files(tmp_path / "again") == files(source)
+
+
+def test_a_stamp_says_more_than_the_rule_file(tmp_path: Path) -> None:
+    source = folder(tmp_path / "old", MIXED, config=CONFIG)
+    new = round_trip(source, tmp_path, "--rules", rules(tmp_path, WRITES + HEAD))
+    assert side(new) == {"model_type": "m", "last": 1}
+
+
+def test_a_file_that_was_made_again_since_it_went_is_named(tmp_path: Path) -> None:
+    source = folder(tmp_path / "old", MIXED, hf_quant_config=modelopt_text())
+    file = rules(tmp_path, "files: {hf_quant_config.json: null}\n" + HEAD)
+    done("apply", source, "-o", tmp_path / "new", "--rules", file)
+    (tmp_path / "new" / "hf_quant_config.json").write_text('{"other": 1}')
+    question = ("--downgrade", tmp_path / "new", "--rules", file)
+    plan = done("plan", *question, "--format", "json").json
+    assert plan["downgrade"]["exact"] is False
+    assert any("hf_quant_config.json was edited since" in r for r in plan["downgrade"]["because"])
+    done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--rules", file)
+    assert files(tmp_path / "back") == files(source)
+
+
+def test_a_stamp_with_a_text_that_is_no_object_is_refused_by_the_name_of_the_file(
+    tmp_path: Path,
+) -> None:
+    source = folder(tmp_path / "old", MIXED, hf_quant_config=modelopt_text())
+    file = rules(tmp_path, "files: {hf_quant_config.json: null}\n" + HEAD)
+    done("apply", source, "-o", tmp_path / "new", "--rules", file)
+    history = tmp_path / "new" / "migrate.history.json"
+    stamped = json.loads(history.read_text())
+    (undo,) = stamped["applied"][0]["files"]["hf_quant_config.json"]
+    assert undo == {"at": [], "was": modelopt_text()}
+    undo["was"] = "[1]"
+    history.write_text(json.dumps(stamped))
+    found = refusal("plan", "--downgrade", tmp_path / "new", "--rules", file, exit=3)
+    assert (found["code"], "hf_quant_config.json" in found["message"]) == ("M513", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("params: {plain_modules: {type: list}}\n", "M114", "a list that patches of side files"),
+        ("files: {config.json: []}\n", "M114", "an empty list changes nothing"),
+        ("files: {config.json: [{a: 1}, null]}\n", "M106", "a mapping is expected"),
+        ("files_back: {config.json: {a: $n}}\n", "M112", "`$n` is not a param"),
+        ("params: {n: {type: int, modules: true}}\n", "M114", "`modules` is for lists of text"),
+    ],
+)
+def test_what_a_patch_may_not_say(tmp_path: Path, text: str, code: str, words: str) -> None:
+    source = folder(tmp_path / "old", MIXED)
+    file = rules(tmp_path, text + HEAD)
+    found = refusal("plan", source, "--rules", file, exit=2)
+    assert found["code"] == code
+    assert words in found["message"]
+
+
+def test_lists_of_modules_are_for_patches_alone(tmp_path: Path) -> None:
+    source = folder(tmp_path / "old", MIXED)
+    file = rules(
+        tmp_path, 'keep: ["{k...}"]\nrules: [{name: m, from: "{m}.weight", to: "{m}.w", '
+        "where: {m: $plain_modules}}]\n"
+    )  # fmt: skip
+    assert refusal("plan", source, "--rules", file, exit=2)["code"] == "M112"
+
+
+def test_two_files_of_an_edge_may_not_both_say_what_becomes_of_a_file(tmp_path: Path) -> None:
+    source = folder(tmp_path / "old", MIXED, hf_quant_config=modelopt_text())
+    one = rules(tmp_path / "a", "files: {hf_quant_config.json: null}\n" + HEAD)
+    text = 'files: {hf_quant_config.json: {a: 1}}\nkeep: ["{k...}"]\nrules: []\n'
+    two = tmp_path / "b" / "rules.yaml"
+    rules(tmp_path / "b", text)
+    two.write_text(two.read_text().replace("id: demo/v2/rules", "id: demo/v2/other"))
+    found = refusal("plan", source, "--rules", one, "--rules", two, exit=2)
+    assert found["code"] == "M516"
+
+
+# what rules take of a mixed checkpoint
+
+
+def ignoring(tmp_path: Path, more: str = "not: $ignored") -> Path:
+    return rules(
+        tmp_path,
+        "params:\n  ignored: {type: list, items: str, modules: true, optional: true, "
+        "config: [quantization_config.ignore, quantization_config.modules_to_not_convert]}\n"
+        'keep: ["{k...}"]\n'
+        f'rules: [{{name: m, from: "{{m...}}.weight", to: "{{m}}.w", where: {{m: {{{more}}}}}}}]\n',
+    )
+
+
+LINEARS: dict[str, Any] = {
+    f"model.{name}.weight": ("BF16", [2, 2])
+    for name in ("0.gate", "0.gate_proj", "1.gate", "1.gate_proj", "lm_head")
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "left"),
+    [
+        ({"quant_method": "compressed-tensors", "ignore": ["re:.*gate$", "model.lm_head"]},
+         ["0.gate", "1.gate", "lm_head"]),
+        ({"quant_method": "compressed-tensors", "ignore": ["lm_head", "Linear"]}, []),
+        ({"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "model.0.gate"]},
+         ["0.gate", "lm_head"]),
+        ({"quant_method": "modelopt", "ignore": ["*.lm_head", "model.0*"]},
+         ["0.gate", "0.gate_proj", "lm_head"]),
+        ({"quant_method": "unknown", "ignore": ["model.0*", "model.1.gate"]}, ["1.gate"]),
+        (None, []),
+    ],
+)  # fmt: skip
+def test_a_list_in_the_configuration_leaves_out_what_its_library_reads_in_it(
+    tmp_path: Path, config: Any, left: list[str]
+) -> None:
+    source = folder(tmp_path / "old", LINEARS, config={"quantization_config": config})
+    new = round_trip(source, tmp_path, "--rules", ignoring(tmp_path))
+    taken = {key for key in contents(new) if key.endswith(".w")}
+    assert {key.removeprefix("model.").removesuffix(".weight") for key in contents(new)} - {
+        key.removeprefix("model.") for key in taken
+    } == set(left)
+
+
+def test_an_expression_that_needs_backtracking_is_refused_by_its_text(tmp_path: Path) -> None:
+    config = {"quant_method": "compressed-tensors", "ignore": [r"re:(a)\1"]}
+    source = folder(tmp_path / "old", LINEARS, config={"quantization_config": config})
+    found = refusal("plan", source, "--rules", ignoring(tmp_path), exit=3)
+    assert found["code"] == "M513"
+    assert r"`(a)\1`" in found["message"]
+
+
+def test_values_may_be_left_out_of_a_capture_with_alternatives(tmp_path: Path) -> None:
+    source = folder(tmp_path / "old", LINEARS)
+    text = (
+        'keep: ["{k...}"]\nrules: [{name: m, from: "model.{n:int}.{w:gate|gate_proj}.weight", '
+        'to: "model.{n}.{w}.w", where: {w: {not: gate}, n: {min: 1, not: 7}}}]\n'
+    )
+    new = round_trip(source, tmp_path, "--rules", rules(tmp_path, text))
+    assert {key for key in contents(new) if key.endswith(".w")} == {"model.1.gate_proj.w"}
+    wrong = rules(tmp_path / "wrong", text.replace("{not: gate}", "{not: up}"))
+    assert refusal("plan", source, "--rules", wrong, exit=2)["code"] == "M114"
