@@ -310,20 +310,21 @@ def test_a_rule_file_cannot_change_what_is_no_side_file(tmp_path: Path, name: st
     assert refusal("plan", small(tmp_path / "old"), "--rules", rule, exit=2)["code"] == "M114"
 
 
-@pytest.mark.parametrize("patch", ["null", "[1]", "text"])
+@pytest.mark.parametrize("patch", ["[1]", "text"])
 def test_a_patch_is_an_object(tmp_path: Path, patch: str) -> None:
     rule = rules(tmp_path, f"files: {{config.json: {patch}}}\n" + MOVE)
     assert refusal("plan", small(tmp_path / "old"), "--rules", rule, exit=2)["code"] == "M106"
 
 
+@pytest.mark.parametrize("step", [{"at": ["a"], "was": 1}, {"at": [], "was": '{"a": 1}'}])
 @pytest.mark.parametrize(
     "path", ["../evil.json", "/tmp/evil.json", "model.safetensors", "absent.json"]
 )
-def test_a_stamp_cannot_make_files(tmp_path: Path, path: str) -> None:
+def test_a_stamp_cannot_make_files(tmp_path: Path, path: str, step: Any) -> None:
     rule = rules(tmp_path, "files: {config.json: {rows: 4}}\n" + MOVE)
     done("apply", small(tmp_path / "old", config={}), "-o", tmp_path / "new", "--rules", rule)
     text = stamp(tmp_path / "new")
-    text["applied"][0]["files"] = {path: [{"at": ["a"], "was": 1}]}
+    text["applied"][0]["files"] = {path: [step]}
     (tmp_path / "new" / "migrate.history.json").write_text(json.dumps(text))
     run("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--rules", rule)
     names = {p.name for p in tmp_path.rglob("*")}

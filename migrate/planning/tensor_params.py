@@ -1,0 +1,195 @@
+"""What the tensors of a checkpoint say of params: dtypes, sizes, how many there are of a kind, and
+names that are numbered.
+
+Only tensors that a step reads in its direction count, and backwards none that it makes anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..core.errors import listed, printable
+from ..core.keys import Pattern, TwoReadings, parse
+from ..core.spec import ALIASES
+from ..core.templates import as_seen, fitting, group, rank_of, takes
+from ..rules import params as parameters
+from .graph import Tensor
+
+if TYPE_CHECKING:
+    from ..rules.compiled import CompiledRule
+    from ..rules.model import Dtype, Groups, Shape
+
+
+class WalkedEdge(Protocol):
+    """What is asked of a step: its direction, its rules, and the patterns that it reads."""
+
+    @property
+    def backwards(self) -> bool: ...
+
+    @property
+    def rules(self) -> tuple[tuple[CompiledRule, Mapping[str, Any]], ...]: ...
+
+    def reads(self) -> list[Pattern]: ...
+
+
+def dtypes_of(
+    step: WalkedEdge, dtype: Dtype, tensors: Mapping[str, Tensor], known: Any
+) -> Iterator[tuple[str, str]]:
+    """(place for messages, dtype) of the named tensors; of those of one dtype only the first.
+
+    Where they differ, `known` says which of them counts.
+    """
+    first: dict[str, str] = {}
+    for _, _, keys in _named(step, dtype.key, tensors, alike=False):
+        for key in keys:
+            first.setdefault(tensors[key].spec.dtype, key)
+    chosen = ALIASES.get(str(known), str(known))
+    yield from (
+        (f"the dtype of {printable(key)}", name)
+        for name, key in first.items()
+        if chosen not in first or name == chosen
+    )
+
+
+def sizes_of(
+    step: WalkedEdge, shape: Shape, tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[str, int]]:
+    """(place for messages, size) of the named tensors; of those of one size only the first."""
+    seen: set[int] = set()
+    for text, pattern, keys in _named(step, shape.key, tensors):
+        if shape.count is not None:
+            if keys:
+                yield (
+                    f"the values of {{{shape.count}}} in {text}",
+                    len(_values(pattern, shape.count, keys)),
+                )
+            continue
+        for key in keys:
+            sizes = tensors[key].spec.shape
+            size = sizes[shape.dim] if -len(sizes) <= shape.dim < len(sizes) else None
+            if size is not None and size not in seen:
+                seen.add(size)
+                yield f"axis {shape.dim} of {printable(key)}", size
+
+
+def names_of(tensors: Iterable[str]) -> Iterator[str]:
+    """The names of modules and tensors, the root's empty one too, in key order without ranks."""
+    known = {""}
+    yield ""
+    for key in tensors:
+        name = key if rank_of(key) is None else key.rpartition("@")[0]
+        at = -1
+        while (at := name.find(".", at + 1)) >= 0:
+            if (above := name[:at]) not in known:
+                known.add(above)
+                yield above
+        if name not in known:
+            known.add(name)
+            yield name
+
+
+def grouped_names(
+    step: WalkedEdge, groups: Groups, tensors: Mapping[str, Tensor]
+) -> list[str] | str:
+    """The names that the numbered tensors give, if all of them do; else why not.
+
+    Only tensors that the edge reads in the direction in which it is walked.
+    """
+    pattern = parse(groups.key)
+    reads = step.reads()
+    of, over = pattern.captures.index(groups.of), pattern.captures.index(groups.over)
+    found: dict[tuple[str, int | None], dict[int, str]] = {}
+    for t in group(tensors):
+        keys = [key for key, fits in zip(t.keys, fitting(pattern, t), strict=True) if fits]
+        if not keys or not any(takes(p, keys[0]) for p in reads):
+            continue
+        for key in keys:
+            try:
+                row = pattern.match(as_seen(pattern, key))
+            except TwoReadings:
+                return f"{printable(key)} has two readings under {groups.key}"
+            if row is not None:
+                found.setdefault((str(row[of]), rank_of(key)), {})[int(row[over])] = key
+    odd: list[str] = []
+    names = dict.fromkeys(name for name, _ in found)
+    for (name, _), keys_of in found.items():
+        known = len(odd)
+        specs = {tensors[key].spec for key in keys_of.values()}
+        if len(keys_of) < 2 or sorted(keys_of) != list(range(len(keys_of))):
+            odd.append(
+                f"{printable(name) or repr('')} has {groups.over} = "
+                f"{listed([str(n) for n in sorted(keys_of)], 4)}"
+            )
+        elif len(specs) > 1 or (
+            groups.ndim is not None and groups.ndim != len(next(iter(specs)).shape)
+        ):
+            odd.append(
+                f"{printable(name) or repr('')} has "
+                f"{listed([str(s) for s in sorted(map(str, specs))], 3)}"
+            )
+        if len(odd) > known:
+            names.pop(name, None)
+    if not found:
+        return parameters.why_no_names(groups)
+    if odd:
+        alike = "numbered from 0 without a gap, two or more, of one shape and dtype"
+        return (
+            f"the tensors of {groups.key} do not determine it, because not all are {alike}: "
+            f"{listed(odd, 4)}"
+            + (
+                f"; these are: {listed([printable(name) or repr('') for name in names], 8)}"
+                if names
+                else ""
+            )
+        )
+    return list(names)
+
+
+def _named(
+    step: WalkedEdge, texts: Iterable[str], tensors: Mapping[str, Tensor], *, alike: bool = True
+) -> Iterator[tuple[str, Pattern, list[str]]]:
+    """(text, pattern, keys) of each key or pattern that a param's place names.
+
+    Backwards a key that the edge takes and makes again is another tensor, and says nothing about
+    the one before; unless `alike`, nor does what it made under another name.
+    """
+    templates = None
+    for text in texts:
+        pattern = parse(text)
+        plain = text.replace("{{", "{").replace("}}", "}")
+        if plain in tensors and not pattern.captures:
+            keys = [plain]
+        else:
+            templates = templates or group(tensors)
+            keys = [
+                key
+                for t in templates
+                for key, fits in zip(t.keys, fitting(pattern, t), strict=True)
+                if fits
+            ]
+        if step.backwards:
+            sides = [
+                side
+                for rule, _ in step.rules
+                for side in (rule.sources, *(() if alike else (rule.targets,)))
+            ]
+            others = [p for side in sides for p in side.values() if not p.params]
+            keys = [key for key in keys if not any(takes(p, key) for p in others)]
+        yield text, pattern, keys
+
+
+def _values(pattern: Pattern, capture: str, keys: Sequence[str]) -> set[Any]:
+    """The different values of one capture in keys that the pattern fits, one way; a key that stands
+    in one file has rank 0.
+    """
+    at = pattern.captures.index(capture)
+    found: set[Any] = set()
+    for key in keys:
+        try:
+            row = pattern.match(as_seen(pattern, key))
+        except TwoReadings:
+            continue
+        if row is not None:
+            found.add(row[at])
+    return found
