@@ -324,7 +324,7 @@ class PathState:
                 f"{who} changes {listed(paths)}, which only a folder has" for who, paths in changing
             ]
         undone = (_undone(step) if step.backwards else None) or {}
-        if not undone:
+        if before and not undone:
             self._modules = _modules(step, bound.tensors)
         values = {**params, **self._modules}
         if len(step.files) > 1:
@@ -332,7 +332,7 @@ class PathState:
         renamed: set[tuple[str, tuple[str, ...]]] = set()
         for file in (file for file in step.files if file.model.names):
             self.notes += rename(file, self.sides, bound, undone, renamed, report)
-        for file in step.files:
+        for file in step.files if before else ():
             for path, patch in _patches(step, file).items():
                 self._patch(path, fill_patch(patch, values, PARAM))
         if not step.backwards:
