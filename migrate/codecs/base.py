@@ -153,6 +153,20 @@ class Codec:
         """Fills `out` with the numbers of `box`: computed in float32, rounded to `dtype` once."""
         raise NotImplementedError
 
+    def surveys(self, args: Any, spec: Spec) -> bool:
+        """Whether something must be known of all numbers before the first code, as the largest of a
+        tensor that has one scale: `encode` and `recall` are then given it as `survey`.
+        """
+        return False
+
+    def survey(self, args: Any, array: Any, spec: Spec, box: Box, known: Any = None) -> Any:
+        """What is known of the numbers after one more box of them, `array`, in little memory.
+
+        `known` is what was found before, None of the first box; boxes come in row-major order and
+        are of any size. OpError M406 as `encode`.
+        """
+        raise NotImplementedError
+
     def remembers(self, args: Any, spec: Spec) -> int:
         """The most bytes that `encode` keeps in `memo`."""
         return 0
@@ -167,21 +181,29 @@ class Codec:
         out: Any,
         meter: Meter | None = None,
         memo: dict[str, Any] | None = None,
+        survey: Any = None,
     ) -> None:
         """Fills `out` with `box` of part number `part`, from the box of the numbers that
         `encode_needs` names.
 
         `memo`, if there is one, is shared by all boxes and parts of one tensor: what is found for
-        one part may serve the next. OpError M406 at the first number that is not finite, unless
-        `non_finite` says otherwise.
+        one part may serve the next. `survey` is there where `surveys` says so. OpError M406 at the
+        first number that is not finite, unless `non_finite` says otherwise.
         """
         raise NotImplementedError
 
     def recall(
-        self, args: Any, spec: Spec, part: int, box: Box, out: Any, memo: dict[str, Any]
+        self,
+        args: Any,
+        spec: Spec,
+        part: int,
+        box: Box,
+        out: Any,
+        memo: dict[str, Any] | None = None,
+        survey: Any = None,
     ) -> bool:
-        """Fills `out` with `box` of part number `part` from `memo` alone, as `encode` would; False
-        where it does not hold enough.
+        """Fills `out` with `box` of part number `part` from `memo` and `survey` alone, as `encode`
+        would; False where these do not hold enough.
         """
         return False
 

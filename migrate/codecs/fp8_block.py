@@ -213,9 +213,16 @@ class Fp8Block(Codec):
         return _Known.EACH * prod(_grid(spec.shape, _block(args)))
 
     def recall(
-        self, args: Any, spec: Spec, part: int, box: Box, out: Any, memo: dict[str, Any]
+        self,
+        args: Any,
+        spec: Spec,
+        part: int,
+        box: Box,
+        out: Any,
+        memo: dict[str, Any] | None = None,
+        survey: Any = None,
     ) -> bool:
-        known: _Known | None = memo.get("amax")
+        known: _Known | None = None if memo is None else memo.get("amax")
         found = known.get(box) if known is not None and part == 1 else None
         if found is None:
             return False
@@ -233,6 +240,7 @@ class Fp8Block(Codec):
         out: Any,
         meter: Meter | None = None,
         memo: dict[str, Any] | None = None,
+        survey: Any = None,
     ) -> None:
         if 0 in array.shape:
             return

@@ -328,6 +328,8 @@ class ValueOp(Op):
         stop: int,
     ) -> Array:
         """As `Op.rows`, from the boxes that `needs` names for rows cut at the borders of blocks."""
+        if self.surveys(args, specs):
+            return super().rows(args, part, specs, parts, output, start, stop)
         shape = self.infer(args, specs, parts)[output].shape
         low, high = self.rounded_rows(args, specs, parts, output, start, stop)
         boxes = self.needs(args, specs, output, ((low, high), *((0, n) for n in shape[1:])))
@@ -386,10 +388,29 @@ class ValueOp(Op):
         output: int,
         box: Box,
         out: Any,
-        memo: dict[str, Any],
+        memo: dict[str, Any] | None = None,
+        survey: Any = None,
     ) -> bool:
-        """Fills `out` as `compute` would, from `memo` alone; False where that is not enough."""
+        """Fills `out` as `compute` would, from `memo` and `survey` alone; False where these are not
+        enough.
+        """
         return False
+
+    def surveys(self, args: Any, specs: Sequence[Spec]) -> bool:
+        """Whether something must be known of all numbers of the first input before the first box is
+        computed: `compute` and `recall` are then given it as `survey`.
+        """
+        return False
+
+    def survey(
+        self, args: Any, specs: Sequence[Spec], box: Box, array: Any, known: Any = None
+    ) -> Any:
+        """What is known of the first input after one more box of it, `array`, in little memory.
+
+        `known` is what was found before, None of the first box; boxes come in row-major order and
+        are of any size. OpError for values that the op refuses, with the first index.
+        """
+        raise NotImplementedError
 
     def loss_on(self, args: Any, specs: Sequence[Spec]) -> Loss:
         """The loss on inputs of these specs."""

@@ -130,10 +130,22 @@ class Quantize(CodecOp):
         output: int,
         box: Box,
         out: Any,
-        memo: dict[str, Any],
+        memo: dict[str, Any] | None = None,
+        survey: Any = None,
     ) -> bool:
         codec, own = called(args)
-        return codec.recall(own, specs[0], _numbers(args)[output], box, out, memo)
+        part = _numbers(args)[output]
+        return codec.recall(own, specs[0], part, box, out, memo, **_surveyed(survey))
+
+    def surveys(self, args: Args, specs: Sequence[Spec]) -> bool:
+        codec, own = called(args)
+        return codec.surveys(own, specs[0])
+
+    def survey(
+        self, args: Args, specs: Sequence[Spec], box: Box, array: Any, known: Any = None
+    ) -> Any:
+        codec, own = called(args)
+        return codec.survey(own, array, specs[0], box, known)
 
     def compute(
         self,
@@ -145,9 +157,11 @@ class Quantize(CodecOp):
         out: Any,
         meter: Meter | None = None,
         memo: dict[str, Any] | None = None,
+        survey: Any = None,
     ) -> None:
         codec, own = called(args)
-        codec.encode(own, arrays[0], specs[0], _numbers(args)[output], box, out, meter, memo)
+        part, known = _numbers(args)[output], _surveyed(survey)
+        codec.encode(own, arrays[0], specs[0], part, box, out, meter, memo, **known)
 
     def eager(
         self,
@@ -182,6 +196,11 @@ class Chosen(Quantize.Args):
     """The arguments for the parts that a tensor is to have: their numbers in the codec's order."""
 
     numbers: tuple[int, ...] = ()
+
+
+def _surveyed(survey: Any) -> dict[str, Any]:
+    """The argument `survey`, which only a codec takes that makes one."""
+    return {} if survey is None else {"survey": survey}
 
 
 def _numbers(args: Quantize.Args) -> Sequence[int]:

@@ -161,7 +161,7 @@ class Kind(NamedTuple):
 
     `shape` counts whole-byte units of `unit` = (elements, bytes); `grain` counts elements. `least`
     are the bytes of the smallest box with its inputs and temporaries. `regional`: it is computed
-    box by box, else whole.
+    box by box, else whole. `surveyed`: all of the first input is looked through before.
     """
 
     op: Any
@@ -174,6 +174,7 @@ class Kind(NamedTuple):
     grain: tuple[int, ...]
     least: int
     regional: bool
+    surveyed: bool = False
 
     def needs(self, box: Box) -> list[Box]:
         found: list[Box] = self.op.needs(self.args, self.specs, self.output, box)
@@ -238,7 +239,13 @@ def kind_of(call: Computation, output: int, spec: Spec) -> Kind:
         everything,
         False,
     )
-    if not isinstance(op, ValueOp) or not spec.numel or not spec.shape or spec.shape[-1] % elements:
+    if not isinstance(op, ValueOp) or not spec.numel:
+        return whole
+    if op.surveys(call.op_call.args, specs):
+        whole = whole._replace(surveyed=True)
+        if not spec.shape:
+            return whole._replace(least=TEMPORARIES * whole.cost(()))
+    if not spec.shape or spec.shape[-1] % elements:
         return whole
     grain = tuple(op.grain(call.op_call.args, specs, output))
     # a unit is not cut

@@ -357,10 +357,15 @@ class EagerEvaluation:
         return found[0], made
 
 
-def by_rows(expression: Program) -> bool:
+def by_rows(expression: Program, specs: Specs) -> bool:
     """Whether some rows can be made from less than all of the inputs."""
     while isinstance(expression, ApplyOp):
-        if not ops.get(expression.op).by_rows:
+        op = ops.get(expression.op)
+        if not op.by_rows:
+            return False
+        if isinstance(op, ValueOp) and op.surveys(
+            expression.args, [specs.of(e) for e in expression.inputs]
+        ):
             return False
         expression = expression.inputs[0]
     return True

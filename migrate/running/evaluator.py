@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ..core import view as views
 from ..core.errors import Report, fail, listed, option
@@ -55,6 +55,7 @@ from .geometry import (
     within,
 )
 from .resources import CPU, MAX_MEMORY, Device
+from .surveys import Surveys
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,6 +112,7 @@ class Evaluator:
         # taken
         self._memos: dict[int, tuple[Computation, dict[str, Any], int]] = {}
         self._remembered = 0
+        self._surveys: Surveys | None = None
         self._making: dict[int, threading.RLock] = {}
         self._spent: set[int] = set()
         self._kinds: dict[tuple[Any, ...], Kind] = {}
@@ -247,6 +249,8 @@ class Evaluator:
             self._spent.add(id(call))
             if (memo := self._memos.pop(id(call), None)) is not None:
                 self._remembered -= memo[2]
+        if self._surveys is not None:
+            self._surveys.drop(call)
         if self._ledger is not None:
             self._ledger.close(call)
         for tensor in call.inputs:
@@ -395,6 +399,8 @@ class Evaluator:
         call = value.computation
         on_device = workspace.lane is not None and self._device.takes(kind.op, place.dtype)
         memo = {} if on_device else self._memo(call, kind)
+        if kind.surveyed:
+            memo["survey"] = self._survey(workspace, call, kind)
         if (
             memo
             and place.flags.c_contiguous
@@ -414,12 +420,7 @@ class Evaluator:
             try:
                 kind.op.compute(kind.args, given, kind.specs, kind.output, box, out, meter, **memo)
             except OpError as error:
-                fail(
-                    error.code,
-                    f"{self._said(call)}: {error.message}",
-                    notes=error.notes,
-                    help=error.help,
-                )
+                self._refused(call, error)
 
         if on_device and workspace.lane is not None:
             workspace.lane.submit(arrays, run, place)
@@ -433,6 +434,19 @@ class Evaluator:
         if self._ledger is not None and meter is None:
             for part in boxes:
                 self._measure(workspace, value, kind, part, self._ledger.meter(value, part), memo)
+
+    def _refused(self, call: Computation, error: OpError) -> NoReturn:
+        message = f"{self._said(call)}: {error.message}"
+        fail(error.code, message, notes=error.notes, help=error.help)
+
+    def _survey(self, workspace: Workspace, call: Computation, kind: Kind) -> Any:
+        """What the op has to know of all numbers of its first input."""
+        with self._lock:
+            self._surveys = surveys = self._surveys or Surveys()
+        try:
+            return surveys.of(call, kind, lambda box: workspace.input(0, call.inputs[0], box))
+        except OpError as error:
+            self._refused(call, error)
 
     def _measure(
         self,

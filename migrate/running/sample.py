@@ -146,7 +146,7 @@ def regions_of(expression: Program, specs: Specs) -> list[tuple[int, int]]:
     """The regions of an output, as rows; one for what is small or is made as a whole only."""
     spec = specs.of(expression)
     count = spec.shape[0] if spec.shape else 1
-    if spec.nbytes <= REGION or count < 2 or not by_rows(expression):
+    if spec.nbytes <= REGION or count < 2 or not by_rows(expression, specs):
         return [(0, count)]
     step = max(1, count * REGION // spec.nbytes)
     return [(start, min(start + step, count)) for start in range(0, count, step)]

@@ -27,7 +27,8 @@ BARS = {
     "rules": (9, 59),
     # which of two threads gets a tile is chance, and one that helps enters a function or two more
     # the arguments of a codec are declared as those of an op, and checked by the base of codecs
-    "fp8": (62, 457),
+    # each kind of computed tensor is asked once whether it needs a first pass over its numbers
+    "fp8": (62, 458),
     "attach": (34, 180),
     # which dict rules work on is decided in a module of its own, by functions that were there
     "pt": (19, 100),
