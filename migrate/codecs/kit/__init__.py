@@ -2,5 +2,6 @@
 
 A codec describes its format as a `NumberLayout` (`layout`) and leaves shapes, boxes and errors
 (`geometry`), decoding (`decoding`) and the reference that it is checked against (`reference`) to
-the kit. Importing the package imports neither numpy nor torch.
+the kit. What it encodes is a `TensorEncoding` (`encoding`) by a `ScaleRule` (`scale_rules`), with a
+reference of its own (`encoding_reference`). Importing the package imports neither numpy nor torch.
 """

@@ -1,0 +1,614 @@
+"""Numbers encoded as the parts of a layout: codes, their scales and, where there are any, the scale
+of all of them and zeros.
+
+A box of codes or scales comes from the box of numbers that `needs` names: whole tiles, a tile being
+the numbers that share a scale. Tiles too large for a box, above all that which is the whole tensor,
+are surveyed first: `survey` takes all boxes of the numbers in turn and keeps the largest
+magnitudes, so that no box is larger for them. Work goes in chunks of rows, whose numbers, scaled
+numbers and codes stay in a cache.
+
+What is stored for codes that were computed is kept in `memo`, from which `recall` fills boxes of
+the other parts without the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from math import isfinite, prod
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ...core.errors import OpError
+from ...core.spec import BITS, Spec, coordinates
+from ...elements.raw import carrier, typed
+from . import encoding_error, rounding
+from .encoding_boxes import PartBoxes, box_shape
+from .layout import NumberLayout
+from .magnitudes import SHORT, amax, extremes
+from .rounding import Lanes, lanes_of
+from .scale_rules import ScaleRule, Scales
+from .stored_scales import as_stored
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ...ops.base import Box, Meter
+
+    Array: TypeAlias = "np.ndarray[Any, Any]"
+
+# numbers of one step: in numpy few enough for a second-level cache, in torch so many that an op
+# takes longer than the interpreter's lock to change hands, and on a device more
+CHUNK = {"numpy": 1 << 17, "cpu": 1 << 20, "device": 1 << 25}
+
+
+class TensorEncoding(PartBoxes):
+    """How numbers of `spec` become `parts`, role -> Spec, by the arithmetic of `rule`.
+
+    `non_finite`: refuse (M406 at the first), saturate (infinities get the largest code, NaN its own
+    code or M406 without one) or keep (as `rule` makes it).
+    """
+
+    def __init__(
+        self,
+        layout: NumberLayout,
+        spec: Spec,
+        parts: Mapping[str, Spec],
+        rule: ScaleRule,
+        non_finite: str = "refuse",
+    ) -> None:
+        super().__init__(layout, spec, parts)
+        if rule.region == "tensor" and len(spec.shape) > 2:
+            rule = replace(rule, region="stack")
+        self.rule, self.non_finite = rule, non_finite
+
+    def _inside(self, array: Any, full: Box) -> Any:
+        """The numbers of `full` of the array that `needs` asked for, with the axes of `full`."""
+        if not self.layout.flat:
+            return array.reshape(tuple(b - a for a, b in full))
+        inner = max(1, prod(self.spec.shape[1:]))
+        first = full[-1][0] // inner * inner
+        return array.reshape(1, -1)[:, full[-1][0] - first : full[-1][1] - first]
+
+    # the first pass
+
+    def survey(self, array: Any, box: Box, known: Array | None = None) -> Array:
+        """The largest magnitudes so far, in float32: of the whole tensor, or of each entry of a
+        grid of large tiles. `array` holds the box of the numbers; boxes come in row-major order.
+
+        OpError M406 at the first number that is not finite, if these are refused.
+        """
+        import numpy as np
+
+        shape = self.entries if self.surveys_tiles else (1, 1)
+        found: Array = np.zeros(shape, "f4") if known is None else known
+        if 0 in array.shape:
+            return found
+        saturate = self.non_finite == "saturate"
+        full = box if len(box) > 1 else (*((0, 1),) * (2 - len(box)), *box)
+        matrices = array.reshape(tuple(b - a for a, b in full))
+        high, wide = self.tile if self.surveys_tiles else self.full[-2:]
+        for at in product(*(range(b - a) for a, b in full[:-2])):
+            matrix = matrices[at]
+            self._refuse_codeless(matrix, at, full, 0)
+            (top, bottom), (left, right) = full[-2:]
+            for row in range(top // high, -(-bottom // high)):
+                for column in range(left // wide, -(-right // wide)):
+                    rows = slice(max(0, row * high - top), (row + 1) * high - top)
+                    columns = slice(max(0, column * wide - left), (column + 1) * wide - left)
+                    part = matrix[rows, columns]
+                    largest = amax(part, self.spec.dtype, tuple(part.shape), saturate)
+                    if self.non_finite == "refuse" and not isfinite(largest.max()):
+                        raise self._not_finite(part, at, full, rows.start, columns.start)
+                    lead = tuple(a + i for (a, _), i in zip(full[:-2], at, strict=True))
+                    entry = (*(lead if self.leading and self.surveys_tiles else ()), row, column)
+                    found[entry] = np.maximum(found[entry], largest[0, 0])
+        return found
+
+    # encoding
+
+    def remembers(self) -> int:
+        """The most bytes that `encode` keeps in `memo`."""
+        if self.surveys_tiles:
+            return 0
+        return sum(
+            (BITS[s.dtype] // 8 + 1) * prod(self.entries) for s in self._followers().values()
+        )
+
+    def _followers(self) -> dict[str, Spec]:
+        """The parts that encoding codes leaves in `memo`."""
+        return {r: s for r, s in self.parts.items() if r in (self.grid.role, self._zero) and r}
+
+    def recall(
+        self,
+        role: str,
+        box: Box,
+        out: Any,
+        memo: dict[str, Any] | None = None,
+        survey: Array | None = None,
+    ) -> bool:
+        """Fills `out` as `encode` would, from `memo` and `survey` alone; False where these are not
+        enough.
+        """
+        if role == self.layout.role:
+            return False
+        if role not in self._followers() or self.surveys_tiles:
+            self.encode(None, role, box, out, survey=survey)
+            return True
+        known: _KeptEntries | None = None if memo is None else memo.get(role)
+        entries = None if known is None else known.get(self._entries_box(role, box))
+        if entries is None:
+            return False
+        self._place(role, entries, box, out)
+        return True
+
+    def encode(
+        self,
+        array: Any,
+        role: str,
+        box: Box,
+        out: Any,
+        meter: Meter | None = None,
+        memo: dict[str, Any] | None = None,
+        survey: Array | None = None,
+    ) -> None:
+        """Fills `out`, raw elements, with `box` of a part, from the box of the numbers that `needs`
+        names. `survey` is what `survey` found, where `surveyed`.
+        """
+        import numpy as np
+
+        if self.whole is not None and role == self.whole.role:
+            self._fill(out, self._scale_of_all(survey), self.parts[role].dtype)
+            return
+        if role == "shape":
+            wanted = np.array(self.spec.shape, "<i8").view("<u8")
+            _copy(out, wanted[tuple(slice(a, b) for a, b in box)])
+            return
+        if role != self.layout.role:
+            self._entries(array, role, box, out, survey)
+            return
+        full = self._numbers(role, box)
+        if full is None or not prod(b - a for a, b in full):
+            return
+        region = self._of_codes(box)
+        numbers = self._inside(array, full)
+        if survey is not None and not self.surveys_tiles:
+            survey = self._scale_of_all(survey)
+        cut = [slice(a - c, b - c) for (a, b), (c, _) in zip(region, full, strict=True)]
+        words = self._words(out, full, box)
+        for at in product(*(range(n) for n in numbers.shape[:-2])):
+            for part, room, place in self._rows(numbers[at], words[at], full):
+                self._matrix(part, at, place, room, meter, memo, survey)
+        self._deliver(out, words, cut, box)
+
+    def _scale_of_all(self, survey: Array | None) -> Array:
+        if survey is None:
+            raise ValueError(f"{self.layout.name}: nothing is known of the whole tensor")
+        return self.rule.whole(survey, self.spec.dtype)
+
+    def _fill(self, out: Any, value: Array, dtype: str) -> None:
+        _copy(out, as_stored(value.reshape(-1)[:1], dtype)[0])
+
+    def _entries(self, array: Any, role: str, box: Box, out: Any, survey: Array | None) -> None:
+        """`encode` of scales, or of zeros."""
+        import numpy as np
+
+        entries = self._entries_box(role, box)
+        if not prod(b - a for a, b in entries):
+            out[...] = 0
+            return
+        if self.surveys_tiles:
+            if survey is None:
+                raise ValueError(f"{self.layout.name}: nothing is known of the whole tensor")
+            found = survey[tuple(slice(a, b) for a, b in entries)]
+            scales = self.rule.scales(self.layout.elements, self.spec.dtype, found)
+            self._place(role, as_stored(scales.stored, self.parts[role].dtype), box, out)
+            return
+        full = self._of_entries(entries)
+        numbers = self._inside(array, full)
+        made = np.empty([b - a for a, b in entries], carrier(self._kept_as(role)))
+        whole = None if self.whole is None else self._scale_of_all(survey)
+        for at in product(*(range(n) for n in numbers.shape[:-2])):
+            matrix = numbers[at]
+            step = self._step(lanes_of(matrix), matrix.shape[-1])
+            for row in range(0, matrix.shape[0], step):
+                part = matrix[row : row + step]
+                scales, zero, _ = self._scales(part, at, full, row, whole)
+                first = row // self.tile[0]
+                kept = made[at][first : first + scales.stored.shape[0]]
+                kept[...] = self._kept(role, scales, zero)
+        self._place(role, made, box, out)
+
+    def _kept_as(self, role: str) -> str:
+        return "uint8" if role == self._zero else self.parts[role].dtype
+
+    def _kept(self, role: str, scales: Scales, zero: Array | None) -> Array:
+        """Entries as they are kept: scales as they are stored, zeros one code a byte."""
+        if role != self._zero:
+            return as_stored(scales.stored, self.parts[role].dtype)
+        if zero is None:
+            raise ValueError(f"{self.layout.name}: these scales have no zeros")
+        found: Array = (
+            zero.astype("i1").view("u1") + (1 << (self.layout.elements.bits - 1))
+        ).astype("u1")
+        return found
+
+    def _place(self, role: str, entries: Array, box: Box, out: Any) -> None:
+        """Fills `out` with a box of a stored grid, of which `entries` are what it holds."""
+        import numpy as np
+
+        grid = self._grid_of(role)
+        if grid.swizzled:
+            rows, columns = (-(-n // m) for n, m in zip(entries.shape[-2:], (128, 4), strict=True))
+            tiles = np.zeros((*entries.shape[:-2], rows * 128, columns * 4), entries.dtype)
+            tiles[..., : entries.shape[-2], : entries.shape[-1]] = entries
+            # the tile of 128 x 4 bytes of cuBLAS: row 32 r + i of it stands in line i
+            tiles = tiles.reshape(*entries.shape[:-2], rows, 4, 32, columns, 4)
+            entries = np.moveaxis(tiles, (-5, -2, -3, -4, -1), (-5, -4, -3, -2, -1))
+            entries = entries.reshape(*box_shape(box[:-2]), rows * 32, columns * 16)
+            first = box[-2][0] // 32 * 32
+            cut = (slice(box[-2][0] - first, box[-2][1] - first), slice(*box[-1]))
+            place: tuple[Any, ...] = (..., *cut)
+            _copy(out, entries[place])
+            return
+        if grid.packing is not None:
+            lanes = Lanes()
+            packed = rounding.pack(
+                lanes, np.ascontiguousarray(entries.swapaxes(-1, -2)), grid.packing.bits,
+                BITS[self.parts[role].dtype], grid.packing.order, grid.packing.dense,
+            )  # fmt: skip
+            words = grid.packing.unit(self.parts[role].dtype)[1]
+            first = box[-2][0] // words * words
+            _copy(out, packed.swapaxes(-1, -2)[..., box[-2][0] - first : box[-2][1] - first, :])
+            return
+        if grid.transposed:
+            entries = entries.swapaxes(-1, -2)
+        shape = box_shape(box)
+        if entries.size == prod(shape):
+            _copy(out, entries.reshape(shape))
+            return
+        # what is over is padding
+        out[...] = 0
+        _copy(out[tuple(slice(0, n) for n in entries.shape)], entries)
+
+    def _step(self, lanes: Lanes, columns: int) -> int:
+        """The rows of a chunk: whole tiles."""
+        kind = "numpy" if lanes.device is None else lanes.device.type
+        size = CHUNK.get(kind, CHUNK["device"])
+        high = 1 if self.surveys_tiles else self.tile[0]
+        return max(1, size // max(1, columns) // high) * high
+
+    def _refuse_codeless(self, matrix: Any, at: tuple[int, ...], full: Box, row: int) -> None:
+        """M406 at a NaN that would be saturated, where codes have none."""
+        if self.non_finite != "saturate" or self._has_nan:
+            return
+        largest = amax(matrix, self.spec.dtype, tuple(matrix.shape))
+        if largest.max() != largest.max():
+            raise self._not_finite(matrix, at, full, row, 0, self.layout.name)
+
+    def _not_finite(
+        self, matrix: Any, at: tuple[int, ...], full: Box, row: int, column: int, nan: str = ""
+    ) -> OpError:
+        """M406 for a matrix from this row and column of matrix `at` of the numbers `full` on."""
+        (top, left), number = encoding_error.first_odd(matrix, self.spec.dtype, bool(nan))
+        index = [a + i for (a, _), i in zip(full, (*at, row + top, column + left), strict=True)]
+        if self.layout.flat:
+            # tiles may be rows here
+            flat = full[-1][0] + (row + top) * self.tile[1] + column + left
+            index = list(coordinates(flat, self.spec.shape))
+        return encoding_error.not_finite(index[len(index) - len(self.spec.shape) :], number, nan)
+
+    @property
+    def _has_nan(self) -> bool:
+        return any(v != v for v in self.layout.elements.values())
+
+    def _scales(
+        self, part: Any, at: tuple[int, ...], full: Box, row: int, whole: Array | None
+    ) -> tuple[Scales, Array | None, Array]:
+        """The scales of the tiles of some rows from row `row` on, their zeros if there are any, and
+        their largest magnitudes.
+        """
+        import numpy as np
+
+        elements, dtype = self.layout.elements, self.spec.dtype
+        self._refuse_codeless(part, at, full, row)
+        if self.rule.asymmetric:
+            low, high = extremes(part, dtype, self.tile)
+            largest = np.maximum(high, -low)
+        else:
+            largest = amax(part, dtype, self.tile, self.non_finite == "saturate")
+        # the largest of what has no sign is NaN or infinite where any is
+        if self.non_finite == "refuse" and not isfinite(largest.max()):
+            raise self._not_finite(part, at, full, row, 0)
+        if self.rule.asymmetric:
+            scales, zero = self.rule.ranges(elements, dtype, low, high)
+            return scales, zero, largest
+        scales = self.rule.scales(elements, dtype, largest, whole)
+        if self.non_finite == "refuse" and not scales.divides and not isfinite(scales.factor.max()):
+            raise encoding_error.too_small(largest, scales.factor, at, full, row, self.tile)
+        return scales, None, largest
+
+    def _rows(self, matrix: Any, words: Any, full: Box) -> Iterator[tuple[Any, Any, Box]]:
+        """A matrix with the words for its codes and its place; of flat numbers tiles as rows, then
+        what is left.
+        """
+        wide, count = self.tile[1], matrix.shape[-1]
+        if not self.layout.flat or count <= wide or wide % self.unit:
+            yield matrix, words, full
+            return
+        words, whole = words.reshape(1, -1), count // wide * wide
+        here = self.packing.words(whole, self.parts[self.layout.role].dtype)
+        rows = whole // wide
+        yield matrix[:, :whole].reshape(rows, wide), words[:, :here].reshape(rows, -1), full
+        if whole < count:
+            first = full[-1][0] + whole
+            yield matrix[:, whole:], words[:, here:], ((0, 1), (first, full[-1][1]))
+
+    def _matrix(
+        self,
+        matrix: Any,
+        at: tuple[int, ...],
+        full: Box,
+        words: Any,
+        meter: Meter | None,
+        memo: dict[str, Any] | None,
+        known: Array | None,
+    ) -> None:
+        """Codes of a matrix that begins and ends with tiles into `words`. `known`: the magnitudes
+        of surveyed tiles, or the scale of the whole tensor.
+        """
+        import numpy as np
+
+        elements = self.layout.elements
+        if elements.dtype and elements.bits == 8 and isinstance(matrix, np.ndarray):
+            # torch's casts
+            matrix, words = typed(matrix, self.spec.dtype), typed(words, "uint8")
+        lanes = lanes_of(matrix)
+        rows, columns = matrix.shape
+        tile, zero = self.tile, None
+        step = self._step(lanes, columns)
+        for row in range(0, rows, step):
+            part = matrix[row : row + step]
+            if self.surveys_tiles:
+                scales, largest = self._surveyed_scales(at, full, row, part, known)
+                self._refuse_codeless(part, at, full, row)
+            else:
+                scales, zero, largest = self._scales(part, at, full, row, known)
+                self._remember(scales, zero, at, full, row, memo)
+            shape = tuple(part.shape)
+            numbers = lanes.widen(part, self.spec.dtype, lanes.take("numbers", shape, "f4"))
+            with np.errstate(all="ignore"):
+                factor = lanes.of(np.ascontiguousarray(scales.factor, "f4"))
+                apply(
+                    lanes,
+                    numbers,
+                    factor,
+                    tile,
+                    lanes.xp.divide if scales.divides else lanes.xp.multiply,
+                )
+                lanes.narrow(numbers, scales.dtype)
+                if zero is not None:
+                    offset = lanes.of(np.ascontiguousarray(zero, "f4"))
+                    apply(lanes, numbers, offset, tile, lanes.xp.add)
+                    lanes.narrow(numbers, scales.dtype)
+                tame = bool(np.isfinite(largest).all() and np.isfinite(scales.factor).all())
+                wild = self.non_finite != "refuse" and not (tame and self.non_finite == "keep")
+                codes = self._codes(lanes, numbers, part, factor, wild, words[row : row + step])
+            if meter is not None:
+                top = row + (full[-1][0] // tile[1] if self.layout.flat else full[-2][0])
+                encoding_error.tell(
+                    meter, self, lanes, part, codes, scales, zero, largest, tile, top, tame
+                )
+
+    def _codes(
+        self, lanes: Lanes, numbers: Any, part: Any, factor: Any, wild: bool, words: Any
+    ) -> Any:
+        """The codes (u1) of scaled numbers, packed into `words`."""
+        elements, packing = self.layout.elements, self.packing
+        straight = elements.bits == 8 and self.word == 8
+        codes = words if straight else lanes.take("codes", tuple(part.shape), "u1")
+        if elements.dtype and elements.bits == 8:
+            rounding.cast(lanes, numbers, elements, codes)
+            if wild:
+                _settle_nan(
+                    lanes, numbers, typed(part, self.spec.dtype), factor, self.tile, elements, codes
+                )
+            return codes
+        if wild:
+            # `bucketize` puts NaN behind all borders, e2m1 and integers have no code for it
+            nan = float("inf") if elements.numbers else 0.0
+            numbers[lanes.xp.isnan(numbers)] = nan
+        if elements.whole:
+            low = -(1 << (elements.bits - 1)) + (self.rule.like == "kimi")
+            rounding.integers(lanes, numbers, elements, low, codes)
+        else:
+            rounding.counted(lanes, numbers, elements, self.rule.ties, self.rule.sign, codes)
+        if not straight:
+            kept = codes
+            if self.word >= 8:
+                kept = rounding.pack(
+                    lanes, codes, packing.bits, self.word, packing.order, packing.dense
+                )
+            _copy(words, kept.reshape(words.shape))
+        return codes
+
+    def _surveyed_scales(
+        self, at: tuple[int, ...], full: Box, row: int, part: Any, survey: Array | None
+    ) -> tuple[Scales, Array]:
+        """The scales of the tiles that these rows lie in, one for each row or for all."""
+        import numpy as np
+
+        if survey is None:
+            raise ValueError(f"{self.layout.name}: nothing is known of the whole tensor")
+        if not self.leading:
+            largest = survey.reshape(1, 1)
+        else:
+            lead = tuple(a + i for (a, _), i in zip(full[:-2], at, strict=True))
+            rows = (full[-2][0] + row + np.arange(part.shape[0])) // self.tile[0]
+            columns = (full[-1][0] + np.arange(part.shape[1])) // self.tile[1]
+            largest = survey[lead][rows]
+            largest = largest if survey.shape[-1] == 1 else largest[:, columns]
+        return self.rule.scales(self.layout.elements, self.spec.dtype, largest), largest
+
+    def _remember(
+        self,
+        scales: Scales,
+        zero: Array | None,
+        at: tuple[int, ...],
+        full: Box,
+        row: int,
+        memo: dict[str, Any] | None,
+    ) -> None:
+        if memo is None:
+            return
+        for role in self._followers():
+            known = memo.get(role) or memo.setdefault(
+                role, _KeptEntries(self.entries, self._kept_as(role))
+            )
+            first, left = (full[-2][0] + row) // self.tile[0], full[-1][0] // self.tile[1]
+            rows, columns = scales.stored.shape
+            kept = self._kept(role, scales, zero)
+            if self.layout.flat:
+                first, left = 0, left + row
+                rows, columns, kept = 1, kept.size, kept.reshape(1, -1)
+            lead = (a + i for (a, _), i in zip(full[:-2], at, strict=True))
+            known.put((*lead, slice(first, first + rows), slice(left, left + columns)), kept)
+
+    def _words(self, out: Any, full: Box, box: Box) -> Any:
+        """Room for the words of the numbers `full`: `out` itself where it is that."""
+        import numpy as np
+
+        count = full[-1][1] - full[-1][0]
+        if self.word >= 8:
+            count = self.packing.words(count, self.parts[self.layout.role].dtype)
+        shape = (*(b - a for a, b in full[:-1]), count)
+        exact = prod(shape) == prod(out.shape) and self._of_codes(box) == full
+        contiguous = out.flags.c_contiguous if isinstance(out, np.ndarray) else out.is_contiguous()
+        if exact and (tuple(out.shape) == shape or contiguous):
+            return out.reshape(shape)
+        if isinstance(out, np.ndarray):
+            return np.empty(shape, out.dtype)
+        return out.new_empty(shape)
+
+    def _deliver(self, out: Any, words: Any, cut: Sequence[slice], box: Box) -> None:
+        """Copies what `box` holds of `words`, which begin with the tiles around it."""
+        if _same_memory(out, words):
+            return
+        low = cut[-1].start
+        if self.word >= 8:
+            codes, per = self.packing.unit(self.parts[self.layout.role].dtype)
+            low = low // codes * per
+            # a box may begin within a unit
+            low += (box[0] if self.layout.flat else box[-1])[0] % per
+        if self.packing.run:
+            last = slice(low, low + (box[-2][1] - box[-2][0]) * self.packing.run)
+            place: tuple[Any, ...] = (*cut[:-1], last)
+            wanted = words[place]
+            wanted = wanted.reshape(*wanted.shape[:-1], -1, self.packing.run)
+            _copy(out, wanted[..., box[-1][0] : box[-1][1]].reshape(tuple(out.shape)))
+            return
+        count = (
+            (box[0][1] - box[0][0]) if self.layout.flat else (box[-1][1] - box[-1][0] if box else 1)
+        )
+        place = (*cut[:-1], slice(low, low + count))
+        _copy(out, words[place].reshape(tuple(out.shape)))
+
+
+class _KeptEntries:
+    """What is stored of entries of a grid that were worked out, as raw elements."""
+
+    __slots__ = ("_done", "_kept")
+
+    def __init__(self, entries: tuple[int, ...], dtype: str) -> None:
+        import numpy as np
+
+        self._kept, self._done = np.empty(entries, carrier(dtype)), np.zeros(entries, "?")
+
+    def get(self, box: Box) -> Array | None:
+        part = tuple(slice(low, high) for low, high in box)
+        return self._kept[part] if self._done[part].all() else None
+
+    def put(self, place: tuple[Any, ...], entries: Array) -> None:
+        self._kept[place] = entries
+        self._done[place] = True
+
+
+def apply(lanes: Lanes, numbers: Any, grid: Any, tile: tuple[int, int], op: Any) -> None:
+    """`op` of each of the numbers and the entry of its tile, in place; numbers begin with a tile.
+
+    A grid of one entry, of one for each row or of one for each number is also taken.
+    """
+    xp = lanes.xp
+    (rows, columns), (down, across) = tuple(numbers.shape), tuple(grid.shape)
+    high, wide = tile
+    if (down in (1, rows) and across in (1, columns)) and (high >= rows or down == rows):
+        op(numbers, grid, out=numbers)
+        return
+    if high == 1:
+        whole = columns // wide
+        if lanes.device is None and wide <= SHORT:
+            # longer than a short loop for each entry
+            op(numbers, xp.repeat(grid, wide, 1)[:, :columns], out=numbers)
+            return
+        head = numbers if whole * wide == columns else numbers[:, : whole * wide]
+        head = head.reshape(rows, whole, wide)
+        op(head, grid[:, :whole, None], out=head)
+        if whole < across:
+            rest = numbers[:, whole * wide :]
+            op(rest, grid[:, whole:], out=rest)
+        return
+    if lanes.device is None:
+        spread = xp.repeat(grid, wide, 1)[:, :columns]
+    else:
+        spread = grid.unsqueeze(-1).expand(down, across, wide).flatten(-2)[:, :columns]
+    whole = rows // high
+    head = numbers[: whole * high].reshape(whole, high, columns)
+    op(head, spread[:whole, None], out=head)
+    if whole < down:
+        rest = numbers[whole * high :]
+        op(rest, spread[whole:], out=rest)
+
+
+def _settle_nan(
+    lanes: Lanes,
+    numbers: Any,
+    given: Any,
+    factor: Any,
+    tile: tuple[int, int],
+    elements: Any,
+    codes: Any,
+) -> None:
+    """One code for NaN, another for what infinity and a scale make, whatever a processor makes."""
+    import torch
+
+    known = elements.values()
+    high = len(known) // 2
+    nan = next(code for code in range(high - 1, len(known)) if known[code] != known[code])
+    other = len(known) - 1 if nan < high else nan
+    scale = torch.zeros_like(numbers)
+    apply(lanes, scale, factor, tile, torch.add)
+    found = torch.where(given.isnan() | scale.isnan(), nan, other).to(torch.uint8)
+    codes.copy_(torch.where(numbers.isnan(), found, codes))
+
+
+def _copy(out: Any, made: Any) -> None:
+    """Fills `out`, numpy or torch, with an array of numpy or torch of the same raw elements."""
+    import numpy as np
+
+    if isinstance(out, np.ndarray):
+        out[...] = made if isinstance(made, np.ndarray) else np.asarray(made).view(out.dtype)
+        return
+    import torch
+
+    if not isinstance(made, torch.Tensor):
+        kind = f"i{made.itemsize}" if made.itemsize > 1 else "u1"
+        made = torch.from_numpy(np.asarray(made, order="C").view(kind))
+    out.copy_(made.view(out.dtype) if made.dtype != out.dtype else made)
+
+
+def _same_memory(one: Any, other: Any) -> bool:
+    import numpy as np
+
+    if isinstance(one, np.ndarray):
+        return bool(np.shares_memory(one, other))
+    return bool(one.data_ptr() == other.data_ptr())
