@@ -61,6 +61,8 @@ class Ints(Codec):
 
     def settle(self, args, specs, values):
         weight, each = specs[0], 8 // args.bits
+        if len(weight.shape) != 2:
+            raise OpError("M304", f"the codes are {weight}, not a matrix")
         columns = weight.shape[-1] * each
         if "shape" in values:
             shape = np.frombuffer(values["shape"], "<i8" if specs[3].dtype == "int64" else "<i4")
@@ -132,7 +134,7 @@ class Ints(Codec):
     def _numbers(self, args, arrays, specs):
         codes, scale, zero, _ = arrays
         if args.bits == 4:
-            codes = np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1)
+            codes = np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), 2 * codes.shape[1])
         codes = codes[:, : args.columns].astype("<f4")
         spread = self._spread(args, scale.view("<f4"), args.columns)
         middle = np.float32(1 << (args.bits - 1))
@@ -156,7 +158,7 @@ class Ints(Codec):
         rows, columns = x.shape
         most, middle = (1 << args.bits) - 1, 1 << (args.bits - 1)
         if args.group is None:
-            groups = x.reshape(1, 1, -1)
+            groups = x.reshape(1, 1, x.size)
         else:
             many = -(-columns // args.group)
             groups = np.zeros((rows, many * args.group), "<f4")
@@ -175,7 +177,7 @@ class Ints(Codec):
         if args.group is None:
             codes, scale, zero = codes.reshape(x.shape), scale.reshape(()), zero.reshape(())
         else:
-            codes = codes.reshape(rows, -1)[:, :columns]
+            codes = codes.reshape(rows, many * args.group)[:, :columns]
         if args.bits == 4:
             even = np.zeros((rows, -(-columns // 2) * 2), "u1")
             even[:, :columns] = codes
@@ -210,6 +212,59 @@ class Ints(Codec):
         yield self.Args(8, 4, False), Spec("float32", (4, 10))
         yield self.Args(4, 2), Spec("float32", (3, 6))
         yield self.Args(4, 4, False, "int32"), Spec("float32", (2, 7))
+
+
+class PerTensor(Codec):
+    """Numbers divided by the largest magnitude, which is stored as a scalar."""
+
+    name = "acme-tensor"
+    summary = "float32 numbers over one scale"
+    parts = ("weight", "scale")
+    leaves = (Leaves("test", {"weight": "weight", "scale": "scale"}),)
+
+    def decoded(self, args, specs, dtype):
+        if specs[1].shape:
+            raise OpError("M304", f"the scale is {specs[1]}, it has no axes")
+        if dtype != "float32":
+            raise OpError("M303", f"decoded to float32, not to {dtype}")
+        return Spec(dtype, specs[0].shape)
+
+    def encoded(self, args, of):
+        if of.dtype != "float32":
+            raise OpError("M303", f"only float32 can be encoded, not {of}")
+        return [Spec("float32", of.shape), Spec("float32", ())]
+
+    def decode_needs(self, args, specs, box):
+        return [box, ()]
+
+    def encode_needs(self, args, of, part, box):
+        return tuple((0, n) for n in of.shape)
+
+    def grain(self, args, of, part):
+        return () if part == 1 else (1,) * len(of.shape)
+
+    def decode(self, args, arrays, specs, dtype, box, out, meter=None):
+        weight, scale = (np.asarray(a).view("<f4") for a in arrays)
+        out[...] = (weight * scale).astype("<f4").view("<u4")
+
+    def encode(self, args, array, of, part, box, out, meter=None, memo=None):
+        made = self.reference_parts(args, array, of)[part]
+        out[...] = made[(*(slice(a, b) for a, b in box), ...)]
+
+    def reference(self, args, arrays, specs, dtype):
+        weight, scale = (np.asarray(a).view("<f4") for a in arrays)
+        return np.asarray(weight * scale, "<f4").view("<u4")
+
+    def reference_parts(self, args, array, of):
+        x = np.asarray(array).view("<f4")
+        scale = np.asarray(np.abs(x).max(initial=0) or 1, "<f4")
+        return [np.asarray(x / scale, "<f4").view("<u4"), scale.view("<u4")]
+
+    def bound(self, args):
+        return "half a unit in the last place"
+
+    def samples(self):
+        yield self.Args(), Spec("float32", (3, 4))
 
 
 class Table(Codec):

@@ -17,6 +17,7 @@ in the same ways. Failures are AssertionErrors.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from math import prod
@@ -58,14 +59,14 @@ def numbers(spec: Spec, seed: int = 0) -> Array:
     import numpy as np
 
     rng = np.random.default_rng(seed)
-    made = (rng.standard_normal(spec.shape) * 0.02).astype("f4")
+    made = np.asarray(rng.standard_normal(spec.shape) * 0.02, "f4")
     flat = made.reshape(-1)
     odd = np.array([0.0, -0.0, 1e-40, -3e-8, 1e-4, 30.0], "f4")[: flat.size]
     flat[rng.permutation(flat.size)[: odd.size]] = odd
     if len(spec.shape) > 1:
         made[..., : spec.shape[-2] // 3, : spec.shape[-1] // 2] = 0
     if spec.dtype == "bfloat16":
-        return (made.view("<u4") >> 16).astype("<u2")
+        return np.asarray(made.view("<u4") >> 16, "<u2")
     kind = {"float32": "<f4", "float16": "<f2"}[spec.dtype]
     return made.astype(kind).view(carrier(spec.dtype))
 
@@ -139,14 +140,25 @@ def check_sample(name: str, number: int) -> None:
     if number < len(samples):
         args, spec = samples[number]
         codec.validate(args, True)
-        array = numbers(spec, number)
-        check_encoding(codec, args, array, spec)
-        specs: Sequence[Spec | None] = codec.encoded(args, spec)
-        parts: Sequence[Array | None] = encoded(codec, args, array, spec)
-    else:
-        args, stored = list(codec.stored())[number - len(samples)]
-        specs = [None if part is None else part[0] for part in stored]
-        parts = [None if part is None else part[1] for part in stored]
+        _check_numbers(codec, args, spec, number)
+        return
+    args, stored = list(codec.stored())[number - len(samples)]
+    specs = [None if part is None else part[0] for part in stored]
+    parts = [None if part is None else part[1] for part in stored]
+    _check_parts(codec, args, parts, specs)
+
+
+def _check_numbers(codec: Codec, args: Any, spec: Spec, seed: int) -> None:
+    """All that must hold where numbers of this spec are encoded, and decoded again."""
+    array = numbers(spec, seed)
+    check_encoding(codec, args, array, spec)
+    _check_parts(codec, args, encoded(codec, args, array, spec), codec.encoded(args, spec))
+
+
+def _check_parts(
+    codec: Codec, args: Any, parts: Sequence[Array | None], specs: Sequence[Spec | None]
+) -> None:
+    """All that must hold where these parts are decoded."""
     codec.validate(args, False)
     found = settled(codec, args, parts, specs)
     taken = 0
@@ -157,7 +169,57 @@ def check_sample(name: str, number: int) -> None:
             continue
         taken += 1
         check_decoding(codec, found, parts, specs, dtype)
-    require(taken > 0, f"{name} decodes {args} to none of {DECODED}")
+    _check_odd_parts(codec, args, parts, specs)
+    require(taken > 0, f"{codec.name} decodes {args} to none of {DECODED}")
+
+
+def check_axes(name: str, seed: int = 0) -> int:
+    """Numbers of 0 to 4 axes, of sizes from 0 on, with the arguments of each sample: they are
+    refused by an OpError, or encoded and decoded as samples are. How many were.
+    """
+    codec, dice = codecs.get(name), random.Random(f"{seed} {name}")
+    taken = 0
+    for args, sample in codec.samples():
+        for axes in range(5):
+            spec = Spec(sample.dtype, tuple(dice.choice((0, 1, 2, 3, 7)) for _ in range(axes)))
+            try:
+                codec.encoded(args, spec)
+            except OpError:
+                continue
+            taken += 1
+            _check_numbers(codec, args, spec, seed)
+    return taken
+
+
+def _check_odd_parts(
+    codec: Codec, args: Any, parts: Sequence[Array | None], specs: Sequence[Spec | None]
+) -> None:
+    """Parts of another rank, size or dtype, and parts that are not there, are taken or refused by
+    an OpError, before anything is decoded.
+    """
+    for number, part in enumerate(specs):
+        if part is None:
+            continue
+        odd = [Spec(part.dtype, shape) for shape in _odd_shapes(part.shape)]
+        for one in [*odd, Spec("float64", part.shape), None]:
+            if one is None and codec.parts[number] not in codec.optional:
+                continue
+            given = [one if n == number else other for n, other in enumerate(specs)]
+            there = [None if s is None else a for s, a in zip(given, parts, strict=True)]
+            try:
+                codec.decoded(settled(codec, args, there, given), given, DECODED[0])
+            except OpError:
+                continue
+            except Exception as error:
+                what = f"{type(error).__name__}: {error}"
+                raise AssertionError(
+                    f"{codec.name} {args}: {codec.parts[number]} as {one} ends in {what}"
+                ) from error
+
+
+def _odd_shapes(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    made = [(), (*shape, 1), (2, *shape), tuple(n + 1 for n in shape), (0,) * len(shape)]
+    return [one for one in made if one != shape]
 
 
 def check_encoding(codec: Codec, args: Any, array: Array, spec: Spec) -> None:
@@ -178,6 +240,7 @@ def check_encoding(codec: Codec, args: Any, array: Array, spec: Spec) -> None:
             require(role in codec.optional, f"{label} makes no {role}, which is not optional")
             require(other is None, f"{label}: the reference makes a {role}")
             continue
+        require(other is not None, f"{label}: the reference makes no {role}")
         _same(f"{label}: {role}", one, other)
         for box in boxes(part, codec.grain(args, spec, number)):
             needed = codec.encode_needs(args, spec, number, box)

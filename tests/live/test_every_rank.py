@@ -2,8 +2,9 @@
 every way in and out.
 
 What must come out is what the eager twins make of whole arrays. Ops and codecs are those of the
-registries, with their own samples as arguments, so that a new one is tried without a line here. A
-codec with a scale for a whole tensor is one of them: no shipped codec has parts without axes.
+registries, with their own samples as arguments, so that a new one is tried without a line here.
+Codecs of a third party are among them: one with a scale for a whole tensor, one with parts that
+need not be there and one whose bytes say the shape, and one that only decodes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import acme_codecs
 import numpy as np
 import pytest
 import torch
@@ -22,7 +24,6 @@ from safetensors.torch import load_file, save_file
 
 import migrate
 from migrate import codecs, ops
-from migrate.codecs.base import Codec, Leaves
 from migrate.core.errors import MigrateError
 from migrate.core.spec import BITS, Spec, spec
 from migrate.elements.raw import carrier, raw, typed
@@ -44,66 +45,10 @@ BETWEEN: tuple[tuple[str, dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
-class PerTensor(Codec):
-    """Numbers divided by the largest magnitude, which is stored as a scalar."""
-
-    name = "per-tensor"
-    summary = "float32 numbers over one scale"
-    parts = ("weight", "scale")
-    leaves = (Leaves("test", {"weight": "weight", "scale": "scale"}),)
-
-    def decoded(self, args, specs, dtype):
-        if specs[1].shape:
-            raise OpError("M304", f"the scale is {specs[1]}, it has no axes")
-        return spec(dtype, specs[0].shape)
-
-    def encoded(self, args, of):
-        return [spec("float32", of.shape), spec("float32", ())]
-
-    def decode_needs(self, args, specs, box):
-        return [box, ()]
-
-    def encode_needs(self, args, of, part, box):
-        return tuple((0, n) for n in of.shape)
-
-    def grain(self, args, of, part):
-        return () if part == 1 else (1,) * len(of.shape)
-
-    def decode(self, args, arrays, specs, dtype, box, out, meter=None):
-        weight, scale = (np.asarray(a).view("<f4") for a in arrays)
-        out[...] = (weight * scale).astype("<f4").view("<u4")
-
-    def encode(self, args, array, of, part, box, out, meter=None, memo=None):
-        made = self.reference_parts(args, array, of)[part]
-        out[...] = made[(*(slice(a, b) for a, b in box), ...)]
-
-    def reference(self, args, arrays, specs, dtype):
-        weight, scale = (np.asarray(a).view("<f4") for a in arrays)
-        return np.asarray(weight * scale, "<f4").view("<u4")
-
-    def reference_parts(self, args, array, of):
-        x = np.asarray(array).view("<f4")
-        scale = np.asarray(np.abs(x).max() if x.size else 1, "<f4")
-        return [np.asarray(x / scale, "<f4").view("<u4"), scale.view("<u4")]
-
-    def bound(self, args):
-        return "half a unit in the last place"
-
-    def samples(self):
-        yield self.Args(), spec("float32", (3, 4))
-
-
 @pytest.fixture(scope="module", autouse=True)
-def per_tensor():
-    with pytest.MonkeyPatch.context() as patch:
-        names, get = codecs.names(), codecs.get
-        patch.setattr(codecs, "names", lambda: [*names, "per-tensor"])
-        patch.setattr(
-            codecs, "get", lambda name: PerTensor() if name == "per-tensor" else get(name)
-        )
-        dequantize.codec_called.cache_clear()
+def third_parties():
+    with acme_codecs.installed(acme_codecs.PerTensor(), acme_codecs.Ints(), acme_codecs.Table()):
         yield
-    dequantize.codec_called.cache_clear()
 
 
 class Case(NamedTuple):
@@ -116,9 +61,18 @@ class Case(NamedTuple):
     made: dict[str, tuple[Spec, Any, Any]]
 
 
+def said_by(args: Any) -> dict[str, Any]:
+    """The arguments of a codec as a rule has them."""
+    return {
+        key: list(v) if isinstance(v, tuple) else v
+        for key in args.__dataclass_fields__
+        if (v := getattr(args, key)) is not None
+    }
+
+
 def samples() -> list[tuple[Op, dict[str, Any], list[Any]]]:
-    """(op, arguments, what its sample is): shapes of the inputs, or the spec of the numbers of a
-    codec.
+    """(op, arguments, what its sample is): shapes of the inputs, the spec of a codec's numbers, or
+    its stored parts.
     """
     found: list[Any] = []
     for name in ops.names():
@@ -127,15 +81,14 @@ def samples() -> list[tuple[Op, dict[str, Any], list[Any]]]:
             found += [(op, written, shapes) for written, shapes in op.samples()]
     for name in codecs.names():
         for args, numbers in codecs.get(name).samples():
-            said = {
-                key: list(v) if isinstance(v, tuple) else v
-                for key in args.__dataclass_fields__
-                if (v := getattr(args, key)) is not None
-            }
+            said = said_by(args)
             found.append((ops.get("quantize"), {"codec": name, **said}, [numbers]))
             found.append(
                 (ops.get("dequantize"), {"codec": name, "dtype": "float32", **said}, [numbers])
             )
+        for args, parts in codecs.get(name).stored():
+            written = {"codec": name, "dtype": "float32", **said_by(args)}
+            found.append((ops.get("dequantize"), written, parts))
     return found
 
 
@@ -169,7 +122,8 @@ def shapes_like(
 
 def infer(op: Op, args: Any, specs: list[Spec]) -> list[Spec]:
     """The outputs of any op; OpError where it refuses."""
-    op.validate(args)
+    if "roles" not in args.__dataclass_fields__:
+        op.validate(args)
     found = op.infer(args, specs, op.parts(args, specs[0].shape, None) if op.kind == "part" else 1)
     if found is None:
         from migrate.core import view
@@ -181,7 +135,20 @@ def infer(op: Op, args: Any, specs: list[Spec]) -> list[Spec]:
     return found
 
 
-def chained(steps: Any, given: list[tuple[Spec, Any]]) -> list[tuple[Spec, Any, Any]]:
+def settled(op: Op, args: Any, roles: tuple[str, ...], specs: Any, arrays: Any) -> Any:
+    """The arguments for the parts that are there, or that are made."""
+    if not (isinstance(op, ValueOp) and op.settles(args)):
+        return args
+    if op.kind == "part":
+        return op.settle(args, op.makes(args, specs[0]), specs, {})
+    held = dict(zip(roles, arrays, strict=True))
+    values = {role: held[role].tobytes() for role in op.reads(args) if role in held}
+    return op.settle(args, roles, specs, values)
+
+
+def chained(
+    steps: Any, given: list[tuple[Spec, Any]], roles: tuple[str, ...] = ()
+) -> list[tuple[Spec, Any, Any]]:
     """What the eager twins make of the inputs, one after the other. OpError where an op refuses."""
     held: list[tuple[Spec, Any, Any]] = [(of, array, None) for of, array in given]
     for name, written in steps:
@@ -192,6 +159,7 @@ def chained(steps: Any, given: list[tuple[Spec, Any]]) -> list[tuple[Spec, Any, 
             [a for _, a, _ in held],
         )
         dtypes = [s.dtype for s in specs]
+        args = settled(op, args, roles, specs, arrays)
         made = infer(op, args, specs)
         twins = op.eager(args, arrays, len(made), dtypes)
         slack: list[Any] = [None] * len(made)
@@ -219,6 +187,9 @@ def case(
     args, roles = arguments(op, written), ("",)
     if "codec" in written:
         codec = codecs.get(written["codec"])
+        if not isinstance(sample[0], Spec):
+            roles, given = codec.parts, list(sample)
+            return made_of(op, written, roles, given)
         numbers = spec(sample[0].dtype, tuple(dice.choice([0, 1, 2, 5, 9]) for _ in range(axes)))
         given = [(numbers, elements(numbers, dice))]
         if op.name == "dequantize":
@@ -226,14 +197,10 @@ def case(
                 specs = codec.encoded(dequantize.called(args).own, numbers)
             except OpError:
                 return [numbers, spec("float32", ())]
-            given = list(
-                zip(
-                    specs,
-                    codec.reference_parts(dequantize.called(args).own, given[0][1], numbers),
-                    strict=True,
-                )
-            )
-            roles = codec.parts
+            parts = codec.reference_parts(dequantize.called(args).own, given[0][1], numbers)
+            there = [n for n, part in enumerate(parts) if part is not None]
+            roles = tuple(codec.parts[n] for n in there)
+            given = [(specs[n], parts[n]) for n in there]
     else:
         shapes = shapes_like(sample, args, axes, dice)
         for dtype in dice.sample(DTYPES, len(DTYPES)):
@@ -245,11 +212,10 @@ def case(
                 continue
         given = [(of, elements(of, dice)) for of in specs]
         roles = roles_in(op, written, specs)
-    steps: list[Any] = [(op.name, written)]
-    try:
-        made = chained(steps, given)
-    except OpError:
-        return [of for of, _ in given]
+    found = made_of(op, written, roles, given)
+    if not isinstance(found, Case):
+        return found
+    steps, made = list(found.steps), list(found.made.values())
     if roles == ("",) and len(made) == 1 and made[0][2] is None:
         for at, other in ((0, dice.choice(BETWEEN)), (len(steps) + 1, dice.choice(BETWEEN))):
             wider = [*steps[:at], other, *steps[at:]]
@@ -259,9 +225,27 @@ def case(
                 continue
             if holdable(longer[0][0]):
                 steps, made = wider, longer
-    out = op.roles(written.get("codec", "")) if op.kind == "part" else ("",)  # type: ignore[attr-defined]
+    return Case(tuple(steps), found.given, dict(zip(found.made, made, strict=True)))
+
+
+def made_of(
+    op: Op, written: dict[str, Any], roles: tuple[str, ...], given: list[Any]
+) -> Case | list[Spec]:
+    """The case of one op on these inputs; where it refuses them, their specs."""
+    try:
+        made = chained([(op.name, written)], given, roles)
+    except OpError:
+        return [of for of, _ in given]
+    out: tuple[str, ...] = ("",)
+    if op.kind == "part":
+        assert isinstance(op, ValueOp)
+        out = op.roles(written.get("codec", ""))
+        if op.settles(arguments(op, written)):
+            out = op.makes(arguments(op, written), given[0][0])
     return Case(
-        tuple(steps), dict(zip(roles, given, strict=True)), dict(zip(out, made, strict=True))
+        ((op.name, written),),
+        dict(zip(roles, given, strict=True)),
+        dict(zip(out, made, strict=True)),
     )
 
 
