@@ -4,6 +4,9 @@ A list of names in a side file, such as the modules that a number format leaves 
 keys are. A name stands for the keys below it (`model.layers.0.mlp` for
 `model.layers.0.mlp.up.weight`) or for a part of keys (`q_proj`, as adapters name their targets). It
 follows them where they all go one way; where they part, only the author can say what is meant.
+
+An expression (`re:…`, `*`) of a library that is known stays if it selects what its modules become;
+else their names are written in its place.
 """
 
 from __future__ import annotations
@@ -19,8 +22,21 @@ from ..core.errors import Report, listed, printable
 from ..core.templates import rank_of
 from ..rules.files import LoadedFile
 from ..rules.params import place
+from ..source.module_lists import (
+    COMPRESSED_TENSORS,
+    CONFIG,
+    EXACT,
+    MODELOPT,
+    MODELOPT_CONFIG,
+    QUANTIZATION,
+    TRANSFORMERS,
+    ModuleList,
+    RegexError,
+    is_pattern,
+    list_library,
+)
 from .bind import StepResult
-from .patches import ABSENT
+from .patches import ABSENT, same_json
 from .sides import SideFiles
 
 _PATTERN = re.compile(r"re:|.*[*?\[\]^$\\|(){}+]")
@@ -43,41 +59,134 @@ def rename(
     notes: list[str] = []
     moves = None
     for number, reference in enumerate(file.model.names):
-        path, keys = place(reference)
-        names = ABSENT if path in undone or (path, keys) in done else sides.value_at(path, keys)
-        done.add((path, keys))
-        if names is ABSENT or names is None:
-            continue
+        path, wanted = place(reference)
         span = file.span("names", number)
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            report.add("M515", f"{printable(reference)} is not a list of names", spans=(span,))
-            continue
-        moves = moves or _Moves(bound)
-        alone = _Alone(moves, frozenset(names))
-        renamed: dict[str, None] = {}
-        stay = []
-        for name in names:
-            found = alone.reason(name) or moves.of(name)
-            if isinstance(found, str):
-                hint = "name what moves together, or change the list with `files:`"
-                report.add(
-                    "M514",
-                    f"{printable(reference)}: `{printable(name)}` cannot be renamed: {found}",
-                    spans=(span,),
-                    help=hint,
-                )
-            elif found is None:
-                stay.append(name)
-            renamed.update(
-                dict.fromkeys([name] if found is None or isinstance(found, str) else found)
-            )
-        if stay:
-            notes.append(
-                f"{printable(reference)}: {listed(stay, 4)} stay as they are: no key is below them"
-            )
-        if list(renamed) != names:
-            sides.put_value(path, _with(sides.value(path), keys, list(renamed)))
+        for keys in () if path in undone else list(_places(sides, path, wanted)):
+            names = sides.value_at(path, keys)
+            if (path, keys) in done or names is ABSENT or names is None:
+                continue
+            done.add((path, keys))
+            if not isinstance(names, (list, dict)) or not all(isinstance(n, str) for n in names):
+                at = printable(f"{path}#{'.'.join(keys)}")
+                report.add("M515", f"{at} is not a list of names", spans=(span,))
+                continue
+            moves = moves or _Moves(bound)
+            renaming = _Renaming(moves, names, _notation(sides, path, keys))
+            made = renaming.made(names)
+            hint = "name what moves together, or change the list with `files:`"
+            for name, why in renaming.refused.items():
+                what = f"{printable(reference)}: `{printable(name)}` cannot be renamed: {why}"
+                report.add("M514", what, spans=(span,), help=hint)
+            notes += [f"{printable(reference)}: {note}" for note in renaming.notes()]
+            if list(made) != list(names):
+                sides.put_value(path, _with(sides.value(path), keys, made))
     return notes
+
+
+def _places(sides: SideFiles, path: str, keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The places that `keys` mean: `*` is every name of an object, or item of a list."""
+    if "*" not in keys:
+        yield keys
+        return
+    at = keys.index("*")
+    there = sides.value(path) and sides.value_at(path, keys[:at])
+    names = list(map(str, range(len(there)))) if isinstance(there, list) else there
+    for name in names if isinstance(names, (list, dict)) else ():
+        yield from _places(sides, path, (*keys[:at], name, *keys[at + 1 :]))
+
+
+def is_place_of(at: Sequence[str], keys: Sequence[str]) -> bool:
+    """Whether `at` is a place that `keys` of `names` mean, or below one."""
+    return len(at) >= len(keys) and all(
+        wanted in ("*", there) for there, wanted in zip(at, keys, strict=False)
+    )
+
+
+def _notation(sides: SideFiles, path: str, keys: tuple[str, ...]) -> str:
+    """How the texts of a list are read: as a library does, or `gptq` for the names of `dynamic`."""
+    inside = {*QUANTIZATION, "quantization"}.intersection(keys)
+    if path not in (CONFIG, MODELOPT_CONFIG) or not inside:
+        return EXACT
+    library = MODELOPT if path == MODELOPT_CONFIG else list_library(sides.value)
+    return "gptq" if library == TRANSFORMERS and keys[-1] == "dynamic" else library
+
+
+class _Renaming:
+    """One list of names, or the names of an object, as they follow their keys."""
+
+    def __init__(self, moves: _Moves, names: Iterable[str], notation: str) -> None:
+        self._moves, self._notation = moves, notation
+        self.refused: dict[str, str] = {}
+        # an expression stands for the modules that it selects
+        self._meant = {name: self._selected(name) for name in names if self._is_pattern(name)}
+        every = {*names, *(module for meant in self._meant.values() for module in meant)}
+        self._alone = _Alone(moves, frozenset(every))
+        self._stay: list[str] = []
+        self._spelled: dict[str, int] = {}
+
+    def made(self, names: Any) -> Any:
+        """The list, or the object, with new names; those that are refused stay."""
+        new = {name: self._of(name) for name in names}
+        if not isinstance(names, dict):
+            return list(dict.fromkeys(found for name in names for found in new[name]))
+        out: dict[str, Any] = {}
+        for name, value in names.items():
+            for found in new[name]:
+                if not same_json(out.setdefault(found, value), value):
+                    self.refused[name] = f"another value is under `{printable(found)}` then"
+        return out
+
+    def notes(self) -> list[str]:
+        """What is worth saying: names that stand for no key, expressions that became names."""
+        out = [f"`{name}` is now spelled as {n} names" for name, n in self._spelled.items()]
+        if self._stay:
+            out.append(f"{listed(self._stay, 4)} stay as they are: no key is below them")
+        return out
+
+    def _of(self, name: str) -> list[str]:
+        if self._meant.get(name):
+            return self._of_pattern(name, self._meant[name])
+        found = self._alone.reason(name) or self._moves.of(name)
+        if isinstance(found, str):
+            self.refused[name] = found
+        elif found is None:
+            self._stay.append(name)
+        return found if isinstance(found, list) else [name]
+
+    def _of_pattern(self, pattern: str, modules: Sequence[str]) -> list[str]:
+        """The expression if it selects what its modules become, else their names."""
+        wanted: dict[str, None] = {}
+        for module in modules:
+            found = self._alone.reason(module) or self._moves.of(module)
+            if isinstance(found, str):
+                self.refused[pattern] = found
+                return [pattern]
+            wanted.update(dict.fromkeys(found or ()))
+        if set(self._matching(pattern, self._moves.modules(after=True))) == set(wanted):
+            return [pattern]
+        self._spelled[pattern] = len(wanted)
+        if self._notation != "gptq":
+            return list(wanted)
+        lead = pattern[:2] if pattern[:2] in ("-:", "+:") else ""
+        return [f"{lead}{re.escape(module)}$" for module in wanted]
+
+    def _is_pattern(self, name: str) -> bool:
+        return self._notation == "gptq" or is_pattern(name, self._notation)
+
+    def _selected(self, pattern: str) -> list[str]:
+        return self._matching(pattern, self._moves.modules(after=False))
+
+    def _matching(self, pattern: str, modules: Iterable[str]) -> list[str]:
+        text, library = pattern, self._notation
+        if library == "gptq":
+            text = pattern.removeprefix("-:").removeprefix("+:")
+            text, library = f"re:{text}", COMPRESSED_TENSORS
+        try:
+            selects = ModuleList([text], library).selects
+        except RegexError as error:
+            self.refused[pattern] = str(error)
+            return []
+        return [module for module in modules if selects(module)]
 
 
 def _with(value: Any, keys: Sequence[str], item: Any) -> Any:
@@ -115,6 +224,11 @@ class _Moves:
                 self._beside[key] = sources
         self._sorted = sorted(self._to)
         self._by_segment: dict[str, list[str]] = {}
+
+    def modules(self, *, after: bool) -> list[str]:
+        """The modules of the keys before the edge or after it, in order."""
+        keys = (new for made in self._to.values() for new in made) if after else self._sorted
+        return list(dict.fromkeys(key.rpartition(".")[0] for key in keys))
 
     def of(self, name: str) -> list[str] | str | None:
         """What the name becomes, why it cannot be said (text), or None if it is above no key."""

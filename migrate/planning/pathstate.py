@@ -36,7 +36,7 @@ from ..rules.packs import load_edge
 from ..source.pickle.tree import PARAMETER
 from .bind import StepResult
 from .graph import Tensor
-from .module_names import rename
+from .module_names import is_place_of, rename
 from .patches import (
     ABSENT,
     apply_patch,
@@ -500,9 +500,11 @@ class PathState:
                     f"files of {step.lineage} {step.goal} -> {step.start}: {printable(path)} was "
                     "removed since"
                 )
-            lists = {parameters.place(name) for file in step.files for name in file.model.names}
+            lists = [parameters.place(name) for file in step.files for name in file.model.names]
             edited = [
-                c for c in list_changes(before[path] or {}, again) if (path, c.at) not in lists
+                c
+                for c in list_changes(before[path] or {}, again)
+                if not any(path == file and is_place_of(c.at, keys) for file, keys in lists)
             ]
             if edited and before[path] is not None:
                 where = listed([".".join(c.at) for c in edited], 4)

@@ -698,7 +698,8 @@ class RuleFile(Model):
     )
     names: Annotated[tuple[ListPlace, ...], Sequence] = Field(
         (),
-        description="[file.json#path]: lists of names in side files, renamed as keys are",
+        description="[file.json#path]: lists of names in side files, or objects, renamed as keys "
+        "are; `*` stands for every name or item",
         examples=[["config.json#quantization_config.modules_to_not_convert"]],
     )
     rules: Annotated[tuple[Rule, ...], Sequence] = Field(

@@ -122,7 +122,7 @@ def test_a_copy_that_a_rule_makes_beside_its_source_is_no_new_name(engine: Any) 
     assert renamed(engine, LAYER, ["m.0.q"], rule)[0] == ["m.0.q"]
 
 
-@pytest.mark.parametrize("names", ["m.0", {"a": 1}, ["m.0", None], [["m.0"]], 7])
+@pytest.mark.parametrize("names", ["m.0", ["m.0", None], [["m.0"]], 7])
 def test_what_is_no_list_of_names_is_refused(engine: Any, names: Any) -> None:
     ((message,), _) = renamed(engine, LAYER, names, FUSE)
     assert "not a list of names" in message
@@ -163,3 +163,121 @@ def renaming(layers: int, experts: int = 16) -> Callable[[], None]:
         assert sides.value_at("config.json", ["x"]) == list(tensors)
 
     return go
+
+
+# expressions of libraries, objects, and places with `*`
+
+COMPRESSED = {"quant_method": "compressed-tensors"}
+LAYERS = [f"model.layers.{n}.mlp.{w}.weight" for n in (0, 1, 10) for w in ("gate", "up")]
+SAME = 'from: "model.layers.{n:int}.mlp.{w}.weight", to: "model.h.{n}.mlp.{w}.weight"'
+SWAP = (
+    'from: "model.layers.{n:int}.mlp.{w:gate|up}.weight", to: "model.layers.{n}.ffn.{w}.weight", '
+    "map: {w: {gate: router, up: up}}"
+)
+
+
+def configured(engine: Any, quantization: Any, place: str, *rules: str) -> Any:
+    """The configuration after the rules, or the messages of what is refused; and the notes."""
+    bound = made(engine, {key: [0.0, 0.0] for key in LAYERS}, rules, ("{k...}",))
+    text = f"id: t/r\ntitle: t\nlineage: t\nedge: [a, b]\nnames: ['{place}']\nrules: []\n"
+    config = json.dumps({"quantization_config": quantization}).encode()
+    sides, report = SideFiles({"config.json": config}.get), Report()
+    notes = rename(load_text(text, "r.yaml"), sides, bound, {}, set(), report)
+    if report.diagnostics:
+        return [d.message for d in report.diagnostics], notes
+    return sides.value_at("config.json", ("quantization_config",)), notes
+
+
+IGNORE = "config.json#quantization_config.ignore"
+
+
+def test_an_expression_stays_where_it_selects_what_its_modules_become(engine: Any) -> None:
+    ignore = ["re:.*gate$", "re:.*\\.up", "lm_head"]
+    found, notes = configured(engine, {**COMPRESSED, "ignore": ignore}, IGNORE, SAME)
+    assert found["ignore"] == ignore
+    assert notes == [f"{IGNORE}: lm_head stay as they are: no key is below them"]
+
+
+def test_an_expression_becomes_names_where_it_would_select_something_else(engine: Any) -> None:
+    ignore = ["re:.*gate$", "re:model.layers.1\\..*up"]
+    found, notes = configured(engine, {**COMPRESSED, "ignore": ignore}, IGNORE, SWAP)
+    assert found["ignore"] == [
+        *(f"model.layers.{n}.ffn.router" for n in (0, 1, 10)),
+        "re:model.layers.1\\..*up",
+    ]
+    assert notes == [f"{IGNORE}: `re:.*gate$` is now spelled as 3 names"]
+
+
+def test_globs_of_modelopt_follow_as_its_readers_match_them(engine: Any) -> None:
+    ignore = ["model.layers.1*", "*.up"]
+    found, _ = configured(engine, {"quant_method": "modelopt", "ignore": ignore}, IGNORE, SAME)
+    assert found["ignore"] == [f"model.h.{n}.mlp.{w}" for n in (1, 10) for w in ("gate", "up")] + [
+        "*.up"
+    ]
+
+
+def test_the_names_of_an_object_follow_with_their_values(engine: Any) -> None:
+    layers = {"model.layers.0.mlp.up": {"quant_algo": "FP8"}, "model.layers.10": 1, "other": 2}
+    quantization = {"quant_method": "modelopt", "quantized_layers": layers}
+    place = "config.json#quantization_config.quantized_layers"
+    found, _ = configured(engine, quantization, place, SAME)
+    assert found["quantized_layers"] == {
+        "model.h.0.mlp.up": {"quant_algo": "FP8"},
+        "model.h.10": 1,
+        "other": 2,
+    }
+
+
+def test_the_expressions_of_gptq_follow_with_their_signs(engine: Any) -> None:
+    dynamic = {r"-:.*\.gate": {}, r"+:model\.layers\.1\.": {"bits": 8}, ".*up": {"bits": 2}}
+    quantization = {"quant_method": "gptq", "dynamic": dynamic}
+    place = "config.json#quantization_config.dynamic"
+    found, notes = configured(engine, quantization, place, SAME)
+    assert found["dynamic"] == {
+        r"-:.*\.gate": {},
+        r"+:model\.h\.1\.mlp\.gate$": {"bits": 8},
+        r"+:model\.h\.1\.mlp\.up$": {"bits": 8},
+        ".*up": {"bits": 2},
+    }
+    assert len(notes) == 1
+
+
+def test_a_star_in_a_place_is_every_name_of_an_object_or_item_of_a_list(engine: Any) -> None:
+    groups = {f"group_{n}": {"targets": [f"model.layers.{n}.mlp.up", "Linear"]} for n in (0, 1)}
+    quantization = {**COMPRESSED, "config_groups": groups}
+    place = "config.json#quantization_config.config_groups.*.targets"
+    found, _ = configured(engine, quantization, place, SAME)
+    assert [group["targets"] for group in found["config_groups"].values()] == [
+        ["model.h.0.mlp.up", "Linear"],
+        ["model.h.1.mlp.up", "Linear"],
+    ]
+    found, _ = configured(engine, [{"t": ["model.layers.0"]}], "config.json#*.*.t", SAME)
+    assert found == [{"t": ["model.h.0"]}]
+
+
+JOIN = (
+    'from: "model.layers.{n:int}.mlp.{w:gate|up}.weight", to: "model.layers.{n}.mlp.weight", '
+    "via: [{concat: {over: w, dim: 0}}]"
+)
+
+
+@pytest.mark.parametrize(
+    ("ignore", "rule", "words"),
+    [
+        (["re:(a)\\1"], SAME, "`(a)\\1`: `\\1` at 3"),
+        (["re:.*layers.0.*up$"], JOIN, "which the list does not name"),
+    ],
+)
+def test_an_expression_that_cannot_follow_is_refused(
+    engine: Any, ignore: list[str], rule: str, words: str
+) -> None:
+    found, _ = configured(engine, {**COMPRESSED, "ignore": ignore}, IGNORE, rule)
+    assert words in found[0]
+
+
+def test_two_names_of_an_object_that_become_one_need_one_value(engine: Any) -> None:
+    layers = {f"model.layers.0.mlp.{w}": {"algo": n} for n, w in enumerate(("gate", "up"))}
+    quantization = {"quant_method": "modelopt", "quantized_layers": layers}
+    place = "config.json#quantization_config.quantized_layers"
+    found, _ = configured(engine, quantization, place, JOIN)
+    assert "another value is under `model.layers.0.mlp` then" in found[0]
