@@ -66,6 +66,7 @@ class Example:
     expected: Mapping[str, tuple[ExpectedTensor, str | None]]
     bound: StepResult
     problems: Report
+    read_part: Callable[[Tensor], bytes]
     # whether the test passes as it is, by output; filled when it is asked
     passes: dict[str, bool] = field(default_factory=dict)
 
@@ -167,7 +168,8 @@ def _example(
     file: CompiledFile, number: int, test: RuleTest, others: Sequence[CompiledFile]
 ) -> Example:
     report = Report()
-    rules, given, bound = bind_headers(prepare(file, number, others), report)
+    prepared = prepare(file, number, others)
+    rules, given, bound = bind_headers(prepared, report)
     tensors: dict[str, GivenTensor] = {}
     codes: dict[str, Callable[[int], Any]] = {}
     for written, tensor in test.given.items():
@@ -180,7 +182,18 @@ def _example(
         for key, at in expand(written):
             like = None if wanted.same_as is None else fill_in(wanted.same_as, at)
             expected[key] = wanted, like
-    return Example(test, number, rules, given, tensors, codes, expected, bound, report)
+    return Example(
+        test,
+        number,
+        rules,
+        given,
+        tensors,
+        codes,
+        expected,
+        bound,
+        report,
+        prepared.source.read_part,
+    )
 
 
 def rerun(example: Example, rule: DirectedRule, keys: Sequence[str]) -> StepResult | None:
@@ -192,7 +205,7 @@ def rerun(example: Example, rule: DirectedRule, keys: Sequence[str]) -> StepResu
             (),
             {k: example.given[k] for k in keys},
             Views(),
-            BindContext(lambda *_: True, DROP),
+            BindContext(lambda *_: True, DROP, part=example.read_part),
             report,
         )
     except (MigrateError, OpError, ValueError):

@@ -96,7 +96,7 @@ class Migration:
     @property
     def lasting(self) -> bool:
         """Whether equal keys, specs and strides mean the same again: no value decided anything."""
-        return not any(bound.decided for _, bound in self.composition.steps)
+        return not any(bound.decided or bound.values for _, bound in self.composition.steps)
 
     def without_values(self) -> Migration:
         """The same for any state dict of these keys and specs: no value in it is known."""

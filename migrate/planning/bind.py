@@ -91,6 +91,8 @@ class BindContext(NamedTuple):
     same_bytes: Callable[[str, Tensor, Tensor], bool]
     allow: frozenset[str] = frozenset()
     payload: Callable[[Tensor], bytes] | None = None
+    # the bytes of a small part of a tensor that say what no header does; None: they are not known
+    part: Callable[[Tensor], bytes] | None = None
     # rules that take values which are no tensors, and so may match no key, by identity
     elsewhere: frozenset[int] = frozenset()
     # the optional parts that a stamp says were not there; None: no stamp says anything
@@ -378,9 +380,8 @@ def _run_rule(
 
     def read(role: str, item: Item) -> bytes:
         found = _small_bytes(role, item, context)
-        for key in item.keys:
-            out.decided[key] = False
-            out.values[key] = hashlib.sha256(found).hexdigest()
+        seen = hashlib.sha256(found).hexdigest()
+        out.values.update(dict.fromkeys(item.keys, seen))
         return found
 
     def absent(found: Iterable[str]) -> None:
@@ -422,11 +423,11 @@ def _small_bytes(role: str, item: Item, context: BindContext) -> bytes:
             found = op.foreseen(call.op_call.args, given, source.output)
             if found is not None:
                 return found
-    if context.payload is None:
+    if context.part is None:
         raise OpError(
             "M310", f"what {printable(item.keys[0])} says is known when its bytes are, not before"
         )
-    return context.payload(tensor)
+    return context.part(tensor)
 
 
 def _check_refused(reader: Reader, report: Report) -> None:

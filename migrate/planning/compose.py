@@ -313,7 +313,7 @@ def prove_downgrade(
     source = {key: at.spec for key, at in tensors.items()}
     views = Views()
     allow = DROP | context.allow.intersection((STALE_OPTIMIZER,))
-    back_context = context._replace(allow=allow, payload=None)
+    back_context = context._replace(allow=allow, payload=None, part=None)
     current: Mapping[str, Tensor] = composition.graph.outputs
     reasons: list[str] = []
     last = StepResult()

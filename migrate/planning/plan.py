@@ -136,7 +136,9 @@ def document(
         "decided": decided,
     }
     if values := {key: seen for _, b in composition.steps for key, seen in b.values.items()}:
-        binding["values"] = values
+        # there may be one for each tensor of a number format
+        text = json.dumps(values, sort_keys=True).encode("utf-8", "surrogatepass")
+        binding["values"] = hashlib.sha256(text).hexdigest()
     digest = (
         "m1:"
         + hashlib.sha256(

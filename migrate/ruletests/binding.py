@@ -20,10 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import Diagnostic, MigrateError, Report, Span, printable
+from ..core.errors import Diagnostic, MigrateError, OpError, Report, Span, printable
 from ..core.keys import Pattern
 from ..core.spec import BITS, Spec, spec
 from ..core.templates import fitting, group
+from ..core.view import is_whole
 from ..elements.codes import element_code, pack_codes
 from ..ops.base import Loss, ValueOp
 from ..planning.bind import DROP, BindContext, StepResult, bind
@@ -89,6 +90,13 @@ class GivenSource:
         out = bytearray(self.index.tensors[key].spec.nbytes)
         self.blobs[chunk_at(self.index.tensors, key).blob].readinto(0, memoryview(out))
         return bytes(out)
+
+    def read_part(self, tensor: Tensor) -> bytes:
+        """All bytes of a tensor of the graph that is one of these as it is; OpError M310 if not."""
+        key = tensor.sources[0] if len(tensor.sources) == 1 else None
+        if not (isinstance(key, str) and is_whole(tensor.view)):
+            raise OpError("M310", "what a part says is known where it is a given tensor as it is")
+        return self.read_tensor(key)
 
     def identities(self) -> None:
         """Nothing that could distinguish these bytes from others in another process."""
@@ -291,7 +299,8 @@ def bind_headers(
     prepared: PreparedTest, report: Report
 ) -> tuple[tuple[DirectedRule, ...], dict[str, Tensor], StepResult]:
     """The rules with the test's params, the given tensors and what the rules make of them, without
-    bytes: conditions on values count as met. Problems go into the report.
+    bytes but of parts that say what no header does: conditions on values count as met. Problems go
+    into the report.
     """
     views, rules, bound = Views(), tuple[DirectedRule, ...](), StepResult()
     given = initial(prepared.source.index.tensors, views)
@@ -299,7 +308,8 @@ def bind_headers(
         step = prepared.path_state().enter_step(prepared.step, given)
         rules = tuple(directed(step, report))
         if not report.has_errors():
-            bound = bind(rules, step.keep, given, views, BindContext(lambda *_: True, DROP), report)
+            context = BindContext(lambda *_: True, DROP, part=prepared.source.read_part)
+            bound = bind(rules, step.keep, given, views, context, report)
     except MigrateError as error:
         report.diagnostics += error.diagnostics
     return rules, given, bound
@@ -487,7 +497,7 @@ def bound(
     composition = compose(
         source.index.tensors,
         steps,
-        BindContext(same_bytes, allow, payload),
+        BindContext(same_bytes, allow, payload, part=payload),
         report,
         programs=True,
         prove=prove,

@@ -130,7 +130,7 @@ def compose_for(
     composition = compose(
         source.index.tensors,
         migration_path.steps,
-        BindContext(same_bytes, request.allow, payload, states=optimizers.state_keys),
+        BindContext(same_bytes, request.allow, payload, part=payload, states=optimizers.state_keys),
         report,
         programs=programs,
         prove=prove,

@@ -263,7 +263,6 @@ def test_they_are_part_of_what_a_plan_decides(rule: Path, tmp_path: Path) -> Non
     how: dict[str, Any] = {"rules": [rule], **ALLOW}
     one = {"l.0.codes": CODES, "l.0.scales": SCALES, "l.0.length": torch.tensor([2, 5])}
     plan = migrate.plan(write(tmp_path, "a.safetensors", one), **how)
-    assert plan.document["decided"] == {"l.0.length": False}
     other = one | {"l.0.length": torch.tensor([2, 6])}
     again = migrate.plan(write(tmp_path, "b.safetensors", other), **how)
     assert plan.digest != again.digest
@@ -278,10 +277,63 @@ def test_they_are_part_of_what_a_plan_decides(rule: Path, tmp_path: Path) -> Non
 
 def test_tensors_without_values_are_refused_by_name(rule: Path) -> None:
     state = groups()
-    state["l.2.length"] = torch.empty(2, dtype=torch.int64, device="meta")
+    bare = {k: t if k.endswith("length") else t.to("meta") for k, t in state.items()}
+    plan = migrate.plan(bare, rules=[rule], **ALLOW)
+    assert plan.document["target"]["tensors"] == 4
+    bare["l.2.length"] = torch.empty(2, dtype=torch.int64, device="meta")
     with pytest.raises(MigrateError) as caught:
-        migrate.apply(state, rules=[rule], **ALLOW)
-    assert "l.2.length" in str(caught.value)
+        migrate.plan(bare, rules=[rule], **ALLOW)
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.message) == (
+        "M916",
+        "l.2.length is on the meta device and holds no bytes",
+    )
+
+
+TESTS = """tests:
+  - name: With a length and without a zero
+    allow: [lossy]
+    given:
+      a.codes: {dtype: uint8, values: [[33, 3]]}
+      a.scales: {dtype: float32, values: [[2, 3]]}
+      a.length: {dtype: int64, values: [1, 3]}
+    expect:
+      a.weight: {dtype: float32, values: [[-14, -12, -15]]}
+  - name: With a zero
+    allow: [lossy]
+    given:
+      a.codes: {dtype: uint8, values: [[33, 3]]}
+      a.scales: {dtype: float32, values: [[2, 3]]}
+      a.zeros: {dtype: uint8, values: [[1, 0]]}
+    expect:
+      a.weight: {dtype: float32, values: [[0, 2, 9, 0]]}
+  - name: With another length
+    given:
+      a.codes: {dtype: uint8, values: [[33, 3]]}
+      a.scales: {dtype: float32, values: [[2, 3]]}
+      a.length: {dtype: int64, values: [1, 5]}
+    error: M310
+    contains: "a.length"
+"""
+
+
+def test_tests_of_rules_and_lint_read_them_from_what_is_given(rule: Path) -> None:
+    rule.write_text(DECODE + TESTS)
+    assert migrate.test([rule]).to_json()["counts"]["failed"] == 0
+    found = migrate.lint([rule]).to_json()["diagnostics"]
+    assert [one["code"] for one in found if one["severity"] == "error"] == []
+
+
+def test_little_memory_and_a_module_are_no_matter(rule: Path, tmp_path: Path) -> None:
+    from built import module
+
+    source, how = write(tmp_path, "a.safetensors", groups()), {"rules": [rule], **ALLOW}
+    out = tmp_path / "b.safetensors"
+    migrate.apply(source, out, max_memory=1 << 20, threads=2, **how)
+    assert lists(load_file(out)) == WANTED
+    model = module({key: torch.tensor(rows) for key, rows in WANTED.items()}, fill=0)
+    migrate.load(model, source, **how)
+    assert lists(model.state_dict()) == WANTED
 
 
 def test_a_hook_reads_those_of_each_state_dict(rule: Path) -> None:
