@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         chunks: int | None
         rewrite: bool
         ranks: Ranks | None
+        undo: PathLike | None
 
     class _ApplyRequest(_Request, total=False):
         source: PathLike | None
@@ -144,6 +145,7 @@ def plan(
     output_format: str | None = None,
     chunks: int | None = None,
     rewrite: bool = False,
+    undo: bool = False,
 ) -> Plan:
     """Work out a migration from headers: all output names, shapes, dtypes, offsets, and problems.
 
@@ -170,6 +172,7 @@ def plan(
             chunks of at most 512 MiB.
         rewrite: Write the data files of a "dcp" checkpoint anew even where names alone change.
             Default: False, they are copied as they are.
+        undo: Plan what `apply` would do with `undo=`. Default: False.
 
     Returns:
         A `Plan`. Its `report` has the fields of `migrate plan --format json`; its `to_json()` is
@@ -196,6 +199,7 @@ def plan(
         output_format=output_format,
         chunks=chunks,
         rewrite=rewrite,
+        undo=undo and not backwards,
     )
     with closing(_opened("path", path, request, meta=True)) as source:
         folder = is_folder(source, single_file, output_format_of(source.format, request))
@@ -252,6 +256,7 @@ def apply(
     dry_run: bool = False,
     source: PathLike | None = None,
     ranks: Ranks | None = None,
+    undo: PathLike | None = None,
 ) -> ApplyReport | PlanReport | OrderedDict[str, Any]:
     """Migrate a checkpoint into a new one, or a state dict in memory.
 
@@ -299,6 +304,8 @@ def apply(
         ranks: The place of this process among several that make the same call and share the work, a
             `migrate.core.types.Ranks`. Default: None, this process alone; the environment is not
             looked at.
+        undo: A folder, which must not exist, for the tensors that a downgrade does not restore bit
+            for bit. Default: None.
 
     Returns:
         An `ApplyReport`; with `dry_run` a `PlanReport`; without `out` the new state dict, whose
@@ -334,6 +341,7 @@ def apply(
         output_format=output_format,
         chunks=chunks,
         rewrite=rewrite,
+        undo=undo is not None,
         planned=saved is not None,
     )
     if out is None and live and not dry_run:
@@ -353,7 +361,7 @@ def apply(
     changed = CHANGED_SOURCE in request.allow
     if saved is not None:
         if (
-            replace(request, allow=request.allow - {CHANGED_SOURCE}) != Request()
+            replace(request, allow=request.allow - {CHANGED_SOURCE}, undo=False) != Request()
             or max_shard_size is not None
         ):
             beside = (
@@ -388,6 +396,7 @@ def apply(
             local_rank=None if ranks is None else ranks.local_rank,
         ),
         ranks=ranks,
+        undo=undo,
         saved=saved,
         changed=changed,
         dry_run=dry_run,
@@ -433,6 +442,7 @@ def downgrade(
     rewrite: bool = False,
     dry_run: bool = False,
     ranks: Ranks | None = None,
+    undo: PathLike | None = None,
 ) -> ApplyReport | PlanReport:
     """Take a checkpoint back to an older layout; by default, undo the last run in its stamp.
 
@@ -472,6 +482,8 @@ def downgrade(
         ranks: The place of this process among several that make the same call and share the work, a
             `migrate.core.types.Ranks`. Default: None, this process alone; the environment is not
             looked at.
+        undo: The folder that `apply` wrote with `undo=`: what comes out is then exact to the bit.
+            Default: None.
 
     Returns:
         An `ApplyReport`; with `dry_run` a `PlanReport`.
@@ -496,6 +508,7 @@ def downgrade(
         output_format=output_format,
         chunks=chunks,
         rewrite=rewrite,
+        undo=undo is not None,
     )
     return write_checkpoint(
         lambda: _opened("path", path, request, wrapped=False),
@@ -512,6 +525,7 @@ def downgrade(
             local_rank=None if ranks is None else ranks.local_rank,
         ),
         ranks=ranks,
+        undo=undo,
         dry_run=dry_run,
     )
 

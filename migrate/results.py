@@ -78,6 +78,7 @@ class AskedRequest(DocumentPart):
     output_format: str | None
     chunks: int | None
     rewrite: bool | None
+    undo: bool | None
 
 
 class FileSize(DocumentPart):
@@ -380,6 +381,31 @@ class PlannedCheck(DocumentPart):
     sample: str
 
 
+class ReturningCodec(DocumentPart):
+    """What of the parts of a number format comes back when a rule encodes them again."""
+
+    rule: str
+    codec: str
+    returns: str
+
+
+class KeptHashes(DocumentPart):
+    """The file of hashes that the output keeps; `bytes` is its size."""
+
+    tensors: int
+    bytes: int
+
+
+class UndoTensors(DocumentPart):
+    """What the way back does not bring back, as a folder holds it: `bytes` of all tensors; `path`
+    is None in a plan.
+    """
+
+    path: str | None
+    tensors: int
+    bytes: int
+
+
 class PlanReport(DocumentReport):
     """What a migration will do: the document of a plan. Its `path` are the edges, in order."""
 
@@ -409,6 +435,9 @@ class PlanReport(DocumentReport):
     notes: tuple[str, ...]
     optimizer: str | None
     downgrade: DowngradeVerdict
+    returns: tuple[ReturningCodec, ...] | None
+    parts: KeptHashes | None
+    undo: UndoTensors | None
     warnings: tuple[Diagnostic, ...]
     question: AskedRequest
     free: int
@@ -422,6 +451,17 @@ class WrittenFile(DocumentPart):
 
     size: int
     xxh3_128: str
+
+
+class RestoredTensors(DocumentPart):
+    """Which tensors that a way back made again are what they were. `equal` is None where that is
+    not known; `known` says by what: "each", "together" or "nothing".
+    """
+
+    tensors: int
+    equal: int | None
+    different: tuple[str, ...]
+    known: str
 
 
 class ApplyReport(DocumentReport):
@@ -446,6 +486,8 @@ class ApplyReport(DocumentReport):
     notes: tuple[str, ...]
     warnings: tuple[Diagnostic, ...]
     report: ErrorReport | None
+    restored: RestoredTensors | None
+    undo: UndoTensors | None
 
 
 # verify, diff
@@ -549,6 +591,13 @@ class PackOrigin(DocumentPart):
     version: str | None
 
 
+class StampedHash(DocumentPart):
+    """What a single file keeps of tensors that were decoded: one hash of all of them."""
+
+    hash: str
+    keys: Any
+
+
 class AppliedEdge(DocumentPart):
     """An edge that was applied, from the stamp. A downgrade needs `kept`, `absent` and `files`."""
 
@@ -563,6 +612,7 @@ class AppliedEdge(DocumentPart):
     absent: Any
     pack: PackOrigin | None
     optimizer: str | None
+    parts: StampedHash | None
     tool: str
     source: str
 

@@ -65,6 +65,12 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="FILE",
                 help="Save the measured error of every computed tensor.",
             ),
+            click.option(
+                "--undo",
+                metavar="DIR",
+                help="Folder for the tensors that a downgrade does not restore bit for bit: apply "
+                "writes it, downgrade reads it.",
+            ),
             click.option("--resume", is_flag=True, help="Continue a killed or failed run."),
             click.option(
                 "--if-needed",

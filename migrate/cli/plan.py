@@ -31,6 +31,7 @@ from .options import as_json, output_format, params, question, require_savable, 
     default=None,
     help="One file or a folder; by default like the source.",
 )
+@click.option("--undo", "undo", is_flag=True, help="Plan what `migrate apply --undo DIR` would do.")
 @click.option("--check", is_flag=True, help="Exit with 1 if there is anything to do.")
 @as_json
 def command(
@@ -50,6 +51,7 @@ def command(
     output_format: str | None,
     chunks: int | None,
     rewrite: bool,
+    undo: bool,
 ) -> int:
     """Show what a migration would do, and save it for review.
 
@@ -71,6 +73,7 @@ def command(
         output_format=output_format,
         chunks=chunks,
         rewrite=rewrite,
+        undo=undo,
     )
     if output == "-":
         click.echo(plan.to_json(), nl=False)

@@ -359,7 +359,13 @@ def plan(doc: Mapping[str, Any]) -> str:
             f"{check['rule']}"
         )
     out += [f"      note: {note}" for note in doc["notes"]]
-    return "\n".join([*out, *_way_back(doc["path"], doc["downgrade"], "      ")])
+    out += _way_back(doc["path"], doc["downgrade"], "      ")
+    out += [f"      {line}" for line in _undo(doc)]
+    for found in doc.get("returns", ()):
+        out.append(
+            f"      encoded again: {found['codec']}, rule {found['rule']}: {found['returns']}"
+        )
+    return "\n".join(out)
 
 
 def _patched(patched: Mapping[str, Any]) -> list[str]:
@@ -429,10 +435,47 @@ def _published(doc: Mapping[str, Any]) -> str:
         [
             f"published {doc['path']}   {what}   {back[0]}",
             *back[1:],
+            *_undo(doc),
+            *_restored(doc.get("restored")),
             *_errors(doc["report"]),
             *notes,
         ]
     )
+
+
+def _undo(doc: Mapping[str, Any]) -> list[str]:
+    """What is kept, or was, of what the way back does not bring back."""
+    found = doc.get("undo")
+    if found is None or not found["tensors"]:
+        return []
+    where = "" if found["path"] is None else f" in {safe(found['path'])}"
+    what = f"{plural(found['tensors'], 'tensor')}, {size(found['bytes'])}{where}"
+    if doc["question"]["backwards"]:
+        return [f"undo: {what}, make this exact"]
+    return [f"undo: {what}, with which a downgrade is exact"]
+
+
+# tensors that did not come back
+_MOST_NAMED = 4
+
+
+def _restored(found: Mapping[str, Any] | None) -> list[str]:
+    """Which tensors that were made again came back bit for bit."""
+    if found is None:
+        return []
+    count, equal = found["tensors"], found["equal"]
+    again = plural(count, "tensor") + " made again"
+    if equal == count:
+        return [f"restored: {'all ' * (count > 1)}{again}, bit for bit"]
+    if found["known"] == "nothing":
+        return [f"restored: {again}; whether bit for bit cannot be told, for no hashes were kept"]
+    if equal is None:
+        why = "which cannot be told, for one file keeps one hash of all"
+        return [f"restored: not all {again} came back bit for bit; {why}"]
+    named = found["different"][:_MOST_NAMED]
+    more = f" … and {count - equal - len(named):,} more" if count - equal > len(named) else ""
+    others = ", ".join(map(printable, named)) + more
+    return [f"restored: {equal:,} of {again}, bit for bit; not: {others}"]
 
 
 def _errors(report: Mapping[str, Any] | None) -> list[str]:

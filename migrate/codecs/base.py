@@ -225,6 +225,12 @@ class Codec:
         """Whether decoding to `dtype` keeps every value, whatever the parts hold."""
         return False
 
+    def returns(self, args: Any, spec: Spec) -> str:
+        """What of parts that were decoded to `spec` encoding it with `args` brings back: "bit for
+        bit", or what does not return, or what it depends on.
+        """
+        return "depends on the data"
+
     def bound(self, args: Any) -> str:
         """The largest error of encoding, as a sentence with its formula."""
         raise NotImplementedError

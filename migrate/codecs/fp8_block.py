@@ -349,6 +349,17 @@ class Fp8Block(Codec):
                 )
         return [codes, _stored_reference(scales, scale.dtype)]
 
+    def returns(self, args: Any, spec: Spec) -> str:
+        _, scale = self.encoded(args, spec)
+        if args.scale_fmt == "ue8m0" or args.scale == "pow2" or scale.dtype == "float8_e8m0fnu":
+            # a largest code of 224 or less is encoded again with a smaller power
+            return "depends on the data: blocks whose largest code is above 224"
+        return (
+            "codes and scales of what the same arithmetic encoded"
+            if spec.dtype == "float32"
+            else "codes, not scales, of what the same arithmetic encoded"
+        )
+
     def exact(self, args: Any, specs: Sequence[Spec], dtype: str) -> bool:
         """To float32 from scales that are powers of two by their dtype; `decode` refuses the few
         that are too large for it.

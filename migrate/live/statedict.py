@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from ..core.errors import fail
 from ..core.out_of_memory import guarded
 from ..core.types import PathLike
 from ..formats import memory
@@ -225,6 +226,8 @@ def migrate_in_memory(
     inform: Callable[[StateDictReport], None] | None = None,
 ) -> OrderedDict[str, Any]:
     """What `migrate_state_dict` gives, with all tensors made anew; `inform` gets the errors too."""
+    if request.undo:
+        fail("M115", "`undo` is for a run that writes files: a state dict is changed nowhere")
     source = memory.open(tensors)
     try:
         source, found = _with_optimizers(source, request)

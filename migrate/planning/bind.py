@@ -99,6 +99,8 @@ class BindContext(NamedTuple):
     absent: AbstractSet[str] | None = None
     # which of these tensors are state of an optimizer; None: nothing is
     states: Callable[[Mapping[str, Any]], AbstractSet[str]] | None = None
+    # what the way back does not bring back will be kept
+    undo: bool = False
 
 
 DROP = frozenset(("drop",))

@@ -55,6 +55,8 @@ class Composition:
     kept: list[list[str]] = field(default_factory=list)
     # why a downgrade with the stamp would not bring the source back; empty when it is exact
     inexact: list[str] = field(default_factory=list)
+    # what the way back makes, over the tensors of the source; None where it cannot be walked
+    back: Mapping[str, Tensor] | None = None
 
 
 # no format stores a tensor in more parts
@@ -132,7 +134,8 @@ def compose(
                 step, rules, bound, stay, () if items is None else items.names
             )
         if prove:
-            kept.append(_kept(step, bound, () if items is None else items.names, views))
+            back = replace(step, backwards=not step.backwards, undo=context.undo)
+            kept.append(_kept(back, bound, () if items is None else items.names, views))
         bound.kept = []
         if path_state is not None:
             path_state.leave_step(step, bound, report)
@@ -256,12 +259,12 @@ def _segments(template: Template) -> set[str]:
     return {*without_rank(template)[0].text.split(".")} - {""}
 
 
-def _kept(step: PathStep, bound: StepResult, values: Iterable[str], views: Views) -> list[str]:
-    """The keys that stayed as they were on the step, and that its way back would take: what a stamp
+def _kept(back: PathStep, bound: StepResult, values: Iterable[str], views: Views) -> list[str]:
+    """The keys that stayed as they were on a step, and that its way back would take: what a stamp
     has to remember of them.
     """
     report = Report()
-    rules = directed(replace(step, backwards=not step.backwards), report)
+    rules = directed(back, report)
     if report.has_errors():
         return []
     patterns = [side.pattern for rule in rules for side in rule.reads]
@@ -328,7 +331,13 @@ def prove_downgrade(
     for number, (step, bound) in reversed(list(enumerate(composition.steps))):
         stay = frozenset(composition.kept[number] if composition.kept else ())
         back = PathStep(
-            step.lineage, step.goal, step.start, not step.backwards, step.rules, step.keep
+            step.lineage,
+            step.goal,
+            step.start,
+            not step.backwards,
+            step.rules,
+            step.keep,
+            undo=context.undo,
         )
         if step.back and path_state is not None:
             try:
@@ -371,6 +380,7 @@ def prove_downgrade(
         if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics if d.severity == "error"]
         current, last = bound_back.tensors, bound_back
+    composition.back = current
     changed = dict.fromkeys(call.rule for call in computations(current.values()) if call.lossy)
     reasons += [f"rule {label}: values do not return exactly" for label in changed]
     if items is not None and there is not None:

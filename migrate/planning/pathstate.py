@@ -20,6 +20,7 @@ from ..core.errors import Diagnostic, Report, fail, listed, option, printable, t
 from ..core.keys import Pattern
 from ..extra_state.record import how_to_leave
 from ..ops.base import OneWay
+from ..ops.base import step as call_of
 from ..rules import params as parameters
 from ..rules.arguments import PARAM
 from ..rules.compiled import (
@@ -78,6 +79,8 @@ class PathStep:
     files: tuple[LoadedFile, ...] = ()
     memory: Mapping[str, Any] = field(default_factory=dict)
     back: tuple[Path, ...] = ()
+    # what the way back does not bring back is kept elsewhere
+    undo: bool = False
 
     def reads(self) -> list[Pattern]:
         """The patterns of the keys that its rules take, in the direction in which it is walked;
@@ -109,7 +112,10 @@ def directed(step: PathStep, report: Report) -> list[DirectedRule]:
             rules.append(rule)
             continue
         back = invert(rule)
-        if isinstance(back, OneWay):
+        if isinstance(back, OneWay) and step.undo:
+            if rule.writes:
+                rules.append(removed(rule))
+        elif isinstance(back, OneWay):
             report.add(
                 "M405",
                 f"rule {rule.name!r} has no exact inverse: {back.because}",
@@ -145,6 +151,18 @@ def invert(rule: DirectedRule) -> DirectedRule | OneWay:
         )
     return replace(rule, reads=rule.writes, writes=rule.reads, steps=tuple(steps), backwards=True)
 
+
+def removed(rule: DirectedRule) -> DirectedRule:
+    """The way back of a rule that has no inverse, where its sources are kept elsewhere: what it
+    made goes.
+    """
+    call = CompiledCall("drop", ops.get("drop"), call_of("drop", why=UNDONE).args, None, rule.span)
+    return replace(
+        rule, reads=rule.writes, writes=(), steps=(call,), when={}, backwards=True, why=UNDONE
+    )
+
+
+UNDONE = "what it was made of is kept"
 
 # the param of the rule files that are shipped
 DELAYED = "delayed_scaling"

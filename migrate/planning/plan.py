@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .path import MigrationPath
     from .pathstate import PathState
     from .request import Request
+    from .restoring import Expected, PartsFile
 
 # source keys that are collapsed for the rows; above it a row shows the sources of one of its
 # outputs
@@ -50,6 +51,10 @@ class Plan:
 
     `sides` are the side files of the output. `outputs` are all tensors that are written, including
     those that no rule sees, and `checks` the conditions on values.
+
+    `parts` is what the output keeps to tell whether a way back returned each bit, `expected` what
+    such a way back is compared with; None where nothing is decoded. An output that is one file
+    keeps it in its stamp: `sealed` gives the target that has this hash in it.
     """
 
     document: Mapping[str, Any]
@@ -58,6 +63,11 @@ class Plan:
     sides: SideFiles
     outputs: Mapping[str, Tensor]
     checks: tuple[ValueCheck, ...]
+    parts: PartsFile | None = None
+    expected: Expected | None = None
+    sealed: Callable[[str], Target] | None = None
+    # what the way back does not bring back, where that is to be kept
+    lost: tuple[str, ...] = ()
 
     @property
     def written(self) -> Mapping[str, Tensor]:
@@ -134,6 +144,7 @@ def document(
         "side_files": list(side_files),
         "patched": list(path_state.changes),
         "decided": decided,
+        **({"undo": True} if request.undo else {}),
     }
     if values := {key: seen for _, b in composition.steps for key, seen in b.values.items()}:
         # there may be one for each tensor of a number format

@@ -55,7 +55,8 @@ class Request:
     they are, and at most one folder of lineages. `at` is the dict in a nested checkpoint that rules
     work on; `output_format` the name of the format to write; `chunks` for how many ranks tensors
     are cut, in a format that cuts them. None: not said. `rewrite`: data files are written anew even
-    where names alone change.
+    where names alone change. `undo`: what the way back does not bring back is kept, or, backwards,
+    is there.
     """
 
     to: tuple[str, ...] = ()
@@ -68,6 +69,7 @@ class Request:
     output_format: str | None = None
     chunks: int | None = None
     rewrite: bool = False
+    undo: bool = False
 
     @property
     def files(self) -> list[Path]:
@@ -87,6 +89,11 @@ class Request:
         return self.chunks is not None or self.rewrite
 
     @property
+    def takes_back(self) -> bool:
+        """Whether what an earlier run kept is there to be taken back."""
+        return self.undo and bool(self.backwards)
+
+    @property
     def folders(self) -> list[str]:
         return [r for r in self.rules if Path(r).is_dir()]
 
@@ -103,6 +110,7 @@ class Request:
             "output_format": self.output_format,
             **({} if self.chunks is None else {"chunks": self.chunks}),
             **({"rewrite": True} if self.rewrite else {}),
+            **({"undo": True} if self.undo else {}),
         }
 
 
@@ -118,6 +126,7 @@ def make_request(
     output_format: str | None = None,
     chunks: int | None = None,
     rewrite: bool = False,
+    undo: bool = False,
     planned: bool = False,
 ) -> Request:
     """The request, with one word taken for a list of one. M115 for an unknown allowance or format,
@@ -178,6 +187,7 @@ def make_request(
         output_format,
         chunks,
         rewrite,
+        undo,
     )
 
 

@@ -142,6 +142,10 @@ def changed_since(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     known = one.get("warnings")
     if isinstance(known, list) and not any(_is_later(warning) for warning in known):
         other["warnings"] = [one for one in other["warnings"] if not _is_later(one)]
+    # nor did they speak of what a way back brings back
+    for name in ("returns", "parts"):
+        if name not in one and (later := other.pop(name, None)) is not None and name == "parts":
+            other["bytes_written"] -= later["bytes"]
     return [
         name
         for name in {**other, **one}
@@ -270,4 +274,5 @@ def request_of(saved: Mapping[str, Any]) -> Request:
         output_format=asked.get("output_format"),
         chunks=asked.get("chunks"),
         rewrite=asked.get("rewrite", False),
+        undo=asked.get("undo", False),
     )

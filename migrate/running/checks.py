@@ -21,8 +21,9 @@ from ..core.view import is_whole
 from ..elements.codes import encode
 from ..planning.graph import ComputedTensor, computations
 from ..source.blobs import ChunkOf, Stored, chunk_at, chunks_of, key_of
+from ..source.zip_archive import combine, compare_crc, crc32
 from .evaluator import Evaluator
-from .gather import WINDOW, Gather
+from .gather import WINDOW, Batch, Gather, Sealed, Segment
 from .geometry import STAGE_MAX, ByteLayouts
 from .resources import MAX_MEMORY
 
@@ -124,6 +125,13 @@ def read_content(tensor: Tensor, source: Source, most: int = MOST_CONTENT) -> by
     return b"".join(bytes(part) for part in _TensorReader(source, MAX_MEMORY).stages(tensor))
 
 
+def read_ranges(
+    tensor: Tensor, source: Source, ranges: Iterable[tuple[int, int]]
+) -> Iterator[tuple[int, memoryview]]:
+    """(start, bytes) of these ranges of a tensor's packed bytes, a stage at a time."""
+    return _TensorReader(source, MAX_MEMORY).ranges(tensor, ranges)
+
+
 def tensors_equal(a: Tensor, b: Tensor, source: Source, max_memory: int = MAX_MEMORY) -> bool:
     """Whether both tensors hold the same bytes, dtype and shape."""
     return a.spec == b.spec and _TensorReader(source, max_memory).difference(a, b) is None
@@ -136,13 +144,20 @@ class _TensorReader:
         self._budget = min(WINDOW, max_memory // 8)
 
     def _stages(self, tensor: Tensor, step: int) -> Iterator[memoryview]:
-        nbytes = tensor.spec.nbytes
-        stage = memoryview(bytearray(min(nbytes, step)))
+        for _, stage in self.ranges(tensor, [(0, tensor.spec.nbytes)], step):
+            yield stage
+
+    def ranges(
+        self, tensor: Tensor, ranges: Iterable[tuple[int, int]], step: int | None = None
+    ) -> Iterator[tuple[int, memoryview]]:
+        step = step or self._step(tensor)
+        stage = memoryview(bytearray(min(tensor.spec.nbytes, step)))
         gather = Gather(self._source, self._layouts, stage, self._values.leaf, self._budget)
-        for start in range(0, nbytes, step):
-            stop = min(nbytes, start + step)
-            gather.fill(tensor, start, stop, 0)
-            yield stage[: stop - start]
+        for first, last in ranges:
+            for start in range(first, last, step):
+                stop = min(last, start + step)
+                gather.fill(tensor, start, stop, 0)
+                yield start, stage[: stop - start]
 
     def stages(self, tensor: Tensor) -> Iterator[memoryview]:
         return self._stages(tensor, self._step(tensor))
@@ -323,3 +338,86 @@ def _record_name(place: Stored, source: str | ChunkOf) -> str:
     if isinstance(place.storage, tuple) and len(place.storage) == 2:
         return str(place.storage[1])
     return f"the data of {printable(key_of(source))}"
+
+
+class FileChecksums:
+    """CRC-32s of an output file. Any thread may call `of`; `take` goes in the file's order."""
+
+    __slots__ = ("_copied", "_done", "_file", "_recorded", "_running", "_sealed")
+
+    def __init__(self, file: OutputFile, recorded: Recorded) -> None:
+        self._file, self._recorded = file, recorded
+        self._done: list[int] = []
+        # of the place, and of the record that is being copied
+        self._running = self._copied = 0
+        self._sealed = (0, b"")
+
+    def of(self, fill: Batch, data: memoryview) -> list[int]:
+        """The CRC-32 of each section of the tensors in the buffer; 0 where none is wanted."""
+        sealing = self._file.seal is not None
+        if not sealing and not self._recorded:
+            return []
+        return [
+            crc32(data[part.at + a - part.start : part.at + b - part.start])
+            if sealing or record is not None
+            else 0
+            for part in fill.parts
+            for a, b, record in self._sections(part)
+        ]
+
+    def take(self, fill: Batch, crcs: Sequence[int], data: memoryview) -> None:
+        """Enters what `of` found and fills in seals; CheckpointError M942 if the source differs."""
+        found = iter(crcs)
+        for part in fill.parts:
+            content = part.content
+            if isinstance(content, Sealed):
+                data[part.at : part.at + part.stop - part.start] = self._seal(content.tensors)[
+                    part.start : part.stop
+                ]
+                continue
+            for a, b, record in self._sections(part) if crcs else ():
+                crc = next(found)
+                if self._file.seal is not None:
+                    self._running = _extended(self._running, crc, b - a)
+                if record is not None:
+                    self._copied = _extended(self._copied, crc, b - a)
+                    if b == record.stop:
+                        compare_crc(record.file, record.record, self._copied)
+                        self._copied = 0
+            if part.last and not isinstance(content, bytes):
+                self._done.append(self._running)
+                self._running = 0
+
+    def _sections(self, part: Segment) -> Iterator[tuple[int, int, RecordedStretch | None]]:
+        """A part of a tensor, cut where records of the source begin and end."""
+        if isinstance(part.content, (bytes, Sealed)):
+            return
+        stretches = self._recorded.get(id(part.content), ())
+        at = part.start
+        for number in range(bisect_right(stretches, at, key=_stop), len(stretches)):
+            one = stretches[number]
+            if one.start >= part.stop:
+                break
+            if at < one.start:
+                yield at, one.start, None
+            at, end = max(at, one.start), min(part.stop, one.stop)
+            yield at, end, one
+            at = end
+        if at < part.stop:
+            yield at, part.stop, None
+
+    def _seal(self, count: int) -> bytes:
+        if self._sealed[0] != count and self._file.seal is not None:
+            # a tensor without bytes has passed unseen
+            self._done += [0] * (count - len(self._done))
+            self._sealed = (count, self._file.seal(self._done))
+        return self._sealed[1]
+
+
+def _stop(stretch: RecordedStretch) -> int:
+    return stretch.stop
+
+
+def _extended(before: int, crc: int, length: int) -> int:
+    """The CRC-32 of what came `before`, if anything, and of `length` bytes more."""
+    return combine(before, crc, length) if before else crc

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import product
+from itertools import count, product
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -93,8 +93,11 @@ class Evaluator:
         threads: int = 1,
         device: Device = CPU,
         ledger: Ledger | None = None,
+        watch: Callable[[Computation, Sequence[Box], Sequence[Any]], None] | None = None,
     ) -> None:
         self._source, self._layouts, self._device, self._ledger = source, layouts, device, ledger
+        # sees the boxes that calls compute with
+        self._watch = watch
         self.max_memory, self.budget = max_memory, max_memory - max_memory // 4
         # beside one node that takes the whole budget the other threads still have theirs
         self.share = self.budget // (4 * threads)
@@ -407,10 +410,10 @@ class Evaluator:
             and kind.op.recall(kind.args, kind.specs, kind.output, box, place, **memo)
         ):
             return
-        arrays = [
-            workspace.input(i, t, b)
-            for i, (t, b) in enumerate(zip(call.inputs, kind.needs(box), strict=True))
-        ]
+        needed = kind.needs(box)
+        arrays = [*map(workspace.input, count(), call.inputs, needed)]
+        if self._watch is not None:
+            self._watch(call, needed, arrays)
         boxes = self._ledger.claim(value, box) if self._ledger is not None and call.lossy else []
         meter = (
             self._ledger.meter(value, box) if self._ledger is not None and boxes == [box] else None
@@ -461,10 +464,7 @@ class Evaluator:
         import numpy as np
 
         workspace.settle()
-        arrays = [
-            workspace.input(i, t, b)
-            for i, (t, b) in enumerate(zip(value.computation.inputs, kind.needs(box), strict=True))
-        ]
+        arrays = [*map(workspace.input, count(), value.computation.inputs, kind.needs(box))]
         made = np.empty([b - a for a, b in box], carrier(kind.spec.dtype))
         kind.op.compute(kind.args, arrays, kind.specs, kind.output, box, made, meter, **memo)
 

@@ -49,6 +49,30 @@ _LINE = 64
 _OWN = threading.local()
 
 
+class Sealed(NamedTuple):
+    """A stretch of an output file that is made from the CRC-32s of its first `tensors` places."""
+
+    tensors: int
+
+
+class Segment(NamedTuple):
+    """Bytes `start` to `stop` of a tensor, header or seal, at `at`. `last`: its place ends here."""
+
+    content: Tensor | bytes | Sealed
+    start: int
+    stop: int
+    at: int
+    last: bool
+
+
+class Batch(NamedTuple):
+    """What goes through the buffer at once: `length` bytes for `offset` of the file."""
+
+    offset: int
+    length: int
+    parts: list[Segment]
+
+
 def copy_strided(
     dest: memoryview, dst: int, source: memoryview, src: int, run: int, loops: Loops
 ) -> None:

@@ -36,6 +36,7 @@ def write_checkpoint(
     dry_run: bool = False,
     changed: bool = False,
     ranks: Ranks | None = None,
+    undo: PathLike | None = None,
 ) -> ApplyReport | PlanReport:
     """Migrates what `opened` answers with into `out`, and closes it. The answer says what was
     published.
@@ -44,12 +45,20 @@ def write_checkpoint(
     then None. `saved` is the plan that must come out again (M903), and from the same files, unless
     they may have `changed` or are a copy of those elsewhere. With `dry_run` the answer is the
     plan's document, and nothing is written; without `out`, that of an output which is shaped like
-    the source. `ranks`: this process is one of several that write it.
+    the source. `ranks`: this process is one of several that write it. `undo` is the folder for what
+    the way back does not bring back, which a way back reads.
     """
     if out is None and not dry_run:
         fail("M115", "no output is given", help="out=PATH")
     place = None if out is None else Path(path_text("out", out))
-    source = opened()
+    kept_at = None if undo is None else path_text("undo", undo)
+    if request.undo != (kept_at is not None):
+        fail(
+            "M115",
+            "the plan was made to keep what the way back does not bring back, or it was not",
+            help=option("undo", "DIR") if request.undo else f"plan with {option('undo', True)}",
+        )
+    source, kept = opened(), None
     try:
         if place is None:
             folder = (
@@ -59,10 +68,18 @@ def write_checkpoint(
             )
         else:
             check_place(place, source.path)
+            if kept_at is not None and not request.takes_back:
+                from .undo import check_undo_place
+
+                check_undo_place(kept_at, place, source.path, options.resume)
             folder, request = shape_of(place.name, source.format, request)
             if saved is not None:
                 _check_shape(saved, place, folder, output_format_of(source.format, request))
-        made, copy_of = plan_for(source, request, folder, options.max_shard_size), None
+        if kept_at is not None and request.takes_back:
+            from .undo import open_undo
+
+            kept = open_undo(kept_at)
+        made, copy_of = plan_for(source, request, folder, options.max_shard_size, kept), None
         if saved is not None:
             require_unchanged(saved, made.document)
             made, copy_of = _taken(made, saved, changed)
@@ -73,29 +90,43 @@ def write_checkpoint(
         side_files = [
             (f["path"], made.sides.read_file(f["path"]) or b"") for f in made.document["side_files"]
         ]
-        tensors = source
+        tensors = source if kept is None else kept.beside(source)
         if made.target.whole:
             tensors = with_files(source, made.target.whole)
         elif source.index.passed_through:
-            tensors = with_all_tensors(source)
+            tensors = with_all_tensors(tensors)
         write = write_target
         if ranks is not None and ranks.world > 1:
             from .rank_run import write_by_ranks
 
             write = partial(write_by_ranks, ranks=ranks)
+        target, more = made.target, dict[str, Any]()
+        if made.parts is not None or made.expected is not None:
+            from .restored import parts_of_run
+
+            hashes = None
+            if kept_at is not None and made.lost and (ranks is None or not ranks.rank):
+                from .undo import UndoRun
+
+                more["undo"] = UndoRun(made, source, kept_at, options)
+                hashes = more["undo"].hashes
+            target, more["parts"] = parts_of_run(made, tensors, hashes)
         result = write(
             made.written,
             tensors,
-            made.target,
+            target,
             place,
             digest=made.digest,
             side_files=side_files,
             checks=made.checks,
             options=options,
+            **more,
         )
-        return _published(made, source, os.fspath(place), copy_of, result)
+        return _published(made, source, os.fspath(place), copy_of, result, kept_at)
     finally:
         source.close()
+        if kept is not None:
+            kept.close()
 
 
 def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str) -> None:
@@ -132,7 +163,12 @@ def _taken(made: Plan, saved: Mapping[str, Any], changed: bool) -> tuple[Plan, s
 
 
 def _published(
-    made: Plan, source: Source, path: str | None, copy_of: str | None, result: RunResult
+    made: Plan,
+    source: Source,
+    path: str | None,
+    copy_of: str | None,
+    result: RunResult,
+    undo: str | None = None,
 ) -> ApplyReport:
     """The answer of a run; without a `path` there was nothing to do."""
     planned = made.document
@@ -180,4 +216,6 @@ def _published(
         ],
         warnings=planned["warnings"],
         report=result.report,
+        **({} if result.restored is None else {"restored": result.restored}),
+        **({"undo": {**planned["undo"], "path": undo}} if "undo" in planned else {}),
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from .. import formats, ops
@@ -14,7 +16,7 @@ from ..core.templates import list_collapsed
 from ..core.types import __version__
 from ..extra_state.states import States, lift_states
 from ..ops.base import ValueOp
-from ..planning import optimizers
+from ..planning import optimizers, restoring
 from ..planning.bind import BindContext
 from ..planning.compose import Composition, compose
 from ..planning.copies import stale_copies
@@ -33,6 +35,7 @@ from ..planning.request import (
 )
 from ..planning.sides import SideFiles, clash, refuse_clash
 from ..planning.stored import find_renamed, initial
+from ..planning.unchanged import fold_keys, standing_entries, unfold_keys
 from ..source.blobs import Stored
 from ..source.index import Source, specs_hash, with_all_tensors, with_files
 from ..source.paths import METADATA
@@ -45,6 +48,7 @@ from .output_tree import (
     output_tree,
     writable_items,
 )
+from .part_hashes import NO_HASH, read_parts, size_of_file
 from .share import LEAST, origins_of, shared_extents
 from .ties import describe_ties, find_ties
 
@@ -53,6 +57,7 @@ if TYPE_CHECKING:
     from ..planning.graph import Tensor
     from ..source.blobs import Identity
     from ..source.target import Target
+    from .undo import UndoFolder
 
 
 S = TypeVar("S", bound=Source)
@@ -130,7 +135,17 @@ def compose_for(
     composition = compose(
         source.index.tensors,
         migration_path.steps,
-        BindContext(same_bytes, request.allow, payload, part=payload, states=optimizers.state_keys),
+        BindContext(
+            same_bytes,
+            # of what was kept nothing is lost
+            request.allow | {"lossy", "drop"}
+            if request.undo and request.backwards
+            else request.allow,
+            payload,
+            part=payload,
+            states=optimizers.state_keys,
+            undo=request.undo and not request.backwards,
+        ),
         report,
         programs=programs,
         prove=prove,
@@ -184,13 +199,29 @@ def judge_optimizers(
     return optimizers.judge_states(optimizers.find_states(index), composition, index, request.allow)
 
 
-def plan_for(source: Source, request: Request, folder: bool, max_shard_size: int) -> Plan:
-    """The plan. Permissions that are missing are raised together."""
-    return with_permissions(request, lambda asked: _plan(source, asked, folder, max_shard_size))
+def plan_for(
+    source: Source,
+    request: Request,
+    folder: bool,
+    max_shard_size: int,
+    undo: UndoFolder | None = None,
+) -> Plan:
+    """The plan. Permissions that are missing are raised together. `undo` holds what the way that
+    is planned does not bring back.
+    """
+    return with_permissions(
+        request, lambda asked: _plan(source, asked, folder, max_shard_size, undo)
+    )
 
 
 @log.phase("planning")
-def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -> Plan:
+def _plan(
+    source: Source,
+    request: Request,
+    folder: bool,
+    max_shard_size: int,
+    undo: UndoFolder | None,
+) -> Plan:
     written = output_format_of(source.format, request)
     if request.chunks is not None and written != DISTRIBUTED:
         fail(
@@ -211,8 +242,19 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
     migration_path = find_path(
         source.index, side_reader(source), stamp, request, states=States(source)
     )
+    if undo is not None:
+        steps = tuple(replace(step, undo=True) for step in migration_path.steps)
+        migration_path = replace(migration_path, steps=steps)
     path_state = path_state_for(source, migration_path, folder)
     composition = compose_for(source, migration_path, request, path_state)
+    reading, lost = source, tuple[str, ...]()
+    if request.undo:
+        from .undo import find_lost, take_back
+
+        if undo is not None:
+            reading = take_back(composition, source, undo, stamp)
+        else:
+            lost = find_lost(composition, source)
     for name, value in path_state.params.items():
         log.debug("param %s is %s", name, value)
     became = fresh or judge_optimizers(source, composition, request)
@@ -243,19 +285,40 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
     # a rule file applied by hand belongs to no lineage: what layouts the stamp named may not hold
     # any more
     before = stamps.Stamp({}, stamp.applied) if request.files else stamp
-    text = stamps.write_stamp(
-        before, migration_path.layouts, entries, specs_hash(specs), request.at
+    output_hash = specs_hash(specs)
+    computes = any(isinstance(s, ComputedTensor) for t in outputs.values() for s in t.sources)
+    kept: restoring.PartsFile | None = None
+    expected: restoring.Expected | None = None
+    if computes or stamp.applied:
+        applied = [*stamp.applied, *entries]
+        kept = parts_of(source, composition, index_hash, output_hash, applied)
+        expected = expected_parts(source, composition, index_hash, output_hash, stamp)
+    if lost:
+        earlier = () if kept is None else kept.runs
+        runs = (*(run for run in earlier if run.hashes), restoring.HashedParts(index_hash, lost))
+        kept = restoring.PartsFile(output_hash, runs)
+    if undo is not None:
+        required = tuple(sorted(undo.hashes))
+        expected = restoring.Expected(required, undo.hashes, required=frozenset(required))
+    alone_hash = kept is not None and not folder and kept.runs[-1].hashes is None
+
+    stamp_text = partial(
+        stamps.write_stamp,
+        before,
+        migration_path.layouts,
+        output_hash=output_hash,
+        at=request.at,
     )
+    text = stamp_text(with_hash(entries, kept, NO_HASH) if alone_hash else entries)
     alone: list[str] = []
     if index.items or index.passed_through:
         alone = _left_behind(source, written, folder, request)
-    computes = any(isinstance(s, ComputedTensor) for t in outputs.values() for s in t.sources)
     with_tree = index.tree is not None or written != OUTPUT_FORMATS[0]
     out: OutputTree | None = None
     first: Mapping[str, str] | None = None
     if with_tree:
         out = output_tree(
-            source,
+            reading,
             composition,
             alone=bool(alone) and index.tree is not None,
             drop="drop" in request.allow,
@@ -264,7 +327,7 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
     elif computes or any(
         isinstance(at, Stored) and at.storage is not None for at in index.tensors.values()
     ):
-        first = find_ties(outputs, index.tensors)
+        first = find_ties(outputs, reading.index.tensors)
     notes += [
         *known_notes,
         *(out.notes if out is not None else ()),
@@ -283,26 +346,26 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
     cut: dict[str, Any] = {} if request.chunks is None else {"chunks": request.chunks}
     form, target = formats.get(written), None
     if written == source.format == DISTRIBUTED and out is not None and not request.recuts:
-        target = _renamed(source, composition, out, text)
+        target = _renamed(reading, composition, out, text)
+    # shorter files share nothing
+    large = sum(t.spec.nbytes for t in made.values()) >= LEAST
+    described = partial(
+        form.describe,
+        specs,
+        folder=folder,
+        max_shard_size=max_shard_size,
+        metadata=source.index.metadata,
+        origins=origins_of(made, with_all_tensors(reading)) if large else None,
+        ranks=ranks,
+        tree=None if out is None else out.rest,
+        last=_following(made) if computes else (),
+        **cut,
+    )
     if target is None:
-        target = form.describe(
-            specs,
-            folder=folder,
-            max_shard_size=max_shard_size,
-            metadata=source.index.metadata,
-            stamp=text,
-            # shorter files share nothing
-            origins=origins_of(made, with_all_tensors(source))
-            if sum(t.spec.nbytes for t in made.values()) >= LEAST
-            else None,
-            ranks=ranks,
-            tree=None if out is None else out.rest,
-            last=_following(made) if computes else (),
-            **cut,
-        )
+        target = described(stamp=text)
     alike = len(made) == len(source.index.tensors) and bool(migration_path.steps)
     if alike and written == source.format == OUTPUT_FORMATS[0]:
-        notes += _note_runs(source, made, target)
+        notes += _note_runs(reading, made, target)
     if target.whole:
         made = initial(with_files(source, target.whole).index.tensors, Views())
         cut["data"] = "copied"
@@ -343,7 +406,7 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
                 *(_metadata_states(watched) if source.format == DISTRIBUTED else ()),
             ],
         },
-        stored=source.index.tensors,
+        stored=reading.index.tensors,
         options={"max_shard_size": max_shard_size, "folder": folder, "format": written, **cut},
         side_files=[{"path": path, "size": size} for path, size in side_files],
         left_out=source.index.left_out if folder else (),
@@ -352,6 +415,22 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
         body["bytes_read"] = sum(file.size for file in target.files)
     body["notes"] += [*path_state.notes, *notes]
     body["optimizer"] = became.became
+    if computes and (returns := restoring.list_returns(composition)):
+        body["returns"] = returns
+    if request.undo:
+        there = reading.index.tensors
+        keys = lost if undo is None else tuple(map(undo.name, undo.hashes))
+        if not keys:
+            body["notes"].append("the way back brings all tensors back: there is nothing to keep")
+        body["undo"] = {
+            "path": None if undo is None else undo.path,
+            "tensors": len(keys),
+            "bytes": sum(there[key].spec.nbytes for key in keys),
+        }
+    if kept is not None and folder:
+        nbytes = size_of_file(kept)
+        body["parts"] = {"tensors": len(kept.runs[-1].keys), "bytes": nbytes}
+        body["bytes_written"] += nbytes
     if (index.passed_through or index.items) and not alone:
         body["warnings"] += [d.to_json() for d in stale_copies(index, composition)]
     if gone:
@@ -370,7 +449,71 @@ def _plan(source: Source, request: Request, folder: bool, max_shard_size: int) -
             *composition.graph.checks,
             *(out.checks if out is not None and written == "torch" else ()),
         ),
+        kept if folder or alone_hash else None,
+        expected,
+        (lambda found: described(stamp=stamp_text(with_hash(entries, kept, found))))
+        if alone_hash
+        else None,
+        lost,
     )
+
+
+def with_hash(
+    entries: Sequence[Mapping[str, Any]], kept: restoring.PartsFile | None, together: str
+) -> list[Mapping[str, Any]]:
+    """The entries of a stamp whose last one keeps one hash of what was decoded."""
+    folded = fold_keys(kept.runs[-1].keys) if kept is not None else []
+    return [*entries[:-1], {**entries[-1], "parts": {"hash": together, "keys": folded}}]
+
+
+def parts_of(
+    source: Source,
+    composition: Composition,
+    index_hash: str,
+    output_hash: str,
+    applied: Sequence[Mapping[str, Any]],
+) -> restoring.PartsFile | None:
+    """What an output keeps of tensors that the ways back from it have to make again: those of runs
+    that stand, `applied` being the entries of its stamp. None where nothing is decoded.
+    """
+    standing = {entry["source"] for entry in standing_entries(applied)}
+    runs: list[restoring.HashedParts] = []
+    if source.history is not None and (found := read_parts(source.path, index_hash)[0]):
+        runs += [run for run in found.runs if run.source in standing and run.source != index_hash]
+    if (
+        index_hash in standing
+        and composition.back is not None
+        and restoring.decodes(composition.graph.outputs.values())
+    ):
+        specs = {key: stored.spec for key, stored in source.index.tensors.items()}
+        keys = restoring.made_again(composition.back, specs)
+        runs += [restoring.HashedParts(index_hash, tuple(keys))] if keys else []
+    return restoring.PartsFile(output_hash, tuple(runs)) if runs else None
+
+
+def expected_parts(
+    source: Source,
+    composition: Composition,
+    index_hash: str,
+    output_hash: str,
+    stamp: stamps.Stamp,
+) -> restoring.Expected | None:
+    """What the tensors that a way back makes are compared with; None where there is nothing to
+    compare.
+    """
+    if not any(step.backwards for step, _ in composition.steps):
+        return None
+    found = read_parts(source.path, index_hash)[0] if source.history is not None else None
+    for run in reversed(() if found is None else found.runs):
+        if run.source == output_hash and run.hashes is not None:
+            return restoring.Expected(run.keys, dict(zip(run.keys, run.hashes, strict=True)))
+    outputs = composition.graph.outputs
+    for entry in reversed(stamp.applied):
+        if entry["source"] == output_hash and "parts" in entry:
+            known = sorted(unfold_keys(entry["parts"]["keys"], len(outputs)))
+            return restoring.Expected(tuple(known), together=entry["parts"]["hash"])
+    keys = restoring.rounded(outputs)
+    return restoring.Expected(keys) if keys else None
 
 
 def _renamed(

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from ..source.index import Source
     from ..source.target import Target
     from .resources import RunOptions
+    from .restored import RestoredParts
+    from .undo import UndoRun
 
 # what the folder is called in which processes meet that compare
 SUFFIX = ".migrate-ranks"
@@ -65,6 +67,8 @@ def write_by_ranks(
     checks: Sequence[ValueCheck] = (),
     options: RunOptions,
     ranks: Ranks,
+    parts: RestoredParts | None = None,
+    undo: UndoRun | None = None,
 ) -> RunResult:
     """`write_target` by several processes, of which this is one: it returns when the output is
     published. What rank 0 returns speaks of all, what another one returns of itself.
@@ -99,6 +103,7 @@ def write_by_ranks(
         digest=digest,
         side_files=side_files,
         options=replace(options, progress=progress),
+        parts=parts,
     )
     folder = partial_folder(run.path)
     try:
@@ -118,16 +123,22 @@ def write_by_ranks(
             return RunResult(run.files, sum(t.spec.nbytes for t in outputs.values()), run.written)
         run.examine(own, checks)
         run.allocate()
+        if undo is not None:
+            undo.prepare()
         group.say("begun")
         run.write(own)
         for rank in range(1, ranks.world):
             run.add(group.wait("done", rank, tell))
+        if undo is not None:
+            undo.appear()
         entered.farewell = partial(_say_published, group)
         return replace(run.publish(), idle=sum(not files for files in dealt))
     except BaseException as error:  # noqa: BLE001 - raised again
         found: BaseException = error
         if group is not None and isinstance(error, Terminated):
             found = group.inquire() or error
+        if undo is not None:
+            undo.end(found)
         try:
             run.fail(found)
         except BaseException as meant:
@@ -137,6 +148,8 @@ def write_by_ranks(
     finally:
         if group is not None:
             group.leave()
+        if undo is not None:
+            undo.end(None)
         run.close()
 
 

@@ -95,6 +95,7 @@ def _is_entry(entry: Any) -> bool:
         and are_folded_keys(entry.get("kept", []))
         and are_folded_keys(entry.get("absent", []))
         and entry.get("optimizer", LASTING[0]) in LASTING
+        and _are_parts(entry.get("parts"))
         and isinstance(entry.get("pack", {}), dict)
         and all(map(_is_line, chain.from_iterable(entry.get("pack", {}).items())))
         and isinstance(entry.get("rules"), list)
@@ -102,6 +103,15 @@ def _is_entry(entry: Any) -> bool:
             isinstance(r, dict) and _is_line(r.get("id")) and _is_line(r.get("hash"))
             for r in entry["rules"]
         )
+    )
+
+
+def _are_parts(parts: Any) -> bool:
+    """Whether it is the one hash of tensors that a single file keeps, or nothing."""
+    return parts is None or (
+        isinstance(parts, dict)
+        and _is_line(parts.get("hash"))
+        and are_folded_keys(parts.get("keys"))
     )
 
 

@@ -25,13 +25,12 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from ..core import log
 from ..core.errors import MigrateError, RunError, printable, with_partial_folder
@@ -39,11 +38,16 @@ from ..core.out_of_memory import lacking, ran_out
 from ..core.spec import BITS
 from ..core.types import PathLike
 from ..planning.graph import ComputedTensor
-from ..source.zip_archive import combine, crc32
-from .checks import Recorded, RecordedStretch, check_records, recorded_checksums, require_checks
+from .checks import (
+    FileChecksums,
+    Recorded,
+    check_records,
+    recorded_checksums,
+    require_checks,
+)
 from .error_statistics import Ledger
 from .evaluator import Evaluator, longest_step, reading_step
-from .gather import WINDOW, Gather, Window
+from .gather import WINDOW, Batch, Gather, Sealed, Segment, Window
 from .geometry import STAGE, ByteLayouts
 from .publish import HASH, TILE, Partial, check_place, write_failed
 from .resources import RunOptions, run_together
@@ -53,32 +57,9 @@ if TYPE_CHECKING:
     from ..planning.graph import Tensor, ValueCheck
     from ..source.index import Source
     from ..source.target import OutputFile, Target
+    from .restored import RestoredParts
 
 _DEFAULT = RunOptions()
-
-
-class Sealed(NamedTuple):
-    """A stretch of an output file that is made from the CRC-32s of its first `tensors` places."""
-
-    tensors: int
-
-
-class Segment(NamedTuple):
-    """Bytes `start` to `stop` of a tensor, header or seal, at `at`. `last`: its place ends here."""
-
-    content: Tensor | bytes | Sealed
-    start: int
-    stop: int
-    at: int
-    last: bool
-
-
-class Batch(NamedTuple):
-    """What goes through the buffer at once: `length` bytes for `offset` of the file."""
-
-    offset: int
-    length: int
-    parts: list[Segment]
 
 
 class Tile(NamedTuple):
@@ -100,7 +81,8 @@ class RunResult:
     shares them with the source. `report` has the errors of what was computed
     (`Ledger.report`), None if nothing was; after a resume, only of what this run computed.
     `left`: the partial folder, if it could not be removed after all was published. `idle`: how many
-    of several processes had no file to write.
+    of several processes had no file to write. `restored`: which tensors came back bit for bit, as
+    far as that was asked.
     """
 
     files: Mapping[str, Mapping[str, Any]]
@@ -110,6 +92,7 @@ class RunResult:
     report: Mapping[str, Any] | None = None
     left: str | None = None
     idle: int = 0
+    restored: Mapping[str, Any] | None = None
 
 
 def tiles(
@@ -195,91 +178,6 @@ def check_places(outputs: Mapping[str, Tensor], target: Target) -> None:
         if missing:
             nbytes = outputs[key].spec.nbytes
             raise ValueError(f"{key!r} has {nbytes} bytes, its places have {nbytes - missing}")
-
-
-class FileChecksums:
-    """CRC-32s of an output file. Any thread may call `of`; `take` goes in the file's order."""
-
-    __slots__ = ("_copied", "_done", "_file", "_recorded", "_running", "_sealed")
-
-    def __init__(self, file: OutputFile, recorded: Recorded) -> None:
-        self._file, self._recorded = file, recorded
-        self._done: list[int] = []
-        # of the place, and of the record that is being copied
-        self._running = self._copied = 0
-        self._sealed = (0, b"")
-
-    def of(self, fill: Batch, data: memoryview) -> list[int]:
-        """The CRC-32 of each section of the tensors in the buffer; 0 where none is wanted."""
-        sealing = self._file.seal is not None
-        if not sealing and not self._recorded:
-            return []
-        return [
-            crc32(data[part.at + a - part.start : part.at + b - part.start])
-            if sealing or record is not None
-            else 0
-            for part in fill.parts
-            for a, b, record in self._sections(part)
-        ]
-
-    def take(self, fill: Batch, crcs: Sequence[int], data: memoryview) -> None:
-        """Enters what `of` found and fills in seals; CheckpointError M942 if the source differs."""
-        found = iter(crcs)
-        for part in fill.parts:
-            content = part.content
-            if isinstance(content, Sealed):
-                data[part.at : part.at + part.stop - part.start] = self._seal(content.tensors)[
-                    part.start : part.stop
-                ]
-                continue
-            for a, b, record in self._sections(part) if crcs else ():
-                crc = next(found)
-                if self._file.seal is not None:
-                    self._running = _extended(self._running, crc, b - a)
-                if record is not None:
-                    self._copied = _extended(self._copied, crc, b - a)
-                    if b == record.stop:
-                        from ..source.zip_archive import compare_crc
-
-                        compare_crc(record.file, record.record, self._copied)
-                        self._copied = 0
-            if part.last and not isinstance(content, bytes):
-                self._done.append(self._running)
-                self._running = 0
-
-    def _sections(self, part: Segment) -> Iterator[tuple[int, int, RecordedStretch | None]]:
-        """A part of a tensor, cut where records of the source begin and end."""
-        if isinstance(part.content, (bytes, Sealed)):
-            return
-        stretches = self._recorded.get(id(part.content), ())
-        at = part.start
-        for number in range(bisect_right(stretches, at, key=_stop), len(stretches)):
-            one = stretches[number]
-            if one.start >= part.stop:
-                break
-            if at < one.start:
-                yield at, one.start, None
-            at, end = max(at, one.start), min(part.stop, one.stop)
-            yield at, end, one
-            at = end
-        if at < part.stop:
-            yield at, part.stop, None
-
-    def _seal(self, count: int) -> bytes:
-        if self._sealed[0] != count and self._file.seal is not None:
-            # a tensor without bytes has passed unseen
-            self._done += [0] * (count - len(self._done))
-            self._sealed = (count, self._file.seal(self._done))
-        return self._sealed[1]
-
-
-def _stop(stretch: RecordedStretch) -> int:
-    return stretch.stop
-
-
-def _extended(before: int, crc: int, length: int) -> int:
-    """The CRC-32 of what came `before`, if anything, and of `length` bytes more."""
-    return combine(before, crc, length) if before else crc
 
 
 class _Stopped(Exception):  # noqa: N818 - leaves a thread after another one failed
@@ -389,6 +287,8 @@ class _FileWriter:
         if self.sums is not None:
             self.sums.take(job.fill, crcs, data)
         self.whole.update(data)
+        if self._run.parts is not None:
+            self._run.parts.write(job.fill, data)
         first, shared = job.fill.offset, self._run.shared
         if shared is None:
             _pwrite(self._descriptor, data, first)
@@ -420,7 +320,7 @@ class _Writers:
     ) -> None:
         self.outputs, self.source, self.layouts = run.outputs, run.source, run.layouts
         self.targets, self.partial, self.shared = files, partial, shared
-        self.values, self.recorded = values, recorded
+        self.values, self.recorded, self.parts = values, recorded, run.parts
         self.progress = run.options.progress
         self.budget = min(WINDOW, run.options.max_memory // (4 * run.options.threads))
         tensors = [run.outputs[placed.key] for file in files for placed in file.tensors]
@@ -561,6 +461,7 @@ class TargetRun:
         digest: str,
         side_files: Sequence[tuple[str, bytes | PathLike]] = (),
         options: RunOptions = _DEFAULT,
+        parts: RestoredParts | None = None,
     ) -> None:
         self.path = Path(os.path.abspath(out))
         if options.threads < 1:
@@ -571,6 +472,7 @@ class TargetRun:
         check_places(outputs, target)
         self.outputs, self.source, self.target = outputs, source, target
         self.digest, self.side_files, self.options = digest, side_files, options
+        self.parts = parts
         self.layouts = ByteLayouts()
         self.ledger: Ledger | None = None
         self.partial: Partial | None = None
@@ -588,6 +490,8 @@ class TargetRun:
         outputs = self.outputs
         if len(files) < len(self.target.files):
             outputs = {p.key: outputs[p.key] for file in files for p in file.tensors}
+        if self.parts is not None:
+            self.parts.watch(outputs)
         if any(
             BITS[t.spec.dtype] < 8 or any(isinstance(s, ComputedTensor) for s in t.sources)
             for t in self.outputs.values()
@@ -602,6 +506,7 @@ class TargetRun:
                 threads=self.options.threads,
                 device=self.options.device,
                 ledger=self.ledger,
+                watch=None if self.parts is None else self.parts.read,
             )
             self._values.require(outputs.values())
         if checks:
@@ -620,7 +525,11 @@ class TargetRun:
             self.digest,
             resume=self.options.resume,
             source=self.source.identities(),
-            small=(*self.target.small, *(name for name, _ in self.side_files)),
+            small=(
+                *self.target.small,
+                *(name for name, _ in self.side_files),
+                *(() if self.parts is None else self.parts.names),
+            ),
             rank=rank,
         )
         return self.partial
@@ -635,7 +544,8 @@ class TargetRun:
                 self.outputs, self.source, self.target, self.layouts, partial.folder
             )
         partial.require(
-            sum(len(c) if isinstance(c, bytes) else os.stat(c).st_size for _, c in self.side_files),
+            sum(len(c) if isinstance(c, bytes) else os.stat(c).st_size for _, c in self.side_files)
+            + (0 if self.parts is None else self.parts.nbytes),
             self._shared,
         )
         partial.allocate(self._shared)
@@ -667,7 +577,8 @@ class TargetRun:
     def account(self) -> dict[str, Any]:
         """What this process wrote, as `add` takes it in another one."""
         tallies = None if self.ledger is None else self.ledger.tallies()
-        return {"files": self.files, "written": self.written, "tallies": tallies}
+        found = {"files": self.files, "written": self.written, "tallies": tallies}
+        return found if self.parts is None else {**found, "parts": self.parts.account()}
 
     def add(self, account: Mapping[str, Any]) -> None:
         """Enters what another process wrote."""
@@ -675,6 +586,8 @@ class TargetRun:
         self.written += account["written"]
         if self.ledger is not None and account["tallies"] is not None:
             self.ledger.add(account["tallies"])
+        if self.parts is not None:
+            self.parts.add(account["parts"])
 
     def publish(self) -> RunResult:
         """Adds the small files, checks all that is written, and lets the target appear. RunError
@@ -683,6 +596,8 @@ class TargetRun:
         partial = self._entered()
         for name, content in (*self.target.small.items(), *self.side_files):
             partial.add(name, content if isinstance(content, bytes) else Path(content))
+        for name, content in () if self.parts is None else self.parts.finish(partial):
+            partial.add(name, content)
         partial.check()
         with log.phase("publishing"):
             partial.publish(fsync=self.options.fsync)
@@ -698,6 +613,7 @@ class TargetRun:
             0 if shared is None else sum(shared.nbytes(file.name) for file in self.target.files),
             report,
             str(partial.folder) if partial.left else None,
+            restored=None if self.parts is None else self.parts.outcome,
         )
 
     def fail(self, error: BaseException) -> NoReturn:
@@ -738,6 +654,19 @@ class TargetRun:
         return self.partial
 
 
+class Undoing(Protocol):
+    """What writes a folder beside the output (`undo`), in the order of these steps."""
+
+    def prepare(self) -> None:
+        """Writes all of it, under the name of a partial one."""
+
+    def appear(self) -> None:
+        """Publishes it."""
+
+    def end(self, error: BaseException | None) -> None:
+        """Lets go of it; after an error keeps what a later run can go on with."""
+
+
 def write_target(
     outputs: Mapping[str, Tensor],
     source: Source,
@@ -748,13 +677,16 @@ def write_target(
     side_files: Sequence[tuple[str, bytes | PathLike]] = (),
     checks: Sequence[ValueCheck] = (),
     options: RunOptions = _DEFAULT,
+    parts: RestoredParts | None = None,
+    undo: Undoing | None = None,
 ) -> RunResult:
     """Writes `outputs` to `out` as `target` says, and publishes it whole or not at all.
 
     `digest` identifies the plan: a partial folder is resumed only by the same. `side_files` are
     (name, bytes or a path to copy). A resumed run takes over what an earlier one wrote of the same
     files; of what lies in memory it writes all again. Progress is reported after each tile, by one
-    thread at a time. Memory stays under the limit but for interpreter and libraries.
+    thread at a time. Memory stays under the limit but for interpreter and libraries. `undo` writes
+    what the way back does not bring back: it is complete before `out` appears.
 
     Evaluator, statistics of errors, checksums and shared extents are made where there is something
     for them: a tensor that is computed or has elements below a byte, an archive that records or
@@ -766,17 +698,32 @@ def write_target(
     ValueError if `threads` is less than one.
     """
     run = TargetRun(
-        outputs, source, target, out, digest=digest, side_files=side_files, options=options
+        outputs,
+        source,
+        target,
+        out,
+        digest=digest,
+        side_files=side_files,
+        options=options,
+        parts=parts,
     )
     try:
         run.examine(target.files, checks)
         run.enter()
         run.allocate()
+        if undo is not None:
+            undo.prepare()
         run.write(target.files)
+        if undo is not None:
+            undo.appear()
         return run.publish()
     except BaseException as error:  # noqa: BLE001 - raised again
+        if undo is not None:
+            undo.end(error)
         run.fail(error)
     finally:
+        if undo is not None:
+            undo.end(None)
         run.close()
 
 

@@ -469,6 +469,8 @@ def check_weight_names(folder: Folder, where: str, names: list[str], suffix: str
 
 
 HISTORY = "migrate.history.json"
+# hashes of what was decoded (running/part_hashes)
+PARTS = "migrate.parts"
 # what safetensors has no place for (formats/safetensors)
 ITEMS = "migrate.items.json"
 MAX_SIZE = 50_000_000  # bytes; tokenizer.json reaches some tens of MB
@@ -536,7 +538,7 @@ class Beside:
 
 
 def look_beside(folder: Folder, taken: frozenset[str]) -> Beside:
-    """The side files of `folder`, without the files named in `taken` and without the stamp.
+    """The side files of `folder`, without the files named in `taken`, the stamp, and hashes.
 
     Links that may not be followed are one M907 that names them; too many entries are M914.
     """
@@ -557,7 +559,7 @@ def look_beside(folder: Folder, taken: frozenset[str]) -> Beside:
             fail("M914", f"{folder.label('')}: holds more than {MAX_ENTRIES} files")
         for name, status in found:
             path = here + name
-            if path in taken or path == HISTORY:
+            if path in taken or path in (HISTORY, PARTS):
                 continue
             if stat.S_ISDIR(status.st_mode):
                 deep = stays_behind(name, folder=True) or len(parts) >= MAX_DEPTH

@@ -14,9 +14,8 @@ from raw_files import describe, whole
 
 from migrate.core.errors import CheckpointError
 from migrate.running import tiles
-from migrate.running.checks import RecordedStretch
+from migrate.running.checks import FileChecksums, RecordedStretch
 from migrate.running.geometry import ByteLayouts
-from migrate.running.tiles import FileChecksums
 from migrate.source.target import OutputFile, Placed
 from migrate.source.zip_archive import ArchiveRecord
 

@@ -1,0 +1,130 @@
+"""What a way back does not return bit for bit: tensors that it makes again out of numbers that were
+rounded or encoded, and tensors that it does not make.
+
+The proof of a downgrade composes the way there and the way back into one graph over the source, and
+this is read off that graph: what is only moved comes back, and so does what every op on its way
+keeps. Of codes and scales that are encoded again only their bytes can tell, so a run that decodes
+leaves hashes of them (`running/part_hashes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..ops.dequantize import called
+from .graph import Computation, Tensor, computations
+
+if TYPE_CHECKING:
+    from ..core.spec import Spec
+    from .compose import Composition
+
+
+@dataclass(frozen=True, slots=True)
+class HashedParts:
+    """Tensors of the checkpoint whose index hash is `source`, by sorted keys, and the hash of each;
+    None before they are known.
+    """
+
+    source: str
+    keys: tuple[str, ...]
+    hashes: tuple[bytes, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartsFile:
+    """What an output remembers of the tensors that its ways back have to make again: `output` is
+    its own index hash, `runs` begin with the oldest.
+    """
+
+    output: str
+    runs: tuple[HashedParts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What tensors that a way back makes should be, by what the way there left: the hash of each by
+    its key, or one of all (`together`) where there is no more; neither where nothing says it.
+    `required` have to be it.
+    """
+
+    keys: tuple[str, ...]
+    hashes: Mapping[str, bytes] | None = None
+    together: str | None = None
+    required: frozenset[str] = frozenset()
+
+
+def decodes(outputs: Iterable[Tensor]) -> bool:
+    """Whether these tensors are made of parts of a number format."""
+    return any(_is_decoding(call) for call in computations(outputs))
+
+
+def _is_decoding(call: Computation) -> bool:
+    return call.op_call.op == "dequantize"
+
+
+def made_again(back: Mapping[str, Tensor], source: Mapping[str, Spec]) -> list[str]:
+    """The keys that a way back returns with dtype and shape, though perhaps not with each bit;
+    sorted.
+    """
+    known: dict[int, bool] = {}
+    return sorted(
+        key
+        for key, spec in source.items()
+        if (there := back.get(key)) is not None and there.spec == spec and _lossy(there, known)
+    )
+
+
+def rounded(outputs: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """The keys of outputs that are made of rounded numbers, sorted."""
+    known: dict[int, bool] = {}
+    return tuple(sorted(key for key, tensor in outputs.items() if _lossy(tensor, known)))
+
+
+def not_returned(back: Mapping[str, Tensor], source: Mapping[str, Spec]) -> list[str]:
+    """The keys that a way back does not return, or perhaps not with each bit; sorted."""
+    known: dict[int, bool] = {}
+    return sorted(
+        key
+        for key, spec in source.items()
+        if (there := back.get(key)) is None or there.spec != spec or _lossy(there, known)
+    )
+
+
+def _lossy(tensor: Tensor, known: dict[int, bool]) -> bool:
+    """Whether anything below the tensor rounds; `known`: calls that were looked at, by identity."""
+    for source in tensor.sources:
+        call = getattr(source, "computation", None)
+        if call is None:
+            continue
+        found = known.get(id(call))
+        if found is None:
+            found = known[id(call)] = call.lossy or any(_lossy(t, known) for t in call.inputs)
+        if found:
+            return True
+    return False
+
+
+def list_returns(composition: Composition) -> list[dict[str, Any]]:
+    """What encoding again brings back of each number format on the way back, by rule, as its codec
+    says it. On a way back itself that is the way that is walked.
+    """
+    outputs = composition.graph.outputs.values()
+    if any(step.backwards for step, _ in composition.steps):
+        calls = computations(outputs)
+    else:
+        there = {id(call) for call in computations(outputs)}
+        back = (composition.back or {}).values()
+        calls = [call for call in computations(back) if id(call) not in there]
+    found: dict[tuple[str, str, str], None] = {}
+    for call in calls:
+        if call.op_call.op == "quantize":
+            args = call.op_call.args
+            found[call.rule.rpartition(" (")[0], args.codec, _returns(call)] = None
+    return [{"rule": rule, "codec": codec, "returns": what} for rule, codec, what in found]
+
+
+def _returns(call: Computation) -> str:
+    codec, own = called(call.op_call.args)
+    return codec.returns(own, call.inputs[0].spec)
