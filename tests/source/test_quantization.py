@@ -49,95 +49,53 @@ def compressed(weights: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, **more}
 
 
-# `weights` as compressed-tensors 0.20 writes them for its presets, and what they mean
-PRESETS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
-    (
-        "FP8",
-        "float-quantized",
-        {
-            "num_bits": 8,
-            "type": "float",
-            "symmetric": True,
-            "group_size": None,
-            "strategy": "tensor",
-        },
-        {"format": "fp8", "bits": 8, "granularity": "tensor"},
-    ),
-    (
-        "FP8_DYNAMIC",
-        "float-quantized",
-        {
-            "num_bits": 8,
-            "type": "float",
-            "symmetric": True,
-            "group_size": None,
-            "strategy": "channel",
-        },
-        {"format": "fp8", "bits": 8, "granularity": "channel"},
-    ),
-    (
-        "FP8_BLOCK",
-        "float-quantized",
-        {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
-        {"format": "fp8-block", "bits": 8, "block": (128, 128), "granularity": "block"},
-    ),
-    (
-        "MXFP8A16",
-        "mxfp8-quantized",
-        {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32},
-        {"format": "mxfp8", "bits": 8, "group": 32, "granularity": "group"},
-    ),
-    (
-        "MXFP4A16",
-        "mxfp4-pack-quantized",
-        {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32},
-        {"format": "mxfp4", "bits": 4, "group": 32, "granularity": "group"},
-    ),
-    (
-        "NVFP4A16",
-        "nvfp4-pack-quantized",
-        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
-        {
-            "format": "nvfp4",
-            "bits": 4,
-            "group": 16,
-            "granularity": "group",
-            "form": "compressed-tensors",
-        },
-    ),
-    (
-        "W4A16",
-        "pack-quantized",
-        {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128},
-        {"format": "int-pack", "bits": 4, "group": 128, "granularity": "group", "symmetric": True},
-    ),
-    (
-        "W4A16_ASYM",
-        "pack-quantized",
-        {"num_bits": 4, "type": "int", "group_size": 128, "symmetric": False},
-        {"format": "int-pack", "bits": 4, "group": 128, "granularity": "group", "symmetric": False},
-    ),
-    (
-        "W8A8",
-        "int-quantized",
-        {"num_bits": 8, "type": "int", "strategy": "channel"},
-        {"format": "int8", "bits": 8, "granularity": "channel", "symmetric": True},
-    ),
-]
+# what the schemes mean that compressed-tensors 0.20 writes for its presets
+GROUP = {"granularity": "group"}
+NVFP4 = {"format": "nvfp4", "bits": 4, "group": 16, "form": "compressed-tensors", **GROUP}
+MXFP4 = {"format": "mxfp4", "bits": 4, "group": 32, **GROUP}
+MXFP8 = {"format": "mxfp8", "bits": 8, "group": 32, **GROUP}
+PRESETS: dict[str, dict[str, Any]] = {
+    "FP8": {"format": "fp8", "bits": 8, "granularity": "tensor"},
+    "FP8_DYNAMIC": {"format": "fp8", "bits": 8, "granularity": "channel"},
+    "FP8_BLOCK": {"format": "fp8-block", "bits": 8, "block": (128, 128), "granularity": "block"},
+    "W8A8": {"format": "int8", "bits": 8, "granularity": "channel", "symmetric": True},
+    "W4A16": {"format": "int-pack", "bits": 4, "group": 128, "symmetric": True, **GROUP},
+    "W4A16_ASYM": {"format": "int-pack", "bits": 4, "group": 128, "symmetric": False, **GROUP},
+    "W8A16": {"format": "int-pack", "bits": 8, "group": 128, "symmetric": True, **GROUP},
+    "NVFP4A16": NVFP4,
+    "NVFP4": NVFP4,
+    "MXFP4A16": MXFP4,
+    "MXFP4": MXFP4,
+    "MXFP8A16": MXFP8,
+    "MXFP8": MXFP8,
+}
 
 
-@pytest.mark.parametrize(
-    ("form", "weights", "wanted"), [p[1:] for p in PRESETS], ids=[p[0] for p in PRESETS]
-)
-def test_schemes_of_compressed_tensors(
-    form: str, weights: dict[str, Any], wanted: dict[str, Any]
-) -> None:
-    found = said(compressed(weights, format=form, ignore=["lm_head"]))
-    assert facts(found.scheme_of("model.layers.0.mlp.up_proj")) == wanted
+@pytest.mark.parametrize("preset", PRESETS)
+def test_schemes_of_compressed_tensors(preset: str) -> None:
+    written = json.loads((CONFIGS / "compressed_tensors.json").read_text())[preset]
+    found = said(written)
+    assert facts(found.scheme_of("model.layers.0.mlp.up_proj")) == PRESETS[preset]
     assert found.scheme_of("lm_head") is None
-    older = read(config={"compression_config": compressed(weights, format=form)})
+    assert found.scheme_of("model.layers.0.mlp.gate") is None
+    older = read(config={"compression_config": {**written, "ignore": []}})
     assert older is not None
-    assert facts(older.scheme_of("lm_head")) == wanted
+    assert facts(older.scheme_of("lm_head")) == PRESETS[preset]
+
+
+def test_what_compressed_tensors_leaves_out_has_its_defaults() -> None:
+    found = said(compressed({"num_bits": 4, "group_size": 64}))
+    assert facts(found.scheme_of("x")) == {
+        "format": "int-pack",
+        "bits": 4,
+        "group": 64,
+        "symmetric": True,
+        **GROUP,
+    }
+    whole = said(compressed({"group_size": -1, "type": "float"}))
+    assert facts(whole.scheme_of("x")) == PRESETS["FP8_DYNAMIC"]
+    text = said(compressed({"type": "float", "strategy": "block", "block_structure": "128x128"}))
+    assert facts(text.scheme_of("x")) == PRESETS["FP8_BLOCK"]
 
 
 def test_names_count_before_expressions_and_expressions_before_classes() -> None:
