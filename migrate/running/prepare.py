@@ -266,6 +266,11 @@ def _plan(
     report = Report()
     migration_path.check_output(composition.graph.outputs, path_state.sides.read_file, report)
     report.check()
+    if path_state.changes:
+        from ..planning.configured_formats import changes_formats, check_written
+
+        if changes_formats(path_state.changes):
+            path_state.warnings += check_written(path_state.sides, outputs)
     known = zip(migration_path.entries, path_state.remembered, strict=True)
     entries = [
         {**entry, **memory, "tool": __version__, "source": index_hash} for entry, memory in known

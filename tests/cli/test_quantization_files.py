@@ -270,3 +270,57 @@ def test_values_may_be_left_out_of_a_capture_with_alternatives(tmp_path: Path) -
     assert {key for key in contents(new) if key.endswith(".w")} == {"model.1.gate_proj.w"}
     wrong = rules(tmp_path / "wrong", text.replace("{not: gate}", "{not: up}"))
     assert refusal("plan", source, "--rules", wrong, exit=2)["code"] == "M114"
+
+
+# whether what is written describes what comes out
+
+WRITE = "files: {config.json: {quantization_config: %s}}\n" + HEAD
+
+
+def warned(source: Path, *question: object) -> list[str]:
+    plan = done("plan", source, *question, "--format", "json").json
+    return [w["message"] for w in plan["warnings"] if w["code"] == "M519"]
+
+
+GROUPS = "config_groups: {g: {targets: [Linear], weights: {type: float}}}"
+LAYERS = "{new: {quant_algo: FP8}, l.2.q: {quant_algo: FP8}, l.10.q: {quant_algo: FP8}}"
+THERE = "config.json#quantization_config"
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("{quant_method: fp8, modules_to_not_convert: $plain_modules}", None),
+        (f"{{quant_method: compressed-tensors, ignore: $plain_modules, {GROUPS}}}", None),
+        ("null", "2 modules (l.2.q, l.10.q) are encoded, and no configuration says how"),
+        (
+            "{quant_method: fp8, modules_to_not_convert: [q]}",
+            f"2 modules (l.2.q, l.10.q) are encoded, and plain by {THERE}",
+        ),
+        (
+            f"{{quant_method: modelopt, quant_algo: MIXED_PRECISION, quantized_layers: {LAYERS}}}",
+            f"1 module (new) is plain, and fp8, 8 bits, a scale for each tensor by {THERE}",
+        ),
+    ],
+)
+def test_a_configuration_that_does_not_describe_the_output_is_warned_of(
+    tmp_path: Path, written: str, words: str | None
+) -> None:
+    source = folder(tmp_path / "old", MIXED, config={"quantization_config": {"quant_method": "x"}})
+    found = warned(source, "--rules", rules(tmp_path, WRITE % written))
+    assert found == ([] if words is None else [words])
+
+
+def test_a_configuration_that_stays_is_not_looked_at(tmp_path: Path) -> None:
+    config = {"quantization_config": {"quant_method": "gptq", "bits": "four"}, "size": 1}
+    source = folder(tmp_path / "old", MIXED, config=config)
+    file = rules(tmp_path, "files: {config.json: {size: 2}}\n" + HEAD)
+    assert warned(source, "--rules", file) == []
+
+
+def test_a_configuration_that_stays_though_nothing_is_encoded_is_warned_of(tmp_path: Path) -> None:
+    source = folder(tmp_path / "old", LINEARS | {"old.weight": ("BF16", [2])}, config=CONFIG)
+    file = rules(tmp_path, "files: {config.json: {quantization_config: {bits: 8}}}\n" + HEAD)
+    assert warned(source, "--rules", file) == [
+        "config.json#quantization_config says awq, 8 bits, with zero points, and no module is"
+    ]
