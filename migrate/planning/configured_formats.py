@@ -62,8 +62,8 @@ def _contradictions(
     if left_out:
         out.append(_warning(f"{_some(left_out)} encoded, and plain by {said.place}"))
     if named:
-        scheme = describe(said.scheme_of(named[0]))
-        out.append(_warning(f"{_some(named)} plain, and {scheme} by {said.place}"))
+        how = describe(said.scheme_of(named[0]))
+        out.append(_warning(f"{_some(named)} plain, and {how} by {said.place}"))
     return out
 
 

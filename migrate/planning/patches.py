@@ -228,6 +228,9 @@ def dump_json(value: Any, like: str | None = None) -> bytes:
     """
     if like is None:
         return (json.dumps(value, indent=2) + "\n").encode()
+    if like.strip() == "{}":
+        # an empty object has no style
+        like = dump_json({"": 0}).decode().rstrip("\n") + "\n" * like.endswith("\n")
     indented = re.match(r'\{\r?\n([ \t]+)"', like)
     separators = (",", ":") if not indented and ": " not in like and len(like) > 2 else None
     made = json.dumps(

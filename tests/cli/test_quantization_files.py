@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from checkpoints import files, folder, refusal, round_trip, side
-from commandline import contents, done, rules
+from commandline import ROOT, contents, done, rules
 
 HEAD = 'keep: ["{k...}"]\nrules: [{name: m, from: old.weight, to: new.weight}]\n'
 # two linears that are encoded and two that are not, a norm, and what lies beside codes
@@ -324,3 +324,66 @@ def test_a_configuration_that_stays_though_nothing_is_encoded_is_warned_of(tmp_p
     assert warned(source, "--rules", file) == [
         "config.json#quantization_config says awq, 8 bits, with zero points, and no module is"
     ]
+
+
+def shown_rules(tmp_path: Path) -> Path:
+    """The rule file of the page that explains all this."""
+    page = (ROOT / "docs" / "how-to" / "quantization-config.md").read_text()
+    file = tmp_path / "shown.yaml"
+    file.write_text(page.split("```yaml\n")[1].split("```")[0])
+    return file
+
+
+@pytest.mark.heavy
+def test_the_rules_of_the_page_encode_a_trained_model_and_decode_it_again(tmp_path: Path) -> None:
+    trained = folder(
+        tmp_path / "trained",
+        {
+            "model.q.weight": ("BF16", [4, 6], bytes(range(1, 49))),
+            "model.norm.weight": ("BF16", [4]),
+        },
+        config={"model_type": "m"},
+    )
+    question = ("--rules", shown_rules(tmp_path), "--set", "block=2,2", "--allow", "lossy")
+    done("downgrade", trained, "-o", tmp_path / "coded", *question)
+    assert contents(tmp_path / "coded")["model.q.weight"][:2] == ("F8_E4M3", (4, 6))
+    assert side(tmp_path / "coded")["quantization_config"] == {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [2, 2],
+        "modules_to_not_convert": [],
+    }
+    done("apply", tmp_path / "coded", "-o", tmp_path / "again", *question)
+    assert files(tmp_path / "again") == files(trained)
+
+
+@pytest.mark.heavy
+def test_a_module_that_the_list_leaves_out_stays_in_its_format(tmp_path: Path) -> None:
+    quantization = {
+        "quant_method": "fp8",
+        "weight_block_size": [2, 2],
+        "modules_to_not_convert": ["head"],
+    }
+    source = folder(
+        tmp_path / "old",
+        {
+            "m.q.weight": ("F8_E4M3", [2, 2], bytes([0x38, 0x40, 0x30, 0xB8])),
+            "m.q.weight_scale_inv": ("F32", [1, 1], b"\0\0\0\x40"),
+            "m.head.weight": ("BF16", [2, 2]),
+        },
+        config={"quantization_config": quantization},
+    )
+    question = ("--rules", shown_rules(tmp_path), "--allow", "lossy")
+    done("apply", source, "-o", tmp_path / "new", *question)
+    new = contents(tmp_path / "new")
+    # 1, 2, 0.5 and -1, twice as large
+    assert new["m.q.weight"] == ("BF16", (2, 2), bytes.fromhex("00408040803f00c0"))
+    assert new["m.head.weight"] == contents(source)["m.head.weight"]
+    done("downgrade", tmp_path / "new", "-o", tmp_path / "back", *question)
+    assert files(tmp_path / "back") == files(source)
+    back = contents(tmp_path / "back")
+    assert {key: made[:2] for key, made in back.items()} == {
+        key: was[:2] for key, was in contents(source).items()
+    }
+    assert back["m.head.weight"] == contents(source)["m.head.weight"]
