@@ -207,6 +207,52 @@ class KeyGroup(DocumentPart):
     bytes: int
 
 
+class StoredPartSpec(DocumentPart):
+    """A part of a tensor in a number format: what its key ends with, its dtype and shape."""
+
+    name: str
+    spec: str
+
+
+class FormatReading(DocumentPart):
+    """A number format that tensors can be in: the codec's name, the producers that name and store
+    it so, and the codec's arguments as far as dtypes and shapes tell.
+    """
+
+    format: str
+    producer: str
+    arguments: Mapping[str, Any]
+
+
+class FormatGroup(DocumentPart):
+    """Tensors that are stored alike in a number format.
+
+    `names` are the last words of their modules, `keys` those of their codes, collapsed, `count` how
+    many tensors they are, and `parts` the parts of the first. Of several `readings` the arguments
+    in `decides` tell which is meant (`codec`: the format itself). `missing` are parts that should
+    be there, `problem` says why there is no reading.
+    """
+
+    names: tuple[str, ...]
+    keys: tuple[str, ...]
+    count: int
+    parts: tuple[StoredPartSpec, ...]
+    readings: tuple[FormatReading, ...]
+    decides: tuple[str, ...]
+    missing: tuple[str, ...]
+    problem: str | None
+
+
+class PlainGroup(DocumentPart):
+    """The matrices of one dtype that are not encoded, beside others that are: the last words of
+    their modules, and how many they are.
+    """
+
+    dtype: str
+    names: tuple[str, ...]
+    count: int
+
+
 class StoredValue(DocumentPart):
     """A value that is not a tensor."""
 
@@ -261,6 +307,8 @@ class InspectReport(DocumentReport):
     layouts: tuple[DetectedLayout, ...]
     nearest: tuple[NearestLayout, ...]
     keys: tuple[KeyGroup, ...]
+    number_formats: tuple[FormatGroup, ...]
+    plain: tuple[PlainGroup, ...]
     side_files: tuple[SideFileSize, ...]
     left_out: tuple[str, ...]
     metadata: Mapping[str, str]

@@ -14,10 +14,10 @@ import pytest
 from migrate import codecs
 from migrate.codecs.base import (
     Codec,
+    Convention,
     Dtype,
     Flag,
     Integer,
-    Leaves,
     OpError,
     arg,
     dataclass,
@@ -36,8 +36,16 @@ class Ints(Codec):
     optional = ("zero", "shape")
     planning = ("shape",)
     numbers = ("float32",)
-    leaves = (
-        Leaves("acme", {"weight": "codes", "scale": "scales", "zero": "zeros", "shape": "length"}),
+    names = (
+        Convention(
+            "acme",
+            {
+                "weight": "{w}.codes",
+                "scale": "{w}.scales",
+                "zero": "{w}.zeros?",
+                "shape": "{w}.length?",
+            },
+        ),
     )
 
     @dataclass(frozen=True, slots=True)
@@ -220,7 +228,7 @@ class PerTensor(Codec):
     name = "acme-tensor"
     summary = "float32 numbers over one scale"
     parts = ("weight", "scale")
-    leaves = (Leaves("test", {"weight": "weight", "scale": "scale"}),)
+    names = (Convention("test", {"weight": "{w}.weight", "scale": "{w}.scale"}),)
 
     def decoded(self, args, specs, dtype):
         if specs[1].shape:
@@ -274,7 +282,7 @@ class Table(Codec):
     summary = "bytes that are looked up in a table of 256 numbers"
     parts = ("weight", "table")
     numbers = ("float32",)
-    leaves = (Leaves("acme", {"weight": "indices", "table": "table"}),)
+    names = (Convention("acme", {"weight": "{w}.indices", "table": "{w}.table"}),)
 
     def decoded(self, args, specs, dtype):
         weight, table = specs

@@ -43,6 +43,7 @@ SYMBOLS = {
 IN_BLOCKS = ("dequantize", "quantize")
 MOST_LISTED = 50
 MOST_ITEMS = 12
+MOST_NAMES = 8
 
 
 def emit(document: Mapping[str, Any], form: str, text: Callable[[Mapping[str, Any]], str]) -> None:
@@ -193,6 +194,7 @@ def inspection(doc: Mapping[str, Any]) -> str:
             out += [f"           {sign}" for sign in near["found"]] + [
                 f"           not: {sign}" for sign in near["against"]
             ]
+    out += _number_formats(doc)
     out += [f"note     {note}" for note in doc["notes"]]
     out.append("")
     out += columns(
@@ -226,6 +228,72 @@ def inspection(doc: Mapping[str, Any]) -> str:
     if doc["left_out"]:
         out.append(f"left behind:   {', '.join(doc['left_out'])}")
     return "\n".join(out)
+
+
+def _number_formats(doc: Mapping[str, Any]) -> list[str]:
+    """The number formats of the checkpoint, what shows them, and the matrices that are plain."""
+    out = []
+    for group in doc["number_formats"]:
+        readings = group["readings"]
+        first = readings[0] if readings else None
+        if first is None:
+            what = group["problem"]
+        else:
+            same = {k: v for k, v in first["arguments"].items() if k not in group["decides"]}
+            what = ", ".join([_reading(first), *_arguments(same)])
+        out.append(f"numbers  {_several(group)}   {what}")
+        parts = [f"{printable(p['name'])} {short(p['spec'])}" for p in group["parts"]]
+        out.append(f"           {', '.join(parts)}")
+        if group["missing"]:
+            out.append(f"           missing: {', '.join(map(printable, group['missing']))}")
+        if group["decides"]:
+            ways = " or ".join(_way(reading, group["decides"]) for reading in readings)
+            out.append(f"           either {ways}: `{'`, `'.join(group['decides'])}` decides")
+    out += [
+        f"numbers  {_several(group)}   {SHORT.get(group['dtype'], group['dtype'])}"
+        for group in doc["plain"]
+    ]
+    return out
+
+
+def _reading(reading: Mapping[str, Any]) -> str:
+    return f"{reading['format']} ({reading['producer']})"
+
+
+def _way(reading: Mapping[str, Any], decides: Sequence[str]) -> str:
+    """What one of several readings says of the arguments that decide between them."""
+    if "codec" in decides:
+        return ", ".join([_reading(reading), *_arguments(reading["arguments"])])
+    return ", ".join(_arguments({name: reading["arguments"].get(name) for name in decides}))
+
+
+def _arguments(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments of a codec as words; those of a shape are one."""
+    said = dict(arguments)
+    out = []
+    if "rows" in said and "columns" in said:
+        out.append(f"blocks of {said.pop('rows')} × {said.pop('columns')}")
+    for name, value in said.items():
+        if isinstance(value, bool) or value is None:
+            out.append(name if value else f"no {name}")
+        else:
+            out.append(f"{name} {value}")
+    return out
+
+
+def _several(group: Mapping[str, Any]) -> str:
+    """The modules of a group: `q_proj`, `k_proj` and `lm_head` are `q,k_proj, lm_head`."""
+    ends: dict[str, list[str]] = {}
+    for name in map(printable, group["names"][:MOST_NAMES]):
+        head, _, tail = name.rpartition("_")
+        whole = not head or "*" in name
+        ends.setdefault(f"={name}" if whole else tail, []).append(name if whole else head)
+    shown = [
+        heads[0] if tail.startswith("=") else f"{','.join(heads)}_{tail}"
+        for tail, heads in ends.items()
+    ]
+    names = ", ".join(shown) + _more(len(group["names"]) - MOST_NAMES)
+    return f"{names} ×{group['count']:,}" if group["count"] > 1 else names
 
 
 def _more(count: int) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ..source.registry import Registry
+from ..source.registry import BrokenEntryError, Registry
 
 if TYPE_CHECKING:
+    from ..core.part_names import PartNames
     from .base import Codec
 
 registry: Registry[Codec] = Registry("migrate.codecs", "migrate.codecs", "CODEC")
@@ -24,3 +26,23 @@ def get(name: str) -> Codec:
 def names() -> list[str]:
     """The names of all codecs as rules write them, sorted; imports none of them."""
     return [name.replace("_", "-") for name in registry.names()]
+
+
+def part_names() -> PartNames:
+    """What the parts of all number formats are called, of those too that have no codec yet."""
+    return _part_names(tuple(names()))
+
+
+@lru_cache(maxsize=4)
+def _part_names(codecs: tuple[str, ...]) -> PartNames:
+    from ..core.part_names import PartNames
+    from ._formats import FORMATS
+
+    known = []
+    for name in codecs:
+        try:
+            known += [(name, naming) for naming in get(name).names]
+        except BrokenEntryError:
+            # a codec that no rule names may be broken
+            continue
+    return PartNames([*known, *FORMATS])

@@ -2,7 +2,7 @@
 
 A file `codecs/<module>.py` defines `CODEC`, an instance of a subclass of `Codec`; the name that
 rules write is its `name`. A codec knows neither keys nor files. Each part has a role; the
-names of parts on disk are in `leaves`, for detection and for the check that no part is
+names of parts on disk are in `names`, for detection and for the check that no part is
 stranded. `dequantize`, `quantize` and detection are the only users.
 
 What a rule may say beside `codec` and `dtype` the codec declares in its `Args`, a frozen dataclass
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass as dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core.declaration import Dtype as Dtype
 from ..core.declaration import Flag as Flag
@@ -39,6 +39,7 @@ from ..core.declaration import Text as Text
 from ..core.declaration import arg as arg
 from ..core.declaration import check_limits
 from ..core.errors import OpError as OpError
+from ..core.part_names import Convention as Convention
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -49,15 +50,6 @@ if TYPE_CHECKING:
 NON_FINITE = ("refuse", "saturate", "keep")
 # bytes of a part that is read while planning
 MOST_PLANNED = 64 << 10
-
-
-class Leaves(NamedTuple):
-    """How one producer calls the parts: role -> last segments of the key, e.g. {"weight": "weight",
-    "scale": "weight_scale_inv"}.
-    """
-
-    producer: str
-    by_role: Mapping[str, str]
 
 
 class Codec:
@@ -72,8 +64,8 @@ class Codec:
     # those of them whose bytes `settle` is given while planning, at most MOST_PLANNED of each:
     # they say what no header says, as the shape of the numbers
     planning: ClassVar[tuple[str, ...]] = ()
-    # parts that travel together, by producer
-    leaves: ClassVar[tuple[Leaves, ...]]
+    # what producers call the parts, what travels with them, and what they look like
+    names: ClassVar[tuple[Convention, ...]]
     # parts that encoding the others leaves in `memo` (`recall`): files hold them behind the others,
     # so that numbers are read once
     follow: ClassVar[tuple[str, ...]] = ()

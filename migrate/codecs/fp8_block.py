@@ -11,17 +11,18 @@ The block has to be said, not derived from the two shapes: 576 rows with five sc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from math import isfinite, prod
 from typing import TYPE_CHECKING, Any
 
+from ..core.part_names import ACTIVATIONS, Convention
 from ..core.spec import Spec, coordinates
 from ..core.spec import spec as spec_of
 from ..elements.raw import carrier, typed
 from . import _e4m3
 from ._e4m3 import Block
-from .base import NON_FINITE, Codec, Integers, Leaves, OpError, Text, arg, dataclass
+from .base import NON_FINITE, Codec, Integers, OpError, Text, arg, dataclass
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,22 +52,34 @@ POWER, FORMATS = "ue8m0", ("ue8m0", "float")
 MEASURED, SPARSEST = 1 << 13, 509
 
 
+def _has_tiles(arguments: Mapping[str, Any]) -> bool:
+    """Whether these are blocks at all, and not a scale for each row or for 32 elements of one."""
+    return arguments.get("rows") != 1 or arguments.get("columns", 32) != 32
+
+
 class Fp8Block(Codec):
     name = "fp8-block"
     summary = "e4m3 codes with a scale for each block of rows and columns"
     reference_width = 0
     parts = ("weight", "scale")
-    leaves = (
-        Leaves("DeepSeek, transformers", {"weight": "weight", "scale": "weight_scale_inv"}),
-        Leaves(
-            "transformers 5, stacked experts",
-            {"weight": "gate_up_proj", "scale": "gate_up_proj_scale_inv"},
+    names = (
+        *(
+            Convention(
+                producer,
+                {
+                    "weight": f"{weight} float8_e4m3fn [*, N, K]",
+                    "scale": f"{scale} wide|float8_e8m0fnu [*, N/rows, K/columns]",
+                },
+                beside=beside,
+                accepts=_has_tiles,
+            )
+            for producer, weight, scale, beside in (
+                ("DeepSeek, transformers", "{w}.weight", "{w}.weight_scale_inv", ACTIVATIONS),
+                ("transformers 5, stacked experts", "{w}", "{w}_scale_inv", {}),
+                ("DeepSeek-V4", "{w}.weight", "{w}.scale", {}),
+                ("compressed-tensors, ModelOpt", "{w}.weight", "{w}.weight_scale", ACTIVATIONS),
+            )
         ),
-        Leaves(
-            "transformers 5, stacked experts",
-            {"weight": "down_proj", "scale": "down_proj_scale_inv"},
-        ),
-        Leaves("compressed-tensors, ModelOpt", {"weight": "weight", "scale": "weight_scale"}),
     )
 
     follow = ("scale",)

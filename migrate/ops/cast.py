@@ -55,6 +55,10 @@ class Cast(Elementwise):
         exact: bool = arg(
             "refuse numbers that do not fit exactly instead of rounding them", default=False
         )
+        unscaled: bool = arg(
+            "float8 numbers are meant as they are, without the scale that seems to be beside them",
+            default=False,
+        )
         only: Only | None = arg("limits the op to tensors with these capture values", default=None)
 
     def validate(self, args: Args) -> None:

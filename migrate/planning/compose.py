@@ -153,7 +153,9 @@ def compose(
         _refuse_losses(losses, context.allow, report, known)
     graph.outputs = dict(current)
     # a part of a tensor is left behind only where one is stored in a number format
-    if not report.has_errors() and any(BITS[t.spec.dtype] <= 8 for t in tensors.values()):
+    if not report.has_errors() and any(
+        BITS[t.spec.dtype] <= 8 or t.spec.dtype in pairs.PACKED_IN for t in tensors.values()
+    ):
         pairs.check_pairs(tensors, graph.outputs, [bound for _, bound in done], report)
     composition = Composition(graph, done, losses, expressions or {}, items, before.keys(), kept)
     if prove and not report.has_errors():

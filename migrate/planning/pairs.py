@@ -2,10 +2,14 @@
 reader looks for it.
 
 Rules see keys, and a rule that renames `….weight` in a checkpoint of a number format may well
-forget `….weight_scale_inv`. So the codecs' tables of names are held against what went in and what
-comes out, whatever edges lie between. Two parts are well if they come out under names that belong
-together again, if they are decoded together, if both are dropped, or if both move to names that no
-table knows. A weight stored in a wide float is not encoded, whatever stands beside it.
+forget `….weight_scale_inv`. So the tables of names (`codecs.part_names`) are held against what went
+in and what comes out, whatever edges lie between. Two parts are well if they come out under names
+that belong together again, if they are decoded together, if both are dropped, or if both move to
+names that no table knows. A weight stored in a wide float is not encoded, whatever stands beside
+it.
+
+What travels with a weight and is not needed to decode it, such as the scale of a layer's inputs,
+may be dropped, and may stay where it is as long as the weight remains in the module.
 
 Where parts were joined or cut along an axis, their blocks must have been whole: no block size may
 be left out of the request here, so only what fits no block size at all is an error, and the rest
@@ -18,26 +22,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import codecs
-from ..core.errors import Report, printable
+from ..core.errors import Report, listed, printable
+from ..core.part_names import FLOAT8, OF_CACHES, key_of_part
 from ..core.spec import BITS
 from ..core.templates import rank_of
 from ..source.blobs import chunk_names, key_of
-from ..source.registry import BrokenEntryError
 from .graph import Computation, ComputedTensor, Tensor
+from .unscaled import check_unscaled
 
 if TYPE_CHECKING:
+    from ..core.part_names import Endings, PartNames
     from ..core.spec import Spec
     from ..rules.compiled import DirectedRule
     from ..source.blobs import StoredTensor
     from .bind import StepResult
 
 
+# integers that hold several codes
+PACKED_IN = ("int32", "int16")
+
+
 class Pair(NamedTuple):
-    """The keys of a codec's first part and of another one."""
+    """The keys of the part with the codes and of another one, which decoding needs (`decodes`) or
+    which only travels with it.
+    """
 
     weight: str
     part: str
     role: str
+    decodes: bool
 
 
 class _Fate(NamedTuple):
@@ -54,14 +67,7 @@ class _Planned(NamedTuple):
     stored: Mapping[str, StoredTensor]
     outputs: Mapping[str, Tensor]
     steps: Sequence[StepResult]
-    table: _PartNames
-
-
-class _PartNames(NamedTuple):
-    """Which last segments belong together: (first part, other part, role), by either of them."""
-
-    by_weight: Mapping[str, list[tuple[str, str, str]]]
-    by_part: Mapping[str, list[tuple[str, str, str]]]
+    table: PartNames
 
 
 def check_pairs(
@@ -71,27 +77,40 @@ def check_pairs(
     report: Report,
 ) -> None:
     """M408 for each pair of parts that comes apart between `stored` and `outputs`, M310 for blocks
-    that were cut; `steps` name the rules.
+    that were cut, M409 for numbers that are read without their scale; `steps` name the rules.
     """
-    if not any(_encoded(tensor.spec) for tensor in stored.values()):
+    if not any(may_hold_codes(tensor.spec) for tensor in stored.values()):
         return
-    table = _table()
+    table = codecs.part_names()
+    found = list(_pairs(stored, table))
     pairs = [
-        pair
-        for pair in _pairs(stored, table)
-        if not all(_untouched(key, stored, outputs) for key in pair[:2])
+        pair for pair in found if not all(_untouched(key, stored, outputs) for key in pair[:2])
     ]
-    if not pairs:
+    known = {pair.part for pair in found}
+    scaled = {pair.weight for pair in found if pair.decodes}
+    unscaled = [
+        key
+        for key, tensor in stored.items()
+        if tensor.spec.dtype in FLOAT8
+        and key not in scaled
+        and key not in known
+        and not _untouched(key, stored, outputs)
+    ]
+    if not pairs and not unscaled:
         return
-    users = _users(outputs, {key for pair in pairs for key in (pair.weight, pair.part)})
+    wanted = {key for pair in pairs for key in (pair.weight, pair.part)}
+    users = _users(outputs, {*wanted, *(stored if unscaled else ())})
+    if unscaled:
+        check_unscaled(stored, unscaled, users, outputs, steps, known, report)
     planned = _Planned(stored, outputs, steps, table)
     for pair in pairs:
         fate = _Fate(pair, users.get(pair.weight, {}), users.get(pair.part, {}))
-        apart = _apart(fate, planned)
+        apart = (_apart if pair.decodes else _left)(fate, planned)
         if apart is not None:
             _report(fate, *apart, planned, report)
         elif pair.role == "scale":
             _check_blocks(fate, planned, report)
+    _note_left(pairs, users, planned)
 
 
 def _untouched(key: str, stored: Mapping[str, StoredTensor], outputs: Mapping[str, Tensor]) -> bool:
@@ -102,54 +121,43 @@ def _untouched(key: str, stored: Mapping[str, StoredTensor], outputs: Mapping[st
     return made.sources == chunk_names(key, at)
 
 
-def _encoded(spec: Spec) -> bool:
-    return BITS[spec.dtype] <= 8 and spec.dtype != "bool"
+def may_hold_codes(spec: Spec) -> bool:
+    """Whether a tensor of this spec may hold codes: floats of a byte and less, and integers that
+    several codes are packed into.
+    """
+    return spec.dtype in PACKED_IN or (BITS[spec.dtype] <= 8 and spec.dtype != "bool")
 
 
-def _table() -> _PartNames:
-    by_weight: dict[str, list[tuple[str, str, str]]] = {}
-    by_part: dict[str, list[tuple[str, str, str]]] = {}
-    for name in codecs.names():
-        try:
-            codec = codecs.get(name)
-        except BrokenEntryError:
-            # a codec that no rule names may be broken
-            continue
-        for leaves in codec.leaves:
-            first, *others = codec.parts
-            for role in others:
-                if first in leaves.by_role and role in leaves.by_role:
-                    entry = (leaves.by_role[first], leaves.by_role[role], role)
-                    by_weight.setdefault(entry[0], []).append(entry)
-                    by_part.setdefault(entry[1], []).append(entry)
-    return _PartNames(by_weight, by_part)
-
-
-def _split(key: str) -> tuple[str, str, str]:
-    """(what stands before the last segment, that segment, the rank at the end)."""
-    rank = ""
+def _split(key: str) -> tuple[str, str]:
+    """The key without its rank, and the rank at the end."""
     if "@" in key and rank_of(key) is not None:
         key, at, digits = key.rpartition("@")
-        rank = at + digits
-    prefix, dot, leaf = key.rpartition(".")
-    return prefix + dot, leaf, rank
+        return key, at + digits
+    return key, ""
 
 
-def _pairs(stored: Mapping[str, StoredTensor], table: _PartNames) -> list[Pair]:
-    found = []
+def _pairs(stored: Mapping[str, StoredTensor], table: PartNames) -> Iterable[Pair]:
+    found: dict[tuple[str, str], Pair] = {}
     for key in stored:
-        prefix, leaf, rank = _split(key)
-        for weight, _, role in table.by_part.get(leaf, ()):
-            first = f"{prefix}{weight}{rank}"
-            if first in stored and _encoded(stored[first].spec):
-                found.append(Pair(first, key, role))
-    return found
+        plain, rank = _split(key)
+        for stem, _, entries in table.others.find(plain):
+            for first, role, decodes in entries:
+                weight = key_of_part(stem, first) + rank
+                if weight != key and weight in stored and may_hold_codes(stored[weight].spec):
+                    before = found.get((weight, key))
+                    if before is None or decodes > before.decodes:
+                        found[weight, key] = Pair(weight, key, role, decodes)
+    return found.values()
 
 
-def _partners(key: str, table: _PartNames) -> list[str]:
-    """The keys under which the other part of the tensor at `key` would be looked for."""
-    prefix, leaf, rank = _split(key)
-    return [f"{prefix}{part}{rank}" for _, part, _ in table.by_weight.get(leaf, ())]
+def _partners(key: str, table: PartNames) -> list[str]:
+    """The keys under which other parts of the tensor at `key` would be looked for."""
+    plain, rank = _split(key)
+    return [
+        key_of_part(stem, end) + rank
+        for stem, first, _ in table.firsts.find(plain)
+        for end in table.partners(first)
+    ]
 
 
 def _users(outputs: Mapping[str, Tensor], wanted: set[str]) -> dict[str, dict[str, None]]:
@@ -208,12 +216,58 @@ def _apart(fate: _Fate, planned: _Planned) -> tuple[str | None, str | None] | No
         others = [part for part in parts if part not in weights]
         known = (
             not still_encoded
-            or _split(key)[1] in table.by_weight
-            or any(_split(part)[1] in table.by_part for part in others)
+            or _named(table.firsts, key)
+            or any(_named(table.others, part) for part in others)
         )
         if known or pair.weight == key or pair.part in others:
             return key, next(iter(others), next(iter(parts)))
     return None
+
+
+def _named(endings: Endings, key: str) -> bool:
+    """Whether the key has one of the endings; not that which every key has."""
+    return any(end for _, end, _ in endings.find(_split(key)[0]))
+
+
+def _left(fate: _Fate, planned: _Planned) -> tuple[str | None, str | None] | None:
+    """`_apart` for a part that only travels: left alone where the weight is dropped, or goes to
+    another module and the part does not.
+    """
+    _, weights, parts = fate
+    if not parts:
+        return None
+    if not weights:
+        return None, next(iter(parts))
+    for part in parts:
+        module = part[: part.rfind(".") + 1]
+        if not any(
+            key in parts or key.startswith(module) or part in _partners(key, planned.table)
+            for key in weights
+        ):
+            return next(iter(weights)), part
+    return None
+
+
+def _note_left(
+    pairs: Iterable[Pair], users: Mapping[str, Mapping[str, None]], planned: _Planned
+) -> None:
+    """Says what stays beside weights that are decoded and was meant for encoded ones."""
+    left: dict[str, list[str]] = {}
+    for weight, part, role, decodes in pairs:
+        if decodes or role in OF_CACHES or part not in users.get(part, ()):
+            continue
+        dtype = planned.stored[weight].spec.dtype
+        if all(planned.outputs[key].spec.dtype != dtype for key in users.get(weight, ())):
+            left.setdefault(role, []).append(part)
+    for role, parts in left.items():
+        why = (
+            "the weight is without it, and what reads plain weights does not apply it to inputs"
+            if role == "pre_quant_scale"
+            else "what reads plain weights does not use it"
+        )
+        planned.steps[-1].notes.append(
+            f"`{role}` stays beside weights that are decoded ({listed(parts, 4)}): {why}"
+        )
 
 
 def _report(
@@ -265,7 +319,8 @@ def _check_blocks(fate: _Fate, planned: _Planned, report: Report) -> None:
     pair, weights, parts = fate
     stored, outputs, steps, table = planned
     before, grid = stored[pair.weight].spec.shape, stored[pair.part].spec.shape
-    if len(before) < 2 or len(grid) < 2:
+    # where codes are packed or scales transposed, axes do not answer to each other
+    if stored[pair.weight].spec.dtype not in FLOAT8 or not 2 <= len(before) == len(grid):
         return
     for key in weights:
         partner = next((p for p in _partners(key, table) if p in parts), None)

@@ -183,10 +183,13 @@ def about_codec(codec: Codec) -> str:
     out += [_arguments(known, _form_of, _for_inverse)] if known else []
     rows = [
         (
-            leaf.producer,
-            *(f"`{leaf.by_role[part]}`" if part in leaf.by_role else "" for part in codec.parts),
+            naming.producer,
+            *(
+                f"`{naming.parts[part].split()[0].rstrip('?')}`" if part in naming.parts else ""
+                for part in codec.parts
+            ),
         )
-        for leaf in codec.leaves
+        for naming in codec.names
     ]
     return "\n\n".join([*out, _table(("producer", *codec.parts), rows)])
 

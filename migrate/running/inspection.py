@@ -14,6 +14,7 @@ from ..rules.lineage import Matcher
 from ..source.pickle.tree import PARAMETER
 from ..source.tree import object_encodings
 from . import stamp as stamps
+from .number_formats import describe_formats
 from .prepare import side_reader
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def describe(source: Source, request: Request, *, expand: bool) -> InspectReport
         layouts=layouts,
         nearest=[] if layouts else nearest_to(index, read_side, request.rules, states, match),
         keys=keys,
+        **describe_formats(specs),
         side_files=[{"path": f.path, "size": f.size} for f in index.side_files],
         left_out=list(index.left_out),
         metadata=dict(index.metadata),

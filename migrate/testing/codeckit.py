@@ -24,7 +24,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from .. import codecs
-from ..codecs.base import Codec, OpError
+from ..codecs.base import Codec, Convention, OpError
+from ..core.part_names import stored_part
 from ..core.spec import Spec
 from ..elements.raw import carrier
 from .opkit import require
@@ -303,6 +304,19 @@ def _check_rows(
     _same(f"{label}: rows {rows}", codec.reference(args, held, cut, dtype), made[slice(*rows)])
 
 
+def _check_convention(codec: Codec, convention: Convention) -> None:
+    who = f"{codec.name}: {convention.producer}"
+    odd = set(convention.parts) - set(codec.parts)
+    require(not odd, f"{who} has roles that are no parts: {sorted(odd)}")
+    first = next(iter(convention.parts), None)
+    require(first == codec.parts[0], f"{who} does not begin with {codec.parts[0]}")
+    for text in convention.parts.values():
+        try:
+            stored_part(text)
+        except ValueError as error:
+            raise AssertionError(f"{who}: {error}") from error
+
+
 def check_description(name: str) -> None:
     """The codec is called as in its registry, says what it does, and names parts and bound."""
     codec = codecs.get(name)
@@ -317,10 +331,9 @@ def check_description(name: str) -> None:
         odd = set(getattr(codec, said)) - set(codec.parts)
         require(not odd, f"{name}: `{said}` has roles that are no parts: {sorted(odd)}")
     require(codec.parts[0] not in codec.optional, f"{name}: the first part is not optional")
-    require(bool(codec.leaves), f"{name} does not say how its parts are called on disk")
-    for leaves in codec.leaves:
-        odd = set(leaves.by_role) - set(codec.parts)
-        require(not odd, f"{name}: {leaves.producer} has roles that are no parts: {sorted(odd)}")
+    require(bool(codec.names), f"{name} does not say how its parts are called on disk")
+    for convention in codec.names:
+        _check_convention(codec, convention)
     require(is_dataclass(codec.Args), f"{name}: its Args are no dataclass")
     for field in fields(codec.Args):
         word = field.metadata.get("alias", field.name)

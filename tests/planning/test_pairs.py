@@ -16,7 +16,7 @@ from migrate.planning.graph import Tensor
 from migrate.planning.pipeline import Views
 from migrate.source.blobs import Stored
 
-CODES = "float8_e4m3fn"
+CODES, U8 = "float8_e4m3fn", "uint8"
 FP8 = {
     "a.q.weight": (CODES, (4, 4)), "a.q.weight_scale_inv": ("float32", (2, 2)),
     "a.norm.weight": ("bfloat16", (4,)),
@@ -223,6 +223,82 @@ def test_stacked_experts_without_their_scales_are_found(engine):
     assert {d.code for d in caught.value.diagnostics} == {"M408"}
     assert len(caught.value.diagnostics) == 3
     assert "and 1 more like this" in caught.value.diagnostics[-1].notes
+
+
+# names of producers: key -> spec; the ending that a rename takes and the one that it forgets
+NAMED = {
+    "gpt-oss": ({"a.up_blocks": (U8, (2, 8, 1, 16)), "a.up_scales": (U8, (2, 8, 1))},
+                "a.{w}_blocks", "a.b.{w}_blocks", "its scale a.up_scales stays"),
+    "gpt-oss of OpenAI": ({"a.up.blocks": (U8, (2, 8, 1, 16)), "a.up.scales": (U8, (2, 8, 1))},
+                          "a.{w}.blocks", "b.{w}.blocks", "its scale a.up.scales stays"),
+    "DeepSeek-V4": ({"a.up.weight": ("int8", (32, 16)), "a.up.scale": ("float8_e8m0fnu", (32, 1))},
+                    "a.{w}.weight", "b.{w}.weight", "its scale a.up.scale stays"),
+    "stacked experts": ({"a.up": (CODES, (2, 128, 128)), "a.up_scale_inv": ("float32", (2, 1, 1))},
+                        "a.up", "b.up", "its scale a.up_scale_inv stays"),
+    "bitsandbytes": ({"a.up.weight": (U8, (64, 1)), "a.up.weight.absmax": ("float32", (2,)),
+                      "a.up.weight.quant_map": ("float32", (16,)),
+                      "a.up.weight.quant_state.bitsandbytes__nf4": (U8, (78,))},
+                     "a.{w}.weight", "b.{w}.weight", "its absmax a.up.weight.absmax stays"),
+    "bitsandbytes int8": ({"a.up.weight": ("int8", (8, 8)), "a.up.SCB": ("float32", (8,))},
+                          "a.{w}.weight", "b.{w}.weight", "its scale a.up.SCB stays"),
+    "compressed-tensors": ({"a.up.weight_packed": ("int32", (8, 16)),
+                            "a.up.weight_scale": ("bfloat16", (8, 1)),
+                            "a.up.weight_shape": ("int64", (2,))},
+                           "a.{w}.weight_{s:packed|scale}", "b.{w}.weight_{s}",
+                           "its shape a.up.weight_shape stays"),
+    "GPTQ": ({"a.up.qweight": ("int32", (16, 32)), "a.up.qzeros": ("int32", (4, 4)),
+              "a.up.scales": ("float16", (4, 32)), "a.up.g_idx": ("int32", (128,))},
+             "a.{w}.q{s:weight|zeros}", "b.{w}.q{s}", "its scale a.up.scales stays"),
+    "ModelOpt": ({"a.up.weight": (U8, (8, 16)), "a.up.weight_scale": (CODES, (8, 2)),
+                  "a.up.weight_scale_2": ("float32", ())},
+                 "a.{w}.{s:weight|weight_scale}", "b.{w}.{s}",
+                 "its global a.up.weight_scale_2 stays"),
+    "torchao": ({"a._weight_qdata": (CODES, (8, 16)), "a._weight_scale": ("float32", (8, 1))},
+                "{p}._weight_qdata", "b.{p}._weight_qdata", "its scale a._weight_scale stays"),
+    "Transformer Engine": ({"a.weight._data": (U8, (8, 16)),
+                            "a.weight._scale_inv": ("float32", (1,))},
+                           "{p...}._data", "b.{p}._data", "its scale a.weight._scale_inv stays"),
+    "inputs": ({"a.up.weight": (CODES, (8, 16)), "a.up.weight_scale": ("float32", ()),
+                "a.up.input_scale": ("float32", ())},
+               "a.{w}.{s:weight|weight_scale}", "b.{w}.{s}",
+               "its input_scale a.up.input_scale stays"),
+    "cache": ({"a.k_proj.weight": (CODES, (8, 16)), "a.k_proj.weight_scale": ("float32", ()),
+               "a.k_proj.k_scale": ("float32", ())},
+              "a.{w}.{s:weight|weight_scale}", "b.{w}.{s}", "its k_scale a.k_proj.k_scale stays"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_part_that_is_left_behind_is_found_whatever_its_producer_calls_it(engine, name):
+    tensors, from_, to, says = NAMED[name]
+    rule = f"from: '{from_}', to: '{to}'"
+    with pytest.raises(MigrateError) as caught:
+        composed(engine, engine.rules(rule, keep=["{k...}"]), tensors)
+    assert {d.code for d in caught.value.diagnostics} == {"M408"}
+    assert any(says in d.message for d in caught.value.diagnostics)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_parts_of_all_producers_may_move_together(engine, name):
+    tensors = NAMED[name][0]
+    made = composed(engine, engine.rules("from: 'a.{k...}', to: 'b.{k}'"), tensors)
+    assert set(made) == {f"b{key[1:]}" for key in tensors}
+
+
+def test_what_only_travels_may_be_dropped_and_may_stay_in_its_module(engine):
+    tensors = NAMED["inputs"][0]
+    drop = "from: '{p...}.input_scale', via: [{drop: {why: inputs are scaled as they come}}]"
+    assert len(composed(engine, engine.rules(drop, keep=["{k...}"]), tensors)) == 2
+    rename = "from: '{p...}.{s:weight|weight_scale}', to: '{p}.w.{s}'"
+    assert composed(engine, engine.rules(rename, keep=["{k...}"]), tensors)
+
+
+def test_what_travels_with_a_weight_that_is_dropped_is_left_behind(engine):
+    drop = "from: '{p...}.{s:weight|weight_scale}', via: [{drop: {why: unused}}]"
+    found = refusal(engine, engine.rules(drop, keep=["{k...}"]), NAMED["inputs"][0])
+    assert found.message == (
+        "rule 'r0' drops a.up.weight, and its input_scale a.up.input_scale stays"
+    )
 
 
 def test_looking_for_scales_takes_work_as_there_are_keys():

@@ -1,0 +1,330 @@
+"""The conventions of number formats without a codec, by the name that their codec will have, and of
+forms that a codec does not have yet.
+
+They are here so that `inspect` names these formats and no plan strands one of their parts. Whoever
+writes a codec moves its entry into the codec's file, and this table shrinks until it is gone.
+
+Evidence: what compressed-tensors 0.20, ModelOpt 0.47, torchao 0.18, transformers 5.23, bitsandbytes
+0.50, GPTQModel 7.7, AutoAWQ 0.2.9 and Transformer Engine 2.20 write, and the checkpoints of gpt-oss
+and DeepSeek-V4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..core.part_names import ACTIVATIONS, Convention
+
+# a second copy for the other direction of a product
+_COLUMNWISE = {
+    "columnwise_data": "{w}._columnwise_data",
+    "columnwise_scale": "{w}._columnwise_scale_inv",
+}
+_PACKED_8 = "uint8|int8"
+_TENSOR = {"granularity": "tensor"}
+_CHANNEL = {"granularity": "channel"}
+
+
+def _rows(arguments: Mapping[str, Any]) -> bool:
+    """Whether there are several rows: the scale of one row is that of the tensor."""
+    return bool(arguments["N"] > 1)
+
+
+def _whole_groups(arguments: Mapping[str, Any]) -> bool:
+    return "group" not in arguments or arguments["K"] % arguments["group"] == 0
+
+
+def _fp8(
+    producer: str, scale: str, tensor: str, channel: str, **more: Any
+) -> tuple[Convention, ...]:
+    weight = "{w}.weight float8 [*, N, K]"
+    return tuple(
+        Convention(producer, {"weight": weight, "scale": f"{scale} {shapes}"}, arguments=said,
+        accepts=accepts, **more)
+        for shapes, said, accepts in ((tensor, _TENSOR, None), (channel, _CHANNEL, _rows))
+        if shapes
+    )  # fmt: skip
+
+
+def _torchao(form: str, codes: str, scale: str, **more: Any) -> list[tuple[str, Convention]]:
+    """A format of torchao, in safetensors and as an object in a pickle."""
+    globals_ = {"nvfp4": "float32 [] | [*, 1, 1]"}
+    out = []
+    for prefix, names in (
+        ("{w}._weight_", ("qdata", "scale", "per_tensor_scale")),
+        ("{w}.", ("qdata", "scale", "per_tensor_scale")),
+    ):
+        parts = {"weight": f"{prefix}{names[0]} {codes}", "scale": f"{prefix}{names[1]} {scale}"}
+        if form in globals_:
+            parts["global"] = f"{prefix}{names[2]}? {globals_[form]}"
+        out.append((form, Convention("torchao", parts, **more)))
+    return out
+
+
+_FP8 = (
+    *_fp8("ModelOpt", "{w}.weight_scale wide", "[*]", "[*, N]", beside=ACTIVATIONS),
+    *_fp8("compressed-tensors", "{w}.weight_scale wide", "[*, 1]", "[*, N, 1]", beside=ACTIVATIONS),
+    *_fp8(
+        "Mistral",
+        "{w}.weight_scale_inv wide",
+        "[*] | [*, 1]",
+        "",
+        beside=ACTIVATIONS,
+    ),
+    Convention(
+        "Transformer Engine",
+        {"weight": "{w}._data uint8", "scale": "{w}._scale_inv float32 [1]"},
+        beside={"transpose": "{w}._transpose"},
+        arguments=_TENSOR,
+        either={"codes": ("float8_e4m3fn", "float8_e5m2")},
+    ),
+)
+_FP8_BLOCK = tuple(
+    Convention(
+        "Transformer Engine",
+        {
+            "weight": "{w}._rowwise_data uint8 [N, K]",
+            "scale": f"{{w}}._rowwise_scale_inv float32 {scales}",
+        },
+        beside=_COLUMNWISE,
+        arguments={"rows": rows, "columns": 128, "form": "te"},
+    )
+    # scales of single rows are stored transposed
+    for rows, scales in ((128, "[N/128, K/128:4]"), (1, "[K/128, N:4]"))
+)
+_MXFP8 = (
+    Convention(
+        "compressed-tensors, ModelOpt",
+        {
+            "weight": "{w}.weight float8 [*, N, K]",
+            "scale": "{w}.weight_scale uint8|float8_e8m0fnu [*, N, K/32]",
+        },
+        beside=ACTIVATIONS,
+    ),
+    Convention(
+        "transformers",
+        {
+            "weight": "{w}.weight float8 [*, N, K]",
+            "scale": "{w}.weight_scale_inv uint8|float8_e8m0fnu [*, N, K/32]",
+        },
+    ),
+    Convention(
+        "Transformer Engine",
+        {
+            "weight": "{w}._rowwise_data uint8 [N, K]",
+            "scale": "{w}._rowwise_scale_inv uint8 [N:128, K/32:4]",
+        },
+        beside=_COLUMNWISE,
+        arguments={"form": "te"},
+        either={"swizzled": (False, True)},
+    ),
+)
+_MXFP4 = (
+    Convention(
+        "gpt-oss, transformers",
+        {"weight": "{w}_blocks uint8 [*, N, G, 16]", "scale": "{w}_scales uint8 [*, N, G]"},
+    ),
+    Convention(
+        "gpt-oss, OpenAI",
+        {"weight": "{w}.blocks uint8 [*, N, G, 16]", "scale": "{w}.scales uint8 [*, N, G]"},
+    ),
+    Convention(
+        "compressed-tensors",
+        {
+            "weight": "{w}.weight_packed uint8 [*, N, K/2]",
+            "scale": "{w}.weight_scale uint8|float8_e8m0fnu [*, N, K/32]",
+        },
+        beside=ACTIVATIONS,
+    ),
+    Convention(
+        "ModelOpt",
+        {
+            "weight": "{w}.weight uint8 [*, N, K/2]",
+            "scale": "{w}.weight_scale uint8|float8_e8m0fnu [*, N, K/32]",
+        },
+        beside=ACTIVATIONS,
+    ),
+    *(
+        Convention(
+            "DeepSeek",
+            {
+                "weight": f"{{w}}.weight {codes}",
+                "scale": f"{{w}}.{scale} float8_e8m0fnu|float32 [*, N, K/32]",
+            },
+        )
+        for codes in (f"{_PACKED_8} [*, N, K/2]", "float4_e2m1fn [*, N, K]")
+        for scale in ("scale", "weight_scale_inv")
+    ),
+)
+_NVFP4 = (
+    Convention(
+        "ModelOpt",
+        {
+            "weight": "{w}.weight uint8 [*, N, K/2]",
+            "scale": "{w}.weight_scale float8_e4m3fn [*, N, K/16]",
+            "global": "{w}.weight_scale_2 float32 [*] | [*, 1]",
+        },
+        beside=ACTIVATIONS,
+        arguments={"form": "modelopt"},
+    ),
+    Convention(
+        "compressed-tensors",
+        {
+            "weight": "{w}.weight_packed uint8 [*, N, K/2]",
+            "scale": "{w}.weight_scale float8_e4m3fn [*, N, K/16]",
+            "global": "{w}.weight_global_scale float32 [*, 1] | [*]",
+        },
+        beside=ACTIVATIONS,
+        arguments={"form": "compressed-tensors"},
+    ),
+    Convention(
+        "Transformer Engine",
+        {
+            "weight": "{w}._rowwise_data uint8 [N, K/2]",
+            "scale": "{w}._rowwise_scale_inv uint8 [N:128, K/16:4]",
+            "global": "{w}._amax_rowwise float32",
+        },
+        beside={**_COLUMNWISE, "columnwise_amax": "{w}._amax_columnwise"},
+        arguments={"form": "te"},
+        either={"swizzled": (False, True)},
+    ),
+)
+_INT_PACK = tuple(
+    Convention(
+        "compressed-tensors",
+        {
+            "weight": f"{{w}}.weight_packed int32 {packed}",
+            "scale": "{w}.weight_scale wide [N, K/group]",
+            "shape": "{w}.weight_shape? int64|int32 [2]",
+            "zero": f"{{w}}.weight_zero_point? int32 {zeros}",
+            "group": "{w}.weight_g_idx? int32|int64 [K]",
+        },
+        beside=ACTIVATIONS,
+        arguments=said,
+        accepts=_whole_groups,
+    )
+    # three bits within words came before three bits across their borders
+    for packed, zeros, said in (
+        ("[N, K*bits/32]", "[N*bits/32, K/group]", {}),
+        ("[N, K/10]", "[N/10, K/group]", {"bits": 3, "form": "words"}),
+    )
+)
+_INT8 = (
+    *(
+        Convention(
+            producer,
+            {
+                "weight": "{w}.weight int8 [*, N, K]",
+                "scale": f"{{w}}.weight_scale wide {shapes}",
+                "zero": f"{{w}}.weight_zero_point? int8 {shapes}",
+            },
+            beside=ACTIVATIONS,
+            arguments=said,
+            accepts=accepts,
+        )
+        for producer, shapes, said, accepts in (
+            ("compressed-tensors", "[*, 1]", _TENSOR, None),
+            ("compressed-tensors", "[*, N, 1]", _CHANNEL, _rows),
+            ("ModelOpt", "[*, N]", _CHANNEL, _rows),
+        )
+    ),
+)
+_INT4_ROWS = (
+    Convention(
+        "ModelOpt",
+        {
+            "weight": "{w}.weight uint8 [*, N/2, K]",
+            "scale": "{w}.weight_scale wide [*, N, K/group]",
+        },
+        beside=ACTIVATIONS,
+    ),
+)
+_GPTQ = (
+    Convention(
+        "GPTQModel, AutoGPTQ",
+        {
+            "weight": "{w}.qweight int32 [K*bits/32, N]",
+            "zero": "{w}.qzeros int32 [K/group, N*bits/32]",
+            "scale": "{w}.scales wide [K/group, N]",
+            "group": "{w}.g_idx? int32 [K]",
+        },
+        either={"form": ("v1", "v2")},
+    ),
+)
+_AWQ = (
+    Convention(
+        "AutoAWQ",
+        {
+            "weight": "{w}.qweight int32 [K, N/8]",
+            "zero": "{w}.qzeros int32 [K/group, N/8]",
+            "scale": "{w}.scales wide [K/group, N]",
+        },
+        arguments={"form": "gemm"},
+        accepts=_whole_groups,
+    ),
+    Convention(
+        "AutoAWQ",
+        {
+            "weight": "{w}.qweight int32 [N, K/8]",
+            "zero": "{w}.qzeros int32 [N, Z]",
+            "scale": "{w}.scales wide [N, 8*Z]",
+        },
+        arguments={"form": "gemv"},
+    ),
+)
+_BNB_4BIT = tuple(
+    Convention(
+        "bitsandbytes",
+        {
+            "weight": "{w} uint8 [E/2, 1]",
+            "absmax": "{w}.absmax float32|uint8 [E/blocksize]",
+            "map": "{w}.quant_map float32 [16]",
+            "state": f"{{w}}.quant_state.bitsandbytes__{form} uint8 [J]",
+            "nested_absmax": "{w}.nested_absmax? float32 [H]",
+            "nested_map": "{w}.nested_quant_map? float32 [256]",
+        },
+        arguments={"form": form},
+    )
+    for form in ("nf4", "fp4")
+)
+_BNB_INT8 = (
+    Convention(
+        "bitsandbytes",
+        {"weight": "{w}.weight int8 [N, K]", "scale": "{w}.SCB float32 [N]"},
+        beside={"weight_format": "{w}.weight_format"},
+    ),
+)
+
+FORMATS: tuple[tuple[str, Convention], ...] = (
+    *(("fp8", convention) for convention in _FP8),
+    *_torchao("fp8", "float8 [*, N, K]", "float32 [1, 1]", arguments=_TENSOR),
+    *_torchao("fp8", "float8 [*, N, K]", "float32 [*, N, 1]", arguments=_CHANNEL, accepts=_rows),
+    *(("fp8-block", convention) for convention in _FP8_BLOCK),
+    *(("mxfp8", convention) for convention in _MXFP8),
+    *_torchao("mxfp8", "float8 [*, N, K]", "uint8|float8_e8m0fnu [*, N, K/32]"),
+    *_torchao(
+        "mxfp8",
+        "float8 [*, N, K]",
+        "uint8|float8_e8m0fnu [*, 32*N/128, 16*K/128]",
+        arguments={"swizzled": True},
+    ),
+    *(("mxfp4", convention) for convention in _MXFP4),
+    *_torchao("mxfp4", "uint8 [*, N, K/2]", "uint8|float8_e8m0fnu [*, N, K/32]"),
+    *(("nvfp4", convention) for convention in _NVFP4),
+    *_torchao("nvfp4", "uint8 [*, N, K/2]", "float8_e4m3fn [*, N, K/16]"),
+    *_torchao(
+        "nvfp4",
+        "uint8 [*, N, K/2]",
+        "float8_e4m3fn [*, 32*N/128, 16*K/64]",
+        arguments={"swizzled": True},
+    ),
+    *(("int-pack", convention) for convention in _INT_PACK),
+    *(("int8", convention) for convention in _INT8),
+    *_torchao("int8", "int8 [*, N, K]", "wide [*, N, 1] | [*, N]", arguments=_CHANNEL),
+    *(("int4-rows", convention) for convention in _INT4_ROWS),
+    *(("gptq", convention) for convention in _GPTQ),
+    *(("awq", convention) for convention in _AWQ),
+    *(("bnb-4bit", convention) for convention in _BNB_4BIT),
+    *(("bnb-int8", convention) for convention in _BNB_INT8),
+)

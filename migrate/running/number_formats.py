@@ -1,0 +1,244 @@
+"""Which number formats a checkpoint's tensors are in, from names, dtypes and shapes.
+
+Tensors that can be read alike are one group. Where headers allow several readings, all are given
+with the argument of the codec that decides between them. What looks like codes and is in no known
+format is named as well, with what it lacks. A checkpoint without such tensors costs a look at its
+specs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .. import codecs
+from ..core.part_names import FLOAT8, PartNames, key_of_part
+from ..core.spec import BITS, Spec
+from ..core.templates import collapse, is_integer, rank_of
+from ..planning.pairs import may_hold_codes
+from ..planning.unscaled import by_module, likely_scale, module_of
+
+if TYPE_CHECKING:
+    from ..core.part_names import Reading
+
+# what codes are in only; integers of a byte may be anything
+_CODES = {*FLOAT8, "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"}
+
+
+@dataclass(slots=True)
+class _Group:
+    """Tensors with the same readings: the keys of their codes, and the first with its parts."""
+
+    readings: Sequence[Reading]
+    parts: Mapping[str, Spec]
+    problem: str | None = None
+    stems: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+
+
+def describe_formats(specs: Mapping[str, Spec]) -> dict[str, Any]:
+    """`number_formats` and `plain` of an `InspectReport`; empty where no tensor holds codes."""
+    # few specs stand for many tensors
+    if not any(map(may_hold_codes, {id(spec): spec for spec in specs.values()}.values())):
+        return {"number_formats": [], "plain": []}
+    groups, used = _grouped(specs, codecs.part_names())
+    groups += _unexplained(specs, used)
+    return {
+        "number_formats": [_described(group, specs) for group in groups],
+        "plain": _plain(specs, used) if groups else [],
+    }
+
+
+def _grouped(specs: Mapping[str, Spec], table: PartNames) -> tuple[list[_Group], set[str]]:
+    """The groups of tensors with parts of known names, and the keys of all of these."""
+    groups: dict[Any, _Group] = {}
+    known: dict[Any, tuple[Sequence[Reading], Any]] = {}
+    used: set[str] = set()
+    for key, spec in specs.items():
+        if not may_hold_codes(spec) or key in used:
+            continue
+        best: tuple[Any, ...] | None = None
+        for stem, first, near in _parts(key, spec, specs, table):
+            signature = (first, tuple(near.items()))
+            if signature not in known:
+                found = table.read(first, near)
+                known[signature] = found, tuple(map(_identity, found)) or signature
+            alike, identity = known[signature]
+            # complete beats partial, many parts few, and a long ending a short one
+            rank = (
+                bool(alike) and not alike[0].missing,
+                len(alike[0].endings) if alike else 0,
+                len(first),
+            )
+            if best is None or rank > best[0]:
+                best = rank, stem, first, near, alike, identity
+        if best is None:
+            continue
+        _, stem, first, near, readings, identity = best
+        if len(near) < 2 and first in ("", ".weight"):
+            continue
+        rank_text = _rank(key)
+        used.update(key_of_part(stem, end) + rank_text for end in near)
+        group = groups.get(identity)
+        if group is None:
+            problem = None
+            if not readings:
+                problem = _lacking(first, near, table)
+            group = groups[identity] = _Group(readings, dict(near), problem)
+        group.stems.append(stem if first else stem.removesuffix(".weight"))
+        group.keys.append(key)
+    return _merged(list(groups.values())), used
+
+
+def _parts(
+    key: str, spec: Spec, specs: Mapping[str, Spec], table: PartNames
+) -> Iterator[tuple[str, str, dict[str, Spec]]]:
+    """For each way to read the key as that of codes: what `{w}` stands for, its ending, and what is
+    there of the other parts, by ending.
+    """
+    rank = _rank(key)
+    for stem, first, _ in table.firsts.find(key.removesuffix(rank)):
+        near = {first: spec}
+        for end in table.partners(first):
+            part = specs.get(key_of_part(stem, end) + rank)
+            if part is not None:
+                near[end] = part
+        yield stem, first, near
+
+
+def _rank(key: str) -> str:
+    return f"@{rank_of(key)}" if "@" in key and rank_of(key) is not None else ""
+
+
+def _identity(reading: Reading) -> tuple[Any, ...]:
+    return (
+        reading.format,
+        reading.producer,
+        tuple(sorted(reading.arguments.items())),
+        tuple(reading.endings.values()),
+        reading.missing,
+    )
+
+
+def _merged(groups: list[_Group]) -> list[_Group]:
+    """The groups, those of small tensors with the others: of a tensor that is not larger than a
+    block, shapes do not tell how large a block is.
+    """
+    out: list[_Group] = []
+    for group in sorted(groups, key=lambda g: -sum(len(r.arguments) for r in g.readings)):
+        into = next((other for other in out if _within(group, other)), None)
+        if into is None:
+            out.append(group)
+        else:
+            into.stems += group.stems
+            into.keys += group.keys
+    order = {id(group): number for number, group in enumerate(groups)}
+    return sorted(out, key=lambda group: order[id(group)])
+
+
+def _within(group: _Group, other: _Group) -> bool:
+    return (
+        bool(group.readings)
+        and len(group.readings) == len(other.readings)
+        and all(
+            _identity(a)[:2] + _identity(a)[3:] == _identity(b)[:2] + _identity(b)[3:]
+            and a.arguments.items() <= b.arguments.items()
+            for a, b in zip(group.readings, other.readings, strict=True)
+        )
+    )
+
+
+def _lacking(first: str, near: Mapping[str, Spec], table: PartNames) -> str:
+    if len(near) > 1:
+        return "dtypes and shapes of these parts are those of no known format"
+    ends = [end.lstrip("._") for end, decodes in table.partners(first).items() if decodes]
+    return f"the other parts are missing: {' or '.join(ends)}"
+
+
+def _unexplained(specs: Mapping[str, Spec], used: set[str]) -> list[_Group]:
+    """Tensors of dtypes that are hardly ever numbers by themselves."""
+    keys = [key for key, spec in specs.items() if spec.dtype in _CODES and key not in used]
+    modules = by_module(specs) if keys else {}
+    groups: dict[Any, _Group] = {}
+    for key in keys:
+        near = {other: specs[other] for other in modules[module_of(key)]}
+        scale = likely_scale(key, near, used) if specs[key].dtype in FLOAT8 else None
+        leaf = "" if scale is None else scale.removeprefix(module_of(key))
+        problem = (
+            "no scale under a known name"
+            if scale is None
+            else f"no scale under a known name, and {leaf} is all but certainly one"
+        )
+        parts = {key[len(module_of(key)) :]: specs[key]}
+        if scale is not None:
+            parts[leaf] = specs[scale]
+            used.add(scale)
+        used.add(key)
+        group = groups.setdefault((specs[key].dtype, problem), _Group((), parts, problem))
+        group.stems.append(key.removesuffix(_rank(key)).removesuffix(".weight"))
+        group.keys.append(key)
+    return list(groups.values())
+
+
+def _plain(specs: Mapping[str, Spec], used: set[str]) -> list[dict[str, Any]]:
+    """The matrices that are stored as floats, by dtype."""
+    found: dict[str, list[str]] = {}
+    for key, spec in specs.items():
+        wide = spec.dtype.startswith(("float", "bfloat")) and BITS[spec.dtype] > 8
+        if key not in used and wide and len(spec.shape) > 1:
+            found.setdefault(spec.dtype, []).append(key)
+    return [
+        {"dtype": dtype, "names": _words(map(_module_of_weight, keys)), "count": len(keys)}
+        for dtype, keys in found.items()
+    ]
+
+
+def _module_of_weight(key: str) -> str:
+    return key.removesuffix(_rank(key)).removesuffix(".weight")
+
+
+def _described(group: _Group, specs: Mapping[str, Spec]) -> dict[str, Any]:
+    return {
+        "names": _words(group.stems),
+        "keys": [line.text for line in collapse(group.keys, lambda key: specs[key].dtype)],
+        "count": len(group.keys),
+        "parts": [
+            {"name": end.lstrip("._") or "weight", "spec": str(spec)}
+            for end, spec in _in_order(group)
+        ],
+        "readings": [
+            {"format": r.format, "producer": r.producer, "arguments": dict(r.arguments)}
+            for r in group.readings
+        ],
+        "decides": _deciding(group.readings),
+        "missing": [end.lstrip(".") for r in group.readings[:1] for end in r.missing],
+        "problem": group.problem,
+    }
+
+
+def _in_order(group: _Group) -> list[tuple[str, Spec]]:
+    """The parts as the format has them, then the others."""
+    ends = [*(group.readings[0].endings.values() if group.readings else ()), *group.parts]
+    return [(end, group.parts[end]) for end in dict.fromkeys(ends)]
+
+
+def _deciding(readings: Sequence[Reading]) -> list[str]:
+    """The arguments in which the readings differ; `codec` where the formats do."""
+    if len({reading.format for reading in readings}) > 1:
+        return ["codec"]
+    names = dict.fromkeys(name for reading in readings for name in reading.arguments)
+    return [
+        name
+        for name in names
+        if len({repr(reading.arguments.get(name)) for reading in readings}) > 1
+    ]
+
+
+def _words(stems: Iterable[str]) -> list[str]:
+    """The last segments of these names, each once, those that are numbers with what is before."""
+    found: dict[str, None] = {}
+    for stem in stems:
+        *before, word = stem.split(".")
+        found[f"{before[-1]}.*" if is_integer(word) and before else word] = None
+    return list(found)

@@ -1,0 +1,182 @@
+"""`inspect` names the number format of each group of tensors, with its evidence."""
+
+from __future__ import annotations
+
+import pytest
+from header_files import write_headers
+from work import steps
+
+import migrate
+from migrate.cli import render
+from migrate.core.spec import spec
+from migrate.running.number_formats import describe_formats
+
+E4M3, BF16, F32, U8 = "float8_e4m3fn", "bfloat16", "float32", "uint8"
+HIDDEN = 4096
+
+
+def nvfp4(layers=32):
+    """A checkpoint as ModelOpt exports it: four linear layers of each attention are encoded."""
+    tensors = {"lm_head.weight": (BF16, (32000, HIDDEN))}
+    for n in range(layers):
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            module = f"model.layers.{n}.self_attn.{name}"
+            rows = 1024 if name in ("k_proj", "v_proj") else HIDDEN
+            tensors |= {
+                f"{module}.weight": (U8, (rows, HIDDEN // 2)),
+                f"{module}.weight_scale": (E4M3, (rows, HIDDEN // 16)),
+                f"{module}.weight_scale_2": (F32, ()),
+                f"{module}.input_scale": (F32, ()),
+            }
+        tensors[f"model.layers.{n}.input_layernorm.weight"] = (BF16, (HIDDEN,))
+    return tensors
+
+
+def formats(tensors):
+    specs = {key: spec(dtype, shape) for key, (dtype, shape) in tensors.items()}
+    return describe_formats(specs)
+
+
+def text(folder):
+    return [
+        line
+        for line in render.inspection(migrate.inspect(folder).to_json()).splitlines()
+        if line.startswith(("numbers", "           "))
+    ]
+
+
+def test_a_group_is_named_with_its_modules_its_count_and_its_parts(tmp_path):
+    folder = write_headers(tmp_path / "m", nvfp4())
+    assert text(folder)[-3:] == [
+        "numbers  q,k,v,o_proj ×128   nvfp4 (ModelOpt), form modelopt",
+        (
+            "           weight uint8 [4096, 2048], weight_scale float8_e4m3fn [4096, 256], "
+            "weight_scale_2 f32 [], input_scale f32 []"
+        ),
+        "numbers  lm_head   bf16",
+    ]
+
+
+def test_the_document_holds_the_same_for_programs(tmp_path):
+    report = migrate.inspect(write_headers(tmp_path / "m", nvfp4()))
+    (group,) = report.number_formats
+    assert group.count == 128
+    assert group.names == ("q_proj", "k_proj", "v_proj", "o_proj")
+    assert group.keys == ("model.layers.{0..31}.self_attn.{q,k,v,o}_proj.weight",)
+    assert group.readings[0].to_json() == {
+        "format": "nvfp4", "producer": "ModelOpt", "arguments": {"form": "modelopt"},
+    }  # fmt: skip
+    assert (group.decides, group.missing, group.problem) == ((), (), None)
+    assert [p.to_json() for p in report.plain] == [
+        {"dtype": "bfloat16", "names": ["lm_head"], "count": 1}
+    ]
+
+
+def test_formats_are_told_apart_within_a_checkpoint():
+    found = formats({
+        "a.experts.gate_up_proj_blocks": (U8, (4, 64, 8, 16)),
+        "a.experts.gate_up_proj_scales": (U8, (4, 64, 8)),
+        "a.q_proj.weight": (E4M3, (576, 7168)),
+        "a.q_proj.weight_scale_inv": (F32, (5, 56)),
+        "a.k_proj.weight": (E4M3, (64, 7168)),
+        "a.k_proj.weight_scale_inv": (F32, (1, 56)),
+        "a.v_proj.weight": ("int8", (32, 512)),
+        "a.v_proj.SCB": (F32, (32,)),
+    })  # fmt: skip
+    assert [
+        (g["names"], g["count"], g["readings"][0]["format"], g["readings"][0]["arguments"])
+        for g in found["number_formats"]
+    ] == [
+        (["gate_up_proj"], 1, "mxfp4", {}),
+        # of one block of rows the shape does not tell how many they are
+        (["q_proj", "k_proj"], 2, "fp8-block", {"rows": 128, "columns": 128}),
+        (["v_proj"], 1, "bnb-int8", {}),
+    ]
+
+
+def test_several_readings_are_given_with_the_argument_that_decides(tmp_path):
+    tensors = {
+        "a.q.qweight": ("int32", (512, 4096)), "a.q.qzeros": ("int32", (32, 512)),
+        "a.q.scales": ("float16", (32, 4096)), "a.q.g_idx": ("int32", (4096,)),
+    }  # fmt: skip
+    (group,) = formats(tensors)["number_formats"]
+    assert group["decides"] == ["form"]
+    assert [r["arguments"] for r in group["readings"]] == [
+        {"bits": 4, "group": 128, "form": form} for form in ("v1", "v2")
+    ]
+    assert text(write_headers(tmp_path / "m", tensors))[-3:] == [
+        "numbers  q   gptq (GPTQModel, AutoGPTQ), bits 4, group 128",
+        (
+            "           qweight i32 [512, 4096], qzeros i32 [32, 512], scales f16 [32, 4096], "
+            "g_idx i32 [4096]"
+        ),
+        "           either form v1 or form v2: `form` decides",
+    ]
+
+
+def test_a_missing_part_is_named(tmp_path):
+    tensors = nvfp4(1)
+    del tensors["model.layers.0.self_attn.v_proj.weight_scale_2"]
+    whole, broken = formats(tensors)["number_formats"]
+    assert (whole["count"], whole["missing"]) == (3, [])
+    assert (broken["names"], broken["missing"]) == (["v_proj"], ["weight_scale_2"])
+    assert "           missing: weight_scale_2" in text(write_headers(tmp_path / "m", tensors))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "problem"),
+    [
+        (
+            {"a.q.weight": (E4M3, (256, 256)), "a.q.weight_scale_inv": (F32, (3, 7, 2))},
+            "dtypes and shapes of these parts are those of no known format",
+        ),
+        (
+            {"a.q.weight_packed": (U8, (256, 128))},
+            "the other parts are missing: weight_scale",
+        ),
+        (
+            {"a.q.weight": (E4M3, (256, 256)), "a.q.bias": (BF16, (256,))},
+            "no scale under a known name",
+        ),
+        (
+            {"a.q.weight": (E4M3, (256, 256)), "a.q.factors": (F32, (2, 2))},
+            "no scale under a known name, and factors is all but certainly one",
+        ),
+    ],
+    ids=["shapes", "alone", "no scale", "unknown name"],
+)
+def test_what_is_in_no_known_format_is_named_with_what_it_lacks(tensors, problem):
+    (group,) = formats(tensors)["number_formats"]
+    assert group["problem"].startswith(problem)
+    assert (group["names"], group["readings"]) == (["q"], [])
+
+
+def test_a_key_with_a_rank_has_its_parts_on_that_rank():
+    found = formats({
+        "a.q.weight@0": (E4M3, (256, 256)), "a.q.weight_scale_inv@0": (F32, (2, 2)),
+        "a.q.weight@1": (E4M3, (256, 256)), "a.q.weight_scale_inv@1": (F32, (2, 2)),
+    })["number_formats"]  # fmt: skip
+    assert [(g["names"], g["count"], g["problem"]) for g in found] == [(["q"], 2, None)]
+
+
+def test_integers_without_parts_are_no_matter():
+    tensors = {"a.mask.weight": (U8, (8, 8)), "a._extra_state": (U8, (100,)),
+               "a.ids": ("int32", (8,)), "a.weight": (F32, (4, 4))}  # fmt: skip
+    assert formats(tensors) == {"number_formats": [], "plain": []}
+
+
+def test_a_plain_checkpoint_is_asked_once_per_spec():
+    one = spec(BF16, (4, 4))
+    few, many = ({f"m.{n}.weight": one for n in range(count)} for count in (1000, 8000))
+    assert describe_formats(few) == {"number_formats": [], "plain": []}
+    # a dict of the distinct specs is built, a step for each key
+    assert steps(lambda: describe_formats(many)) < 9 * steps(lambda: describe_formats(few))
+
+
+def test_looking_for_formats_takes_work_as_there_are_keys():
+    def look(layers):
+        tensors = nvfp4(layers)
+        specs = {key: spec(*one) for key, one in tensors.items()}
+        return lambda: describe_formats(specs)
+
+    assert steps(look(80)) < 1.5 * 8 * steps(look(10))
