@@ -13,6 +13,7 @@ import pytest
 
 from migrate import codecs
 from migrate.codecs.base import (
+    ACTIVATION_SCALES,
     Codec,
     Convention,
     Dtype,
@@ -35,6 +36,7 @@ class Ints(Codec):
     parts = ("weight", "scale", "zero", "shape")
     optional = ("zero", "shape")
     planning = ("shape",)
+    unused = ACTIVATION_SCALES
     numbers = ("float32",)
     names = (
         Convention(

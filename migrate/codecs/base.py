@@ -48,6 +48,12 @@ if TYPE_CHECKING:
 
 # what becomes of numbers that are not finite, in every codec that encodes
 NON_FINITE = ("refuse", "saturate", "keep")
+# what layers of eight bits and less keep for their inputs and outputs, and why plain weights have
+# no use for it (`Codec.unused`)
+ACTIVATION_SCALES: Mapping[str, str] = dict.fromkeys(
+    ("input_scale", "input_zero_point", "input_global_scale", "output_scale"),
+    "it scales activations, which a layer of plain weights does not encode",
+)
 # bytes of a part that is read while planning
 MOST_PLANNED = 64 << 10
 
@@ -61,7 +67,10 @@ class Codec:
     parts: ClassVar[tuple[str, ...]]
     # those of them that a tensor may be without
     optional: ClassVar[tuple[str, ...]] = ()
-    # those of them whose bytes `settle` is given while planning, at most MOST_PLANNED of each:
+    # roles beside `parts` that numbers have no use for, and why: `dequantize` takes them where a
+    # rule names them, and drops them
+    unused: ClassVar[Mapping[str, str]] = {}
+    # those of `parts` whose bytes `settle` is given while planning, at most MOST_PLANNED of each:
     # they say what no header says, as the shape of the numbers
     planning: ClassVar[tuple[str, ...]] = ()
     # what producers call the parts, what travels with them, and what they look like

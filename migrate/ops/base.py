@@ -289,6 +289,10 @@ class ValueOp(Op):
         """Those of the roles that a tensor can be without."""
         return ()
 
+    def unused(self, codec: str) -> Mapping[str, str]:
+        """Those of the roles that a join drops, and why."""
+        return {}
+
     def settles(self, args: Any) -> bool:
         """Whether calls depend on which roles are there or on what the bytes of some say."""
         return False

@@ -108,9 +108,16 @@ class Dequantize(CodecOp):
         codec, own = called(args)
         codec.validate(own, False)
 
+    def roles(self, codec: str = "") -> tuple[str, ...]:
+        parts = CodecOp.roles(self, codec)
+        return (*parts, *self.unused(codec)) if codec and parts else parts
+
+    def unused(self, codec: str) -> Mapping[str, str]:
+        return codec_called(codec).unused
+
     def settles(self, args: Args) -> bool:
         codec = codec_called(args.codec)
-        return bool(codec.optional or codec.planning)
+        return bool(codec.optional or codec.planning or codec.unused)
 
     def reads(self, args: Args) -> tuple[str, ...]:
         return codec_called(args.codec).planning

@@ -16,19 +16,17 @@ from functools import partial
 from itertools import chain, repeat
 from typing import Any, NamedTuple, NoReturn
 
-from .. import ops
-from ..codecs.base import MOST_PLANNED
-from ..core.errors import OpError, Report, fail, listed, option, printable
+from ..core.errors import Report, fail, listed, option, printable
 from ..core.keys import FOREIGN, NegativeIndex, Pattern, foreign, foreign_text
 from ..core.templates import Template, rank_of, takes
 from ..core.types import records
-from ..core.view import is_whole
 from ..ops.base import Decided, ValueOp
 from ..rules.compiled import ROLE, CompiledCall, DirectedRule
 from ..rules.conditions import allows, selects
-from .graph import ComputedTensor, Program, Tensor, ValueCheck
+from .graph import Item, Program, Tensor, ValueCheck
 from .match import RANK, MatchedKey, Matching, Reader, keep_rest, match, when_test
-from .pipeline import MOST_TENSORS, SUFFIX, Item, PartFacts, RefusedGroup, Views, run_ops
+from .parts import PartFacts, bytes_of_part
+from .pipeline import MOST_TENSORS, SUFFIX, RefusedGroup, Views, run_ops
 from .request import STALE_OPTIMIZER
 
 # what the header of a safetensors file may have
@@ -76,6 +74,8 @@ class StepResult:
     absent: list[str] | None = None
     # key -> hash of the bytes of small parts that say what no header does; they enter the digest
     values: dict[str, str] = field(default_factory=dict)
+    # key -> why numbers have no use for a part that goes where the others are decoded
+    unused: dict[str, str] = field(default_factory=dict)
     # what is odd about a state that goes on, and the keys of such states
     odd: dict[str, list[str]] = field(default_factory=dict)
 
@@ -381,7 +381,7 @@ def _run_rule(
         return decided
 
     def read(role: str, item: Item) -> bytes:
-        found = _small_bytes(role, item, context)
+        found = bytes_of_part(role, item, context.part)
         seen = hashlib.sha256(found).hexdigest()
         out.values.update(dict.fromkeys(item.keys, seen))
         return found
@@ -389,7 +389,11 @@ def _run_rule(
     def absent(found: Iterable[str]) -> None:
         out.absent = [*(out.absent or ()), *found]
 
-    facts = PartFacts(read, absent, context.absent)
+    def unused(keys: tuple[str, ...], why: str) -> None:
+        out.dropped.update(dict.fromkeys(keys, rule))
+        out.unused.update(dict.fromkeys(keys, why))
+
+    facts = PartFacts(read, absent, context.absent, unused)
     checks: list[ValueCheck] = []
     bound, made = run_ops(rule, names, items, views, refuse, checks, decide, facts)
     if tests_result:
@@ -403,33 +407,6 @@ def _run_rule(
     if any(step.op.kind == "end" for step in rule.steps):
         out.dropped.update((t.key, rule) for t in reader.taken)
     return reader, bound, made
-
-
-def _small_bytes(role: str, item: Item, context: BindContext) -> bytes:
-    """The bytes of a part that says what no header does. OpError M310 for a large one, and where
-    they cannot be had.
-    """
-    tensor = item.tensor
-    if tensor.spec.nbytes > MOST_PLANNED:
-        raise OpError(
-            "M310",
-            f"{printable(item.keys[0])} is {tensor.spec}; of a {role}, which is read while "
-            f"planning, at most {MOST_PLANNED:,} bytes are",
-        )
-    source = tensor.sources[0] if len(tensor.sources) == 1 else None
-    if isinstance(source, ComputedTensor) and is_whole(tensor.view):
-        call = source.computation
-        op = ops.get(call.op_call.op)
-        if isinstance(op, ValueOp):
-            given = [one.spec for one in call.inputs]
-            found = op.foreseen(call.op_call.args, given, source.output)
-            if found is not None:
-                return found
-    if context.part is None:
-        raise OpError(
-            "M310", f"what {printable(item.keys[0])} says is known when its bytes are, not before"
-        )
-    return context.part(tensor)
 
 
 def _check_refused(reader: Reader, report: Report) -> None:

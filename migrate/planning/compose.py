@@ -180,6 +180,8 @@ def _losses(rules: Sequence[DirectedRule], bound: StepResult) -> list[LossOf]:
         lost = [key for key in keys if bound.lost.get(key) is rule] if bound.lost else []
         if lost:
             found.append(LossOf(rule, "drop", tuple(lost), "state of delayed scaling"))
+        if bound.unused:
+            found += _unused(rule, keys, bound.unused, bound.dropped)
         changed = (
             [
                 key
@@ -192,6 +194,20 @@ def _losses(rules: Sequence[DirectedRule], bound: StepResult) -> list[LossOf]:
         if changed:
             found.append(LossOf(rule, "lossy", tuple(changed), rule.why))
     return found
+
+
+def _unused(
+    rule: DirectedRule,
+    keys: Iterable[str],
+    unused: Mapping[str, str],
+    dropped: Mapping[str, DirectedRule],
+) -> list[LossOf]:
+    """The parts that go because numbers have no use for them, by the reason."""
+    by_reason: dict[str, list[str]] = {}
+    for key in keys:
+        if key in unused and dropped.get(key) is rule:
+            by_reason.setdefault(unused[key], []).append(key)
+    return [LossOf(rule, "drop", tuple(gone), why) for why, gone in by_reason.items()]
 
 
 def _changed_by(rule: DirectedRule, tensor: Tensor) -> bool:

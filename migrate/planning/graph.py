@@ -89,6 +89,15 @@ Program: TypeAlias = "ReadKey | ApplyOp"
 TensorSource: TypeAlias = "str | ChunkOf | ComputedTensor"
 
 
+class Item(NamedTuple):
+    """A tensor on its way through a rule: values, tensor, the keys it is made of, eager program."""
+
+    values: tuple[Any, ...]
+    tensor: Tensor
+    keys: tuple[str, ...]
+    program: Program | None = None
+
+
 class ValueCheck(NamedTuple):
     """A condition on values, to be met before anything is published.
 

@@ -7,8 +7,7 @@ of its input views: an op is traced for the first layer and merely moved to the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, repeat
 from typing import Any, NamedTuple
@@ -18,32 +17,24 @@ from ..core.spec import Spec, spec
 from ..core.types import records
 from ..core.view import TooManyPieces, View, assemble, leaves, relabel, stored
 from ..ops.base import Decided, Loss, OpCall, ValueOp
-from ..rules.compiled import ROLE, CompiledCall, DirectedRule, Side
+from ..rules.compiled import ROLE, CompiledCall, DirectedRule
 from ..source.blobs import ChunkedTensor
 from .graph import (
     ApplyOp,
     Computation,
     ComputedTensor,
-    Program,
+    Item,
     Tensor,
     TensorSource,
     ValueCheck,
 )
 from .match import ABSENT, RANK
+from .parts import NOTHING_KNOWN, PartFacts, settle_join, settle_part
 
 # no tensor comes apart into more; a larger number is a mistake, and each part is an object
 MOST_PARTS = 100_000
 # and the rules of an edge make no more of all tensors together: a plan holds some objects for each
 MOST_TENSORS = 1_000_000
-
-
-class Item(NamedTuple):
-    """A tensor on its way through a rule: values, tensor, the keys it is made of, eager program."""
-
-    values: tuple[Any, ...]
-    tensor: Tensor
-    keys: tuple[str, ...]
-    program: Program | None = None
 
 
 class RefusedGroup(NamedTuple):
@@ -307,41 +298,6 @@ SUFFIX = "."
 Decide = Callable[[CompiledCall, Item], "Decided | None"]
 
 
-def _unread(role: str, item: Item) -> bytes:
-    raise OpError("M310", f"the bytes of its {role} are not known here")
-
-
-class PartFacts(NamedTuple):
-    """What is known of the parts of tensors beside their specs.
-
-    `read` gives the bytes of a small one. `absent` takes the names of optional parts that are not
-    there; `remembered` are those that a stamp names, None without one.
-    """
-
-    read: Callable[[str, Item], bytes] = _unread
-    absent: Callable[[Iterable[str]], None] = lambda names: None
-    remembered: AbstractSet[str] | None = None
-
-
-NOTHING_KNOWN = PartFacts()
-
-
-def _part_names(
-    sides: Iterable[Side], roles: Iterable[str], names: Sequence[str], values: Sequence[Any]
-) -> dict[str, str]:
-    """role -> key of these parts of a tensor with these values, as far as the values say."""
-    known = dict(zip(names, values, strict=True))
-    out = {}
-    for side in sides:
-        if side.role is not None and str(side.role) in roles:
-            try:
-                key = side.pattern.expand(known)
-            except (KeyError, TypeError, ValueError):
-                continue
-            out[str(side.role)] = f"{key}@{known[RANK]}" if RANK in known else key
-    return out
-
-
 def run_ops(
     rule: DirectedRule,
     names: tuple[str, ...],
@@ -522,7 +478,9 @@ def _part(
     for item in items:
         try:
             if settles:
-                step, listed_values = _chosen(rule, unsettled, bound, item, named, views, facts)
+                step, listed_values = settle_part(
+                    rule, unsettled, bound, item, named, views.settle, facts
+                )
             parts = step.op.parts(
                 step.args,
                 item.tensor.spec.shape,
@@ -559,33 +517,6 @@ def _part(
                 )
             )
     return (*bound, capture), out
-
-
-def _chosen(
-    rule: DirectedRule,
-    step: CompiledCall,
-    names: tuple[str, ...],
-    item: Item,
-    named: Sequence[str],
-    views: Views,
-    facts: PartFacts,
-) -> tuple[CompiledCall, list[Any]]:
-    """The step for the parts that this tensor is to have: those of the rule, but for optional ones
-    that were not there before, or, where no stamp says so, that the arguments do not make;
-    and these parts.
-    """
-    op, of = step.op, item.tensor.spec
-    if not isinstance(op, ValueOp):
-        return step, list(named)
-    spare = [role for role in named if role in rule.optional_roles]
-    if facts.remembered is None:
-        made = op.makes(step.args, of) if spare else ()
-        wanted = [role for role in named if role not in spare or role in made]
-    else:
-        keys = _part_names(rule.writes, spare, names, item.values)
-        wanted = [role for role in named if keys.get(role) not in facts.remembered]
-    call = views.settle(step, op, wanted, [of], {})
-    return call, list(op.makes(call.args, of))
 
 
 def _join(
@@ -634,7 +565,11 @@ def _join(
                         help="write a `cast` before it; nothing is promoted silently",
                     )
             if settles:
-                step = _settled(rule, unsettled, rest, group, members, ordered, views, facts)
+                step, ordered = settle_join(
+                    rule, unsettled, rest, group, members, views.settle, facts
+                )
+                tensors = [m.tensor for m in ordered]
+                keys = tuple(k for m in ordered for k in m.keys)
             (made,), met = views.trace(step, tensors, 1, rule.label, keys)
         except OpError as error:
             keys = tuple(k for m in members.values() for k in m.keys)
@@ -654,30 +589,6 @@ def _join(
             )
         out.append(Item(group, made, keys, program))
     return rest, out
-
-
-def _settled(
-    rule: DirectedRule,
-    step: CompiledCall,
-    names: tuple[str, ...],
-    group: tuple[Any, ...],
-    members: Mapping[Any, Item],
-    ordered: Sequence[Item],
-    views: Views,
-    facts: PartFacts,
-) -> CompiledCall:
-    """The step for the parts that are there, and for what the bytes of some say."""
-    op = step.op
-    if not isinstance(op, ValueOp):
-        return step
-    roles = [role for role in op.roles(step.args.codec) if role in members]
-    values = {
-        role: facts.read(role, members[role]) for role in op.reads(step.args) if role in roles
-    }
-    call = views.settle(step, op, roles, [item.tensor.spec for item in ordered], values)
-    lacking = [role for role in op.may_lack(step.args.codec) if role not in members]
-    facts.absent(_part_names(rule.reads, lacking, names, group).values())
-    return call
 
 
 def _complete(

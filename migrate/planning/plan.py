@@ -273,7 +273,7 @@ def _rows(step: PathStep, bound: StepResult) -> list[dict[str, Any]]:
                     "rule": rule.name,
                     "at": str(rule.span),
                     "leg": f"{step.lineage} {step.start} -> {step.goal}",
-                    "why": rule.why,
+                    "why": bound.unused.get(group.sample, rule.why),
                 }
                 for group in collapse(keys)
             ]

@@ -330,6 +330,9 @@ def check_description(name: str) -> None:
     for said in ("optional", "planning", "follow"):
         odd = set(getattr(codec, said)) - set(codec.parts)
         require(not odd, f"{name}: `{said}` has roles that are no parts: {sorted(odd)}")
+    require(
+        not set(codec.unused) & set(codec.parts), f"{name}: `unused` names parts of the numbers"
+    )
     require(codec.parts[0] not in codec.optional, f"{name}: the first part is not optional")
     require(bool(codec.names), f"{name} does not say how its parts are called on disk")
     for convention in codec.names:

@@ -185,6 +185,35 @@ def test_a_part_that_is_needed_is_missed_whatever_the_rule_says(rule: Path) -> N
     )
 
 
+def test_parts_that_numbers_have_no_use_for_are_dropped_and_said(tmp_path: Path) -> None:
+    rule = tmp_path / "r.yaml"
+    rule.write_text(
+        DECODE.replace('length"}', 'length", input_scale: "{m...}.input_scale"}').replace(
+            "[zero, shape]", "[zero, shape, input_scale]"
+        )
+    )
+    state = groups() | {"l.1.input_scale": torch.tensor(0.5)}
+    source = write(tmp_path, "a.safetensors", state)
+    with pytest.raises(MigrateError) as caught:
+        migrate.plan(source, rules=[rule], **ALLOW)
+    (found,) = caught.value.diagnostics
+    why = "it scales activations, which a layer of plain weights does not encode"
+    assert (found.code, found.message) == ("M402", f"rule 'r' drops 1 tensor: {why}")
+    assert found.notes == ("l.1.input_scale",)
+    how: dict[str, Any] = {"rules": [rule], "allow": ["lossy", "drop"]}
+    plan = migrate.plan(source, **how)
+    (row,) = [row for row in plan.document["rows"] if row["change"] == "dropped"]
+    assert (row["from"], row["why"]) == (["l.1.input_scale"], why)
+    because = plan.document["downgrade"]["because"]
+    assert because[-1] == f"rule r ({rule}:6:11): not restored: l.1.input_scale"
+    out = tmp_path / "b.safetensors"
+    migrate.apply(source, out, **how)
+    assert lists(load_file(out)) == WANTED
+    assert migrate.verify(out, source=source, **how).to_json()["differences"] == []
+    migrate.downgrade(out, tmp_path / "c.safetensors", **how)
+    assert specs(load_file(tmp_path / "c.safetensors")) == specs(groups())
+
+
 # codecs that decode only
 
 TABLE = HEAD + (

@@ -1,0 +1,152 @@
+"""Parts of tensors in a number format, beyond their specs: which optional ones are there, which go,
+and what the bytes of some say.
+
+An op that joins or makes the roles of a rule may depend on these. Its arguments are settled for
+each group of a rule, once for equal ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from .. import ops
+from ..codecs.base import MOST_PLANNED
+from ..core.errors import OpError, printable
+from ..core.view import is_whole
+from ..ops.base import ValueOp
+from .graph import ComputedTensor
+from .match import RANK
+
+if TYPE_CHECKING:
+    from ..core.spec import Spec
+    from ..rules.compiled import CompiledCall, DirectedRule, Side
+    from .graph import Item, Tensor
+
+    # the step with the arguments for these roles, specs and bytes; one object for equal ones
+    Settle: TypeAlias = Callable[
+        [CompiledCall, ValueOp, Sequence[str], Sequence[Spec], Mapping[str, bytes]], CompiledCall
+    ]
+
+
+def _unread(role: str, item: Item) -> bytes:
+    raise OpError("M310", f"the bytes of its {role} are not known here")
+
+
+class PartFacts(NamedTuple):
+    """What is known of the parts of tensors beside their specs.
+
+    `read` gives the bytes of a small one. `absent` takes the names of optional parts that are not
+    there; `remembered` are those that a stamp names, None without one.
+    """
+
+    read: Callable[[str, Item], bytes] = _unread
+    absent: Callable[[Iterable[str]], None] = lambda names: None
+    remembered: AbstractSet[str] | None = None
+    # takes the keys of parts that have no place in numbers, and why
+    unused: Callable[[tuple[str, ...], str], None] = lambda keys, why: None
+
+
+NOTHING_KNOWN = PartFacts()
+
+
+def _names_of(
+    sides: Iterable[Side], roles: Iterable[str], names: Sequence[str], values: Sequence[Any]
+) -> dict[str, str]:
+    """role -> key of these parts of a tensor with these values, as far as the values say."""
+    known = dict(zip(names, values, strict=True))
+    out = {}
+    for side in sides:
+        if side.role is not None and str(side.role) in roles:
+            try:
+                key = side.pattern.expand(known)
+            except (KeyError, TypeError, ValueError):
+                continue
+            out[str(side.role)] = f"{key}@{known[RANK]}" if RANK in known else key
+    return out
+
+
+def bytes_of_part(role: str, item: Item, read: Callable[[Tensor], bytes] | None) -> bytes:
+    """The bytes of a part that says what no header does. OpError M310 for a large one, and where
+    they cannot be had.
+    """
+    tensor = item.tensor
+    if tensor.spec.nbytes > MOST_PLANNED:
+        raise OpError(
+            "M310",
+            f"{printable(item.keys[0])} is {tensor.spec}; of a {role}, which is read while "
+            f"planning, at most {MOST_PLANNED:,} bytes are",
+        )
+    source = tensor.sources[0] if len(tensor.sources) == 1 else None
+    if isinstance(source, ComputedTensor) and is_whole(tensor.view):
+        call = source.computation
+        op = ops.get(call.op_call.op)
+        if isinstance(op, ValueOp):
+            given = [one.spec for one in call.inputs]
+            found = op.foreseen(call.op_call.args, given, source.output)
+            if found is not None:
+                return found
+    if read is None:
+        raise OpError(
+            "M310", f"what {printable(item.keys[0])} says is known when its bytes are, not before"
+        )
+    return read(tensor)
+
+
+def settle_join(
+    rule: DirectedRule,
+    step: CompiledCall,
+    names: tuple[str, ...],
+    group: tuple[Any, ...],
+    members: Mapping[Any, Item],
+    settle: Settle,
+    facts: PartFacts,
+) -> tuple[CompiledCall, list[Item]]:
+    """The step for the parts that are there, and for what the bytes of some say; and these parts
+    without those that have no place in numbers.
+    """
+    op = step.op
+    if not isinstance(op, ValueOp):
+        return step, [*members.values()]
+    unused = op.unused(step.args.codec)
+    roles = [r for r in op.roles(step.args.codec) if r in members and r not in unused]
+    ordered = [members[role] for role in roles]
+    values = {
+        role: facts.read(role, members[role]) for role in op.reads(step.args) if role in roles
+    }
+    call = settle(step, op, roles, [item.tensor.spec for item in ordered], values)
+    for role, why in unused.items():
+        if role in members:
+            facts.unused(members[role].keys, why)
+    if spare := op.may_lack(step.args.codec):
+        lacking = [role for role in spare if role not in members]
+        facts.absent(_names_of(rule.reads, lacking, names, group).values())
+    return call, ordered
+
+
+def settle_part(
+    rule: DirectedRule,
+    step: CompiledCall,
+    names: tuple[str, ...],
+    item: Item,
+    named: Sequence[str],
+    settle: Settle,
+    facts: PartFacts,
+) -> tuple[CompiledCall, list[Any]]:
+    """The step for the parts that this tensor is to have: those of the rule, but for optional ones
+    that were not there before, or, where no stamp says so, that the arguments do not make;
+    and these parts.
+    """
+    op, of = step.op, item.tensor.spec
+    if not isinstance(op, ValueOp):
+        return step, list(named)
+    spare = [role for role in named if role in rule.optional_roles]
+    if facts.remembered is None:
+        made = op.makes(step.args, of) if spare else ()
+        wanted = [role for role in named if role not in spare or role in made]
+    else:
+        keys = _names_of(rule.writes, spare, names, item.values)
+        wanted = [role for role in named if keys.get(role) not in facts.remembered]
+    call = settle(step, op, wanted, [of], {})
+    return call, list(op.makes(call.args, of))
