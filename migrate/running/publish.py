@@ -45,6 +45,9 @@ HASH = "xxh3_128"
 FORMAT_VERSION = 3
 # bytes of a file that a line of the journal speaks of, but for its last line
 TILE = 4 << 20
+# longer writes are given pages of 2 MiB, and these a hypervisor takes from a machine as soon as
+# they are free: to get them back takes longer than to copy
+_AT_ONCE = 1 << 20
 _CLAIM = {"file": str, "tile": int, "offset": int, "length": int, HASH: str}
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
@@ -682,6 +685,13 @@ def _allocate(descriptor: int, start: int, size: int) -> None:
         if code in _UNSUPPORTED:
             return
         raise OSError(code, os.strerror(code))
+
+
+def write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    """Writes all of `data` at `offset`."""
+    while data:
+        n = os.pwrite(descriptor, data[:_AT_ONCE], offset)
+        data, offset = data[n:], offset + n
 
 
 def _reread(descriptor: int, length: int) -> bytes:

@@ -49,7 +49,7 @@ from .error_statistics import Ledger
 from .evaluator import Evaluator, longest_step, reading_step
 from .gather import WINDOW, Batch, Gather, Sealed, Segment, Window
 from .geometry import STAGE, ByteLayouts
-from .publish import HASH, TILE, Partial, check_place, write_failed
+from .publish import HASH, TILE, Partial, check_place, write_at, write_failed
 from .resources import RunOptions, run_together
 from .share import LEAST, Shared
 
@@ -291,10 +291,10 @@ class _FileWriter:
             self._run.parts.write(job.fill, data)
         first, shared = job.fill.offset, self._run.shared
         if shared is None:
-            _pwrite(self._descriptor, data, first)
+            write_at(self._descriptor, data, first)
         else:
             for start, stop in shared.gaps(self._file.name, first, first + len(data)):
-                _pwrite(self._descriptor, data[start - first : stop - first], start)
+                write_at(self._descriptor, data[start - first : stop - first], start)
         if job.last:
             tile = job.tile
             self._run.partial.claim(
@@ -730,12 +730,6 @@ def write_target(
 def _appeared(error: MigrateError) -> bool:
     # the output is finished and stays resumable when only its name was taken meanwhile
     return any(d.code == "M904" for d in error.diagnostics)
-
-
-def _pwrite(descriptor: int, data: memoryview, offset: int) -> None:
-    while data:
-        n = os.pwrite(descriptor, data, offset)
-        data, offset = data[n:], offset + n
 
 
 def _reread(descriptor: int, data: memoryview, offset: int) -> None:

@@ -388,10 +388,10 @@ def test_what_is_cloned_is_not_written(tmp_path: Path, monkeypatch: pytest.Monke
     target = describe(outputs, header=bytes(4096 + 4))
     cloning, written = CopyingIoctl(), []
     monkeypatch.setattr(share, "ioctl", cloning)
-    write = tiles._pwrite
+    write = tiles.write_at
     monkeypatch.setattr(
         tiles,
-        "_pwrite",
+        "write_at",
         lambda fd, data, offset: (written.append((offset, len(data))), write(fd, data, offset)),
     )
     tiles.write_target(
