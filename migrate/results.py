@@ -446,12 +446,13 @@ class KeptHashes(DocumentPart):
 
 class UndoTensors(DocumentPart):
     """What the way back does not bring back, as a folder holds it: `bytes` of all tensors; `path`
-    is None in a plan.
+    is None in a plan. `exact`: with it everything comes back, what is no tensor included.
     """
 
     path: str | None
     tensors: int
     bytes: int
+    exact: bool
 
 
 class PlanReport(DocumentReport):

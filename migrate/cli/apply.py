@@ -148,7 +148,8 @@ def execute(
         render.emit(document, form, render.published)
     if document["path"] is None:
         return 0 if if_needed else 1
-    if form == "text" and not silent and first:
+    # what was taken back is not what the rules would make again
+    if form == "text" and not silent and first and not _took_back(document):
         source = render.word(render.place(document["source"]))
         say(
             f"next:  migrate verify {render.word(output)} --source "
@@ -156,6 +157,10 @@ def execute(
             err=True,
         )
     return 0
+
+
+def _took_back(document: Mapping[str, Any]) -> bool:
+    return "undo" in document and bool(document["question"]["backwards"])
 
 
 def _again(question: Mapping[str, Any]) -> str:

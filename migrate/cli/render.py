@@ -518,9 +518,10 @@ def _undo(doc: Mapping[str, Any]) -> list[str]:
         return []
     where = "" if found["path"] is None else f" in {safe(found['path'])}"
     what = f"{plural(found['tensors'], 'tensor')}, {size(found['bytes'])}{where}"
+    how = "exact" if found["exact"] else "exact for tensors, and not for what else is named above"
     if doc["question"]["backwards"]:
-        return [f"undo: {what}, make this exact"]
-    return [f"undo: {what}, with which a downgrade is exact"]
+        return [f"undo: {what}, taken back bit for bit"]
+    return [f"undo: {what}, with which a downgrade is {how}"]
 
 
 # tensors that did not come back

@@ -57,6 +57,8 @@ class Composition:
     inexact: list[str] = field(default_factory=list)
     # what the way back makes, over the tensors of the source; None where it cannot be walked
     back: Mapping[str, Tensor] | None = None
+    # whether values that are no tensors stay away
+    values_lost: bool = False
 
 
 # no format stores a tensor in more parts
@@ -405,6 +407,7 @@ def prove_downgrade(
         returned = {items.names[was]: name for name, was in there.names.items()}
         if gone := sorted(name for name in composition.item_names if returned.get(name) != name):
             reasons.append(f"values not restored: {listed(gone, 4)}")
+            composition.values_lost = True
     strange: list[str] = []
     if any(step.back for step, _ in composition.steps):
         strange = [

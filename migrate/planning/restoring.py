@@ -9,15 +9,18 @@ leaves hashes of them (`running/part_hashes`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..ops.dequantize import called
+from ..source.blobs import chunks_of
 from .graph import Computation, Tensor, computations
+from .stored import untouched_key
 
 if TYPE_CHECKING:
-    from ..core.spec import Spec
+    from ..source.blobs import StoredTensor
     from .compose import Composition
 
 
@@ -64,15 +67,50 @@ def _is_decoding(call: Computation) -> bool:
     return call.op_call.op == "dequantize"
 
 
-def made_again(back: Mapping[str, Tensor], source: Mapping[str, Spec]) -> list[str]:
-    """The keys that a way back returns with dtype and shape, though perhaps not with each bit;
+def made_again(composition: Composition, tensors: Mapping[str, StoredTensor]) -> list[str]:
+    """The keys that the way back returns with dtype and shape, though perhaps not with each bit;
     sorted.
     """
+    doubtful, back = _doubtful(composition, tensors), composition.back or {}
+    return [key for key in doubtful if key in back and back[key].spec == tensors[key].spec]
+
+
+def not_returned(composition: Composition, tensors: Mapping[str, StoredTensor]) -> list[str]:
+    """The keys that the way back does not return, or perhaps not with each bit; sorted."""
+    back = composition.back or {}
+    other = [
+        key
+        for key, stored in tensors.items()
+        if (there := back.get(key)) is None or there.spec != stored.spec
+    ]
+    return sorted({*other, *_doubtful(composition, tensors)})
+
+
+def tied_keys(keys: Iterable[str], tensors: Mapping[str, StoredTensor]) -> list[str]:
+    """Those of the keys whose tensors share their bytes with another one, in order."""
+    storages = Counter(
+        chunk.storage
+        for stored in tensors.values()
+        for chunk in chunks_of(stored)
+        if chunk.storage is not None
+    )
+    return [
+        key for key in keys if any(storages[chunk.storage] > 1 for chunk in chunks_of(tensors[key]))
+    ]
+
+
+def _doubtful(composition: Composition, tensors: Mapping[str, StoredTensor]) -> list[str]:
+    """The keys of what the way back makes out of rounded numbers; and, where rule files of its own
+    lead it, of all that is not the stored tensor itself. Sorted.
+    """
     known: dict[int, bool] = {}
+    # an inverse undoes its op, and what other rules make may be anything
+    own = any(step.back for step, _ in composition.steps)
     return sorted(
         key
-        for key, spec in source.items()
-        if (there := back.get(key)) is not None and there.spec == spec and _lossy(there, known)
+        for key, there in (composition.back or {}).items()
+        if key in tensors
+        and (_lossy(there, known) or (own and untouched_key(there, tensors) != key))
     )
 
 
@@ -80,16 +118,6 @@ def rounded(outputs: Mapping[str, Tensor]) -> tuple[str, ...]:
     """The keys of outputs that are made of rounded numbers, sorted."""
     known: dict[int, bool] = {}
     return tuple(sorted(key for key, tensor in outputs.items() if _lossy(tensor, known)))
-
-
-def not_returned(back: Mapping[str, Tensor], source: Mapping[str, Spec]) -> list[str]:
-    """The keys that a way back does not return, or perhaps not with each bit; sorted."""
-    known: dict[int, bool] = {}
-    return sorted(
-        key
-        for key, spec in source.items()
-        if (there := back.get(key)) is None or there.spec != spec or _lossy(there, known)
-    )
 
 
 def _lossy(tensor: Tensor, known: dict[int, bool]) -> bool:

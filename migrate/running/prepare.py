@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from .. import formats, ops
 from ..core import log
-from ..core.errors import Report, command, fail, option, plural, printable
+from ..core.errors import Report, command, fail, listed, option, plural, printable
 from ..core.templates import list_collapsed
 from ..core.types import __version__
 from ..extra_state.states import States, lift_states
@@ -427,10 +427,13 @@ def _plan(
         keys = lost if undo is None else tuple(map(undo.name, undo.hashes))
         if not keys:
             body["notes"].append("the way back brings all tensors back: there is nothing to keep")
+        if tied := restoring.tied_keys(lost, index.tensors):
+            gone.append(f"that {listed(tied, 4)} share their bytes")
         body["undo"] = {
             "path": None if undo is None else undo.path,
             "tensors": len(keys),
             "bytes": sum(there[key].spec.nbytes for key in keys),
+            "exact": not (gone or composition.values_lost or path_state.inexact),
         }
     if kept is not None and folder:
         nbytes = size_of_file(kept)
@@ -490,8 +493,7 @@ def parts_of(
         and composition.back is not None
         and restoring.decodes(composition.graph.outputs.values())
     ):
-        specs = {key: stored.spec for key, stored in source.index.tensors.items()}
-        keys = restoring.made_again(composition.back, specs)
+        keys = restoring.made_again(composition, source.index.tensors)
         runs += [restoring.HashedParts(index_hash, tuple(keys))] if keys else []
     return restoring.PartsFile(output_hash, tuple(runs)) if runs else None
 

@@ -54,9 +54,8 @@ def find_lost(composition: Composition, source: Source) -> tuple[str, ...]:
     """The keys that the way back does not bring back bit for bit, sorted. M405 where there is no
     way back even with these.
     """
-    specs = {key: stored.spec for key, stored in source.index.tensors.items()}
-    back = composition.back
-    more = [] if back is None else sorted(back.keys() - specs.keys())
+    tensors, back = source.index.tensors, composition.back
+    more = [] if back is None else sorted(back.keys() - tensors.keys())
     if back is None or more:
         fail(
             "M405",
@@ -65,7 +64,7 @@ def find_lost(composition: Composition, source: Source) -> tuple[str, ...]:
             or (f"it makes tensors that were not there: {listed(more, 4)}",),
             help=f"without {option('undo')} the checkpoint is migrated, and does not come back",
         )
-    return tuple(restoring.not_returned(back, specs))
+    return tuple(restoring.not_returned(composition, tensors))
 
 
 def _spelled(key: str) -> str:

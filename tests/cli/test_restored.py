@@ -288,27 +288,28 @@ def killed_after(tiles: int, *words: object) -> None:
     assert subprocess.run(command, env=environment(), check=False).returncode == 9
 
 
+def launch(*words: object) -> str:
+    """What rank 0 of two processes of one launch answers."""
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    children = []
+    before = dict(os.environ)
+    try:
+        for n in range(2):
+            os.environ.update(place, RANK=str(n), LOCAL_RANK=str(n))
+            children.append(spawn(*words))
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    found = [child.communicate(timeout=HANG) for child in children]
+    assert [child.returncode for child in children] == [0, 0], found
+    return found[0][0]
+
+
 @pytest.mark.ranks
 def test_several_processes_find_what_one_does(tmp_path: Path, rule: Path) -> None:
     source = folder(tmp_path / "old", checkpoint(layers=6))
     asked = ["--rules", rule, "--allow", "lossy", "--max-shard-size", "6kB"]
     done("apply", source, "-o", tmp_path / "one", *asked, "-q")
-
-    def launch(*words: object) -> str:
-        place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-        children = []
-        before = dict(os.environ)
-        try:
-            for n in range(2):
-                os.environ.update(place, RANK=str(n), LOCAL_RANK=str(n))
-                children.append(spawn(*words))
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-        found = [child.communicate(timeout=HANG) for child in children]
-        assert [child.returncode for child in children] == [0, 0], found
-        return found[0][0]
-
     launch("apply", source, "-o", tmp_path / "two", *asked, "-q")
     one, two = ((tmp_path / name / "migrate.parts").read_bytes() for name in ("one", "two"))
     assert one == two

@@ -15,7 +15,7 @@ import pytest
 import torch
 from commandline import DATA, done, environment, run
 from safetensors.torch import load_file, save_file
-from test_restored import RULE, bits, checkpoint, folder
+from test_restored import RULE, bits, checkpoint, folder, launch
 
 import migrate
 
@@ -101,6 +101,7 @@ def test_what_is_lost_is_kept_and_comes_back(tmp_path: Path, rule: Path, form: s
         "path": str(undo),
         "tensors": len(LOST),
         "bytes": sum(t.nbytes for t in kept.values()),
+        "exact": True,
     }
     # nothing has to be permitted: nothing is lost
     found = done("downgrade", new, "-o", back, *asked, "--undo", undo, "--format", "json").json
@@ -509,4 +510,56 @@ def test_codes_and_scales_come_back_with_it(tmp_path: Path) -> None:
     asked = ("--rules", decode, "-q", "--undo", undo)
     done("apply", source, "-o", tmp_path / "new", *asked, "--allow", "lossy")
     done("downgrade", tmp_path / "new", "-o", tmp_path / "back", *asked)
+    assert same(tmp_path / "back", source)
+
+
+def test_ties_and_values_that_do_not_come_back_are_named(tmp_path: Path) -> None:
+    dropping = tmp_path / "dropping.yaml"
+    dropping.write_text(
+        "id: t/b/dropping\ntitle: t\nlineage: t\nedge: [a, b]\nkeep: ['keep.{k...}']\nrules:\n"
+        "  - {name: gone, from: 'gone.{k:a|b}', via: [{drop: {why: w}}]}\n"
+        "  - {name: step, from: 'steps', via: [{drop: {why: w}}]}\n"
+    )
+    shared = torch.ones(4)
+    torch.save(
+        {"keep.a": torch.ones(2), "gone.a": shared, "gone.b": shared, "steps": 3},
+        tmp_path / "old.pt",
+    )
+    asked = ("apply", tmp_path / "old.pt", "-o", tmp_path / "new.pt", "--rules", dropping)
+    asked += (*ALLOWED, "--undo", tmp_path / "undo")
+    said = done(*asked, "--format", "json").json
+    assert said["undo"] == {
+        "path": str(tmp_path / "undo"),
+        "tensors": 2,
+        "bytes": 32,
+        "exact": False,
+    }
+    because = " ".join(said["downgrade"]["because"])
+    assert "that gone.a, gone.b share their bytes does not come back" in because
+    assert "values not restored: steps" in because
+    back = tmp_path / "back.pt"
+    done(
+        "downgrade", tmp_path / "new.pt", "-o", back, "--rules", dropping, "--undo",
+        tmp_path / "undo", "-q",
+    )  # fmt: skip
+    assert same(back, tmp_path / "old.pt")
+
+
+@pytest.mark.ranks
+def test_several_processes_write_what_one_does(tmp_path: Path, rule: Path) -> None:
+    source = folder(tmp_path / "old", losing())
+    asked = ["--rules", rule, "--max-shard-size", "60B"]
+    apply = ("apply", source, *asked, *ALLOWED)
+    done(*apply, "-o", tmp_path / "one", "--undo", tmp_path / "undo1", "-q")
+    launch(*apply, "-o", tmp_path / "two", "--undo", tmp_path / "undo2", "-q")
+    for one, two in (("one", "two"), ("undo1", "undo2")):
+        files = [
+            {p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in (one, two)
+        ]
+        assert files[0] == files[1]
+    said = launch(
+        "downgrade", tmp_path / "two", "-o", tmp_path / "back", *asked, "--undo",
+        tmp_path / "undo2", "--format", "json",
+    )  # fmt: skip
+    assert json.loads(said)["restored"]["equal"] == len(LOST)
     assert same(tmp_path / "back", source)
