@@ -230,7 +230,8 @@ class FormatGroup(DocumentPart):
     `names` are the last words of their modules, `keys` those of their codes, collapsed, `count` how
     many tensors they are, and `parts` the parts of the first. Of several `readings` the arguments
     in `decides` tell which is meant (`codec`: the format itself). `missing` are parts that should
-    be there, `problem` says why there is no reading.
+    be there, `problem` says why there is no reading. `configured` is what the configuration says,
+    `contradiction` a sentence where that and the tensors differ.
     """
 
     names: tuple[str, ...]
@@ -241,16 +242,20 @@ class FormatGroup(DocumentPart):
     decides: tuple[str, ...]
     missing: tuple[str, ...]
     problem: str | None
+    configured: str | None
+    contradiction: str | None
 
 
 class PlainGroup(DocumentPart):
     """The matrices of one dtype that are not encoded, beside others that are: the last words of
-    their modules, and how many they are.
+    their modules, how many they are, and a sentence where the configuration says that one of them
+    is encoded.
     """
 
     dtype: str
     names: tuple[str, ...]
     count: int
+    contradiction: str | None
 
 
 class StoredValue(DocumentPart):

@@ -244,15 +244,19 @@ def _number_formats(doc: Mapping[str, Any]) -> list[str]:
         out.append(f"numbers  {_several(group)}   {what}")
         parts = [f"{printable(p['name'])} {short(p['spec'])}" for p in group["parts"]]
         out.append(f"           {', '.join(parts)}")
+        if group["configured"] and not group["contradiction"]:
+            out.append(f"           {printable(group['configured'], 600)}")
+        if group["contradiction"]:
+            out.append(f"           contradiction: {printable(group['contradiction'], 600)}")
         if group["missing"]:
             out.append(f"           missing: {', '.join(map(printable, group['missing']))}")
         if group["decides"]:
             ways = " or ".join(_way(reading, group["decides"]) for reading in readings)
             out.append(f"           either {ways}: `{'`, `'.join(group['decides'])}` decides")
-    out += [
-        f"numbers  {_several(group)}   {SHORT.get(group['dtype'], group['dtype'])}"
-        for group in doc["plain"]
-    ]
+    for group in doc["plain"]:
+        out.append(f"numbers  {_several(group)}   {SHORT.get(group['dtype'], group['dtype'])}")
+        if group["contradiction"]:
+            out.append(f"           contradiction: {printable(group['contradiction'], 600)}")
     return out
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..core.errors import MigrateError
 from ..core.templates import collapse
 from ..extra_state.states import States
 from ..planning.lineages import known_lineages, layouts_of, nearest_to
+from ..planning.sides import ReadSide, SideFiles
 from ..results import HistoryReport, InspectReport
 from ..rules.lineage import Matcher
 from ..source.pickle.tree import PARAMETER
+from ..source.quantization import Quantization, read_quantization
 from ..source.tree import object_encodings
 from . import stamp as stamps
 from .number_formats import describe_formats
@@ -66,13 +70,22 @@ def describe(source: Source, request: Request, *, expand: bool) -> InspectReport
         layouts=layouts,
         nearest=[] if layouts else nearest_to(index, read_side, request.rules, states, match),
         keys=keys,
-        **describe_formats(specs),
+        **describe_formats(specs, partial(_configured, read_side, notes)),
         side_files=[{"path": f.path, "size": f.size} for f in index.side_files],
         left_out=list(index.left_out),
         metadata=dict(index.metadata),
         **describe_items(index, request.params.get(PARAMETER)),
         notes=[*index.notes, *notes],
     )
+
+
+def _configured(read_side: ReadSide, notes: list[str]) -> Quantization | None:
+    """What the configuration says of number formats; a note where it cannot be read."""
+    try:
+        return read_quantization(SideFiles(read_side).value)
+    except MigrateError as error:
+        notes += [diagnostic.message for diagnostic in error.diagnostics]
+        return None
 
 
 def _counted(specs: Iterable[Spec]) -> dict[str, Any]:

@@ -1,14 +1,14 @@
-"""Which number formats a checkpoint's tensors are in, from names, dtypes and shapes.
+"""Which number formats a checkpoint's tensors are in, from names, dtypes, shapes and configuration.
 
-Tensors that can be read alike are one group. Where headers allow several readings, all are given
-with the argument of the codec that decides between them. What looks like codes and is in no known
-format is named as well, with what it lacks. A checkpoint without such tensors costs a look at its
-specs.
+Tensors that can be read alike are one group. Where headers allow several readings, those count that
+the configuration does not contradict; if more than one is left, all are given with the argument of
+the codec that decides between them. What looks like codes and is in no known format is named as
+well, with what it lacks. A checkpoint without such tensors costs a look at its specs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,12 @@ from ..core.spec import BITS, Spec
 from ..core.templates import collapse, is_integer, rank_of
 from ..planning.pairs import may_hold_codes
 from ..planning.unscaled import by_module, likely_scale, module_of
+from ..source.quantization import Quantization, Scheme, contradiction, describe
 
 if TYPE_CHECKING:
     from ..core.part_names import Reading
+
+    Said = Callable[[], Quantization | None]
 
 # what codes are in only; integers of a byte may be anything
 _CODES = {*FLOAT8, "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"}
@@ -28,29 +31,39 @@ _CODES = {*FLOAT8, "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"}
 
 @dataclass(slots=True)
 class _Group:
-    """Tensors with the same readings: the keys of their codes, and the first with its parts."""
+    """Tensors with the same readings: the keys of their codes, the parts of the first, and what the
+    configuration says of them.
+    """
 
     readings: Sequence[Reading]
     parts: Mapping[str, Spec]
     problem: str | None = None
+    said: Scheme | None = None
+    contradiction: str | None = None
     stems: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
 
 
-def describe_formats(specs: Mapping[str, Spec]) -> dict[str, Any]:
-    """`number_formats` and `plain` of an `InspectReport`; empty where no tensor holds codes."""
+def describe_formats(specs: Mapping[str, Spec], said: Said = lambda: None) -> dict[str, Any]:
+    """`number_formats` and `plain` of an `InspectReport`; empty where no tensor holds codes.
+
+    `said` answers with what the configuration says, and is asked only if a tensor holds codes.
+    """
     # few specs stand for many tensors
     if not any(map(may_hold_codes, {id(spec): spec for spec in specs.values()}.values())):
         return {"number_formats": [], "plain": []}
-    groups, used = _grouped(specs, codecs.part_names())
+    configured = said()
+    groups, used = _grouped(specs, codecs.part_names(), configured)
     groups += _unexplained(specs, used)
     return {
         "number_formats": [_described(group, specs) for group in groups],
-        "plain": _plain(specs, used) if groups else [],
+        "plain": _plain(specs, used, configured) if groups else [],
     }
 
 
-def _grouped(specs: Mapping[str, Spec], table: PartNames) -> tuple[list[_Group], set[str]]:
+def _grouped(
+    specs: Mapping[str, Spec], table: PartNames, said: Quantization | None
+) -> tuple[list[_Group], set[str]]:
     """The groups of tensors with parts of known names, and the keys of all of these."""
     groups: dict[Any, _Group] = {}
     known: dict[Any, tuple[Sequence[Reading], Any]] = {}
@@ -80,15 +93,55 @@ def _grouped(specs: Mapping[str, Spec], table: PartNames) -> tuple[list[_Group],
             continue
         rank_text = _rank(key)
         used.update(key_of_part(stem, end) + rank_text for end in near)
-        group = groups.get(identity)
+        module = stem if first else stem.removesuffix(".weight")
+        scheme = None if said is None else said.scheme_of(module)
+        group = groups.get((identity, scheme))
         if group is None:
-            problem = None
-            if not readings:
-                problem = _lacking(first, near, table)
-            group = groups[identity] = _Group(readings, dict(near), problem)
-        group.stems.append(stem if first else stem.removesuffix(".weight"))
+            group = groups[identity, scheme] = _group(readings, dict(near), module, scheme, said)
+            group.problem = None if readings else _lacking(first, near, table)
+        group.stems.append(module)
         group.keys.append(key)
     return _merged(list(groups.values())), used
+
+
+def _group(
+    readings: Sequence[Reading],
+    parts: Mapping[str, Spec],
+    module: str,
+    scheme: Scheme | None,
+    said: Quantization | None,
+) -> _Group:
+    """A group with those readings that the configuration does not contradict; if there are none,
+    with all of them, and the contradiction.
+    """
+    if said is None or not readings:
+        return _Group(readings, parts, said=scheme)
+    apart = [contradiction(module, scheme, _scheme(reading)) for reading in readings]
+    kept = [r for r, sentence in zip(readings, apart, strict=True) if sentence is None]
+    if kept:
+        return _Group(kept, parts, said=scheme)
+    # what all readings have in common is certain
+    certain = dict(readings[0].arguments)
+    for reading in readings:
+        certain = {k: v for k, v in certain.items() if reading.arguments.get(k) == v}
+    sentence = contradiction(module, scheme, _scheme(readings[0]._replace(arguments=certain)))
+    return _Group(readings, parts, said=scheme, contradiction=sentence or apart[0])
+
+
+def _scheme(reading: Reading) -> Scheme:
+    """What tensors tell, in the terms of configurations."""
+    known = reading.arguments
+    rows, columns = known.get("rows"), known.get("columns")
+    return Scheme(
+        reading.format,
+        bits=known.get("bits"),
+        group=known.get("group"),
+        block=(rows, columns) if rows and columns else None,
+        granularity=known.get("granularity"),
+        symmetric="zero" not in reading.endings if reading.format == "int-pack" else None,
+        form=known.get("form"),
+        place="tensors",
+    )
 
 
 def _parts(
@@ -140,6 +193,8 @@ def _merged(groups: list[_Group]) -> list[_Group]:
 def _within(group: _Group, other: _Group) -> bool:
     return (
         bool(group.readings)
+        and group.said == other.said
+        and group.contradiction is other.contradiction is None
         and len(group.readings) == len(other.readings)
         and all(
             _identity(a)[:2] + _identity(a)[3:] == _identity(b)[:2] + _identity(b)[3:]
@@ -181,17 +236,28 @@ def _unexplained(specs: Mapping[str, Spec], used: set[str]) -> list[_Group]:
     return list(groups.values())
 
 
-def _plain(specs: Mapping[str, Spec], used: set[str]) -> list[dict[str, Any]]:
+def _plain(
+    specs: Mapping[str, Spec], used: set[str], said: Quantization | None
+) -> list[dict[str, Any]]:
     """The matrices that are stored as floats, by dtype."""
     found: dict[str, list[str]] = {}
     for key, spec in specs.items():
         wide = spec.dtype.startswith(("float", "bfloat")) and BITS[spec.dtype] > 8
         if key not in used and wide and len(spec.shape) > 1:
             found.setdefault(spec.dtype, []).append(key)
-    return [
-        {"dtype": dtype, "names": _words(map(_module_of_weight, keys)), "count": len(keys)}
-        for dtype, keys in found.items()
-    ]
+    out = []
+    for dtype, keys in found.items():
+        modules = [_module_of_weight(key) for key in keys]
+        apart = (contradiction(m, said.scheme_of(m), None) for m in modules if said is not None)
+        out.append(
+            {
+                "dtype": dtype,
+                "names": _words(modules),
+                "count": len(keys),
+                "contradiction": next((sentence for sentence in apart if sentence), None),
+            }
+        )
+    return out
 
 
 def _module_of_weight(key: str) -> str:
@@ -214,6 +280,10 @@ def _described(group: _Group, specs: Mapping[str, Spec]) -> dict[str, Any]:
         "decides": _deciding(group.readings),
         "missing": [end.lstrip(".") for r in group.readings[:1] for end in r.missing],
         "problem": group.problem,
+        "configured": (
+            None if group.said is None else f"{describe(group.said)} ({group.said.place})"
+        ),
+        "contradiction": group.contradiction,
     }
 
 

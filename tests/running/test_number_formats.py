@@ -68,7 +68,7 @@ def test_the_document_holds_the_same_for_programs(tmp_path):
     }  # fmt: skip
     assert (group.decides, group.missing, group.problem) == ((), (), None)
     assert [p.to_json() for p in report.plain] == [
-        {"dtype": "bfloat16", "names": ["lm_head"], "count": 1}
+        {"dtype": "bfloat16", "names": ["lm_head"], "count": 1, "contradiction": None}
     ]
 
 
@@ -112,6 +112,120 @@ def test_several_readings_are_given_with_the_argument_that_decides(tmp_path):
         ),
         "           either form v1 or form v2: `form` decides",
     ]
+
+
+def configured(tmp_path, tensors, quantization):
+    config = {"model_type": "llama", "quantization_config": quantization}
+    folder = write_headers(tmp_path / "m", tensors, config)
+    return migrate.inspect(folder), text(folder)
+
+
+GPTQ = {
+    "a.q.qweight": ("int32", (512, 4096)), "a.q.qzeros": ("int32", (32, 512)),
+    "a.q.scales": ("float16", (32, 4096)), "a.q.g_idx": ("int32", (4096,)),
+}  # fmt: skip
+PACKED = {
+    "a.q.weight_packed": ("int32", (32, 64)), "a.q.weight_scale": (BF16, (32, 4)),
+    "a.q.weight_shape": ("int64", (2,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tensors", "quantization", "arguments", "says"),
+    [
+        (
+            GPTQ,
+            {
+                "quant_method": "gptq", "bits": 4, "group_size": 128,
+                "checkpoint_format": "gptq_v2",
+            },
+            {"bits": 4, "group": 128, "form": "v2"},
+            "gptq, 4 bits, groups of 128",
+        ),
+        (
+            PACKED,
+            {
+                "quant_method": "compressed-tensors", "format": "pack-quantized",
+                "config_groups": {
+                    "group_0": {
+                        "targets": ["Linear"],
+                        "weights": {
+                            "num_bits": 8, "type": "int", "strategy": "group", "group_size": 64,
+                        },
+                    }
+                },
+            },
+            {"bits": 8, "group": 64},
+            "int-pack, 8 bits, groups of 64",
+        ),
+    ],
+    ids=["gptq", "pack"],
+)  # fmt: skip
+def test_of_several_readings_the_configuration_decides(
+    tmp_path, tensors, quantization, arguments, says
+):
+    report, lines = configured(tmp_path, tensors, quantization)
+    (group,) = report.number_formats
+    assert [dict(r.arguments) for r in group.readings] == [arguments]
+    assert (group.decides, group.contradiction) == ((), None)
+    assert group.configured is not None
+    assert group.configured.startswith(says)
+    assert f"           {group.configured}" in lines
+
+
+@pytest.mark.parametrize(
+    ("tensors", "quantization", "found", "said"),
+    [
+        (
+            {"a.q.weight": (E4M3, (512, 512)), "a.q.weight_scale_inv": (F32, (4, 4))},
+            {"quant_method": "fp8", "weight_block_size": [64, 64]},
+            "fp8-block, blocks of 128 x 128",
+            "fp8-block, 8 bits, blocks of 64 x 64 by config.json#quantization_config",
+        ),
+        (
+            GPTQ,
+            {"quant_method": "gptq", "bits": 8, "group_size": 128},
+            "gptq, 4 bits, groups of 128",
+            "gptq, 8 bits, groups of 128",
+        ),
+        (
+            GPTQ,
+            {"quant_method": "gptq", "bits": 4, "group_size": 64},
+            "gptq, 4 bits, groups of 128",
+            "gptq, 4 bits, groups of 64",
+        ),
+        (
+            {"a.q.weight": ("int8", (32, 512)), "a.q.SCB": (F32, (32,))},
+            {"quant_method": "fp8", "weight_block_size": [128, 128]},
+            "bnb-int8",
+            "fp8-block, 8 bits, blocks of 128 x 128 by",
+        ),
+        (
+            {"a.q.weight": (E4M3, (512, 512)), "a.q.weight_scale_inv": (F32, (4, 4))},
+            {
+                "quant_method": "fp8", "weight_block_size": [128, 128],
+                "modules_to_not_convert": ["a.q"],
+            },
+            "fp8-block, blocks of 128 x 128",
+            "plain by",
+        ),
+    ],
+    ids=["block", "bits", "group", "format", "plain"],
+)  # fmt: skip
+def test_where_configuration_and_tensors_differ_both_readings_are_named(
+    tmp_path, tensors, quantization, found, said
+):
+    report, lines = configured(tmp_path, tensors, quantization)
+    (group,) = report.number_formats
+    assert group.contradiction is not None
+    assert group.contradiction.startswith(f"a.q is {found} by its tensors, and {said}")
+    assert f"           contradiction: {group.contradiction}" in lines
+
+
+def test_a_configuration_that_cannot_be_read_is_a_note(tmp_path):
+    report, _ = configured(tmp_path, GPTQ, {"quant_method": "gptq", "bits": "four"})
+    assert [note for note in report.notes if "quantization_config.bits" in note]
+    assert report.number_formats[0].decides == ("form",)
 
 
 def test_a_missing_part_is_named(tmp_path):
