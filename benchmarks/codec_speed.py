@@ -32,12 +32,11 @@ import numpy as np
 import torch
 
 from migrate.codecs import get
-from migrate.codecs.base import Options
 from migrate.core.spec import Spec
 
 SIDE, BLOCK = 4096, 128
 CODEC = get("fp8-block")
-OPTIONS = Options(block=(BLOCK, BLOCK), like="deepseek")
+ARGS = CODEC.Args(block=(BLOCK, BLOCK), like="deepseek")
 
 
 class Nobody:
@@ -153,11 +152,11 @@ def main() -> None:
     out_codes, out_scales = raw(encoded), raw(scales)
 
     def decode(meter: Any = None) -> None:
-        CODEC.decode(OPTIONS, given_parts, [weight, grid], "bfloat16", box, out, meter)
+        CODEC.decode(ARGS, given_parts, [weight, grid], "bfloat16", box, out, meter)
 
     def encode(meter: Any = None) -> None:
-        CODEC.encode(OPTIONS, source, plain, 0, box, out_codes, meter)
-        CODEC.encode(OPTIONS, source, plain, 1, blocks, out_scales)
+        CODEC.encode(ARGS, source, plain, 0, box, out_codes, meter)
+        CODEC.encode(ARGS, source, plain, 1, blocks, out_scales)
 
     decode()
     encode()

@@ -3,13 +3,6 @@
 A grid has one entry for each block of rows and columns; a matrix may be a part of a larger one,
 [top:, left:], and begin inside a block: its grid begins with that block. Matrices are worked on in
 bands that fit a cache.
-
-Decoding on the CPU never calls torch's e4m3 cast, which takes one code at a time: a code shifted
-left by seven is the float16 with the same bits and 2^-8 of its value, subnormals included, so that
-integer ops and the processor's float16 conversion decode it, and the missing 2^8 goes into the
-scale. NaN codes have no such twin, and some scales no 2^8 to spare; what holds them takes a longer
-way. Work goes in chunks through buffers that are kept. NaN comes out as one quiet NaN: which sign
-and payload a product would have depends on the processor.
 """
 
 from __future__ import annotations
@@ -20,7 +13,7 @@ from math import frexp
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.spec import BITS
-from ..elements.raw import scratch, typed
+from ..elements.raw import scratch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -340,14 +333,6 @@ def power_above(scale: float) -> float:
 # what would round beyond the largest code
 OVERFLOW = 464.0
 CHUNK_OF_DEVICE = 1 << 25
-# the least number, below which a product may become zero
-LEAST = {"float32": 2.0**-149, "bfloat16": 2.0**-133, "float16": 2.0**-24}
-# the least number that a code but those of zero stands for
-STEP = 2.0**-9
-# scales below it can take the 2^8 that a shifted code lacks
-ORDINARY = 2.0**119
-# four shifted codes without what sign extension and their neighbours left beside them
-_SHIFTED = 0xBF80BF80BF80BF80 - (1 << 64)
 INFINITY = {"float32": 0x7F800000, "bfloat16": 0x7F80, "float16": 0x7C00}
 
 
@@ -362,82 +347,6 @@ def signed(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     return tensor.view({8: torch.int8, 16: torch.int16, 32: torch.int32}[BITS[dtype]])
 
 
-def as_float(scale: Any, dtype: str) -> torch.Tensor:
-    """Raw float32, bfloat16 or e8m0 as float32; e8m0 is the exponent of a power of two, 255 NaN."""
-    import torch
-
-    if dtype == "float32":
-        return typed(scale, dtype)
-    if dtype == "bfloat16":
-        return (typed(scale, "int16").to(torch.int32) << 16).view(torch.float32)
-    exponents = typed(scale, "uint8").to(torch.int32)
-    bits = torch.where(exponents == 0, 0x00400000, exponents << 23)
-    return torch.where(exponents == 255, NAN["float32"], bits).view(torch.float32)
-
-
-def least(scales: torch.Tensor) -> float:
-    """The smallest magnitude that is neither zero nor NaN; infinity where there is none."""
-    magnitude = scales.abs()
-    return float(magnitude.where(magnitude > 0, float("inf")).amin())
-
-
-def decode(
-    codes: torch.Tensor,
-    scales: torch.Tensor,
-    block: Block,
-    top: int,
-    left: int,
-    out: torch.Tensor,
-    ordinary: bool,
-    count: bool = False,
-    vanish: bool = False,
-) -> tuple[int, int]:
-    """Fills `out` with float32(code) * float32(scale), rounded to its dtype.
-
-    How many finite products became infinite, with `count`, and how many that are not 0 became it,
-    with `vanish`; else 0.
-
-    `codes` (uint8) is the part [top:, left:] of a weight, `scales` the grid from the block that
-    holds its first element on; `ordinary`: all scales are finite and below `ORDINARY`.
-    """
-    import torch
-
-    on_cpu = _on_cpu(codes)
-    spread = _Spread(scales * 256 if on_cpu and ordinary else scales, block, top, left)
-    own = None if out.dtype is torch.float32 else _Buffer("floats", "float32", codes)
-    halves = _Buffer("halves", "int16", codes)
-    lost = zeros = 0
-    idle = vanish and bool((scales == 0).any())
-    has_nan = not on_cpu or _has_nan(codes)
-    for band in _bands(codes, block.rows, top):
-        part, target = codes[band.rows], out[band.rows]
-        floats = target if own is None else own.like(part)
-        if on_cpu:
-            shifted = halves.like(part)
-            shifted.copy_(part.view(torch.int8))
-            halves.words.bitwise_left_shift_(7)
-            halves.words.bitwise_and_(_SHIFTED)
-            floats.copy_(halves.floats)
-            if has_nan:
-                floats.masked_fill_(floats.abs() == 480 / 256, float("nan"))
-            if not ordinary:
-                floats.mul_(256)
-        else:
-            floats.copy_(part.view(torch.float8_e4m3fn))
-        spread.multiply(floats, band)
-        if own is not None:
-            target.copy_(floats)
-        if has_nan or not ordinary:
-            name = str(out.dtype).removeprefix("torch.")
-            signed(target, name).masked_fill_(floats.isnan(), NAN[name])
-        if count:
-            lost += int(spread.over(part, band).isfinite().logical_and_(target.isinf()).sum())
-        if vanish:
-            made = signed(target, str(out.dtype).removeprefix("torch."))
-            zeros += _vanished(made, part.where(spread.over(part, band) != 0, 0) if idle else part)
-    return lost, zeros
-
-
 def _vanished(made: torch.Tensor, given: torch.Tensor) -> int:
     """How many of `made` are zero where `given` are not; integers that begin with a sign."""
     if _on_cpu(made):
@@ -445,13 +354,6 @@ def _vanished(made: torch.Tensor, given: torch.Tensor) -> int:
     return int(
         (made & ((1 << 8 * made.element_size() - 1) - 1) == 0).logical_and_(given << 1).sum()
     )
-
-
-def _has_nan(codes: torch.Tensor) -> bool:
-    """Whether a code is 0x7F, the largest signed one, or 0xFF, the largest unsigned one."""
-    import torch
-
-    return int(codes.amax()) == 0xFF or int(codes.view(torch.int8).amax()) == 0x7F
 
 
 def block_amax(bits: torch.Tensor, block: Block, infinity: int | None) -> np.ndarray[Any, Any]:
@@ -554,40 +456,6 @@ def encode(
     return saturated, underflowed, non_finite
 
 
-def measure(
-    codes: torch.Tensor,
-    scales: torch.Tensor,
-    block: Block,
-    top: int,
-    left: int,
-    made: torch.Tensor,
-    sampled: slice,
-    lost: int,
-    zeros: int,
-    meter: Meter,
-) -> None:
-    """Tells `meter` of rounding in rows `sampled`, and how many of all became infinite or zero."""
-    import numpy as np
-    import torch
-
-    numbers, got = (
-        rows.float().cpu().numpy()
-        for rows in (codes[sampled].view(torch.float8_e4m3fn), made[sampled])
-    )
-    factor = of_rows(scales.cpu().numpy(), block, top, left, sampled, numbers.shape).astype("f8")
-    with np.errstate(all="ignore"):
-        wanted = numbers * factor
-    meter.add(
-        wanted,
-        got,
-        np.abs(factor) * LARGEST,
-        saturated=lost,
-        underflowed=zeros,
-        non_finite=lost,
-        sure=sampled.step == 1,
-    )
-
-
 def _bands(matrix: torch.Tensor, high: int, top: int) -> Iterator[Band]:
     return bands(matrix.shape, high, top, CHUNK if _on_cpu(matrix) else CHUNK_OF_DEVICE)
 
@@ -650,7 +518,7 @@ class _Spread:
 class _Buffer:
     """Memory for parts of a matrix, reused on the CPU; `words` is the last as 64-bit words."""
 
-    __slots__ = ("_device", "_dtype", "_name", "_part", "_shape", "floats", "words")
+    __slots__ = ("_device", "_dtype", "_name", "_part", "_shape", "words")
 
     def __init__(self, name: str, dtype: str, matrix: torch.Tensor) -> None:
         self._name, self._dtype, self._device = f"e4m3 {name}", dtype, matrix.device
@@ -670,6 +538,4 @@ class _Buffer:
             )
             self._shape, self.words = part.shape, flat.view(torch.int64)
             self._part = flat.view(getattr(torch, self._dtype))[: part.numel()].view(part.shape)
-            if self._dtype == "int16":
-                self.floats = self._part.view(torch.float16)
         return self._part

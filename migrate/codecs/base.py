@@ -141,6 +141,10 @@ class Codec:
         """Multiples at which boxes of a part, or of the numbers (None), are cut at little cost."""
         raise NotImplementedError
 
+    def decode_grain(self, args: Any, specs: Sequence[Any], dtype: str) -> tuple[int, ...]:
+        """`grain` of the numbers of these parts."""
+        return self.grain(args, self.decoded(args, specs, dtype), None)
+
     def decode(
         self,
         args: Any,

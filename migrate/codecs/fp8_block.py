@@ -22,7 +22,9 @@ from ..core.spec import spec as spec_of
 from ..elements.raw import carrier, typed
 from . import _e4m3
 from ._e4m3 import Block
-from .base import NON_FINITE, Codec, Integers, OpError, Text, arg, dataclass
+from .base import NON_FINITE, Integers, OpError, Text, arg, dataclass
+from .kit.codec import LayoutCodec
+from .kit.layout import Grid, NumberLayout, floats, plain, times
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,8 +35,6 @@ CODES = "float8_e4m3fn"
 SCALES = ("float32", "bfloat16", "float8_e8m0fnu")
 NUMBERS = ("float32", "bfloat16", "float16")
 LIKE = ("deepseek", "hf")
-# elements that `reference` looks up at a time, and of a block that is worth a table
-_LOOKED_UP, _WORTH = 1 << 16, 1 << 11
 # how a scale is stored: as it comes, rounded to bfloat16, or as the power of two above it in four
 # bytes or in one; or its dtype
 STORED = {
@@ -57,7 +57,7 @@ def _has_tiles(arguments: Mapping[str, Any]) -> bool:
     return arguments.get("rows") != 1 or arguments.get("columns", 32) != 32
 
 
-class Fp8Block(Codec):
+class Fp8Block(LayoutCodec):
     name = "fp8-block"
     summary = "e4m3 codes with a scale for each block of rows and columns"
     reference_width = 0
@@ -116,33 +116,11 @@ class Fp8Block(Codec):
             default="refuse",
         )
 
-    def decoded(self, args: Any, specs: Sequence[Spec], dtype: str) -> Spec:
-        weight, scale = specs
-        if dtype not in NUMBERS:
-            raise OpError(
-                "M303",
-                f"fp8-block decodes to {', '.join(NUMBERS)}, not to {dtype}",
-                help="write a `cast` after it",
-            )
-        if weight.dtype != CODES:
-            hint = f"limit the rule to what is encoded: `when: {{weight: {{dtype: [{CODES}]}}}}`"
-            raise OpError(
-                "M303", f"fp8-block: the weight is {weight.dtype}, not {CODES}", help=hint
-            )
-        if scale.dtype not in SCALES:
-            raise OpError(
-                "M303", f"fp8-block: the scale is {scale.dtype}, not one of {', '.join(SCALES)}"
-            )
-        _has_blocks("dequantize", weight)
+    def layout(self, args: Any, specs: Mapping[str, Spec]) -> NumberLayout:
+        _has_blocks("dequantize", specs["weight"])
         block = _block(args)
-        wanted = _grid(weight.shape, block)
-        if scale.shape != wanted:
-            message = (
-                f"the scale is {list(scale.shape)}, a weight of {list(weight.shape)} in "
-                f"blocks of {list(block)} has {list(wanted)}"
-            )
-            raise OpError("M310", message, help=_fitting(weight.shape, scale.shape))
-        return spec_of(dtype, weight.shape)
+        scale = Grid("scale", (block.rows, block.columns), dtypes=SCALES)
+        return NumberLayout(self.name, floats(CODES), plain(CODES), times(scale))
 
     def encoded(self, args: Any, spec: Spec) -> list[Spec]:
         if spec.dtype not in NUMBERS:
@@ -156,9 +134,6 @@ class Fp8Block(Codec):
             spec_of(CODES, spec.shape),
             spec_of(_stored(args), _grid(spec.shape, _block(args))),
         ]
-
-    def decode_needs(self, args: Any, specs: Sequence[Spec], box: Box) -> list[Box]:
-        return [box, _blocks_of(box, _block(args))]
 
     def encode_needs(self, args: Any, spec: Spec, part: int, box: Box) -> Box:
         block = _block(args)
@@ -176,51 +151,6 @@ class Fp8Block(Codec):
     def grain(self, args: Any, spec: Spec, part: int | None) -> tuple[int, ...]:
         aligned = _block(args) if part == 0 else (1, 1)
         return (*(1,) * (len(spec.shape) - 2), *aligned)
-
-    def decode(
-        self,
-        args: Any,
-        arrays: Sequence[Any],
-        specs: Sequence[Spec],
-        dtype: str,
-        box: Box,
-        out: Any,
-        meter: Meter | None = None,
-    ) -> None:
-        import torch
-
-        codes, made = typed(arrays[0], "uint8"), typed(out, dtype)
-        if not made.numel():
-            return
-        block, (top, _), (left, _) = _block(args), box[-2], box[-1]
-        scales = _e4m3.as_float(arrays[1], specs[1].dtype)
-        # NaN is neither ordinary nor tame
-        largest = float(scales.abs().amax())
-        ordinary, tame = (largest < _e4m3.ORDINARY, largest * _e4m3.LARGEST <= _e4m3.MOST[dtype])
-        sampled, exact = _measured(specs[0], top), self.exact(args, specs, dtype)
-        if (
-            not ordinary
-            and exact
-            and (at := _first((scales >= 2.0**120).cpu().numpy())) is not None
-        ):
-            place = _place(at, self.decode_needs(args, specs, box)[1])
-            raise OpError(
-                "M406",
-                f"dequantize: the scale at {place} is {float(scales[at]):g}, which float32 cannot "
-                "hold 448 times",
-            )
-        tells = None if exact else meter
-        vanish = tells is not None and _e4m3.least(scales) * _e4m3.STEP < _e4m3.LEAST[dtype]
-        with torch.inference_mode():
-            for at in _leading(box):
-                count = tells is not None and not tame
-                lost = _e4m3.decode(
-                    codes[at], scales[at], block, top, left, made[at], ordinary, count, vanish
-                )
-                if tells is not None:
-                    _e4m3.measure(
-                        codes[at], scales[at], block, top, left, made[at], sampled, *lost, tells
-                    )
 
     def remembers(self, args: Any, spec: Spec) -> int:
         return _Known.EACH * prod(_grid(spec.shape, _block(args)))
@@ -303,47 +233,6 @@ class Fp8Block(Codec):
                 rows = _here(inside[sampled]), spec.dtype, _here(out[at][sampled])
                 _e4m3.tell(meter, *rows, scale, amax, _block(args), top, left, sampled, *lost)
 
-    def reference(self, args: Any, arrays: Sequence[Any], specs: Sequence[Spec], dtype: str) -> Any:
-        import numpy as np
-
-        block, (codes, scale) = _block(args), arrays
-        wide = {
-            "float32": lambda a: a.view("<f4"),
-            "bfloat16": lambda a: (a.astype("<u4") << 16).view("<f4"),
-            "float8_e8m0fnu": _powers,
-        }
-        with np.errstate(all="ignore"):
-            scales = wide[specs[1].dtype](scale).astype("f8")
-        # a large block has one scale and 256 codes: their values are worked out once and looked up
-        known = _e4m3.values(np.arange(256, dtype="u1"))
-        out = np.empty(codes.shape, {"float32": "<u4"}.get(dtype, "<u2"))
-        first = np.arange(codes.shape[-1]) // block.columns * 256
-        step = max(1, _LOOKED_UP // max(1, codes.shape[-1]))
-        for at in np.ndindex(scales.shape[:-1]):
-            here = (*at[:-1], slice(at[-1] * block.rows, (at[-1] + 1) * block.rows))
-            given, made = codes[here], out[here]
-            # the product of 4 and 24 bits is exact in float64
-            if block.rows * block.columns < _WORTH:
-                with np.errstate(all="ignore"):
-                    made[...] = _narrowed(
-                        (known[given] * scales[at][first // 256]).astype("<f4"), dtype
-                    )
-                continue
-            with np.errstate(all="ignore"):
-                table = (
-                    _narrowed((known * scales[at][:, None]).astype("<f4"), dtype)
-                    .astype(out.dtype)
-                    .reshape(-1)
-                )
-            for low in range(0, len(given), step):
-                np.take(
-                    table, given[low : low + step] + first, out=made[low : low + step], mode="clip"
-                )
-        return out
-
-    def reference_rows(self, args: Any, specs: Sequence[Spec]) -> int | None:
-        return _block(args).rows if len(specs[0].shape) == 2 else 1
-
     def reference_parts(self, args: Any, array: Any, spec: Spec) -> list[Any]:
         import numpy as np
 
@@ -372,12 +261,6 @@ class Fp8Block(Codec):
             if spec.dtype == "float32"
             else "codes, not scales, of what the same arithmetic encoded"
         )
-
-    def exact(self, args: Any, specs: Sequence[Spec], dtype: str) -> bool:
-        """To float32 from scales that are powers of two by their dtype; `decode` refuses the few
-        that are too large for it.
-        """
-        return dtype == "float32" and specs[1].dtype == "float8_e8m0fnu"
 
     def bound(self, args: Any) -> str:
         least = " (amax at least 1e-4)" if (args.like or LIKE[0]) == "deepseek" else ""
@@ -518,26 +401,6 @@ class _Known:
         self._done[part] = True
 
 
-def _fitting(shape: tuple[int, ...], grid: tuple[int, ...]) -> str:
-    """Advice on a block that fits: a power of two, as all known producers use, or the smallest."""
-    if len(shape) == len(grid) and shape[:-2] == grid[:-2]:
-        found = [_side(n, g) for n, g in zip(shape[-2:], grid[-2:], strict=True)]
-        if None not in found:
-            return (
-                f"`block: {found}` would fit, and so may others; the true one is in the "
-                "checkpoint's quantization config"
-            )
-    return (
-        "no block fits: the scale belongs to another weight, or a side was cut or joined without it"
-    )
-
-
-def _side(n: int, g: int) -> int | None:
-    """A side of blocks of which `g` cover `n` elements."""
-    sizes = [*(2**i for i in range(16)), -(-n // max(1, g))]
-    return next((b for b in sizes if b and -(-n // b) == g), None)
-
-
 def _measured(spec: Spec, top: int) -> slice:
     """The rows of a box from row `top` on whose error is measured: the same rows of a tensor
     however it is cut into boxes.
@@ -616,12 +479,6 @@ def _store(scale: np.ndarray[Any, Any], out: Any, dtype: str) -> None:
         out[...] = raw
     else:
         out.copy_(typed(raw, dtype).view(out.dtype))
-
-
-def _powers(exponents: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    import numpy as np
-
-    return np.where(exponents == 255, np.nan, 2.0 ** (exponents.astype("f8") - 127))
 
 
 def _narrowed(numbers: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:

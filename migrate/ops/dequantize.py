@@ -151,7 +151,7 @@ class Dequantize(CodecOp):
     def grain(self, args: Args, specs: Sequence[Spec], output: int) -> tuple[int, ...]:
         codec, own = called(args)
         there = _in_order(codec, _roles(args), specs)
-        return codec.grain(own, codec.decoded(own, there, args.dtype), None)
+        return codec.decode_grain(own, there, args.dtype)
 
     def compute(
         self,

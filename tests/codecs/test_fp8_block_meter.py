@@ -4,6 +4,7 @@ infinite or NaN.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from migrate.codecs import _e4m3, get
+from migrate.codecs.kit.box_decoding import BoxDecoder
 from migrate.core.spec import Spec
 from migrate.elements.raw import carrier
 from migrate.testing import codeckit
@@ -201,18 +203,30 @@ def test_the_meter_of_a_quantize_is_told_of_every_number_that_comes_back_infinit
     assert told.non_finite == lost.sum()
 
 
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many numbers are decoded once more each time, for a look at their error."""
+    looked: list[int] = []
+    plain = BoxDecoder.plain
+
+    def noted(self, at, chunk):
+        looked.append(math.prod(high - low for low, high in chunk))
+        return plain(self, at, chunk)
+
+    monkeypatch.setattr(BoxDecoder, "plain", noted)
+    return looked
+
+
 def test_a_tame_tensor_is_not_looked_at_for_what_is_not_finite(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counts = []
-    for name in ("decode", "encode"):
-        function = getattr(_e4m3, name)
+    counts, looked = [], looked_at(monkeypatch)
+    encode = _e4m3.encode
 
-        def noted(*args, function=function, place=7 if name == "decode" else 8):
-            counts.append(args[place])
-            return function(*args)
+    def noted(*args):
+        counts.append(args[8])
+        return encode(*args)
 
-        monkeypatch.setattr(_e4m3, name, noted)
+    monkeypatch.setattr(_e4m3, "encode", noted)
     spec = Spec("bfloat16", (256, 256))
     array = codeckit.numbers(spec)
     parts = CODEC.reference_parts(Args(), array, spec)
@@ -227,7 +241,9 @@ def test_a_tame_tensor_is_not_looked_at_for_what_is_not_finite(
         np.empty(spec.shape, "<u2"),
         Told(),
     )
-    assert counts == [False, False, False]
+    assert counts == [False, False]
+    # one row of eight, for the sample
+    assert sum(looked) == 256 * 256 // 8
 
 
 def test_of_a_large_box_a_few_rows_of_each_block_are_measured() -> None:
@@ -302,20 +318,17 @@ def test_the_meter_of_a_dequantize_is_told_of_every_product_that_becomes_zero(
 def test_products_are_looked_at_for_zeros_only_where_a_scale_is_small_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looked, decode = [], _e4m3.decode
-
-    def noted(*args):
-        looked.append(args[8])
-        return decode(*args)
-
-    monkeypatch.setattr(_e4m3, "decode", noted)
+    looked, times = looked_at(monkeypatch), []
     specs = [Spec("float8_e4m3fn", (4, 4)), Spec("float32", (1, 1))]
     for scale in (2.0**-15, 2.0**-16, 0.0, np.nan):
         parts = [np.ones((4, 4), "u1"), np.array([[scale]], "<f4").view("<u4")]
         CODEC.decode(
             Args(), parts, specs, "float16", ((0, 4), (0, 4)), np.empty((4, 4), "<u2"), Told()
         )
-    assert looked == [False, True, False, False]
+        times.append(sum(looked) // 16)
+        looked.clear()
+    # once for the sample, which is all; NaN could be infinity as well
+    assert times == [1, 2, 1, 2]
 
 
 def test_an_infinity_that_comes_back_as_one_did_not_saturate() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from migrate import codecs
 from migrate.codecs.kit.decoding import decode
+from migrate.codecs.kit.exactness import is_exact
 from migrate.codecs.kit.geometry import decoded, geometry
 from migrate.codecs.kit.layout import (
     BitPiece,
@@ -85,9 +86,9 @@ def test_a_scale_of_another_shape_is_refused_with_what_would_fit() -> None:
     assert error.code == "M310"
     assert "the scale is [9, 4]" in str(error)
     assert "[5, 2]" in str(error)
-    assert "blocks of [64, 64] would fit" in (error.help or "")
+    assert "`block: [64, 64]` would fit" in (error.help or "")
     error = fails(FP8, {"weight": Spec(E4M3, (576, 256)), "scale": Spec("float32", (0, 4))})
-    assert "belongs to another weight" in (error.help or "")
+    assert "no block fits: the scale belongs to another weight" in (error.help or "")
 
 
 def test_a_dtype_that_a_part_cannot_have_is_refused() -> None:
@@ -309,3 +310,135 @@ def test_what_is_divided_and_added_is_rounded_each_time() -> None:
     made = both(layout, arrays, {"weight": "uint8", "scale": "float32"}, "float32")
     f4 = np.float32
     assert made[0, 0] == f4(7) * (f4(1) / f4(3) + f4(0.1))
+
+
+MX8 = NumberLayout(
+    "mxfp8", floats(E4M3), plain(E4M3), times(Grid("scale", (1, 2), dtypes=("uint8",)))
+)
+
+
+def decode_mx(codes: Any, scales: Any, dtype: str, box: Any = None) -> Any:
+    specs = {"weight": Spec(E4M3, (2, 4)), "scale": Spec("uint8", (2, 2))}
+    assert is_exact(MX8, specs, dtype)
+    arrays = {"weight": np.array(codes, "u1"), "scale": np.array(scales, "u1")}
+    box = box or ((0, 2), (0, 4))
+    out = np.empty([b - a for a, b in box], "<u4" if dtype == "float32" else "<u2")
+    needs = geometry(MX8, specs).needs(box)
+    given = {r: a[tuple(slice(*s) for s in needs[r])] for r, a in arrays.items()}
+    decode(MX8, specs, given, dtype, box, out)
+    return out
+
+
+def test_powers_of_two_are_exact_and_a_number_out_of_range_is_refused_with_its_place() -> None:
+    one, most, least = 0x38, 0x7E, 0x01
+    assert decode_mx([[one] * 4] * 2, [[254, 0], [255, 127]], "bfloat16")[0, 0] == 0x7F00
+    # 448 * 2^120 is beyond float32; 448 * 2^119 is not
+    decode_mx([[one, one, most, one]] * 2, [[127, 246]] * 2, "float32")
+    for box in (None, ((1, 2), (2, 4))):
+        with pytest.raises(OpError) as caught:
+            decode_mx([[one] * 4, [one, one, one, most]], [[127, 246], [127, 247]], "float32", box)
+        assert caught.value.code == "M406"
+        assert "the number at [1, 3] is 448 times" in str(caught.value)
+    # 2^-9 * 2^-124 is the least number of bfloat16
+    decode_mx([[least] * 4] * 2, [[3, 127]] * 2, "bfloat16")
+    with pytest.raises(OpError) as caught:
+        decode_mx([[one] * 4, [least, one, one, one]], [[2, 127]] * 2, "bfloat16")
+    assert "the number at [1, 0]" in str(caught.value)
+    # a NaN is no number out of range
+    decode_mx([[0x7F] * 4] * 2, [[247, 255]] * 2, "float32")
+
+
+def test_what_is_rounded_is_not_exact() -> None:
+    codes = {"weight": Spec(E4M3, (2, 4))}
+    assert not is_exact(MX8, codes | {"scale": Spec("uint8", (2, 2))}, "float16")
+    assert not is_exact(FP8, codes | {"scale": Spec("float32", (1, 1))}, "float32")
+
+
+class Told:
+    """A meter that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.wanted: list[Any] = []
+        self.got: list[Any] = []
+        self.amax: list[Any] = []
+        self.saturated = self.underflowed = self.non_finite = 0
+        self.sure = True
+
+    def add(
+        self,
+        wanted: Any,
+        got: Any,
+        amax: Any = None,
+        *,
+        saturated: int = 0,
+        underflowed: int = 0,
+        non_finite: int | None = None,
+        sure: bool = True,
+    ) -> None:
+        self.wanted.append(np.ravel(wanted))
+        self.got.append(np.ravel(got))
+        self.amax.append(np.ravel([] if amax is None else amax))
+        self.saturated += saturated
+        self.underflowed += underflowed
+        self.non_finite += non_finite or 0
+        self.sure = self.sure and sure
+
+
+def test_a_meter_is_told_the_error_of_each_number_of_a_small_tensor() -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 0x70, (6, 8)).astype("u1")
+    codes[0, 0], codes[5, 7] = 0x7E, 0x01
+    layout = NumberLayout("fp8", floats(E4M3), plain(E4M3), times(Grid("scale", (3, 4))))
+    scales = np.array([[200.0, 1.1], [0.3, 1e-7]], "<f4")
+    arrays = {"weight": codes, "scale": scales.view("<u4")}
+    specs = {"weight": Spec(E4M3, (6, 8)), "scale": Spec("float32", (2, 2))}
+    told, out = Told(), np.empty((6, 8), "<u2")
+    decode(layout, specs, arrays, "float16", ((0, 6), (0, 8)), out, told)
+    known = np.array(floats(E4M3).values())[codes]
+    wide = np.repeat(np.repeat(scales.astype("f8"), 3, 0), 4, 1)
+    made = out.view("<f2").astype("f8")
+    assert told.sure
+    assert (np.concatenate(told.wanted) == (known * wide).ravel()).all()
+    assert (np.concatenate(told.got) == made.ravel()).all()
+    assert (np.concatenate(told.amax) == (wide * 448).ravel()).all()
+    # 448 * 200 is no float16, and 2^-9 * 1e-7 rounds to zero
+    assert told.saturated == told.non_finite == np.isinf(made).sum() > 0
+    assert told.underflowed == ((made == 0) & (known != 0)).sum() > 0
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_large_tensor_is_measured_in_part_the_same_however_it_is_cut(flat: bool) -> None:
+    rows, columns = (600, 2048) if not flat else (1000, 1200)
+    codes = np.random.default_rng(1).integers(0, 256, (rows, columns // 2)).astype("u1")
+    if flat:
+        layout = NumberLayout(
+            "nf4", floats("float4_e2m1fn"), Packing(4), times(Grid("scale", (0, 64))),
+            flat=True, shape=(rows, columns),
+        )  # fmt: skip
+        arrays = {
+            "weight": codes.reshape(-1, 1),
+            "scale": np.full(rows * columns // 64, 0x3DCCCCCD, "<u4"),
+        }
+    else:
+        layout = NumberLayout(
+            "fp4", floats("float4_e2m1fn"), Packing(4), times(Grid("scale", (1, 0)))
+        )
+        arrays = {"weight": codes, "scale": np.full((rows, 1), 0x3DCCCCCD, "<u4")}
+    specs = {
+        "weight": Spec("uint8", arrays["weight"].shape),
+        "scale": Spec("float32", arrays["scale"].shape),
+    }
+    totals = []
+    for cut in (rows, 37):
+        told = Told()
+        for top in range(0, rows, cut):
+            box = ((top, min(top + cut, rows)), (0, columns))
+            needs = geometry(layout, specs).needs(box)
+            given = {r: a[tuple(slice(*s) for s in needs[r])] for r, a in arrays.items()}
+            out = np.empty((box[0][1] - top, columns), "<u2")
+            decode(layout, specs, given, "bfloat16", box, out, told)
+        assert not told.sure
+        totals.append((np.concatenate(told.wanted), np.concatenate(told.got)))
+    for one, other in zip(*totals, strict=True):
+        assert 0 < one.size < rows * columns / 50
+        assert (one == other).all()

@@ -1,43 +1,21 @@
-"""Numbers out of the parts of a layout: one text for numpy and torch, box by box.
-
-A box is worked on in chunks that fit a cache. Where a quicker way to the same bits is known for a
-layout (`lookup`, in numpy, `fused`, in torch), it is taken; what it does not take, ragged ends and
-rare forms, goes the general way here.
-"""
+"""Numbers out of the parts of a layout, box by box."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import product
-from math import lcm, prod
+from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ...core.spec import Spec
-from ...elements.numbers import is_numpy, module
-from ...elements.raw import carrier, scratch
-from . import tables
-from .geometry import Extents, Held, geometry
-from .layout import ElementType, Field, Grid, NumberLayout, Packing, Term
-from .lookup import ByteTables, codes_in_byte, floats_of, integers_of, natural
-from .tables import narrowed, values_like, widened
-from .unpacking import codes, field_codes, field_numbers, records
+from ...elements.numbers import is_numpy
+from .box_decoding import BoxDecoder
+from .decoding_error import check_exact, measure
+from .exactness import is_exact
+from .geometry import Extents, geometry
+from .layout import NumberLayout
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ...ops.base import Box, Meter
-
-    Array = np.ndarray[Any, Any]
-
-# numbers of one step: what they are made of stays in a last-level cache, and a step takes much
-# longer than the calls that it is made of
-CHUNK = 1 << 19
-# numbers of a matrix that are worth a table of their own
-WORTH = 1 << 17
-# floats below it have an exponent to spare
-_ROOM = 2.0**127
-# and on another device, where a step costs a launch of each operation
-CHUNK_OF_DEVICE = 1 << 25
 
 
 def decode(
@@ -51,499 +29,58 @@ def decode(
 ) -> None:
     """Fills `out`, raw elements of `dtype`, with the numbers of `box`.
 
-    `arrays` holds the raw elements of the boxes that `Extents.needs` names, numpy's or torch's,
-    as `out` is; the bits do not depend on which. OpError as `geometry`.
+    `arrays` holds the raw elements of the boxes that `Extents.needs` names, numpy's or torch's, as
+    `out` is; the bits do not depend on which. OpError as `geometry`.
+
+    What `is_exact` says is checked: OpError M406 names the first number that `dtype` cannot hold.
+    Else `meter`, if there is one, is given the error of a sample of the numbers, and how many of
+    all became infinite or zero.
     """
     geo = geometry(layout, specs)
     if 0 in out.shape:
         return
     full = geo.inner(box)
+    work = BoxDecoder(geo, arrays, dtype, full)
     if layout.flat:
-        _decode_flat(geo, arrays, dtype, box, full, out)
-        return
-    _Decoding(geo, arrays, dtype, full).into(out.reshape([high - low for low, high in full]))
+        target, own = _row(full, out)
+    else:
+        target, own = out.reshape([high - low for low, high in full]), False
+    work.into(target)
+    if is_exact(layout, specs, dtype):
+        check_exact(geo, work, dtype, full, target)
+    elif meter is not None:
+        measure(geo, work, dtype, full, target, meter)
+    if own:
+        _pick(geo, box, target, out)
 
 
-def _decode_flat(
-    geo: Extents, arrays: Mapping[str, Any], dtype: str, box: Box, full: Box, out: Any
-) -> None:
+def _row(full: Box, out: Any) -> tuple[Any, bool]:
+    """One row for the numbers of a flat box from its first to its last, and whether it has memory
+    of its own.
+    """
     low, high = full[-1]
-    work = _Decoding(geo, arrays, dtype, full)
     if high - low == prod(out.shape) and _is_contiguous(out):
-        work.into(out.reshape(1, -1))
-        return
-    made = _empty((1, high - low), dtype, out)
-    work.into(made)
+        return out.reshape(1, -1), False
+    if is_numpy(out):
+        import numpy as np
+
+        return np.empty((1, high - low), out.dtype), True
+    return out.new_empty((1, high - low)), True
+
+
+def _pick(geo: Extents, box: Box, row: Any, out: Any) -> None:
+    """Fills `out` with the numbers of a box out of the row from its first to its last."""
     lengths = [stop - first for first, stop in box]
     strides = [prod(geo.shape[axis + 1 :]) for axis in range(len(box))]
     if is_numpy(out):
         import numpy as np
 
-        size = made.itemsize
         out[...] = np.lib.stride_tricks.as_strided(
-            made, lengths, [s * size for s in strides], writeable=False
+            row, lengths, [s * row.itemsize for s in strides], writeable=False
         )
     else:
-        out.copy_(made.as_strided(lengths, strides))
-
-
-class _Decoding:
-    """One box of one tensor."""
-
-    def __init__(self, geo: Extents, arrays: Mapping[str, Any], dtype: str, full: Box) -> None:
-        self._geo, self._layout, self._arrays = geo, geo.layout, arrays
-        self._dtype, self._full = dtype, full
-        self._lead = [high - low for low, high in full[:-2]]
-        self._stored = {
-            grid: self._entries(grid) for grid in self._layout.grids() if grid.field is None
-        }
-        self._numbers: dict[Grid, Any] = {}
-        self._groups: dict[Grid, int] = {}
-        self._raw = self._codes()
-        self._finite = False
-        self._near = is_numpy(self._raw)
-        self._tables = ByteTables(self._layout, geo, dtype, self._known) if self._near else None
-
-    def into(self, out: Any) -> None:
-        """Fills `out` [..., rows, columns]."""
-        rows, columns = self._full[-2:]
-        chunks = self._chunks(rows, columns)
-        for at in product(*map(range, self._lead)):
-            work = self._work(at, prod(out.shape[-2:]))
-            for chunk in chunks:
-                (top, bottom), (left, right) = chunk
-                target = out[at][
-                    top - rows[0] : bottom - rows[0], left - columns[0] : right - columns[0]
-                ]
-                work(at, chunk, target)
-
-    def _chunks(self, rows: tuple[int, int], columns: tuple[int, int]) -> list[Held]:
-        size = CHUNK if self._near else CHUNK_OF_DEVICE
-        high, wide = self._units()
-        across = max(wide, min(columns[1] - columns[0], size) // wide * wide)
-        down = max(high, size // across // high * high)
-        return [
-            Held(side, other)
-            for side in _cuts(rows, down, high)
-            for other in _cuts(columns, across, wide)
-        ]
-
-    def _units(self) -> tuple[int, int]:
-        """Rows and columns at which chunks are cut."""
-        packing, unit = self._layout.codes, self._geo.unit()
-        down = isinstance(packing, Packing) and packing.axis == -2
-        high, wide = (unit, 1) if down else (1, unit)
-        for grid in self._layout.grids():
-            each = self._sides(grid)[1]
-            if 0 < each <= 1024:
-                wide = lcm(wide, each)
-        return high, wide
-
-    # the parts
-
-    def _codes(self) -> Any:
-        raw = self._arrays[self._layout.role]
-        if self._layout.flat:
-            return raw.reshape(1, -1)
-        packing = self._layout.codes
-        lead = len(self._full) - 2
-        axes = 3 if isinstance(packing, Packing) and packing.run else 2
-        missing = lead + axes - len(raw.shape)
-        return raw.reshape((1,) * missing + tuple(raw.shape)) if missing > 0 else raw
-
-    def _entries(self, grid: Grid) -> Any:
-        """The entries of a grid, as they are stored or as codes, [..., rows, columns], from
-        `entries_held` on.
-        """
-        geo, spec = self._geo, self._geo.spec(grid.role)
-        raw = self._arrays[grid.role]
-        held, at = geo.entries_held(grid, self._full), geo.entries_at(grid, self._full)
-        if self._layout.flat:
-            raw = raw.reshape(1, -1)
-        elif len(raw.shape) != len(geo.form(grid)):
-            raw = raw.reshape(_with_axes(grid, raw.shape, len(geo.form(grid))))
-        if grid.swizzled:
-            raw = _unswizzled(raw)
-        elif grid.packing is not None:
-            raw = codes(raw, grid.packing, spec.dtype, grid.transposed)
-        elif grid.transposed:
-            raw = raw.swapaxes(-1, -2)
-        (top, bottom), (left, right) = (
-            (low - first, high - first) for (low, high), (first, _) in zip(held, at, strict=True)
-        )
-        return raw[..., top:bottom, left:right]
-
-    def _known(self, grid: Grid) -> Any:
-        """The entries of a grid as float32."""
-        if grid not in self._numbers:
-            self._numbers[grid] = self._widened(grid, self._stored[grid])
-        return self._numbers[grid]
-
-    def _widened(self, grid: Grid, raw: Any) -> Any:
-        if grid.elements is not None:
-            return _looked_up(self._table(grid.elements, raw), raw)
-        dtype = self._geo.spec(grid.role).dtype
-        return widened(_contiguous(raw), grid.byte if dtype == "uint8" else dtype)
-
-    def _table(self, elements: ElementType, like: Any) -> Any:
-        if elements.part:
-            return widened(_contiguous(self._arrays[elements.part].reshape(-1)), "float32")
-        return values_like(elements, like)
-
-    # one chunk
-
-    def _work(self, at: tuple[int, ...], size: int) -> Callable[[tuple[int, ...], Held, Any], None]:
-        """What fills the chunks of one matrix."""
-        if self._tables is None or size < WORTH:
-            return self._chunk
-        made = self._tables.of(at, self._table(self._layout.elements, self._raw))
-        if made is None:
-            return self._chunk
-
-        def look_up(at: tuple[int, ...], chunk: Held, out: Any) -> None:
-            raw, held = self._words(at, (*((i, i + 1) for i in at), *chunk))
-            if held != chunk or not made.fill(
-                self._bytes(raw), self._scale_bytes(made.grid, at, chunk), out
-            ):
-                self._chunk(at, chunk, out)
-
-        return look_up
-
-    def _scale_bytes(self, grid: Grid | None, at: tuple[int, ...], chunk: Held) -> Any:
-        """The bytes of a grid for the rows and blocks of columns of a chunk; None where columns
-        begin or end within a block.
-        """
-        if grid is None:
-            return None
-        high, wide = grid.block
-        (top, bottom), (left, right) = chunk
-        if wide and (left % wide or right % wide):
-            return None
-        found = self._stored[grid]
-        found = found[at] if grid.leading else found[(0,) * len(at)]
-        inside = self._geo.entries_held(grid, self._full)
-        if wide:
-            first = inside.columns[0]
-            found = found[:, left // wide - first : right // wide - first]
-        if high:
-            first = inside.rows[0]
-            found = found[top // high - first : -(-bottom // high) - first]
-            if high > 1:
-                found = found.repeat(high, 0)[top % high :][: bottom - top]
-        return found
-
-    def _bytes(self, raw: Any) -> Any:
-        """The words of a chunk as bytes, a row for each row of numbers, codes in turn."""
-        packing = self._layout.codes
-        if not isinstance(packing, Packing):
-            raise TypeError(packing)
-        if packing.run:
-            raw = raw.reshape(raw.shape[0], -1)
-        return natural(
-            _contiguous(raw.swapaxes(-1, -2) if packing.transposed else raw),
-            packing,
-            self._geo.spec(self._layout.role).dtype,
-        )
-
-    def _chunk(self, at: tuple[int, ...], chunk: Held, out: Any) -> None:
-        layout = self._layout
-        raw, held = self._words(at, (*((i, i + 1) for i in at), *chunk))
-        if isinstance(layout.codes, Field):
-            raw = records(raw, layout.record.nbytes)
-        floats, later = self._floats(raw, chunk, held)
-        # NaN is rare, and looked for where a code or an entry is not finite
-        self._finite = self._near and later != 0
-        with _quiet():
-            if layout.zero is not None:
-                self._step(floats, "-", (Term("*", layout.zero),), at, chunk, raw, held)
-            if layout.scale:
-                later = self._step(floats, "*", layout.scale, at, chunk, raw, held, later)
-            if later > 1:
-                floats *= _float(later, floats)
-                self._finite = False
-            if layout.after is not None:
-                floats *= _float(layout.after, floats)
-            if layout.less:
-                self._step(floats, "-", layout.less, at, chunk, raw, held)
-        narrowed(floats, self._dtype, out, self._finite)
-
-    def _floats(self, raw: Any, chunk: Held, held: Held) -> tuple[Any, float]:
-        """The numbers of the codes of a chunk, and what they have yet to be multiplied by; 0 is 1
-        where a number may be infinite or NaN.
-        """
-        layout = self._layout
-        packing, elements = layout.codes, layout.elements
-        dtype = self._geo.spec(layout.role).dtype
-        if self._near and held == chunk and isinstance(packing, Packing) and packing.axis == -1:
-            each = codes_in_byte(packing, dtype)
-            keys = self._bytes(raw) if each else None
-            # the last word may be partly empty
-            if keys is not None and keys.shape[1] * each == chunk.columns[1] - chunk.columns[0]:
-                out = scratch("kit floats", keys.size * each * 4).view("<f4")
-                out = out.reshape(keys.shape[0], -1)
-                return out, floats_of(keys, packing, dtype, elements, self._table, out)
-        (top, bottom), (left, right) = (
-            (low - first, high - first) for (low, high), (first, _) in zip(chunk, held, strict=True)
-        )
-        if isinstance(packing, Field):
-            found = field_codes(raw, packing)
-            found = found.reshape(found.shape[0], -1)
-        else:
-            found = codes(raw, packing, dtype, packing.transposed)
-        found = found[top:bottom, left:right]
-        if self._near and elements.whole:
-            out = scratch("kit floats", found.size * 4).view("<f4").reshape(found.shape)
-            return out, integers_of(found, elements, out)
-        return _looked_up(self._table(elements, found), found), 0
-
-    def _words(self, at: tuple[int, ...], box: Box) -> tuple[Any, Held]:
-        """The stored words of a chunk, and which codes these are."""
-        layout, packing = self._layout, self._layout.codes
-        held = self._geo.codes_held(box)
-        whole = self._geo.codes_held(self._full)
-        sides = [
-            (low - first, high - first) for (low, high), (first, _) in zip(held, whole, strict=True)
-        ]
-        array = self._raw[at]
-        if isinstance(packing, Field):
-            record = layout.record
-            (top, bottom), (left, right) = sides
-            left, right = left // record.codes, -(-right // record.codes)
-            return array[top:bottom, left * record.nbytes : right * record.nbytes], held
-        dtype = self._geo.spec(layout.role).dtype
-        low, high = sides[packing.axis]
-        sides[packing.axis] = packing.words(low, dtype), packing.words(high, dtype)
-        if packing.transposed:
-            sides.reverse()
-        (top, bottom), (left, right) = sides
-        if packing.run:
-            left, right = left // packing.run, -(-right // packing.run)
-        return array[top:bottom, left:right], held
-
-    def _step(
-        self,
-        floats: Any,
-        how: str,
-        terms: Sequence[Term],
-        at: tuple[int, ...],
-        chunk: Held,
-        raw: Any,
-        held: Held,
-        later: float = 1.0,
-    ) -> float:
-        """Takes what a chain makes for each number of a chunk from it, or multiplies by it and by
-        `later`; what is left of `later`, for which an entry may be too large.
-        """
-        blocks = [self._sides(t.what) for t in terms if isinstance(t.what, Grid)]
-        rows, columns = (
-            min((b for b in sides if b), default=0) for sides in zip(*blocks, strict=True)
-        )
-        cells = Held(_cells(chunk.rows, rows), _cells(chunk.columns, columns))
-        found: Any = None
-        for by, what in terms:
-            if isinstance(what, Grid):
-                step = self._spread(what, at, cells, (rows, columns), chunk, raw, held)
-            else:
-                step = _float(what, floats)
-            if found is None:
-                found = step
-            elif by == "*":
-                found = found * step
-            elif by == "/":
-                found = found / step
-            else:
-                found = found + step
-        if self._finite or later > 1:
-            # NaN is not below anything
-            largest = float(abs(found).max())
-            self._finite = self._finite and largest < _ROOM
-            if later > 1 and largest * later < _ROOM:
-                found, later = found * _float(later, floats), 1.0
-        if rows > 1 and found.shape[0] > 1:
-            skip = chunk.rows[0] % rows
-            found = _repeated(found, rows, 0)[skip : skip + chunk.rows[1] - chunk.rows[0]]
-        left, right = chunk.columns
-        target = floats
-        if columns > 1 and found.shape[1] > 1:
-            if columns >= 32 and left % columns == 0 == right % columns:
-                # each entry with its neighbours, as long as there are enough of them
-                found, target = found[..., None], floats.reshape(len(floats), -1, columns)
-            else:
-                found = _repeated(found, columns, 1)
-                found = found[:, left % columns : left % columns + right - left]
-        torch = tables.imported() if self._near and how == "*" and found.size > 1 else None
-        if torch is not None:
-            own = _contiguous(found)
-            if not own.flags.writeable:
-                own = own.copy()
-            torch.from_numpy(target).mul_(torch.from_numpy(own))
-        elif how == "*":
-            target *= found
-        else:
-            target -= found
-        return later
-
-    def _sides(self, grid: Grid) -> tuple[int, int]:
-        """Rows and columns of numbers that share an entry; 0 is a whole axis."""
-        rows, columns = self._geo.block(grid)
-        return rows, self._group(grid) if grid.index else columns
-
-    def _group(self, grid: Grid) -> int:
-        """The columns in turn that share an entry, where the index says so; else 1."""
-        if not self._near:
-            return 1
-        if grid not in self._groups:
-            import numpy as np
-
-            low, high = self._full[-1]
-            each = -(-self._geo.full[-1] // self._geo.entries_held(grid, self._full).columns[1])
-            index = self._arrays[grid.index]
-            in_turn = np.array_equal(index, np.arange(low, high) // each)
-            self._groups[grid] = each if in_turn else 1
-        return self._groups[grid]
-
-    def _spread(
-        self,
-        grid: Grid,
-        at: tuple[int, ...],
-        cells: Held,
-        each: tuple[int, int],
-        chunk: Held,
-        raw: Any,
-        held: Held,
-    ) -> Any:
-        """The entries of a grid for each cell of a chunk, of rows and columns that it may lack."""
-        if grid.field is not None:
-            found = self._of_records(grid.field, grid.elements, raw)
-            first: tuple[int, int] = held.rows[0], held.columns[0] // self._geo.block(grid)[1]
-        else:
-            found = self._known(grid)
-            found = found[at] if grid.leading else found[(0,) * len(at)]
-            inside = self._geo.entries_held(grid, self._full)
-            first = inside.rows[0], inside.columns[0]
-        for axis, block in enumerate(self._sides(grid)):
-            if not block:
-                continue
-            low, high = cells[axis]
-            if grid.index and axis == 1 and block == 1:
-                start, (left, right) = self._full[-1][0], chunk.columns
-                index = self._arrays[grid.index][left - start : right - start]
-                found = _taken(found, index, 1)
-            elif block == each[axis]:
-                kept = slice(low - first[axis], high - first[axis])
-                found = found[kept] if axis == 0 else found[:, kept]
-            else:
-                steps = [i * each[axis] // block - first[axis] for i in range(low, high)]
-                found = _taken(found, steps, axis)
-        return found
-
-    def _of_records(self, field: Field, elements: ElementType | None, raw: Any) -> Any:
-        if elements is None:
-            numbers = field_numbers(raw, field)
-            return widened(numbers.reshape(numbers.shape[0], -1), field.dtype)
-        found = field_codes(raw, field)
-        return _looked_up(values_like(elements, found), found.reshape(found.shape[0], -1))
-
-
-def _cells(side: tuple[int, int], each: int) -> tuple[int, int]:
-    return (side[0] // each, -(-side[1] // each)) if each else (0, 1)
-
-
-def _cuts(side: tuple[int, int], step: int, unit: int) -> list[tuple[int, int]]:
-    """A side in parts of `step`, cut at multiples of `unit`: what does not fill one at either end
-    is a part of its own.
-    """
-    low, high = side
-    first, last = -(-low // unit) * unit, high // unit * unit
-    if first >= last:
-        return [side]
-    found = [(i, min(i + step, last)) for i in range(first, last, step)]
-    return [
-        *([(low, first)] if low < first else []), *found, *([(last, high)] if last < high else [])
-    ]  # fmt: skip
-
-
-def _with_axes(grid: Grid, shape: Sequence[int], axes: int) -> tuple[int, ...]:
-    """The shape of a box of a grid with the axes that it lacks where it is stored."""
-    left = list(shape)
-    if prod(shape) == 1:
-        return (1,) * axes
-    inner = [not b for b in grid.block]
-    if grid.transposed:
-        inner.reverse()
-    whole = [*(not grid.leading,) * (axes - 2), *inner]
-    return tuple(1 if lacks else left.pop(0) for lacks in whole)
-
-
-def _unswizzled(raw: Any) -> Any:
-    """Tiles of 128 rows and 4 columns, each 32 x 16 bytes, in rows and columns."""
-    *lead, high, wide = raw.shape
-    tiles = raw.reshape(*lead, high // 32, wide // 16, 32, 4, 4)
-    # byte (i % 32) * 16 + (i % 128) // 32 * 4 + j % 4 of tile (i // 128, j // 4)
-    n = len(lead)
-    order = (*range(n), n, n + 3, n + 2, n + 1, n + 4)
-    moved = tiles.transpose(order) if is_numpy(raw) else tiles.permute(order)
-    return moved.reshape(*lead, high * 4, wide // 4)
-
-
-def _looked_up(table: Any, found: Any) -> Any:
-    if is_numpy(found):
-        return table.take(found, mode="clip")
-    flat = found.reshape(-1)
-    return table.index_select(0, flat.int()).reshape(found.shape)
-
-
-def _taken(array: Any, index: Any, axis: int) -> Any:
-    if is_numpy(array):
-        import numpy as np
-
-        number = np.asarray(index)
-        if number.dtype.kind == "u":
-            number = number.view(f"i{number.itemsize}")
-        return array.take(number, axis)
-    import torch
-
-    if isinstance(index, torch.Tensor):
-        return array.index_select(axis, index)
-    return array.index_select(axis, torch.tensor(index, device=array.device))
-
-
-def _repeated(array: Any, each: int, axis: int) -> Any:
-    if is_numpy(array):
-        return module(array).repeat(array, each, axis)
-    return array.repeat_interleave(each, axis)
-
-
-def _float(value: float, like: Any) -> Any:
-    if is_numpy(like):
-        import numpy as np
-
-        return np.float32(value)
-    # a number of Python's that is a float32 is one of each step too
-    return value
-
-
-def _contiguous(array: Any) -> Any:
-    if is_numpy(array):
-        import numpy as np
-
-        return np.ascontiguousarray(array)
-    return array.contiguous()
+        out.copy_(row.as_strided(lengths, strides))
 
 
 def _is_contiguous(array: Any) -> bool:
     return bool(array.flags.c_contiguous if is_numpy(array) else array.is_contiguous())
-
-
-def _empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
-    if is_numpy(like):
-        import numpy as np
-
-        return np.empty(shape, carrier(dtype))
-    return like.new_empty(shape)
-
-
-def _quiet() -> Any:
-    import numpy as np
-
-    return np.errstate(all="ignore")

@@ -102,12 +102,12 @@ class Extents:
             prod(wanted) == 1 == prod(stored) and len(stored) <= max(len(self.shape), 1)
         ):
             return wanted
-        blocks = " x ".join("all" if not b else str(b) for b in grid.block)
+        blocks = " x ".join(str(b) if b else "all" for b in grid.block)
         spoken = " or ".join(str(list(s)) for s in _spellings(grid, wanted))
         raise OpError(
             "M310",
-            f"{self.layout.name}: the {grid.role} is {list(stored)}, numbers of "
-            f"{list(self.shape)} in blocks of {blocks} have {spoken}",
+            f"{self.layout.name}: the {grid.role} is {list(stored)}, that of numbers of "
+            f"{list(self.shape)} in blocks of {blocks} is {spoken}",
             help=self._fitting(grid, stored),
         )
 
@@ -135,13 +135,14 @@ class Extents:
         if plain and grid.padded == (1, 1) and len(stored) == len(self.full) >= 2:
             found = [_side(n, g) for n, g in zip(self.full[-2:], stored[-2:], strict=True)]
             if stored[:-2] == self.full[:-2] and None not in found:
+                fitting = f"`block: {found}`" if min(grid.block) else f"blocks of {found}"
                 return (
-                    f"blocks of {found} would fit, and so may others; the true ones are in the "
-                    "checkpoint's quantization config"
+                    f"{fitting} would fit, and so may others; the true one is in the checkpoint's "
+                    "quantization config"
                 )
         return (
-            f"the {grid.role} belongs to another {self.layout.role}, or one of them was cut or "
-            "joined without the other"
+            f"no block fits: the {grid.role} belongs to another {self.layout.role}, or a side was "
+            "cut or joined without it"
         )
 
     # boxes

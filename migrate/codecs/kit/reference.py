@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
+# numbers that are worked out together
+_AT_A_TIME = 1 << 18
 _QUIET = {"float32": 0x7FC00000, "bfloat16": 0x7FC0, "float16": 0x7E00}
 
 
@@ -31,48 +33,66 @@ def reference(
     import numpy as np
 
     geo = geometry(layout, specs)
-    full = geo.full
-    out = np.empty(full, carrier(dtype))
+    out = np.empty(geo.full, carrier(dtype))
+    if not out.size:
+        return out.reshape(geo.shape)
+    rows = geo.full[-2]
+    # float64 of a few rows at a time
+    step = max(1, _AT_A_TIME // max(1, geo.full[-1]))
     with np.errstate(all="ignore"):
-        for at in np.ndindex(full[:-2]):
-            out[at] = _rounded(_matrix(geo, arrays, at), dtype)
+        for at in np.ndindex(geo.full[:-2]):
+            codes = _all_codes(geo, arrays, at)
+            for low in range(0, rows, step):
+                part = np.arange(low, min(low + step, rows))
+                out[at][part] = _rounded(_numbers(geo, arrays, at, codes, part), dtype)
     return out.reshape(geo.shape)
 
 
-def _matrix(geo: Extents, arrays: Mapping[str, Array], at: tuple[int, ...]) -> Array:
-    """The float32 numbers of one matrix, as float64."""
+def _all_codes(geo: Extents, arrays: Mapping[str, Array], at: tuple[int, ...]) -> Any:
+    """The codes of one matrix."""
     layout, (rows, columns) = geo.layout, geo.full[-2:]
-    raw = arrays[layout.role]
+    raw, dtype = arrays[layout.role], geo.spec(layout.role).dtype
     if isinstance(layout.codes, Field):
         packed = raw.reshape(*geo.full[:-2], rows, -1, layout.record.nbytes)[at]
-        codes = _field(packed, layout.codes)
-    elif layout.flat:
-        codes = _codes(raw.reshape(1, -1), layout.codes, geo.spec(layout.role).dtype, False)
-    else:
-        inner = 3 if layout.codes.run else 2
-        matrix = raw.reshape(*geo.full[:-2], *(1, 1, 1, *raw.shape)[-inner:])[at]
-        matrix = matrix.reshape(matrix.shape[0], -1)
-        codes = _codes(matrix, layout.codes, geo.spec(layout.role).dtype, layout.codes.transposed)
-    numbers = _values(layout.elements, arrays)[codes[:rows, :columns]]
+        return _field(packed, layout.codes)[:, :columns]
+    if layout.flat:
+        return _codes(raw.reshape(1, -1), layout.codes, dtype, False)[:, :columns]
+    inner = 3 if layout.codes.run else 2
+    matrix = raw.reshape(*geo.full[:-2], *(1, 1, 1, *raw.shape)[-inner:])[at]
+    matrix = matrix.reshape(matrix.shape[0], -1)
+    return _codes(matrix, layout.codes, dtype, layout.codes.transposed)[:rows, :columns]
+
+
+def _numbers(
+    geo: Extents, arrays: Mapping[str, Array], at: tuple[int, ...], codes: Any, rows: Array
+) -> Array:
+    """The float32 numbers of some rows of one matrix, as float64."""
+    layout = geo.layout
+    numbers: Any = _values(layout.elements, arrays)[codes[rows]]
     if layout.zero is not None:
-        numbers = numbers - _grid(geo, layout.zero, arrays, at)
+        numbers = numbers - _grid(geo, layout.zero, arrays, at, rows)
     if layout.scale:
-        numbers = _single(numbers * _chain(geo, layout.scale, arrays, at))
+        numbers = _single(numbers * _chain(geo, layout.scale, arrays, at, rows))
     if layout.after is not None:
         numbers = _single(numbers * layout.after)
     if layout.less:
-        numbers = _single(numbers - _chain(geo, layout.less, arrays, at))
-    return numbers
+        numbers = _single(numbers - _chain(geo, layout.less, arrays, at, rows))
+    found: Array = numbers
+    return found
 
 
 def _chain(
-    geo: Extents, terms: tuple[Term, ...], arrays: Mapping[str, Array], at: tuple[int, ...]
+    geo: Extents,
+    terms: tuple[Term, ...],
+    arrays: Mapping[str, Array],
+    at: tuple[int, ...],
+    rows: Array,
 ) -> Array:
     import numpy as np
 
     found: Array = np.ones((1, 1))
     for number, (how, what) in enumerate(terms):
-        step: Any = _grid(geo, what, arrays, at) if isinstance(what, Grid) else what
+        step: Any = _grid(geo, what, arrays, at, rows) if isinstance(what, Grid) else what
         if not number:
             found = step
         else:
@@ -82,18 +102,19 @@ def _chain(
     return found
 
 
-def _grid(geo: Extents, grid: Grid, arrays: Mapping[str, Array], at: tuple[int, ...]) -> Array:
-    """The entry of every number of a matrix."""
+def _grid(
+    geo: Extents, grid: Grid, arrays: Mapping[str, Array], at: tuple[int, ...], rows: Array
+) -> Array:
+    """The entry of every number of some rows of a matrix."""
     import numpy as np
 
-    rows, columns = (np.arange(n) for n in geo.full[-2:])
+    columns = np.arange(geo.full[-1])
     high, wide = geo.block(grid)
     row = rows // high if high else rows * 0
     column = columns // wide if wide else columns * 0
     if grid.field is not None:
-        packed = arrays[grid.role].reshape(*geo.full[:-2], len(rows), -1, geo.layout.record.nbytes)[
-            at
-        ]
+        nbytes = geo.layout.record.nbytes
+        packed = arrays[grid.role].reshape(*geo.full[:-1], -1, nbytes)[at][rows]
         if grid.elements is None:
             size = BITS[grid.field.dtype] // 8
             taken = np.ascontiguousarray(packed[..., grid.field.at : grid.field.at + size])

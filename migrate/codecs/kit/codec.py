@@ -1,0 +1,96 @@
+"""A codec that is a layout: what a file of `codecs` subclasses.
+
+`layout` says what the parts are, from the arguments and the specs of those that are there; shapes,
+boxes, decoding, its error, and the reference follow. A codec that is decoded only writes nothing
+else but its name, its parts, and what it yields to be tested with (`stored`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import lcm
+from typing import TYPE_CHECKING, Any
+
+from ..base import Codec
+from .geometry import Extents, decoded, geometry
+from .layout import NumberLayout, Packing
+
+if TYPE_CHECKING:
+    from ...core.spec import Spec
+    from ...ops.base import Box, Meter
+
+
+class LayoutCodec(Codec):
+    """A codec whose decoding is what a layout says."""
+
+    def layout(self, args: Any, specs: Mapping[str, Spec]) -> NumberLayout:
+        """What the parts that are there are, by role. OpError M310 where their shapes contradict
+        each other or what `args` say.
+        """
+        raise NotImplementedError
+
+    def decoded(self, args: Any, specs: Sequence[Any], dtype: str) -> Spec:
+        there = self.by_role(specs)
+        return decoded(self.layout(args, there), there, dtype)
+
+    def decode_needs(self, args: Any, specs: Sequence[Any], box: Box) -> Sequence[Box | None]:
+        needed = self._extents(args, specs).needs(box)
+        # of a part that says something while planning nothing is read any more
+        return [
+            None if spec is None else needed.get(role, ((0, 0),) * len(spec.shape))
+            for role, spec in zip(self.parts, specs, strict=True)
+        ]
+
+    def decode_grain(self, args: Any, specs: Sequence[Any], dtype: str) -> tuple[int, ...]:
+        return self._extents(args, specs).grain()
+
+    def decode(
+        self,
+        args: Any,
+        arrays: Sequence[Any],
+        specs: Sequence[Any],
+        dtype: str,
+        box: Box,
+        out: Any,
+        meter: Meter | None = None,
+    ) -> None:
+        from .decoding import decode
+
+        there = self.by_role(specs)
+        decode(self.layout(args, there), there, self.by_role(arrays), dtype, box, out, meter)
+
+    def reference(self, args: Any, arrays: Sequence[Any], specs: Sequence[Any], dtype: str) -> Any:
+        from .reference import reference
+
+        there = self.by_role(specs)
+        return reference(self.layout(args, there), there, self.by_role(arrays), dtype)
+
+    def reference_rows(self, args: Any, specs: Sequence[Any]) -> int | None:
+        extents = self._extents(args, specs)
+        layout, axes = extents.layout, len(extents.shape)
+        if layout.flat or layout.shape is not None or axes < 2:
+            return None
+        if axes > 2:
+            return 1
+        down = isinstance(layout.codes, Packing) and layout.codes.axis == -2
+        rows = extents.unit() if down else 1
+        for grid in layout.grids():
+            unit = 128 if grid.swizzled else 1
+            if grid.packing is not None and grid.packing.axis == -2:
+                unit, _ = grid.packing.unit(extents.spec(grid.role).dtype)
+            rows = lcm(rows, max(extents.block(grid)[0], 1) * unit)
+        return rows
+
+    def exact(self, args: Any, specs: Sequence[Any], dtype: str) -> bool:
+        from .exactness import is_exact
+
+        there = self.by_role(specs)
+        return is_exact(self.layout(args, there), there, dtype)
+
+    def by_role(self, items: Sequence[Any]) -> dict[str, Any]:
+        """role -> what there is of each part."""
+        return {r: i for r, i in zip(self.parts, items, strict=True) if i is not None}
+
+    def _extents(self, args: Any, specs: Sequence[Any]) -> Extents:
+        there = self.by_role(specs)
+        return geometry(self.layout(args, there), there)

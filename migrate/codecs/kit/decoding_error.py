@@ -1,0 +1,206 @@
+"""What decoding refuses, and what it tells a meter of the error it makes.
+
+Errors are measured on some rows of a large tensor, the same ones however it is cut into boxes; what
+becomes infinite or zero is counted in all, where scales are such that anything can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite, prod
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import OpError
+from ...core.spec import coordinates
+from ...elements.codes import FLOATS
+from ...elements.numbers import is_numpy
+from .box_decoding import BoxDecoder
+from .geometry import Extents, Held
+from .layout import Grid
+from .tables import widened
+
+if TYPE_CHECKING:
+    from ...ops.base import Box, Meter
+
+# errors are measured on at least so many elements of a tensor, and in a large one on one row of so
+# many: a prime, so that the rows fall on all parts of blocks
+MEASURED, SPARSEST = 1 << 13, 509
+# numbers that are measured together; rows that are shorter are measured several at a time
+_TOGETHER = 1 << 10
+
+
+def check_exact(geo: Extents, work: BoxDecoder, dtype: str, full: Box, made: Any) -> None:
+    """OpError M406 at the first number that is not the product of its code and scale."""
+    import numpy as np
+
+    for at in work.matrices():
+        low, high = _bounds(geo, work, at)
+        if _is_tame(geo, work, high, dtype) and _stays(geo, work, low, dtype):
+            continue
+        for chunk, got in _parts(work.chunks(), full, made[at]):
+            codes, scale, _ = (_near(x) for x in work.plain(at, chunk))
+            with np.errstate(all="ignore"):
+                wanted = codes * scale
+            lost = np.isfinite(wanted) & (_widened(got, dtype) != wanted)
+            if lost.any():
+                index = coordinates(int(lost.reshape(-1).argmax()), lost.shape)
+                factor = float(np.broadcast_to(scale, lost.shape)[index])
+                place = _place(geo, (*at, *index), chunk, full)
+                raise OpError(
+                    "M406",
+                    f"dequantize: the number at {place} is {float(codes[index]):g} times "
+                    f"{factor:g}, which {dtype} cannot hold",
+                    help="no weight is of that size: look where the scale comes from",
+                )
+
+
+def measure(geo: Extents, work: BoxDecoder, dtype: str, full: Box, made: Any, meter: Meter) -> None:
+    """Gives `meter` the error of a sample, and how many of all became infinite or zero."""
+    import numpy as np
+
+    sampled, sure = _sampled(geo, full), _every(geo) == 1
+    largest = _largest(_near(work.values()))
+    for at in work.matrices():
+        lost, zeros = _lost(geo, work, at, dtype, full, made[at])
+        for chunk, got in _parts(sampled, full, made[at]):
+            codes, scale, less = (_near(x) for x in work.plain(at, chunk))
+            with np.errstate(all="ignore"):
+                wanted = _product(codes, scale, less)
+                reach = np.abs(scale) * largest + np.zeros(wanted.shape)
+            meter.add(wanted, _widened(got, dtype), reach, non_finite=0, sure=sure)
+        none = np.empty(0)
+        meter.add(none, none, saturated=lost, underflowed=zeros, non_finite=lost, sure=sure)
+
+
+def _lost(
+    geo: Extents, work: BoxDecoder, at: tuple[int, ...], dtype: str, full: Box, made: Any
+) -> tuple[int, int]:
+    """How many finite products of a matrix became infinite, and how many that are not 0 did."""
+    import numpy as np
+
+    low, high = _bounds(geo, work, at)
+    count, vanish = not _is_tame(geo, work, high, dtype), not _stays(geo, work, low, dtype)
+    lost = zeros = 0
+    if count or vanish:
+        for chunk, raw in _parts(work.chunks(), full, made):
+            codes, scale, less = (_near(x) for x in work.plain(at, chunk))
+            got = _widened(raw, dtype)
+            with np.errstate(all="ignore"):
+                finite = np.isfinite(_product(codes, scale, less))
+            lost += int((np.isinf(got) & finite).sum())
+            zeros += int(((got == 0) & (codes != 0) & (scale != 0)).sum()) if vanish else 0
+    return lost, zeros
+
+
+def _product(codes: Any, scale: Any, less: Any) -> Any:
+    """The number before it is rounded."""
+    made = codes * scale
+    return made if less is None else made - less
+
+
+def _near(array: Any) -> Any:
+    """float64 of numpy."""
+    if array is None:
+        return None
+    return (array if is_numpy(array) else array.cpu().numpy()).astype("f8")
+
+
+def _widened(raw: Any, dtype: str) -> Any:
+    import numpy as np
+
+    found = np.ascontiguousarray(raw if is_numpy(raw) else raw.cpu().numpy())
+    return widened(found.view(f"<u{found.itemsize}"), dtype).astype("f8")
+
+
+def _parts(chunks: list[Held], full: Box, matrix: Any) -> Iterator[tuple[Held, Any]]:
+    """Chunks of a box, and what was made of them."""
+    (top, _), (left, _) = full[-2:]
+    for chunk in chunks:
+        rows, columns = chunk
+        yield chunk, matrix[rows[0] - top : rows[1] - top, columns[0] - left : columns[1] - left]
+
+
+def _every(geo: Extents) -> int:
+    """One row of so many is measured."""
+    return min(SPARSEST, max(1, prod(geo.full) // MEASURED))
+
+
+def _sampled(geo: Extents, full: Box) -> list[Held]:
+    """The parts of a matrix of a box whose error is measured: the same of a tensor however it is
+    cut into boxes. Measuring all would take longer than computing them.
+    """
+    every, (rows, columns) = _every(geo), full[-2:]
+    if every == 1:
+        return [Held(rows, columns)]
+    if geo.full[-2] == 1:
+        return [Held(rows, side) for side in _one_of(columns, _TOGETHER, every)]
+    step = max(1, _TOGETHER // max(1, geo.full[-1]))
+    return [Held(side, columns) for side in _one_of(rows, step, every)]
+
+
+def _one_of(side: tuple[int, int], step: int, every: int) -> list[tuple[int, int]]:
+    """Of the parts of `step` of an axis one of `every`, as far as they lie in a side."""
+    low, high = side
+    starts = range(low // (step * every) * step * every, high, step * every)
+    found = [(max(start, low), min(start + step, high)) for start in starts]
+    return [(first, stop) for first, stop in found if first < stop]
+
+
+def _largest(values: Any) -> float:
+    import numpy as np
+
+    finite = np.abs(values[np.isfinite(values)])
+    return float(finite.max()) if finite.size else 0.0
+
+
+def _least(values: Any) -> float:
+    import numpy as np
+
+    magnitudes = np.abs(values)
+    some = magnitudes[magnitudes > 0]
+    return float(some.min()) if some.size else float("inf")
+
+
+def _bounds(geo: Extents, work: BoxDecoder, at: tuple[int, ...]) -> tuple[float, float]:
+    """Bounds of the magnitudes of the scales of a matrix, from below of those that are not zero;
+    NaN where one is NaN.
+    """
+    low = high = 1.0
+    for how, what in geo.layout.scale:
+        if isinstance(what, Grid):
+            found = abs(work.entries(what, at))
+            below, above = _least(_near(found)), float(found.max())
+        else:
+            below = above = abs(what)
+        if how == "*":
+            low, high = low * below, high * above
+        elif how == "/":
+            low, high = low / above if above else 0.0, high / below if below else float("inf")
+        else:
+            low, high = 0.0, high + above
+    after = 1.0 if geo.layout.after is None else abs(geo.layout.after)
+    return low * after, high * after
+
+
+def _is_tame(geo: Extents, work: BoxDecoder, high: float, dtype: str) -> bool:
+    """Whether no product with scales up to `high` can become infinite."""
+    reach = _largest(_near(work.values()))
+    if geo.layout.zero is not None:
+        reach += 1 << geo.layout.elements.bits
+    return isfinite(high) and high * reach <= FLOATS[dtype].largest and not geo.layout.less
+
+
+def _stays(geo: Extents, work: BoxDecoder, low: float, dtype: str) -> bool:
+    """Whether no product with scales from `low` on is so small that digits or all are lost."""
+    step = 1.0 if geo.layout.zero is not None else _least(_near(work.values()))
+    return low * step >= FLOATS[dtype].quantum or bool(geo.layout.less)
+
+
+def _place(geo: Extents, index: tuple[int, ...], chunk: Held, full: Box) -> list[int]:
+    """The index within the tensor of one within a chunk of a matrix."""
+    *lead, row, column = index
+    row, column = row + chunk.rows[0], column + chunk.columns[0]
+    if geo.layout.flat:
+        return list(coordinates(column, geo.shape))
+    found = [*(i + low for i, (low, _) in zip(lead, full, strict=False)), row, column]
+    return found[len(found) - len(geo.shape) :]
