@@ -261,9 +261,9 @@ def rule(number: int, steps: Any, given: Any, made: Any) -> dict[str, Any]:
         ),
     ]
     sides = [
-        f"{letter}{number}"
+        f"m{number}.{letter}"
         if list(roles) == [""]
-        else {role: f"{letter}{number}.{role}" for role in roles}
+        else {role: f"m{number}.{letter}.{role}" for role in roles}
         for letter, roles in (("in", dict.fromkeys(asked)), ("out", made))
     ]
     missing = [role for role in asked if role not in given]
@@ -278,7 +278,7 @@ def rule(number: int, steps: Any, given: Any, made: Any) -> dict[str, Any]:
 
 
 def named(letter: str, number: int, role: str) -> str:
-    return f"{letter}{number}.{role}".rstrip(".")
+    return f"m{number}.{letter}.{role}".rstrip(".")
 
 
 def tensor(of: Spec, array: Any) -> torch.Tensor:
