@@ -17,6 +17,7 @@ from typing import Any
 LONGEST = 4096
 _MOST_STATES = 200_000
 _MOST_SETS = 4096
+_MOST_CHARACTERS = 4096
 _DEEPEST = 50
 _WORDS: dict[str, Callable[[str], bool]] = {
     "d": str.isdecimal,
@@ -33,6 +34,18 @@ class RegexError(ValueError):
     """Not an expression, or one that is not read here; the message says why."""
 
 
+class _StateSet:
+    """States that are followed side by side: whether one of them ends, whether one asks for the end
+    of the text, and where each character leads that was read in them.
+    """
+
+    __slots__ = ("asks", "ends", "following", "states")
+
+    def __init__(self, states: frozenset[int], ends: bool, asks: bool) -> None:
+        self.states, self.ends, self.asks = states, ends, asks
+        self.following: dict[str, _StateSet] = {}
+
+
 class Regexes:
     """Expressions as `re.match` reads them: from the start of the text, not up to its end."""
 
@@ -46,8 +59,7 @@ class Regexes:
         self._begins: list[int] = []
         # those that look ahead before anything is read: (whether it must match, expression), rest
         self._ahead: list[tuple[list[tuple[bool, Regexes]], int]] = []
-        # states -> character -> the states after it
-        self._known: dict[frozenset[int], dict[str, frozenset[int]]] = {}
+        self._known: dict[frozenset[int], _StateSet] = {}
         for text in texts:
             try:
                 ahead, begin = self._compiled(text)
@@ -78,34 +90,52 @@ class Regexes:
 
     def ends(self, text: str) -> Iterator[int]:
         """The places in the text at which a match that begins at its start can end, in order."""
-        begins = self._begins + [
-            begin
-            for ahead, begin in self._ahead
-            if all(other.match(text) is must for must, other in ahead)
-        ]
-        now = self._closed(begins, start=True)
+        begins = self._begins
+        if self._ahead:
+            begins = begins + [
+                begin
+                for ahead, begin in self._ahead
+                if all(other.match(text) is must for must, other in ahead)
+            ]
+        now = self._set(self._closed(begins, start=True))
         last = len(text)
-        for at in range(last + 1):
-            if at == last or (at == last - 1 and text[at] == "\n"):
-                now = self._closed(now, start=at == 0, end=True)
-            if 0 in now:
+        # `$` holds before a line feed at the end, too
+        border = last - text.endswith("\n")
+        for at, char in enumerate(text):
+            if at == border and now.asks:
+                now = self._set(self._closed(now.states, start=at == 0, end=True))
+            if now.ends:
                 yield at
-            if at == last or not now:
+            following = now.following.get(char)
+            now = self._after(now, char) if following is None else following
+            if not now.states:
                 return
-            now = self._after(now, text[at])
+        if now.asks:
+            now = self._set(self._closed(now.states, start=not text, end=True))
+        if now.ends:
+            yield last
 
-    def _after(self, now: frozenset[int], char: str) -> frozenset[int]:
-        if len(self._known) > _MOST_SETS:
-            self._known.clear()
-        known = self._known.setdefault(now, {})
-        found = known.get(char)
+    def _set(self, states: frozenset[int]) -> _StateSet:
+        found = self._known.get(states)
         if found is None:
-            if len(known) > _MOST_SETS:
-                known.clear()
-            states = (self._states[number] for number in now)
-            found = known[char] = self._closed(
+            if len(self._known) > _MOST_SETS:
+                for other in self._known.values():
+                    other.following.clear()
+                self._known.clear()
+            kinds = {self._states[number][0] for number in states}
+            found = self._known[states] = _StateSet(states, _DONE in kinds, _END in kinds)
+        return found
+
+    def _after(self, now: _StateSet, char: str) -> _StateSet:
+        states = (self._states[number] for number in now.states)
+        found = self._set(
+            self._closed(
                 [following for kind, test, following in states if kind == _READ and test(char)]
             )
+        )
+        if len(now.following) > _MOST_CHARACTERS:
+            now.following.clear()
+        now.following[char] = found
         return found
 
     def _closed(self, begin: Any, *, start: bool = False, end: bool = False) -> frozenset[int]:

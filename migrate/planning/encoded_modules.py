@@ -28,20 +28,24 @@ def list_modules(tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
     nothing: norms and biases are never encoded, and no loader asks for them.
     """
     kinds: dict[str, bool] = {}
+    # many tensors share a spec
+    seen: dict[int, bool | None] = {}
     for key, tensor in tensors.items():
-        encoded = _holds_codes(tensor.spec)
+        spec = tensor.spec
+        encoded = seen[id(spec)] if id(spec) in seen else seen.setdefault(id(spec), _codes(spec))
         if encoded is not None:
             name = key.rpartition("@")[0] if "@" in key and rank_of(key) is not None else key
             module = name.rpartition(".")[0]
             kinds[module] = kinds.get(module, False) or encoded
-    ordered = sorted(kinds, key=_in_order)
+    places: dict[str, tuple[int, int | str]] = {}
+    ordered = sorted(kinds, key=lambda module: _in_order(module, places))
     return {
         PLAIN_MODULES: [module for module in ordered if not kinds[module]],
         ENCODED_MODULES: [module for module in ordered if kinds[module]],
     }
 
 
-def _holds_codes(spec: Spec) -> bool | None:
+def _codes(spec: Spec) -> bool | None:
     if len(spec.shape) < 2:
         return None
     if spec.dtype in _WIDE:
@@ -50,11 +54,14 @@ def _holds_codes(spec: Spec) -> bool | None:
     return True if codes else None
 
 
-def _in_order(module: str) -> list[tuple[int, int | str]]:
-    return [
-        (0, int(part)) if part.isascii() and part.isdecimal() and len(part) < 19 else (1, part)
-        for part in module.split(".")
-    ]
+def _in_order(module: str, places: dict[str, tuple[int, int | str]]) -> list[tuple[int, int | str]]:
+    """What sorts the module; `places` are those of segments that were seen."""
+    parts = module.split(".")
+    for part in parts:
+        if part not in places:
+            number = part.isascii() and part.isdecimal() and len(part) < 19
+            places[part] = (0, int(part)) if number else (1, part)
+    return [places[part] for part in parts]
 
 
 def takes_modules(patches: Iterable[Any]) -> bool:

@@ -108,8 +108,13 @@ def _transformers(items: tuple[str, ...]) -> Callable[[str], bool]:
             dots = (at for at, char in enumerate(item) if char == ".")
             masks.setdefault((len(item), *dots), set()).add(item)
 
+    ends: dict[int, set[str]] = {}
+    for item in items:
+        ends.setdefault(len(item), set()).add(item)
+
     def selects(module: str) -> bool:
-        if module.endswith(items):
+        size = len(module)
+        if any(n <= size and module[size - n :] in known for n, known in ends.items()):
             return True
         for (length, *dots), known in masks.items():
             if length <= len(module) and _is_border(module, length):
