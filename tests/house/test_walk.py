@@ -31,8 +31,8 @@ BARS = {
     # what is decoded is hashed, for a way back to tell what it restored: 5 modules, 33 functions
     # its scale is called `scale`, which the tables of names know since DeepSeek-V4: whether the two
     # stay together is looked at, 13 functions and the module of the tables
-    # it is decoded by the kit that all number formats share, of which it takes the shapes, the boxes,
-    # the lookups and the meter: 11 modules and 82 functions more than code for one format had
+    # it is decoded by the kit that all number formats share, of which it takes the shapes, boxes,
+    # lookups and the meter: 11 modules and 82 functions more than code for one format had
     "fp8": (79, 589),
     "attach": (34, 180),
     # which dict rules work on is decided in a module of its own, by functions that were there
