@@ -631,6 +631,20 @@ def test_tied_tensors_are_each_written(tmp_path: Path) -> None:
     assert migrate.verify(tmp_path / "out", source=tmp_path / "in.pt").equal
 
 
+def test_ties_beside_the_model_are_said_and_each_is_written(tmp_path: Path) -> None:
+    shared = numbers(4, 2)
+    held = {"twice": shared, "again": shared, "view": shared[:]}
+    made = {"model": {"w": numbers(3)}, "ema": held}
+    torch.save(made, tmp_path / "in.pt")
+    answer = migrate.apply(tmp_path / "in.pt", tmp_path / "out", at="model", output_format="dcp")
+    assert list(answer.notes) == [
+        "1 tensor shares memory with another one; each is written",
+        "tensors that stand in several places are written for each: /ema.twice",
+    ]
+    same(unpacked(tmp_path / "out"), made)
+    assert migrate.verify(tmp_path / "out", source=tmp_path / "in.pt", at="model").equal
+
+
 @pytest.mark.parametrize("stop", [0, 1, 3])
 def test_a_run_that_stopped_goes_on_to_the_same_bytes(
     stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
