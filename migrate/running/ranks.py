@@ -190,9 +190,13 @@ class Group:
         for rank, who in self._members.items():
             if rank in self._gone:
                 continue
-            if f"failed-{rank}.json" in there and (said := self.heard("failed", rank)) is not None:
+            left = f"left-{rank}.json" in there
+            # a process says why it fails before it leaves, and a listing may show the second alone
+            if (left or f"failed-{rank}.json" in there) and (
+                said := self.heard("failed", rank)
+            ) is not None:
                 return self._end(rank, f"rank {rank} failed: {said.get('message')}")
-            if f"left-{rank}.json" in there:
+            if left:
                 self._gone.add(rank)
             elif (why := self._lost(rank, who)) is not None:
                 # what it said last counts
@@ -239,10 +243,13 @@ class Group:
 
     def _end(self, rank: int, message: str) -> Diagnostic:
         """Rank 0 tells all others why they have to end."""
+        found = _diagnostic(message)
+        # the other thread asks why as soon as it sees that a process is gone
+        self._trouble = self._trouble or found
         self._gone.add(rank)
         with suppress(OSError):
             _place(self.home / "end.json", {"message": message})
-        return _diagnostic(message)
+        return found
 
 
 def meet(folder: Path, ranks: Ranks, facts: Mapping[str, Any]) -> Group:

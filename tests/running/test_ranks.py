@@ -199,6 +199,42 @@ def test_what_one_fails_of_all_others_say(tmp_path: Path) -> None:
     assert [said(found[n]) for n in others] == ["M973 rank 2 failed: no room (M909)"] * 3
 
 
+def test_a_listing_that_shows_only_that_a_rank_left_does_not_hide_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder is listed while files are made in it, and a later one may be listed alone."""
+    first, second = meeting(tmp_path, 2)
+    listed = os.listdir
+
+    def late(path: Any) -> list[str]:
+        return [name for name in listed(path) if not name.startswith("failed")]
+
+    monkeypatch.setattr(ranks.os, "listdir", late)
+    second.fail(RunError([ranks.Diagnostic("M909", "the disk is full")]))
+    second.leave()
+    with pytest.raises(RunError, match=r"M973.*rank 1 failed: the disk is full \(M909\)"):
+        first.wait("done", 1)
+
+
+def test_why_a_rank_failed_is_known_before_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch has seen why, and writes it down while the other thread waits for the rank."""
+    first, second = meeting(tmp_path, 2)
+    place = ranks._place
+
+    def slow(path: Path, content: Any) -> None:
+        if path.name == "end.json":
+            time.sleep(0.5)
+        place(path, content)
+
+    monkeypatch.setattr(ranks, "_place", slow)
+    second.fail(RunError([ranks.Diagnostic("M909", "the disk is full")]))
+    second.leave()
+    with pytest.raises(RunError, match=r"M973.*rank 1 failed: the disk is full \(M909\)"):
+        first.wait("done", 1)
+
+
 def test_what_rank_0_fails_of_all_others_say(tmp_path: Path) -> None:
     groups = meeting(tmp_path, 3)
     groups[0].fail(KeyboardInterrupt())
