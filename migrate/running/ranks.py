@@ -74,6 +74,7 @@ class Group:
         self._gone: set[int] = set()
         self._trouble: Diagnostic | None = None
         self._over = threading.Event()
+        self._watcher: threading.Thread | None = None
         self._looking = threading.Lock()
         self._beats = 0
 
@@ -89,7 +90,8 @@ class Group:
         now = time.monotonic()
         self._heard = dict.fromkeys(self._members, (None, now))
         self.beat()
-        threading.Thread(target=self._watch, daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
 
     def progress(self, done: int) -> None:
         """Says how many bytes this process has done."""
@@ -153,16 +155,24 @@ class Group:
 
     def leave(self) -> None:
         """Ends the watch, and says that this process is no longer there."""
-        self._over.set()
+        self._rest()
         with suppress(OSError):
             self.say("left")
 
     def part(self) -> None:
-        """Rank 0 waits until the others have left, at most `PARTING` seconds."""
+        """Rank 0 waits until the others have left, at most `PARTING` seconds, and ends its watch:
+        nothing is written into the folder from then on, so that it can be removed.
+        """
         since = time.monotonic()
         for rank in self._members:
             while self.heard("left", rank) is None and time.monotonic() < since + PARTING:
                 pause(since)
+        self._rest()
+
+    def _rest(self) -> None:
+        self._over.set()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join(PARTING)
 
     def beat(self) -> None:
         """Gives a sign of life."""

@@ -235,6 +235,30 @@ def test_why_a_rank_failed_is_known_before_it_is_gone(
         first.wait("done", 1)
 
 
+def test_a_process_that_left_writes_nothing_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the folder, which rank 0 removes then, would stay."""
+    replace, writing = ranks._replace, threading.Event()
+
+    def slow(path: Path, content: Any) -> None:
+        writing.set()
+        time.sleep(0.3)
+        replace(path, content)
+
+    first, second = meeting(tmp_path, 2)
+    monkeypatch.setattr(ranks, "_replace", slow)
+    for group, end in ((second, second.leave), (first, first.part)):
+        writing.clear()
+        assert writing.wait(HANG)
+        end()
+        there = sorted(path.stat().st_mtime_ns for path in group.home.iterdir())
+        assert not group._watcher.is_alive()
+        time.sleep(0.5)
+        if group is first:
+            assert sorted(path.stat().st_mtime_ns for path in group.home.iterdir()) == there
+
+
 def test_what_rank_0_fails_of_all_others_say(tmp_path: Path) -> None:
     groups = meeting(tmp_path, 3)
     groups[0].fail(KeyboardInterrupt())
