@@ -157,9 +157,8 @@ def removed(rule: DirectedRule) -> DirectedRule:
     made goes.
     """
     call = CompiledCall("drop", ops.get("drop"), call_of("drop", why=UNDONE).args, None, rule.span)
-    return replace(
-        rule, reads=rule.writes, writes=(), steps=(call,), when={}, backwards=True, why=UNDONE
-    )
+    gone: dict[str, Any] = {"steps": (call,), "when": {}, "optional": True, "why": UNDONE}
+    return replace(rule, reads=rule.writes, writes=(), backwards=True, **gone)
 
 
 UNDONE = "what it was made of is kept"

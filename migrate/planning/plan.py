@@ -66,8 +66,9 @@ class Plan:
     parts: PartsFile | None = None
     expected: Expected | None = None
     sealed: Callable[[str], Target] | None = None
-    # what the way back does not bring back, where that is to be kept
+    # what the way back does not bring back, where that is to be kept, and what it makes beside
     lost: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
 
     @property
     def written(self) -> Mapping[str, Tensor]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..ops.dequantize import called
 from ..source.blobs import chunks_of
@@ -43,6 +43,13 @@ class PartsFile:
 
     output: str
     runs: tuple[HashedParts, ...]
+
+
+class Lost(NamedTuple):
+    """What a way back does not bring back, and what it makes that was not there; sorted keys."""
+
+    keys: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +107,14 @@ def tied_keys(keys: Iterable[str], tensors: Mapping[str, StoredTensor]) -> list[
 
 
 def _doubtful(composition: Composition, tensors: Mapping[str, StoredTensor]) -> list[str]:
-    """The keys of what the way back makes out of rounded numbers; and, where rule files of its own
-    lead it, of all that is not the stored tensor itself. Sorted.
+    """The keys of what the way back makes out of rounded numbers; and of all that is not the stored
+    tensor itself, where rule files of its own lead the way back, or a tensor went because another
+    one stood in its place. Sorted.
     """
     known: dict[int, bool] = {}
-    # an inverse undoes its op, and what other rules make may be anything
-    own = any(step.back for step, _ in composition.steps)
+    # an inverse undoes its op; what other rules make may be anything, and who allows `drop` lets go
+    # of a tensor that differs from what stands in its place
+    own = any(step.back or bound.redundant for step, bound in composition.steps)
     return sorted(
         key
         for key, there in (composition.back or {}).items()

@@ -247,14 +247,14 @@ def _plan(
         migration_path = replace(migration_path, steps=steps)
     path_state = path_state_for(source, migration_path, folder)
     composition = compose_for(source, migration_path, request, path_state)
-    reading, lost = source, tuple[str, ...]()
+    reading, lost, extra = source, tuple[str, ...](), tuple[str, ...]()
     if request.undo:
         from .undo import find_lost, take_back
 
         if undo is not None:
             reading = take_back(composition, source, undo, stamp)
         else:
-            lost = find_lost(composition, source)
+            lost, extra = find_lost(composition, source)
     for name, value in path_state.params.items():
         log.debug("param %s is %s", name, value)
     became = fresh or judge_optimizers(source, composition, request)
@@ -463,6 +463,7 @@ def _plan(
         if alone_hash
         else None,
         lost,
+        extra,
     )
 
 

@@ -27,6 +27,7 @@ from ..core.types import FORMAT_VERSION
 from ..planning import restoring
 from ..planning.pipeline import Views
 from ..planning.stored import initial, stored_tensor
+from ..planning.unchanged import are_folded_keys, fold_keys, unfold_keys
 from ..source.blobs import ChunkedTensor, Stored
 from ..source.index import Index, specs_hash
 from ..source.paths import Folder
@@ -47,24 +48,32 @@ if TYPE_CHECKING:
     from .stamp import Stamp
 
 NAME = "migrate.undo.json"
-_MOST = 1 << 16
+_MOST = 64 << 20
 
 
-def find_lost(composition: Composition, source: Source) -> tuple[str, ...]:
-    """The keys that the way back does not bring back bit for bit, sorted. M405 where there is no
-    way back even with these.
+def find_lost(composition: Composition, source: Source) -> restoring.Lost:
+    """What the way back does not bring back bit for bit, and what it makes that was not there. M405
+    where it cannot be walked.
     """
-    tensors, back = source.index.tensors, composition.back
-    more = [] if back is None else sorted(back.keys() - tensors.keys())
-    if back is None or more:
+    if composition.back is None:
         fail(
             "M405",
-            f"{option('undo', 'DIR')}: the way back cannot be walked even with what is lost on it",
-            notes=tuple(composition.inexact[:4])
-            or (f"it makes tensors that were not there: {listed(more, 4)}",),
+            f"{option('undo', 'DIR')}: the way back cannot be walked, even with what is lost on it",
+            notes=tuple(composition.inexact[:4]),
             help=f"without {option('undo')} the checkpoint is migrated, and does not come back",
         )
-    return tuple(restoring.not_returned(composition, tensors))
+    tensors = source.index.tensors
+    lost = tuple(restoring.not_returned(composition, tensors))
+    extra = tuple(sorted(composition.back.keys() - tensors.keys()))
+    if extra and not lost:
+        fail(
+            "M405",
+            f"{option('undo', 'DIR')}: nothing is lost, and the way back makes tensors that were "
+            "not there",
+            notes=(listed(list(extra), 4),),
+            help=f"leave {option('undo')} out",
+        )
+    return restoring.Lost(lost, extra)
 
 
 def _spelled(key: str) -> str:
@@ -177,6 +186,7 @@ def _document(made: Plan) -> bytes:
         "source": made.document["source"]["index_hash"],
         "output": made.parts.output if made.parts is not None else "",
         "tensors": len(made.lost),
+        "extra": fold_keys(made.extra),
     }
     return (json.dumps(document, indent=1) + "\n").encode()
 
@@ -201,16 +211,20 @@ class UndoFolder:
     """A folder that an earlier run left, opened: `hashes` has the hash of each of its tensors."""
 
     def __init__(
-        self, path: str, source: Source, document: Mapping[str, str], hashes: Mapping[str, bytes]
+        self, path: str, source: Source, document: Mapping[str, Any], hashes: Mapping[str, bytes]
     ) -> None:
         self.path, self.source, self.hashes = path, source, hashes
         self.digest, self.origin = document["plan"], document["source"]
-        self.output = document["output"]
+        self.output, self._extra = document["output"], document["extra"]
         self._prefix = "undo:"
 
     def name(self, key: str) -> str:
         """What its tensor is called among those of the checkpoint that is taken back."""
         return self._prefix + key
+
+    def extra(self, most: int) -> set[str]:
+        """Keys that the way back makes and that were not there; of more than `most` the first."""
+        return unfold_keys(self._extra, most)
 
     def beside(self, source: Source) -> Source:
         """The checkpoint with the tensors of the folder among its own; closed with neither."""
@@ -322,6 +336,7 @@ def _load(path: str) -> dict[str, Any]:
         or found.get("kind") != "undo"
         or not all(isinstance(found.get(word), str) for word in words)
         or type(found.get("tensors")) is not int
+        or not are_folded_keys(found.get("extra"))
     ):
         _refuse(path, f"its {NAME} cannot be read")
     return found
@@ -346,6 +361,8 @@ def take_back(composition: Composition, source: Source, undo: UndoFolder, stamp:
     _require_own(undo, source, index_hash, stamp)
     both, outputs = undo.beside(source), dict(composition.graph.outputs)
     tensors = initial(both.index.tensors, Views())
+    for key in undo.extra(len(outputs)):
+        outputs.pop(key, None)
     outputs.update((key, tensors[undo.name(key)]) for key in undo.hashes)
     left = [key for key in restoring.rounded(outputs) if key not in undo.hashes]
     if left or specs_hash({key: t.spec for key, t in outputs.items()}) != undo.origin:
