@@ -250,10 +250,10 @@ class Views:
         given = [t.spec for t in tensors]
         if op.passes(step.args, given):
             return [tensors[0]]
+        # what the op refuses is said before anything else is asked of it
+        made = op.infer(step.args, given, parts)
         lossy = op.loss_on(step.args, given) is Loss.LOSSY
-        return self._materialise(
-            step, tensors, parts, op.infer(step.args, given, parts), rule, keys, lossy
-        )
+        return self._materialise(step, tensors, parts, made, rule, keys, lossy)
 
     def _compact(
         self,

@@ -526,6 +526,15 @@ def _check_roles_of(
         bound.add(ROLE)
 
 
+def _check_named_codec(
+    compiled: CompiledRule, op: ValueOp, args: Any, place: Span, report: Report
+) -> None:
+    """What is asked of a step whose codec a param names, now that it is known; OpError M308."""
+    op.validate(args)
+    call = OpCall(op.name, {"codec": args.codec})
+    _check_roles_of(compiled, call, op, set(), place, report)
+
+
 def _roles(patterns: Iterable[str | None]) -> str:
     return ", ".join(str(role) for role in patterns)
 
@@ -646,16 +655,17 @@ def direct(
         kind = types.get(capture) if capture is not None else None
         values = list(kind.values) if kind is not None and kind.kind == "enum" else None
         place = compiled.loaded.span(*path, "via", number, step.op)
+        op = ops.get(step.op)
         try:
             args = resolve(step.op, step.args, params, values)
+            if isinstance(op, ValueOp) and is_reference(_codec_of(step.args)):
+                _check_named_codec(compiled, op, args, place, report)
         except OpError as error:
             report.add(
                 error.code, error.message, spans=(place,), notes=error.notes, help=error.help
             )
             return None
-        steps.append(
-            CompiledCall(step.op, ops.get(step.op), args, capture, place, unset(step.args, params))
-        )
+        steps.append(CompiledCall(step.op, op, args, capture, place, unset(step.args, params)))
     try:
         where = (
             resolve_conditions(rule.where or {}, types, compiled.maps, params)

@@ -146,6 +146,62 @@ def test_where_the_codec_is_a_param_any_argument_may_stand_until_it_has_a_value(
     assert caught.value.diagnostics[0].spans[0].file == str(rule)
 
 
+NAMED = HEAD.replace("params:\n", "params:\n  c: {type: str}\n")
+
+
+@pytest.mark.parametrize(
+    ("sides", "call", "message"),
+    [
+        (
+            'from: "{m...}.w", to: {weight: "{m}.codes"}',
+            "quantize: {codec: $c}",
+            "quantize makes the roles weight, scale; `to` has weight",
+        ),
+        (
+            'from: {weight: "{m...}.w", scael: "{m...}.s"}, to: "{m}.x"',
+            "dequantize: {codec: $c, dtype: float32}",
+            "dequantize takes the roles weight, scale; `from` has weight, scael",
+        ),
+        (
+            'from: "{m...}.w", to: "{m}.x"',
+            "dequantize: {codec: $c, dtype: float32}",
+            "dequantize takes the roles weight, scale; `from` has none",
+        ),
+    ],
+)
+def test_the_roles_of_a_codec_that_a_param_names_are_those_of_the_rule(
+    sides: str, call: str, message: str, tmp_path: Path
+) -> None:
+    rule = tmp_path / "r.yaml"
+    rule.write_text(NAMED + f"  - {{name: r, {sides}, via: [{{{call}}}]}}\n")
+    given = {"a.w": np.ones((2, 2), "f4"), "a.s": np.ones((1, 1), "f4")}
+    for codec, said in (("fp8-block", message), ("fp9", "there is no codec 'fp9'")):
+        with pytest.raises(QuestionError) as caught:
+            migrate.apply(given, rules=[rule], params={"c": codec}, allow=["lossy"])
+        (found,) = caught.value.diagnostics
+        assert found.message == said
+        assert found.spans[0].line == 12
+
+
+def test_a_part_that_no_role_is_for_is_missed_before_anything_else(tmp_path: Path) -> None:
+    rule = tmp_path / "r.yaml"
+    for codec in ("fp8-block", "$c"):
+        rule.write_text(
+            NAMED + '  - {name: r, from: {weight: "{m...}.w"}, to: "{m}.x", '
+            f"via: [{{dequantize: {{codec: {codec}, dtype: float32}}}}]}}\n"
+        )
+        with pytest.raises(MigrateError) as caught:
+            migrate.apply(
+                {"a.w": np.ones((2, 2), "f4")},
+                rules=[rule],
+                params={"c": "fp8-block"},
+                allow=["lossy"],
+            )
+        (found,) = caught.value.diagnostics
+        assert found.code == "M408"
+        assert "fp8-block cannot be decoded without its scale" in found.message
+
+
 def test_the_schema_says_of_each_codec_what_it_takes() -> None:
     form, named = schema.rule_file()["$defs"]["Step"]["properties"]["quantize"], {}
     while "if" in form:

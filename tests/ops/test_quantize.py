@@ -159,7 +159,8 @@ def test_dequantize_loses_unless_the_specs_prove_that_it_does_not():
         return DEQUANTIZE.loss_on(args, [spec(CODES, (2, 2)), spec(scale, (1, 1))])
 
     assert loss("float32", "float8_e8m0fnu") is Loss.LOSSLESS
-    assert loss("bfloat16", "float8_e8m0fnu") is Loss.LOSSY
+    assert loss("bfloat16", "float8_e8m0fnu") is Loss.LOSSLESS
+    assert loss("float16", "float8_e8m0fnu") is Loss.LOSSY
     assert loss("float32", "float32") is Loss.LOSSY
     assert DEQUANTIZE.loss(DEQUANTIZE.Args(codec="fp8-block", dtype="float32")) is Loss.LOSSY
     assert (
