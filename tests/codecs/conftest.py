@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from migrate.codecs import _e4m3, get
+from migrate.codecs import get
+from migrate.codecs.kit.rounding import Lanes
 
 
 @pytest.fixture
@@ -35,6 +36,6 @@ def other_device(monkeypatch: pytest.MonkeyPatch) -> None:
             *rest,
         )
 
-    monkeypatch.setattr(_e4m3, "_on_cpu", lambda tensor: False)
+    monkeypatch.setattr(Lanes, "on_cpu", False)
     monkeypatch.setattr(kind, "encode", encoded)
     monkeypatch.setattr(kind, "decode", decoded)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 
 from migrate.codecs import get, names
 from migrate.codecs.base import OpError
+from migrate.codecs.kit.encoding_boxes import PartBoxes
 from migrate.core.errors import page
 from migrate.core.spec import Spec
 from migrate.elements.raw import carrier
@@ -439,12 +441,12 @@ def test_a_block_that_hf_has_no_scale_for_is_refused_by_its_place(scale: str, pa
 def test_parts_that_share_a_memo_are_the_same_and_look_at_each_number_once(
     like: str, order: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from migrate.codecs import _e4m3
+    from migrate.codecs.kit import encoding
 
     spec, args, looked = Spec("bfloat16", (3, 70, 50)), Args(block=(16, 32), like=like), []
-    amax = _e4m3.amax
+    amax = encoding.amax
     monkeypatch.setattr(
-        _e4m3, "amax", lambda bits, *rest: looked.append(bits.size) or amax(bits, *rest)
+        encoding, "amax", lambda bits, *rest: looked.append(prod(bits.shape)) or amax(bits, *rest)
     )
     array = codeckit.numbers(spec)
     made, memo = [np.empty((3, 70, 50), "u1"), np.empty((3, 5, 2), "<u4")], dict[str, Any]()
@@ -518,10 +520,9 @@ def test_scales_are_recalled_from_the_codes_alone_and_only_where_these_are_known
 def test_chunks_leave_no_seam(
     shape: tuple[int, int], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from migrate.codecs import _e4m3
-    from migrate.codecs.kit import box_decoding
+    from migrate.codecs.kit import box_decoding, encoding
 
-    monkeypatch.setattr(_e4m3, "CHUNK", chunk)
+    monkeypatch.setattr(encoding, "CHUNK", dict.fromkeys(encoding.CHUNK, chunk))
     monkeypatch.setattr(box_decoding, "CHUNK", chunk)
     spec = Spec("float32", shape)
     args = Args(block=(7, 96))
@@ -580,12 +581,6 @@ def test_the_kit_notices_a_box_that_is_computed_from_the_wrong_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # a box that begins inside a block, as if it began with one
-    kind = type(CODEC)
-    encode_needs = kind.encode_needs
-
-    def unaligned(self, args, spec, part, box):
-        return box if part == 0 else encode_needs(self, args, spec, part, box)
-
-    monkeypatch.setattr(kind, "encode_needs", unaligned)
+    monkeypatch.setattr(PartBoxes, "_on_tiles", lambda self, box: box)
     with pytest.raises(AssertionError, match=r"weight in"):
         codeckit.check_sample("fp8-block", 0)

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 CHUNK = {"numpy": 1 << 17, "cpu": 1 << 20, "device": 1 << 25}
 
 
+# numbers of a tile of which the magnitude is kept, rather than what is stored
+LARGE = 1 << 8
+
+
 class TensorEncoding(PartBoxes):
     """How numbers of `spec` become `parts`, role -> Spec, by the arithmetic of `rule`.
 
@@ -111,9 +115,18 @@ class TensorEncoding(PartBoxes):
         """The most bytes that `encode` keeps in `memo`."""
         if self.surveys_tiles:
             return 0
+        if self._keeps_amax:
+            return 5 * prod(self.entries)
         return sum(
             (BITS[s.dtype] // 8 + 1) * prod(self.entries) for s in self._followers().values()
         )
+
+    @property
+    def _keeps_amax(self) -> bool:
+        """Whether magnitudes are kept in `memo`, from which scales and codes follow, in whatever
+        order they are asked for; of small tiles, what is stored is less.
+        """
+        return prod(self.tile) >= LARGE and not self.rule.asymmetric
 
     def _followers(self) -> dict[str, Spec]:
         """The parts that encoding codes leaves in `memo`."""
@@ -135,10 +148,15 @@ class TensorEncoding(PartBoxes):
         if role not in self._followers() or self.surveys_tiles:
             self.encode(None, role, box, out, survey=survey)
             return True
-        known: _KeptEntries | None = None if memo is None else memo.get(role)
-        entries = None if known is None else known.get(self._entries_box(role, box))
+        name = "amax" if self._keeps_amax else role
+        known: _KeptEntries | None = None if memo is None else memo.get(name)
+        entries = None if known is None else known.get(_slices(self._entries_box(role, box)))
         if entries is None:
             return False
+        if self._keeps_amax:
+            whole = None if self.whole is None else self._scale_of_all(survey)
+            scales = self.rule.scales(self.layout.elements, self.spec.dtype, entries, whole)
+            entries = self._kept(role, scales, None)
         self._place(role, entries, box, out)
         return True
 
@@ -165,7 +183,7 @@ class TensorEncoding(PartBoxes):
             _copy(out, wanted[tuple(slice(a, b) for a, b in box)])
             return
         if role != self.layout.role:
-            self._entries(array, role, box, out, survey)
+            self._entries(array, role, box, out, memo, survey)
             return
         full = self._numbers(role, box)
         if full is None or not prod(b - a for a, b in full):
@@ -177,8 +195,9 @@ class TensorEncoding(PartBoxes):
         cut = [slice(a - c, b - c) for (a, b), (c, _) in zip(region, full, strict=True)]
         words = self._words(out, full, box)
         for at in product(*(range(n) for n in numbers.shape[:-2])):
-            for part, room, place in self._rows(numbers[at], words[at], full):
-                self._matrix(part, at, place, room, meter, memo, survey)
+            inside = (cut[-2], cut[-1])
+            for part, room, place, here in self._rows(numbers[at], words[at], full, inside):
+                self._matrix(part, at, place, room, here, meter, memo, survey)
         self._deliver(out, words, cut, box)
 
     def _scale_of_all(self, survey: Array | None) -> Array:
@@ -189,7 +208,15 @@ class TensorEncoding(PartBoxes):
     def _fill(self, out: Any, value: Array, dtype: str) -> None:
         _copy(out, as_stored(value.reshape(-1)[:1], dtype)[0])
 
-    def _entries(self, array: Any, role: str, box: Box, out: Any, survey: Array | None) -> None:
+    def _entries(
+        self,
+        array: Any,
+        role: str,
+        box: Box,
+        out: Any,
+        memo: dict[str, Any] | None,
+        survey: Array | None,
+    ) -> None:
         """`encode` of scales, or of zeros."""
         import numpy as np
 
@@ -213,7 +240,7 @@ class TensorEncoding(PartBoxes):
             step = self._step(lanes_of(matrix), matrix.shape[-1])
             for row in range(0, matrix.shape[0], step):
                 part = matrix[row : row + step]
-                scales, zero, _ = self._scales(part, at, full, row, whole)
+                scales, zero, _ = self._scales(part, at, full, row, whole, memo)
                 first = row // self.tile[0]
                 kept = made[at][first : first + scales.stored.shape[0]]
                 kept[...] = self._kept(role, scales, zero)
@@ -273,8 +300,7 @@ class TensorEncoding(PartBoxes):
 
     def _step(self, lanes: Lanes, columns: int) -> int:
         """The rows of a chunk: whole tiles."""
-        kind = "numpy" if lanes.device is None else lanes.device.type
-        size = CHUNK.get(kind, CHUNK["device"])
+        size = CHUNK["numpy" if lanes.device is None else "cpu" if lanes.on_cpu else "device"]
         high = 1 if self.surveys_tiles else self.tile[0]
         return max(1, size // max(1, columns) // high) * high
 
@@ -303,7 +329,13 @@ class TensorEncoding(PartBoxes):
         return any(v != v for v in self.layout.elements.values())
 
     def _scales(
-        self, part: Any, at: tuple[int, ...], full: Box, row: int, whole: Array | None
+        self,
+        part: Any,
+        at: tuple[int, ...],
+        full: Box,
+        row: int,
+        whole: Array | None,
+        memo: dict[str, Any] | None,
     ) -> tuple[Scales, Array | None, Array]:
         """The scales of the tiles of some rows from row `row` on, their zeros if there are any, and
         their largest magnitudes.
@@ -316,7 +348,7 @@ class TensorEncoding(PartBoxes):
             low, high = extremes(part, dtype, self.tile)
             largest = np.maximum(high, -low)
         else:
-            largest = amax(part, dtype, self.tile, self.non_finite == "saturate")
+            largest = self._amax(part, at, full, row, memo)
         # the largest of what has no sign is NaN or infinite where any is
         if self.non_finite == "refuse" and not isfinite(largest.max()):
             raise self._not_finite(part, at, full, row, 0)
@@ -328,21 +360,26 @@ class TensorEncoding(PartBoxes):
             raise encoding_error.too_small(largest, scales.factor, at, full, row, self.tile)
         return scales, None, largest
 
-    def _rows(self, matrix: Any, words: Any, full: Box) -> Iterator[tuple[Any, Any, Box]]:
-        """A matrix with the words for its codes and its place; of flat numbers tiles as rows, then
-        what is left.
+    def _rows(
+        self, matrix: Any, words: Any, full: Box, inside: tuple[slice, slice]
+    ) -> Iterator[tuple[Any, Any, Box, tuple[slice, slice]]]:
+        """A matrix with the words for its codes, its place and what is `inside` of it; of flat
+        numbers tiles as rows, then what is left.
         """
         wide, count = self.tile[1], matrix.shape[-1]
         if not self.layout.flat or count <= wide or wide % self.unit:
-            yield matrix, words, full
+            yield matrix, words, full, inside
             return
         words, whole = words.reshape(1, -1), count // wide * wide
         here = self.packing.words(whole, self.parts[self.layout.role].dtype)
         rows = whole // wide
-        yield matrix[:, :whole].reshape(rows, wide), words[:, :here].reshape(rows, -1), full
+        tiles = matrix[:, :whole].reshape(rows, wide)
+        yield tiles, words[:, :here].reshape(rows, -1), full, inside
         if whole < count:
-            first = full[-1][0] + whole
-            yield matrix[:, whole:], words[:, here:], ((0, 1), (first, full[-1][1]))
+            place = ((0, 1), (full[-1][0] + whole, full[-1][1]))
+            last = inside[1]
+            left = slice(max(0, last.start - whole), max(0, last.stop - whole))
+            yield matrix[:, whole:], words[:, here:], place, (inside[0], left)
 
     def _matrix(
         self,
@@ -350,12 +387,13 @@ class TensorEncoding(PartBoxes):
         at: tuple[int, ...],
         full: Box,
         words: Any,
+        inside: tuple[slice, slice],
         meter: Meter | None,
         memo: dict[str, Any] | None,
         known: Array | None,
     ) -> None:
-        """Codes of a matrix that begins and ends with tiles into `words`. `known`: the magnitudes
-        of surveyed tiles, or the scale of the whole tensor.
+        """Codes of a matrix that begins and ends with tiles into `words`; `meter` hears of those
+        `inside`. `known`: the magnitudes of surveyed tiles, or the scale of the whole tensor.
         """
         import numpy as np
 
@@ -373,7 +411,7 @@ class TensorEncoding(PartBoxes):
                 scales, largest = self._surveyed_scales(at, full, row, part, known)
                 self._refuse_codeless(part, at, full, row)
             else:
-                scales, zero, largest = self._scales(part, at, full, row, known)
+                scales, zero, largest = self._scales(part, at, full, row, known, memo)
                 self._remember(scales, zero, at, full, row, memo)
             shape = tuple(part.shape)
             numbers = lanes.widen(part, self.spec.dtype, lanes.take("numbers", shape, "f4"))
@@ -393,12 +431,14 @@ class TensorEncoding(PartBoxes):
                     lanes.narrow(numbers, scales.dtype)
                 tame = bool(np.isfinite(largest).all() and np.isfinite(scales.factor).all())
                 wild = self.non_finite != "refuse" and not (tame and self.non_finite == "keep")
+                over = None
+                if meter is not None and (wild or self.rule.saturates):
+                    over = rounding.beyond(lanes, numbers, elements)
                 codes = self._codes(lanes, numbers, part, factor, wild, words[row : row + step])
             if meter is not None:
-                top = row + (full[-1][0] // tile[1] if self.layout.flat else full[-2][0])
-                encoding_error.tell(
-                    meter, self, lanes, part, codes, scales, zero, largest, tile, top, tame
-                )
+                place = encoding_error.place(self, full, row, shape, scales.stored.shape, inside)
+                made = encoding_error.Made(part, codes, over, scales, zero, largest, tame)
+                encoding_error.tell(meter, self, lanes, made, place)
 
     def _codes(
         self, lanes: Lanes, numbers: Any, part: Any, factor: Any, wild: bool, words: Any
@@ -459,20 +499,43 @@ class TensorEncoding(PartBoxes):
         row: int,
         memo: dict[str, Any] | None,
     ) -> None:
-        if memo is None:
+        if memo is None or self._keeps_amax:
             return
         for role in self._followers():
             known = memo.get(role) or memo.setdefault(
-                role, _KeptEntries(self.entries, self._kept_as(role))
+                role, _KeptEntries(self.entries, carrier(self._kept_as(role)))
             )
-            first, left = (full[-2][0] + row) // self.tile[0], full[-1][0] // self.tile[1]
-            rows, columns = scales.stored.shape
             kept = self._kept(role, scales, zero)
-            if self.layout.flat:
-                first, left = 0, left + row
-                rows, columns, kept = 1, kept.size, kept.reshape(1, -1)
-            lead = (a + i for (a, _), i in zip(full[:-2], at, strict=True))
-            known.put((*lead, slice(first, first + rows), slice(left, left + columns)), kept)
+            known.put(self._entries_of(kept.shape, at, full, row), kept)
+
+    def _amax(
+        self, part: Any, at: tuple[int, ...], full: Box, row: int, memo: dict[str, Any] | None
+    ) -> Array:
+        """The largest magnitudes of the tiles of some rows, each looked for once."""
+        dtype, saturate = self.spec.dtype, self.non_finite == "saturate"
+        if memo is None or not self._keeps_amax:
+            return amax(part, dtype, self.tile, saturate)
+        kept = memo.get("amax") or memo.setdefault("amax", _KeptEntries(self.entries, "f4"))
+        shape = tuple(-(-n // t) for n, t in zip(part.shape, self.tile, strict=True))
+        place = self._entries_of(shape, at, full, row)
+        known: Array | None = kept.get(place)
+        if known is not None:
+            return known.reshape(shape)
+        found = amax(part, dtype, self.tile, saturate)
+        kept.put(place, found)
+        return found
+
+    def _entries_of(
+        self, shape: tuple[int, ...], at: tuple[int, ...], full: Box, row: int
+    ) -> tuple[Any, ...]:
+        """Where the entries of some rows of a matrix, of this shape, lie among all."""
+        first, left = (full[-2][0] + row) // self.tile[0], full[-1][0] // self.tile[1]
+        rows, columns = shape
+        if self.layout.flat:
+            # tiles may be rows here
+            first, left, rows, columns = 0, left + row, 1, rows * columns
+        lead = (a + i for (a, _), i in zip(full[:-2], at, strict=True))
+        return (*lead, slice(first, first + rows), slice(left, left + columns))
 
     def _words(self, out: Any, full: Box, box: Box) -> Any:
         """Room for the words of the numbers `full`: `out` itself where it is that."""
@@ -515,21 +578,20 @@ class TensorEncoding(PartBoxes):
 
 
 class _KeptEntries:
-    """What is stored of entries of a grid that were worked out, as raw elements."""
+    """What was worked out of the entries of a grid: what is stored of them, or magnitudes."""
 
     __slots__ = ("_done", "_kept")
 
     def __init__(self, entries: tuple[int, ...], dtype: str) -> None:
         import numpy as np
 
-        self._kept, self._done = np.empty(entries, carrier(dtype)), np.zeros(entries, "?")
+        self._kept, self._done = np.empty(entries, dtype), np.zeros(entries, "?")
 
-    def get(self, box: Box) -> Array | None:
-        part = tuple(slice(low, high) for low, high in box)
-        return self._kept[part] if self._done[part].all() else None
+    def get(self, place: tuple[Any, ...]) -> Array | None:
+        return self._kept[place] if self._done[place].all() else None
 
     def put(self, place: tuple[Any, ...], entries: Array) -> None:
-        self._kept[place] = entries
+        self._kept[place] = entries.reshape(self._kept[place].shape)
         self._done[place] = True
 
 
@@ -604,6 +666,10 @@ def _copy(out: Any, made: Any) -> None:
         kind = f"i{made.itemsize}" if made.itemsize > 1 else "u1"
         made = torch.from_numpy(np.asarray(made, order="C").view(kind))
     out.copy_(made.view(out.dtype) if made.dtype != out.dtype else made)
+
+
+def _slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(low, high) for low, high in box)
 
 
 def _same_memory(one: Any, other: Any) -> bool:

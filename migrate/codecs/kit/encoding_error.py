@@ -6,7 +6,7 @@ what saturates or becomes zero is counted in all.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ...core.errors import OpError
 from ...core.spec import BITS, coordinates
@@ -86,85 +86,158 @@ def too_small(
     )
 
 
-def sampled_rows(spec_numel: int, top: int) -> slice:
-    """The rows of a box from row `top` on whose error is measured."""
-    every = min(SPARSEST, max(1, spec_numel // MEASURED))
-    return slice(-top % every, None, every)
+class Made(NamedTuple):
+    """What became of some rows of a matrix: raw numbers, codes (u1), which of them lie beyond the
+    codes where that was looked for, and of their tiles scales, zeros and magnitudes. `tame`: all
+    magnitudes and factors are finite.
+    """
+
+    part: Any
+    codes: Any
+    over: Any
+    scales: Scales
+    zero: Array | None
+    largest: Array
+    tame: bool
 
 
-def tell(
-    meter: Meter,
+class MeasuredPlace(NamedTuple):
+    """The rows and columns that a meter hears of; the entry of the grid of row i is that of number
+    (`first` + i) // `high`, and of column j (`left` + j) // `wide`. The error of those that are
+    sampled is measured.
+    """
+
+    rows: slice
+    columns: slice
+    first: int
+    high: int
+    left: int
+    wide: int
+    sampled_rows: Array
+    sampled_columns: Array
+
+
+def place(
     encoding: PartBoxes,
-    lanes: Lanes,
-    given: Any,
-    codes: Any,
-    scales: Scales,
-    zero: Array | None,
-    largest: Array,
-    tile: tuple[int, int],
-    top: int,
-    tame: bool,
-) -> None:
-    """Tells `meter` of some rows of a matrix, raw `given` and their `codes` (u1), which begin with
-    row `top` and a tile: the error of the sampled ones, and counts of all.
+    full: Box,
+    row: int,
+    shape: tuple[int, ...],
+    entries: tuple[int, ...],
+    inside: tuple[slice, slice],
+) -> MeasuredPlace:
+    """The place of rows from row `row` of the numbers `full` on, of which these are `inside`: the
+    same rows of a tensor are measured however it is cut into boxes, all of small ones.
     """
     import numpy as np
 
+    every = min(SPARSEST, max(1, encoding.spec.numel // MEASURED))
+    high, wide = encoding.tile
+    if encoding.layout.flat:
+        # rows are tiles here, and side by side in `inside`
+        first, last = row * shape[1], row * shape[1] + shape[0] * shape[1]
+        low = max(inside[1].start, first)
+        stop = max(low, min(inside[1].stop, last))
+        tiles = np.arange((low - first) // wide, -(-(stop - first) // wide))
+        tiles = tiles[(full[-1][0] // wide + row + tiles) % every == 0]
+        sampled = (tiles[:, None] * wide + np.arange(wide)).reshape(-1) - (low - first)
+        sampled = sampled[(sampled >= 0) & (sampled < stop - low)]
+        one = np.zeros(1, int)
+        columns = slice(low - first, stop - first)
+        return MeasuredPlace(slice(0, 1), columns, 0, 1, low - first, wide, one, sampled)
+    low = max(inside[0].start, row)
+    stop = max(low, min(inside[0].stop, row + shape[0]))
+    sampled = np.flatnonzero((full[-2][0] + np.arange(low, stop)) % every == 0)
+    if encoding.surveys_tiles:
+        # entries of single rows and columns, or one
+        high, wide = (1 if n > 1 else max(m, 1) for n, m in zip(entries, shape, strict=True))
+    left = inside[1].start
+    every_column = np.arange(inside[1].stop - left)
+    return MeasuredPlace(
+        slice(low - row, stop - row), inside[1], low - row, high, left, wide, sampled, every_column
+    )
+
+
+def tell(meter: Meter, encoding: PartBoxes, lanes: Lanes, made: Made, at: MeasuredPlace) -> None:
+    """Tells `meter` the error of the sampled numbers at a place, and counts of all of them."""
+    import numpy as np
+
     elements, dtype = encoding.layout.elements, encoding.spec.dtype
+    flat = encoding.layout.flat
+
+    def within(array: Any) -> Any:
+        return (array.reshape(1, -1) if flat else array)[at.rows, at.columns]
+
+    part, codes = within(_raw(made.part, dtype)), within(made.codes)
+    over = None if made.over is None else within(made.over)
+    if 0 in part.shape:
+        return
+    if lanes.device is not None and lanes.on_cpu:
+        part, codes = part.numpy(), codes.numpy()
     table = numbers_of(elements)
-    if zero is not None:
+    if made.zero is not None:
         table = np.arange(-(1 << (elements.bits - 1)), 1 << (elements.bits - 1), dtype="f4")
-    back = scales.stored if scales.back is None else scales.back
+    back = made.scales.stored if made.scales.back is None else made.scales.back
+    every = np.arange(part.shape[0]), np.arange(part.shape[1])
 
-    def spread(grid: Array, rows: slice, shape: tuple[int, ...]) -> Array:
-        down = (rows.start + rows.step * np.arange(shape[0])) // tile[0]
-        found = grid[down if grid.shape[0] > 1 else np.zeros(shape[0], int)]
-        wide: Array = np.repeat(found, tile[1], -1)[:, : shape[1]] if grid.shape[1] > 1 else found
-        return wide
+    def here(array: Any, rows: Any, columns: Any) -> Array:
+        kept = array[rows if isinstance(array, np.ndarray) else lanes.of(rows)]
+        found: Array = kept if isinstance(kept, np.ndarray) else kept.cpu().numpy()
+        return found if columns.size == found.shape[1] else found[:, columns]
 
-    def decoded(rows: slice, of: Array) -> Array:
-        with np.errstate(all="ignore"):
-            numbers = table[of]
-            if zero is not None:
-                numbers = numbers - spread(zero, rows, of.shape)
-            product: Array = numbers * spread(back, rows, of.shape)
-        return product
-
-    def here(array: Any) -> Array:
-        if isinstance(array, np.ndarray):
-            return array
-        if array.is_floating_point():
-            array = array.view(lanes.xp.int16 if BITS[dtype] == 16 else lanes.xp.int32)
-        found: Array = array.cpu().numpy()
+    def spread(grid: Array, rows: Any, columns: Any) -> Array:
+        down, across = (at.first + rows) // at.high, (at.left + columns) // at.wide
+        found: Array = (grid.reshape(1, -1) if flat else grid)[down][:, across]
         return found
 
-    raw = f"<u{BITS[dtype] // 8}"
-    sampled = sampled_rows(encoding.spec.numel, top)
-    rows = here(given[sampled]).view(raw)
-    wanted = widened(np.ascontiguousarray(rows), dtype)
-    got = decoded(sampled, here(codes[sampled]))
-    amax = np.broadcast_to(spread(largest, sampled, wanted.shape), wanted.shape)
-    saturated = underflowed = non_finite = 0
-    underflowed = _vanished(lanes, given, codes, elements, dtype, zero is not None)
-    if not tame or float(np.abs(back).max(initial=0)) * largest_of(elements) > FAR:
-        every = slice(0, None, 1)
-        all_wanted = widened(np.ascontiguousarray(here(given).view(raw)), dtype)
-        all_got = decoded(every, here(codes))
-        fine = np.isfinite(all_got)
-        lost = ~fine & (all_wanted != all_got) & ~np.isnan(all_wanted)
-        non_finite = int(np.count_nonzero(lost))
-        # an infinity may come back as one
-        saturated = int(np.count_nonzero(np.isinf(all_wanted) & (all_wanted != all_got)))
+    def compared(rows: Any, columns: Any) -> tuple[Array, Array]:
+        raw = np.ascontiguousarray(here(part, rows, columns))
+        wanted = widened(raw.view(f"<u{BITS[dtype] // 8}"), dtype)
+        with np.errstate(all="ignore"):
+            got = table[here(codes, rows, columns)]
+            if made.zero is not None:
+                got = got - spread(made.zero, rows, columns)
+            got = got * spread(back, rows, columns)
+        return wanted, got
+
+    if made.tame and float(np.abs(back).max(initial=0)) * largest_of(elements) <= FAR:
+        non_finite = 0
+        saturated = 0 if over is None else lanes.count(over)
+        underflowed = _vanished(part, codes, elements, dtype, made.zero is not None)
+    else:
+        non_finite, saturated, underflowed = _lost(
+            *compared(*every), None if over is None else here(over, *every)
+        )
+    wanted, got = compared(at.sampled_rows, at.sampled_columns)
+    amax = spread(made.largest, at.sampled_rows, at.sampled_columns)
+    sure = wanted.size == part.shape[0] * part.shape[1]
     meter.add(
-        wanted, got, amax, saturated=saturated, underflowed=underflowed, non_finite=non_finite,
-        sure=sampled.step == 1,
+        wanted, got, amax, saturated=saturated,
+        underflowed=underflowed, non_finite=non_finite, sure=sure,
     )  # fmt: skip
 
 
-def _vanished(
-    lanes: Lanes, given: Any, codes: Any, elements: ElementType, dtype: str, shifted: bool
-) -> int:
-    """How many numbers became zero that were not."""
+def _raw(array: Any, dtype: str) -> Any:
+    """Raw elements of numpy or torch as integers that both can look at."""
+    import numpy as np
+
+    return array if isinstance(array, np.ndarray) else typed(array, f"int{BITS[dtype]}")
+
+
+def _lost(wanted: Array, got: Array, over: Array | None) -> tuple[int, int, int]:
+    """How many numbers came back infinite or undefined that were not, how many lie beyond the codes
+    and did not come back, and how many became zero.
+    """
+    import numpy as np
+
+    differs = wanted != got
+    lost = ~np.isfinite(got) & differs & ~np.isnan(wanted)
+    # an infinity may come back as one
+    beyond = 0 if over is None else int(np.count_nonzero(over & differs))
+    return int(np.count_nonzero(lost)), beyond, int(np.count_nonzero((got == 0) & differs))
+
+
+def _vanished(part: Any, codes: Any, elements: ElementType, dtype: str, shifted: bool) -> int:
+    """How many numbers became zero that were not: raw elements, and their codes."""
     import numpy as np
 
     if shifted:
@@ -172,15 +245,15 @@ def _vanished(
         return 0
     zero = elements.values().index(0.0)
     mask = (1 << (elements.bits - bool(elements.dtype))) - 1
-    if lanes.device is not None and lanes.device.type != "cpu":
-        return int(((codes & mask) == zero).logical_and_(typed(given, dtype) != 0).sum())
-    if lanes.device is not None:
-        codes, given = codes.numpy(), typed(given, f"int{BITS[dtype]}").numpy()
+    if not isinstance(part, np.ndarray):
+        magnitudes = part & ((1 << BITS[dtype] - 1) - 1)
+        return int(((codes & mask) == zero).logical_and_(magnitudes != 0).sum())
     if elements.dtype and elements.bits == 8:
-        return _rare(codes, given, dtype, mask)
-    made = np.bitwise_and(codes, mask, out=scratch("vanished", codes.size).reshape(codes.shape))
+        return _rare(codes, part, dtype, mask)
+    room = scratch("vanished", codes.size).reshape(codes.shape)
+    made = np.bitwise_and(codes, mask, out=room)
     zeros = np.equal(made, zero, out=made.view("?"))
-    return int(np.count_nonzero(np.logical_and(zeros, _some(given, dtype), out=zeros)))
+    return int(np.count_nonzero(np.logical_and(zeros, _some(part, dtype), out=zeros)))
 
 
 def _some(given: Array, dtype: str) -> Array:

@@ -1,12 +1,13 @@
-"""The parts of a tensor made a second time: whole, in plain numpy, without chunks, bits or torch.
+"""The parts of a tensor made a second time, in plain numpy: without bits, tiles or torch.
 
-`verify` and the kit compare with these. Blocks are laid out on axes of their own, padded with
-zeros, so that a scale is one `max`; codes are searched among the borders between the numbers that
-codes stand for, in float64.
+`verify` and the kit compare with these. Rows are worked on some at a time, so that memory is that
+of the parts; the largest of each block is found first, then each number is scaled by the entry at
+its index and its code looked up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,6 +15,7 @@ from ...core.spec import BITS
 from ...elements.raw import carrier
 from .layout import ElementType
 from .magnitudes import widened
+from .rounding import looked_up
 from .scale_rules import ScaleRule, Scales
 
 if TYPE_CHECKING:
@@ -23,79 +25,99 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = "np.ndarray[Any, Any]"
 
+# numbers that are worked on at a time
+STEP = 1 << 16
+
 
 def reference_parts(encoding: TensorEncoding, array: Array) -> dict[str, Array]:
     """role -> raw elements of each part of the whole tensor `array`, raw elements."""
     import numpy as np
 
     spec, rule, layout = encoding.spec, encoding.rule, encoding.layout
-    numbers = widened(np.ascontiguousarray(array), spec.dtype).reshape(encoding.full)
+    tile = encoding.tile
+    raw: Array = np.ascontiguousarray(array).reshape(encoding.full)
+    if layout.flat:
+        # blocks as rows
+        padded = np.zeros(-(-spec.numel // tile[1]) * tile[1], raw.dtype)
+        padded[: spec.numel] = raw.reshape(-1)
+        raw, tile = padded.reshape(-1, tile[1]), (1, tile[1])
+    saturate = encoding.non_finite == "saturate"
+    grid = (*raw.shape[:-2], *(-(-n // t) for n, t in zip(raw.shape[-2:], tile, strict=True)))
+    low, high = np.zeros(grid, "f4"), np.zeros(grid, "f4")
+    out = {role: np.zeros(part.shape, carrier(part.dtype)) for role, part in encoding.parts.items()}
+    if not spec.numel:
+        return out
+    # words of one row side by side
+    codes = out[layout.role].reshape((-1,) if layout.flat else (*raw.shape[:-1], -1))
     with np.errstate(all="ignore"):
-        blocks, shape = _blocks(numbers, encoding)
-        known = (
-            np.where(np.isfinite(blocks), blocks, 0)
-            if encoding.non_finite == "saturate"
-            else blocks
-        )
-        axes = (
-            (-3, -1)
-            if encoding.leading
-            else tuple(i for i in range(blocks.ndim) if i not in (blocks.ndim - 4, blocks.ndim - 2))
-        )
-        amax = np.abs(known).max(axes, initial=0, keepdims=True)
+        for at, rows in _some_rows(raw):
+            numbers = widened(raw[at][rows], spec.dtype)
+            known = np.where(np.isfinite(numbers), numbers, 0) if saturate else numbers
+            first, last = rows.start // tile[0], -(-rows.stop // tile[0])
+            for row in range(first, last):
+                inside = slice(max(0, row * tile[0] - rows.start), (row + 1) * tile[0] - rows.start)
+                edges = np.arange(0, raw.shape[-1], tile[1])
+                for found, sign in ((low, -1), (high, 1)):
+                    most = np.maximum.reduceat((sign * known[inside]).max(0, initial=0), edges)
+                    found[at][row] = np.maximum(found[at][row], most)
+        # of zeros of both signs either may be the largest
+        low, high = np.abs(low), np.abs(high)
+        largest = np.maximum(low, high)
+        if not encoding.leading:
+            largest = np.broadcast_to(largest.max(initial=0), largest.shape)
         whole = None
-        out: dict[str, Array] = {}
         if encoding.whole is not None:
-            whole = rule.whole(np.float32(amax.max(initial=0)), spec.dtype)
-            dtype = encoding.parts[encoding.whole.role].dtype
-            out[encoding.whole.role] = _stored(whole.reshape(-1)[:1], dtype).reshape(
-                encoding.parts[encoding.whole.role].shape
-            )
+            whole = rule.whole(largest.max(initial=0), spec.dtype)
+            role = encoding.whole.role
+            out[role][...] = _stored(whole.reshape(-1), encoding.parts[role].dtype)[0]
         zero = None
         if rule.asymmetric:
-            low, high = (
-                known.min(axes, initial=0, keepdims=True),
-                known.max(axes, initial=0, keepdims=True),
-            )
-            scales, zero = rule.ranges(layout.elements, spec.dtype, low, high)
+            scales, zero = rule.ranges(layout.elements, spec.dtype, -low, high)
         else:
-            scales = _scales(rule, layout.elements, spec.dtype, amax, whole)
-        scaled = blocks / scales.factor if scales.divides else blocks * scales.factor
-        scaled = _rounded(scaled, scales.dtype)
-        if zero is not None:
-            scaled = _rounded(scaled + zero, scales.dtype)
-        codes = _codes(layout.elements, rule, scaled, blocks, scales.factor)
-    codes = _unblocked(codes, shape, encoding.full)
-    out[layout.role] = _words(encoding, codes)
-    entries = np.broadcast_to(scales.stored, amax.shape).reshape(encoding.entries)
-    out[encoding.grid.role] = _grid(
-        encoding, _stored(entries, encoding.parts[encoding.grid.role].dtype)
-    )
+            scales = _scales(rule, layout.elements, spec.dtype, largest, whole)
+        for at, rows in _some_rows(raw):
+            numbers = widened(raw[at][rows], spec.dtype)
+            down = np.arange(rows.start, rows.stop) // tile[0]
+            across = np.arange(raw.shape[-1]) // tile[1]
+            factor = scales.factor[at][down][:, across]
+            scaled = numbers / factor if scales.divides else numbers * factor
+            scaled = _rounded(scaled, scales.dtype)
+            if zero is not None:
+                scaled = _rounded(scaled + zero[at][down][:, across], scales.dtype)
+            made = _codes(layout.elements, rule, scaled, numbers, factor)
+            packing, word = encoding.packing, BITS[encoding.parts[layout.role].dtype]
+            words = _packed(made, packing.bits, word, packing.order, packing.dense)
+            if layout.flat:
+                start = rows.start * words.shape[-1]
+                room = codes[start : start + words.size]
+                room[...] = words.reshape(-1)[: room.size]
+            else:
+                codes[at][rows] = words
+    entries = scales.stored
+    if not encoding.leading:
+        entries = entries.reshape(-1)[:1]
+    part = encoding.parts[encoding.grid.role]
+    entries = _stored(entries.reshape(encoding.entries), part.dtype)
+    out[encoding.grid.role] = _grid(encoding, entries)
     if zero is not None and layout.zero is not None and layout.zero.packing is not None:
         half = 1 << (layout.elements.bits - 1)
         fields = (zero.reshape(encoding.entries) + half).astype("u1").swapaxes(-1, -2)
-        packing, part = layout.zero.packing, encoding.parts[layout.zero.role]
-        words = _packed(fields, packing.bits, BITS[part.dtype], packing.order, packing.dense)
+        packing, word = layout.zero.packing, BITS[encoding.parts[layout.zero.role].dtype]
+        words = _packed(fields, packing.bits, word, packing.order, packing.dense)
         out[layout.zero.role] = np.ascontiguousarray(words.swapaxes(-1, -2))
     if "shape" in encoding.parts:
         out["shape"] = np.array(spec.shape, "<i8").view("<u8")
     return out
 
 
-def _blocks(numbers: Array, encoding: TensorEncoding) -> tuple[Array, tuple[int, ...]]:
-    """Numbers as [..., rows of blocks, rows, columns of blocks, columns], padded with zeros."""
+def _some_rows(raw: Array) -> Iterator[tuple[tuple[int, ...], slice]]:
+    """(index of a matrix, some of its rows) until all are named."""
     import numpy as np
 
-    (high, wide), (rows, columns) = encoding.tile, numbers.shape[-2:]
-    down, across = -(-rows // high), -(-columns // wide)
-    padded = np.zeros((*numbers.shape[:-2], down * high, across * wide), "f4")
-    padded[..., :rows, :columns] = numbers
-    shape = (*numbers.shape[:-2], down, high, across, wide)
-    return padded.reshape(shape), padded.shape
-
-
-def _unblocked(codes: Array, shape: tuple[int, ...], full: tuple[int, ...]) -> Array:
-    return codes.reshape(shape)[..., : full[-2], : full[-1]]
+    rows, step = raw.shape[-2], max(1, STEP // max(1, raw.shape[-1]))
+    for at in np.ndindex(raw.shape[:-2]):
+        for row in range(0, rows, step):
+            yield at, slice(row, min(row + step, rows))
 
 
 def _scales(
@@ -163,31 +185,25 @@ def _codes(
     if elements.numbers:
         between = (values[1:] + values[:-1]) / 2
         return np.searchsorted(between, scaled.astype("f8"), "left").astype("u1")
-    codes = np.flatnonzero(np.isfinite(values) & ~np.signbit(values))
-    known = values[codes]
-    between = (known[1:] + known[:-1]) / 2
-    magnitude = np.abs(np.nan_to_num(scaled.astype("f8"), posinf=np.inf))
-    low, high = (np.searchsorted(between, magnitude, side) for side in ("left", "right"))
-    even = rule.ties == "even" if elements.bits == 4 else True
-    code = codes[np.where((low != high) & (low % 2 == 1) & even, high, low)]
     half = 1 << (elements.bits - 1)
     if elements.bits == 4:
         scaled = np.nan_to_num(scaled, posinf=np.inf, neginf=-np.inf)
+        code = looked_up(np.abs(scaled), elements.dtype, rule.ties)
         sign = {
             "bit": np.signbit(scaled),
             "negative": scaled < 0,
             "not positive": ~(scaled > 0),
             "not zero": (scaled < 0) & (code != 0),
         }[rule.sign]
-        made: Array = (code + half * sign).astype("u1")
+        made: Array = code | (half * sign).astype("u1")
         return made
-    uz = elements.dtype.endswith("uz")
-    signed = code + half * (np.signbit(scaled) & ((code != 0) if uz else True))
+    code = looked_up(scaled, elements.dtype)
     nan = np.isnan(scaled)
     if nan.any():
         own = np.isnan(given) | np.isnan(np.broadcast_to(factor, scaled.shape))
-        signed[nan] = 0x80 if uz else np.where(own[nan], half - 1, 2 * half - 1)
-    return np.asarray(signed, "u1")
+        one = elements.dtype.endswith("uz")
+        code[nan] = half if one else np.where(own[nan], half - 1, 2 * half - 1)
+    return code
 
 
 def _packed(codes: Array, bits: int, word: int, order: tuple[int, ...], dense: bool) -> Array:
@@ -199,23 +215,13 @@ def _packed(codes: Array, bits: int, word: int, order: tuple[int, ...], dense: b
     count = codes.shape[-1]
     per = word // bits
     words = -(-count * bits // word) if dense else -(-count // per)
+    at = np.arange(count)
+    fields = np.array(order)[at % per] if order else at % per
+    first = at * bits if dense else at // per * word + fields * bits
     stream = np.zeros((*codes.shape[:-1], words * word), "u1")
-    for i in range(count):
-        field = order[i % per] if order else i % per
-        first = i * bits if dense else i // per * word + field * bits
-        for bit in range(bits):
-            stream[..., first + bit] = codes[..., i] >> bit & 1
+    for bit in range(bits):
+        stream[..., first + bit] = codes >> bit & 1
     return np.packbits(stream, axis=-1, bitorder="little").view(f"<u{word // 8}")
-
-
-def _words(encoding: TensorEncoding, codes: Array) -> Array:
-    import numpy as np
-
-    packing, part = encoding.packing, encoding.parts[encoding.layout.role]
-    words = _packed(
-        np.ascontiguousarray(codes), packing.bits, BITS[part.dtype], packing.order, packing.dense
-    )
-    return words.reshape(part.shape)
 
 
 def _grid(encoding: TensorEncoding, entries: Array) -> Array:

@@ -45,6 +45,11 @@ class Lanes:
         self.device = device
         self.xp: Any = import_module("numpy" if device is None else "torch")
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether tensors are in the memory that numpy sees."""
+        return self.device is None or self.device.type == "cpu"
+
     def take(self, name: str, shape: tuple[int, ...], kind: str) -> Any:
         """A contiguous array of numpy's `kind` (f4, u1): on the CPU this thread's memory of that
         name, which the next call gives again.
@@ -56,7 +61,7 @@ class Lanes:
         if self.device is None:
             return scratch(f"codes {name}", nbytes).view(kind).reshape(shape)
         dtype = getattr(self.xp, _BYTES[kind])
-        if self.device.type == "cpu":
+        if self.on_cpu:
             return self.xp.from_numpy(scratch(f"codes {name}", nbytes)).view(dtype).view(shape)
         return self.xp.empty(shape, dtype=dtype, device=self.device)
 
@@ -185,6 +190,15 @@ def integers(lanes: Lanes, numbers: Any, elements: ElementType, low: int, out: A
             xp.bitwise_and(out, (1 << bits) - 1, out=out)
 
 
+def beyond(lanes: Lanes, numbers: Any, elements: ElementType) -> Any:
+    """Which float32 `numbers` would round beyond the largest or below the least code."""
+    if elements.whole:
+        half = 1 << (elements.bits - 1)
+        return (numbers >= half - 0.5) | (numbers < -half - 0.5)
+    known = sorted({v for v in elements.values() if v - v == 0})
+    return lanes.xp.abs(numbers) >= known[-1] + (known[-1] - known[-2]) / 2
+
+
 def cast(lanes: Lanes, numbers: Any, elements: ElementType, out: Any) -> None:
     """Fills `out` (uint8 tensor) with the codes of a float type of 8 bits; `numbers` are clamped in
     place, NaN stays it.
@@ -198,7 +212,7 @@ def cast(lanes: Lanes, numbers: Any, elements: ElementType, out: Any) -> None:
 
 
 @cache
-def _codes_by_upper(dtype: str) -> Any:
+def _codes_by_upper(dtype: str, ties: str) -> Any:
     """The code of every float32 whose lower 16 bits are zero; too large numbers saturate."""
     import numpy as np
 
@@ -211,7 +225,8 @@ def _codes_by_upper(dtype: str) -> Any:
         numbers = (np.arange(1 << 16, dtype="<u4") << 16).view("<f4").astype("f8")
     magnitude = np.abs(numbers)
     low, high = (np.searchsorted(between, magnitude, side) for side in ("left", "right"))
-    code = codes[np.where((low != high) & (low % 2 == 1), high, low)].astype("u1")
+    even = ties == "even"
+    code = codes[np.where((low != high) & (low % 2 == 1) & even, high, low)].astype("u1")
     half = 1 << (elements.bits - 1)
     signed = np.signbit(numbers)
     if dtype.endswith("uz"):
@@ -224,7 +239,7 @@ def _codes_by_upper(dtype: str) -> Any:
     return code
 
 
-def looked_up(numbers: Array, dtype: str) -> Array:
+def looked_up(numbers: Array, dtype: str, ties: str = "even") -> Array:
     """The codes of float32 numbers, looked up by their upper 16 bits, the last set if any below is.
 
     That is rounding to odd. It keeps 8 bits, of which a code has at most 4, so that rounding again
@@ -235,7 +250,7 @@ def looked_up(numbers: Array, dtype: str) -> Array:
     bits = np.ascontiguousarray(numbers, "<f4").view("<u4")
     upper = (bits >> 16).astype("<u2")
     upper |= (bits & 0xFFFF) != 0
-    found: Array = _codes_by_upper(dtype).take(upper)
+    found: Array = _codes_by_upper(dtype, ties).take(upper)
     return found
 
 

@@ -81,6 +81,15 @@ class ScaleRule:
         return 1 if self.like == "compressed-tensors" else None
 
     @property
+    def saturates(self) -> bool:
+        """Whether finite numbers can lie beyond the largest code."""
+        return (
+            (self.kind == "mx" and self.power in ("floor", "even"))
+            or (self.kind == "nvfp4" and self.like == "torchao")
+            or (self.kind == "integer" and self.like in ("compressed-tensors", "torchao"))
+        )
+
+    @property
     def ties(self) -> str:
         """Where a number halfway between two e2m1 codes goes: even, or zero."""
         return "zero" if self.kind == "mx" and self.like in ("modelopt", "deepseek") else "even"

@@ -1,0 +1,88 @@
+"""A codec that encodes what a layout says: a rule says whose arithmetic makes scales and codes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from .codec import LayoutCodec
+from .encoding import TensorEncoding
+
+if TYPE_CHECKING:
+    from ...core.spec import Spec
+    from ...ops.base import Box, Meter
+    from .scale_rules import ScaleRule
+
+
+class EncodingCodec(LayoutCodec):
+    """Base of codecs that are layouts and encode: they add `encoded`, `rule` and an argument
+    `non_finite`.
+    """
+
+    follow = ("scale",)
+    reference_width = 0
+
+    def rule(self, args: Any, spec: Spec) -> ScaleRule:
+        """Whose arithmetic encodes numbers of this spec, and how."""
+        raise NotImplementedError
+
+    def encoding(self, args: Any, spec: Spec) -> TensorEncoding:
+        """How a tensor of this spec is encoded."""
+        return _encoding(self, args, spec)
+
+    def encode_needs(self, args: Any, spec: Spec, part: int, box: Box) -> Box:
+        return self.encoding(args, spec).needs(self.parts[part], box)
+
+    def grain(self, args: Any, spec: Spec, part: int | None) -> tuple[int, ...]:
+        if part is None:
+            return (1,) * len(spec.shape)
+        return self.encoding(args, spec).grain(self.parts[part])
+
+    def surveys(self, args: Any, spec: Spec) -> bool:
+        return self.encoding(args, spec).surveyed
+
+    def survey(self, args: Any, array: Any, spec: Spec, box: Box, known: Any = None) -> Any:
+        return self.encoding(args, spec).survey(array, box, known)
+
+    def remembers(self, args: Any, spec: Spec) -> int:
+        return self.encoding(args, spec).remembers()
+
+    def recall(
+        self,
+        args: Any,
+        spec: Spec,
+        part: int,
+        box: Box,
+        out: Any,
+        memo: dict[str, Any] | None = None,
+        survey: Any = None,
+    ) -> bool:
+        return self.encoding(args, spec).recall(self.parts[part], box, out, memo, survey)
+
+    def encode(
+        self,
+        args: Any,
+        array: Any,
+        spec: Spec,
+        part: int,
+        box: Box,
+        out: Any,
+        meter: Meter | None = None,
+        memo: dict[str, Any] | None = None,
+        survey: Any = None,
+    ) -> None:
+        self.encoding(args, spec).encode(array, self.parts[part], box, out, meter, memo, survey)
+
+    def reference_parts(self, args: Any, array: Any, spec: Spec) -> list[Any]:
+        from .encoding_reference import reference_parts
+
+        made = reference_parts(self.encoding(args, spec), array)
+        return [made.get(role) for role in self.parts]
+
+
+@lru_cache(maxsize=256)
+def _encoding(codec: EncodingCodec, args: Any, spec: Spec) -> TensorEncoding:
+    found = zip(codec.parts, codec.encoded(args, spec), strict=True)
+    parts = {role: part for role, part in found if part is not None}
+    layout, rule = codec.layout(args, parts), codec.rule(args, spec)
+    return TensorEncoding(layout, spec, parts, rule, args.non_finite)
