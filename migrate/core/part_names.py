@@ -165,7 +165,7 @@ class Endings:
             self._entries.setdefault(end, []).append(value)
         self._of_leaf: dict[str, list[str]] = {}
 
-    def find(self, key: str) -> Iterator[tuple[str, str, list[Any]]]:
+    def find(self, key: str) -> Sequence[tuple[str, str, list[Any]]]:
         """(what `{w}` stands for, ending, its entries), for each ending that the key has."""
         leaf = key[key.rfind(".") + 1 :]
         ends = self._of_leaf.get(leaf)
@@ -174,11 +174,15 @@ class Endings:
             # there are few last segments, but a checkpoint may hold as many as keys
             if len(self._of_leaf) < 10_000:
                 self._of_leaf[leaf] = ends
+        if not ends:
+            return ()
+        found = []
         for end in ends:
             if key.endswith(end):
-                yield key[: len(key) - len(end)], end, self._entries[end]
+                found.append((key[: len(key) - len(end)], end, self._entries[end]))
             elif key == end[1:] and end[0] == ".":
-                yield "", end, self._entries[end]
+                found.append(("", end, self._entries[end]))
+        return found
 
 
 def _may_end(leaf: str, end: str) -> bool:

@@ -138,26 +138,28 @@ def _split(key: str) -> tuple[str, str]:
 
 def _pairs(stored: Mapping[str, StoredTensor], table: PartNames) -> Iterable[Pair]:
     found: dict[tuple[str, str], Pair] = {}
+    find = table.others.find
     for key in stored:
-        plain, rank = _split(key)
-        for stem, _, entries in table.others.find(plain):
+        plain, rank = _split(key) if "@" in key else (key, "")
+        for stem, _, entries in find(plain):
             for first, role, decodes in entries:
                 weight = key_of_part(stem, first) + rank
-                if weight != key and weight in stored and may_hold_codes(stored[weight].spec):
+                at = stored.get(weight)
+                if at is not None and weight != key and may_hold_codes(at.spec):
                     before = found.get((weight, key))
                     if before is None or decodes > before.decodes:
                         found[weight, key] = Pair(weight, key, role, decodes)
     return found.values()
 
 
-def _partners(key: str, table: PartNames) -> list[str]:
-    """The keys under which other parts of the tensor at `key` would be looked for."""
-    plain, rank = _split(key)
-    return [
-        key_of_part(stem, end) + rank
-        for stem, first, _ in table.firsts.find(plain)
-        for end in table.partners(first)
-    ]
+def _belongs(part: str, key: str, table: PartNames) -> bool:
+    """Whether the part at one key would be looked for beside the codes at the other."""
+    (plain, rank), (weight, of) = _split(part), _split(key)
+    return rank == of and any(
+        key_of_part(stem, first) == weight
+        for stem, _, entries in table.others.find(plain)
+        for first, _, _ in entries
+    )
 
 
 def _users(outputs: Mapping[str, Tensor], wanted: set[str]) -> dict[str, dict[str, None]]:
@@ -211,7 +213,7 @@ def _apart(fate: _Fate, planned: _Planned) -> tuple[str | None, str | None] | No
             # decoded together
             continue
         still_encoded = outputs[key].spec.dtype == stored[pair.weight].spec.dtype
-        if still_encoded and any(partner in parts for partner in _partners(key, table)):
+        if still_encoded and any(_belongs(part, key, table) for part in parts):
             continue
         others = [part for part in parts if part not in weights]
         known = (
@@ -241,7 +243,7 @@ def _left(fate: _Fate, planned: _Planned) -> tuple[str | None, str | None] | Non
     for part in parts:
         module = part[: part.rfind(".") + 1]
         if not any(
-            key in parts or key.startswith(module) or part in _partners(key, planned.table)
+            key in parts or key.startswith(module) or _belongs(part, key, planned.table)
             for key in weights
         ):
             return next(iter(weights)), part
@@ -323,7 +325,7 @@ def _check_blocks(fate: _Fate, planned: _Planned, report: Report) -> None:
     if stored[pair.weight].spec.dtype not in FLOAT8 or not 2 <= len(before) == len(grid):
         return
     for key in weights:
-        partner = next((p for p in _partners(key, table) if p in parts), None)
+        partner = next((part for part in parts if _belongs(part, key, table)), None)
         if partner is None:
             continue
         after, blocks = outputs[key].spec.shape, outputs[partner].spec.shape
