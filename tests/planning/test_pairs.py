@@ -27,6 +27,11 @@ DECODED = """from: {weight: '{p}.q.weight', scale: '{p}.q.weight_scale_inv'}, to
 
 
 def composed(engine, files, tensors=FP8, *more, params=None, backwards=False):
+    done = composition(engine, files, tensors, *more, params=params, backwards=backwards)
+    return {key: str(tensor.spec) for key, tensor in done.graph.outputs.items()}
+
+
+def composition(engine, files, tensors, *more, params=None, backwards=False):
     stored = {key: Stored(spec(dtype, shape), 0, 0) for key, (dtype, shape) in tensors.items()}
     report = Report()
     steps = [engine.step(f, params, backwards) for f in (files, *more)]
@@ -34,7 +39,7 @@ def composed(engine, files, tensors=FP8, *more, params=None, backwards=False):
         stored, steps, BindContext(lambda *_: True, frozenset({"drop", "lossy"})), report
     )
     report.check()
-    return {key: str(tensor.spec) for key, tensor in done.graph.outputs.items()}
+    return done
 
 
 def refusal(engine, files, tensors=FP8, *more):
@@ -291,6 +296,29 @@ def test_what_only_travels_may_be_dropped_and_may_stay_in_its_module(engine):
     assert len(composed(engine, engine.rules(drop, keep=["{k...}"]), tensors)) == 2
     rename = "from: '{p...}.{s:weight|weight_scale}', to: '{p}.w.{s}'"
     assert composed(engine, engine.rules(rename, keep=["{k...}"]), tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("input_scale", "what reads plain weights does not use it"),
+        (
+            "pre_quant_scale",
+            "the weight is without it, and what reads plain weights does not apply",
+        ),
+        ("k_scale", None),
+    ],
+)
+def test_what_stays_beside_decoded_weights_is_a_note(engine, name, says):
+    tensors = {**FP8, f"a.q.{name}": ("float32", (4,))}
+    rule = engine.rules(DECODED.replace("'{p}.k.weight'", "'{p}.q.weight'"), keep=["{k...}"])
+    ((_, bound),) = composition(engine, rule, tensors).steps
+    found = [note for note in bound.notes if name in note]
+    if says is None:
+        assert not found
+    else:
+        assert found[0].startswith(f"`{name}` stays beside weights that are decoded (a.q.{name}): ")
+        assert says in found[0]
 
 
 def test_what_travels_with_a_weight_that_is_dropped_is_left_behind(engine):
