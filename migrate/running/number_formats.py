@@ -61,6 +61,16 @@ def describe_formats(specs: Mapping[str, Spec], said: Said = lambda: None) -> di
     }
 
 
+def contradictions(
+    specs: Mapping[str, Spec], said: Quantization
+) -> list[tuple[Scheme | None, str, int]]:
+    """What the configuration says of groups of tensors that are something else: (its scheme, None
+    for plain modules; a sentence about the first, with both readings; how many there are).
+    """
+    groups, _ = _grouped(specs, codecs.part_names(), said)
+    return [(g.said, g.contradiction, len(g.keys)) for g in groups if g.contradiction is not None]
+
+
 def _grouped(
     specs: Mapping[str, Spec], table: PartNames, said: Quantization | None
 ) -> tuple[list[_Group], set[str]]:

@@ -266,11 +266,12 @@ def _plan(
     report = Report()
     migration_path.check_output(composition.graph.outputs, path_state.sides.read_file, report)
     report.check()
-    if path_state.changes:
-        from ..planning.configured_formats import changes_formats, check_written
+    if path_state.changes or composition.losses:
+        from .configured import check_configuration
 
-        if changes_formats(path_state.changes):
-            path_state.warnings += check_written(path_state.sides, outputs)
+        steps = migration_path.steps
+        check_configuration(index, side_reader(source), steps, path_state, outputs, report)
+        report.check()
     known = zip(migration_path.entries, path_state.remembered, strict=True)
     entries = [
         {**entry, **memory, "tool": __version__, "source": index_hash} for entry, memory in known

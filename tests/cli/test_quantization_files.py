@@ -387,3 +387,47 @@ def test_a_module_that_the_list_leaves_out_stays_in_its_format(tmp_path: Path) -
         key: was[:2] for key, was in contents(source).items()
     }
     assert back["m.head.weight"] == contents(source)["m.head.weight"]
+
+
+# whether what is decoded is what the configuration says
+
+CODED: dict[str, tuple[str, list[int]]] = {
+    "m.q.weight": ("F8_E4M3", [4, 4]),
+    "m.q.weight_scale_inv": ("F32", [2, 2]),
+    "m.k.weight": ("F8_E4M3", [4, 4]),
+    "m.k.weight_scale_inv": ("F32", [2, 2]),
+    "head.weight": ("BF16", [4, 4]),
+}
+
+
+def decoded(tmp_path: Path, quantization: Any, exit: int = 0) -> Any:
+    source = folder(tmp_path / "old", CODED, config={"quantization_config": quantization})
+    question = ("--rules", shown_rules(tmp_path), "--set", "block=2,2", "--allow", "lossy")
+    return done("plan", source, *question, "--format", "json", exit=exit).json
+
+
+def test_what_is_decoded_and_contradicts_the_configuration_is_refused(tmp_path: Path) -> None:
+    said = {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}}}  # fmt: skip
+    (found,) = decoded(tmp_path, said, exit=3)["diagnostics"]
+    assert found["code"] == "M315"
+    assert found["message"] == (
+        "m.q is fp8-block, blocks of 2 x 2 by its tensors, and fp8, 8 bits, a scale for each "
+        "channel by config.json#quantization_config.config_groups.g.weights"
+    )
+    assert found["notes"] == ["2 tensors are like it"]
+
+
+def test_what_is_decoded_and_plain_by_the_configuration_is_warned_of(tmp_path: Path) -> None:
+    said = {"quant_method": "compressed-tensors", "ignore": ["m.k"], "config_groups": {"g": {
+        "targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "block",
+        "block_structure": [2, 2]}}}}  # fmt: skip
+    (found,) = [w for w in decoded(tmp_path, said)["warnings"] if w["code"] == "M519"]
+    assert found["message"] == (
+        "m.k is fp8-block, blocks of 2 x 2 by its tensors, and plain by the configuration"
+    )
+
+
+def test_a_configuration_that_cannot_be_read_is_refused_where_it_is_decoded(tmp_path: Path) -> None:
+    (found,) = decoded(tmp_path, {"quant_method": "fp8", "fmt": "e9m9"}, 3)["diagnostics"]
+    assert (found["code"], "quantization_config.fmt" in found["message"]) == ("M513", True)
