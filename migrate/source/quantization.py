@@ -403,11 +403,15 @@ def _algorithm(here: _Object, algorithm: str | None) -> Scheme:
 
 def _fp8(here: _Object, method: str) -> Quantization:
     block = here.sizes("weight_block_size")
+    name: str | None
     fmt = here.text("fmt")
     if fmt not in (None, "e4m3", "float8_e4m3fn", "e5m2", "float8_e5m2"):
         here.refuse("fmt", here.value["fmt"], "e4m3 or e5m2 is expected")
-    rest = Scheme("fp8-block" if block else "fp8", 8, None, block, place=here.place)
-    rest = rest._replace(granularity="block" if block else None)
+    name = "fp8-block" if block else "fp8"
+    if "weight_block_size" not in here.value:
+        # transformers takes blocks of 128 then, vLLM one scale for each tensor
+        name = None
+    rest = Scheme(name, 8, None, block, "block" if block else None, place=here.place)
     chosen = _skipped(here, "modules_to_not_convert", "ignored_layers")
     if here.text("expert_dtype") == "fp4":
         experts = Scheme("mxfp4", 4, 32, None, "group", place=f"{here.place}.expert_dtype")
