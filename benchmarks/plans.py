@@ -281,6 +281,25 @@ def codec(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> li
     ]
 
 
+def layouts(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> list[Limit]:
+    """Decoding each kind of number format in memory, one thread, against a clone of the result."""
+    from layout_speed import BARS
+
+    out = folder / "layouts.json"
+    process.run([python, HERE / "layout_speed.py", "--json", out])
+    measured = json.loads(out.read_text())
+    return [
+        Limit(
+            f"{name} in memory: against clone of the result",
+            measured["beside torch"][name] / measured["clone"],
+            bar,
+            note=f" ({measured['numpy alone'][name] / measured['clone']:.2f} without torch)",
+        )
+        for name, bar in BARS.items()
+        if bar is not None
+    ]
+
+
 COMMANDS: dict[str, Callable[[list[str], str, Path, Path], list[Limit]]] = {
     "start": help_and_plan,
     "plan": many_keys,
@@ -288,4 +307,5 @@ COMMANDS: dict[str, Callable[[list[str], str, Path, Path], list[Limit]]] = {
     "index": indexing,
     "rules": rules,
     "codec": codec,
+    "layouts": layouts,
 }

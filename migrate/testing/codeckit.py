@@ -269,7 +269,7 @@ def check_decoding(
     made = decoded(codec, args, parts, specs, dtype)
     label = f"{codec.name} {args} of {[str(s) for s in specs]} to {dtype}"
     _same(label, made, codec.reference(args, parts, specs, dtype))
-    for box in boxes(spec, codec.grain(args, spec, None)):
+    for box in boxes(spec, codec.decode_grain(args, specs, dtype)):
         needed = codec.decode_needs(args, specs, box)
         out = _with_gaps(tuple(high - low for low, high in box), made.dtype)
         held = [None if a is None else _with_gaps_of(a) for a in _boxes_of(parts, needed)]

@@ -68,7 +68,11 @@ class LayoutCodec(Codec):
     def reference_rows(self, args: Any, specs: Sequence[Any]) -> int | None:
         extents = self._extents(args, specs)
         layout, axes = extents.layout, len(extents.shape)
-        if layout.flat or layout.shape is not None or axes < 2:
+        # their rows are not rows of every part
+        turned = [grid.transposed or bool(grid.index) for grid in layout.grids()]
+        if isinstance(layout.codes, Packing):
+            turned.append(layout.codes.transposed)
+        if layout.flat or layout.shape is not None or axes < 2 or any(turned):
             return None
         if axes > 2:
             return 1

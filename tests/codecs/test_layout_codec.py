@@ -1,0 +1,238 @@
+"""Codecs that are layouts, as short as they can be, through all that the kit for codecs checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import acme_codecs
+import kit_layouts
+import numpy as np
+import pytest
+import torch
+from kit_layouts import Case, goldens
+from safetensors.torch import load_file, save_file
+
+import migrate
+from migrate.codecs.base import Convention, Flag, Integer, OpError, arg, dataclass
+from migrate.codecs.kit.codec import LayoutCodec
+from migrate.codecs.kit.layout import Grid, NumberLayout, Packing, floats, integers, times
+from migrate.testing import codeckit
+
+
+def stored(kind: str, case: str, names: dict[str, str]) -> list[Any]:
+    """The parts of a golden, in the order of `names`."""
+    found = goldens()[kind][case]
+    return [found.get(f"q/{name}") for name in names.values()]
+
+
+class Fours(LayoutCodec):
+    """MXFP4, of any number of axes, and as [.., K / 32, 16] bytes."""
+
+    name = "acme-mxfp4"
+    summary = "e2m1 codes with a power of two for each 32"
+    parts = ("weight", "scale")
+    names = (Convention("acme", {"weight": "{w}_blocks", "scale": "{w}_scales"}),)
+
+    def layout(self, args, specs):
+        apart = len(specs["weight"].shape) > len(specs["scale"].shape)
+        return NumberLayout(
+            self.name,
+            floats("float4_e2m1fn"),
+            Packing(4, ("uint8", "int8"), run=16 if apart else 0),
+            times(Grid("scale", (1, 32), dtypes=("uint8", "float8_e8m0fnu"))),
+        )
+
+    def stored(self):
+        plain = {"weight": "weight", "scale": "weight_scale"}
+        yield self.Args(), stored("modelopt_mxfp4", "moe3d_2x8x64_bf16", plain)
+        apart = {"weight": "w_blocks", "scale": "w_scales"}
+        yield self.Args(), stored("gptoss_mxfp4", "raw_all_bytes", apart)
+
+
+class Words(LayoutCodec):
+    """compressed-tensors' integers in 32-bit words, whose shape is a part."""
+
+    name = "acme-words"
+    summary = "integers of a few bits packed in words"
+    parts = ("weight", "scale", "shape", "zero")
+    optional = ("zero",)
+    planning = ("shape",)
+    names = (
+        Convention(
+            "acme",
+            {
+                "weight": "{w}.weight_packed",
+                "scale": "{w}.weight_scale",
+                "shape": "{w}.weight_shape",
+                "zero": "{w}.weight_zero_point?",
+            },
+        ),
+    )
+
+    @dataclass(frozen=True, slots=True)
+    class Args:
+        bits: Integer = arg("bits of a code", values=(2, 3, 4, 8))
+        dense: Flag = arg("codes go on across the borders of words", default=True)
+
+    @dataclass(frozen=True, slots=True)
+    class Read:
+        args: Any
+        shape: tuple[int, ...]
+
+    def settle(self, args, specs, values):
+        shape = tuple(int(n) for n in np.frombuffer(values["shape"], "<i8"))
+        if len(shape) != 2:
+            raise OpError("M310", f"`shape` says {list(shape)}, the codes are {specs[0]}")
+        return self.Read(args, shape)
+
+    def layout(self, args, specs):
+        (rows, columns), bits = args.shape, args.args.bits
+        scale = specs["scale"].shape
+        if len(scale) != 2 or not scale[1] or columns % scale[1]:
+            raise OpError("M310", f"{columns} columns are no {scale} groups")
+        block, zero = (1, columns // scale[1]), None
+        if "zero" in specs:
+            packing = Packing(bits, ("int32",), axis=-2, dense=args.args.dense)
+            zero = Grid("zero", block, elements=integers(bits), packing=packing)
+        return NumberLayout(
+            self.name,
+            integers(bits, 0 if zero else 1 << (bits - 1)),
+            Packing(bits, ("int32",), dense=args.args.dense),
+            times(Grid("scale", block)),
+            zero=zero,
+            shape=(rows, columns),
+        )
+
+    def stored(self):
+        names = {
+            "weight": "weight_packed",
+            "scale": "weight_scale",
+            "shape": "weight_shape",
+            "zero": "weight_zero_point",
+        }
+        for kind, bits in (
+            ("ct_w3a16_dense", 3),
+            ("ct_w4a16_g128_sym", 4),
+            ("ct_w4a16_g128_asym", 4),
+            ("ct_w8a16_pack", 8),
+        ):
+            case = min(goldens()[kind])
+            yield self.Args(bits), stored(kind, case, names)
+
+
+class Turned(LayoutCodec):
+    """GPTQ's 4 bits: words along K, stored [K / 8, N], with a group for each column."""
+
+    name = "acme-turned"
+    summary = "integers packed along K, with a group for each column"
+    parts = ("weight", "scale", "zero", "group")
+    names = (
+        Convention(
+            "acme",
+            {
+                "weight": "{w}.qweight",
+                "scale": "{w}.scales",
+                "zero": "{w}.qzeros",
+                "group": "{w}.g_idx",
+            },
+        ),
+    )
+
+    def layout(self, args, specs):
+        if len(specs["scale"].shape) != 2 or len(specs["group"].shape) != 1:
+            raise OpError("M304", f"{specs['scale']} are no scales of groups")
+        found = {f"q/{n}": (specs[r], None) for r, n in (("scale", "scales"), ("group", "g_idx"))}
+        made = kit_layouts.gptq(4, False)(found)
+        assert isinstance(made, Case)
+        return made.layout
+
+    def stored(self):
+        names = {
+            "weight": "qweight", "scale": "scales", "zero": "qzeros(gptq_v2)", "group": "g_idx"
+        }  # fmt: skip
+        yield self.Args(), stored("gptq_4bit_g128_actorder", "int4_32x512_bf16", names)
+        yield self.Args(), stored("gptq_4bit_g32_asym", "normal_f32", names)
+
+
+CODECS = (Fours(), Words(), Turned())
+CASES = [(codec, n) for codec in CODECS for n, _ in enumerate(codec.stored())]
+
+
+@pytest.mark.parametrize(("codec", "number"), CASES, ids=lambda x: getattr(x, "name", x))
+def test_a_codec_that_is_a_layout_passes_the_kit(codec: LayoutCodec, number: int) -> None:
+    with acme_codecs.installed(codec):
+        codeckit.check_sample(codec.name, number)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda c: c.name)
+def test_a_codec_that_is_a_layout_is_described(codec: LayoutCodec) -> None:
+    with acme_codecs.installed(codec):
+        codeckit.check_description(codec.name)
+    assert not codec.encodes
+
+
+RULE = """
+id: a/b
+title: t
+lineage: a
+edge: [one, two]
+rules:
+  - name: r
+    from: {{{parts}}}
+    to: "{{m}}.out"
+    {optional}
+    via: [{{dequantize: {{codec: {codec}, dtype: {dtype}{more}}}}}{then}]
+"""
+
+
+@pytest.mark.parametrize("then", ["", ", {transpose: {dims: [0, 1]}}"])
+@pytest.mark.parametrize(
+    ("codec", "kind", "case", "of", "more"),
+    [
+        (Words(), "ct_w4a16_g128_asym", "normal_f32", "dq/ct.decompress", ", bits: 4"),
+        (Words(), "ct_w3a16_dense", "int4_32x512_bf16", "dq/ct.decompress", ", bits: 3"),
+        (
+            Turned(),
+            "gptq_4bit_g128_actorder",
+            "int4_32x512_bf16",
+            "dq/gptqmodel.TorchLinear.dequantize_weight.T",
+            "",
+        ),
+    ],
+    ids=["words", "dense words", "turned"],
+)
+def test_a_rule_decodes_by_a_layout(
+    codec: LayoutCodec, kind: str, case: str, of: str, more: str, then: str, tmp_path: Path
+) -> None:
+    found = goldens()[kind][case]
+    source, rule, out = (tmp_path / n for n in ("a.safetensors", "r.yaml", "b.safetensors"))
+    state, said = {}, []
+    (convention,) = codec.names
+    for role, text in convention.parts.items():
+        name = text.replace("{w}.", "").rstrip("?")
+        key = f"q/{name}" if f"q/{name}" in found else f"q/{name}(gptq_v2)"
+        if key in found:
+            spec, raw = found[key]
+            state[f"l.0.{name}"] = tensor_of(spec.dtype, raw)
+        said.append(f'{role}: "{{m...}}.{name}"')
+    save_file(state, source)
+    spec, wanted = found[of]
+    optional = f"optional: [{', '.join(codec.optional)}]" if codec.optional else ""
+    rule.write_text(
+        RULE.format(
+            parts=", ".join(said), optional=optional, codec=codec.name, dtype=spec.dtype,
+            more=more, then=then,
+        )
+    )  # fmt: skip
+    with acme_codecs.installed(codec):
+        how: dict[str, Any] = {"rules": [rule], "allow": ["lossy"]}
+        migrate.apply(source, out, **how)
+        assert migrate.verify(out, source=source, **how).to_json()["differences"] == []
+    made = load_file(out)["l.0.out"]
+    got = (made.t() if then else made).contiguous()
+    assert torch.equal(got.view(torch.uint8), tensor_of(spec.dtype, wanted).view(torch.uint8))
+
+
+def tensor_of(dtype: str, raw: Any) -> torch.Tensor:
+    return torch.from_numpy(np.copy(raw).view("u1")).view(getattr(torch, dtype)).reshape(raw.shape)
