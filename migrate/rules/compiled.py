@@ -658,7 +658,8 @@ def direct(
         op = ops.get(step.op)
         try:
             args = resolve(step.op, step.args, params, values)
-            if isinstance(op, ValueOp) and is_reference(_codec_of(step.args)):
+            # a `$param`, whose value is known by now
+            if isinstance(op, ValueOp) and str(step.args.get("codec", ""))[:1] == "$":
                 _check_named_codec(compiled, op, args, place, report)
         except OpError as error:
             report.add(
