@@ -157,7 +157,8 @@ def document(
             json.dumps(binding, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
         ).hexdigest()
     )
-    read = _bytes_read(outputs, stored)
+    size = sum(f.size for f in target.files)
+    read = size if target.whole else _bytes_read(outputs, stored)
     return {
         "format_version": FORMAT_VERSION,
         "kind": "plan",
@@ -176,7 +177,7 @@ def document(
         "target": {
             "folder": target.folder,
             "tensors": len(outputs),
-            "bytes": sum(f.size for f in target.files),
+            "bytes": size,
             "files": files,
             "small": sorted(target.small),
         },
@@ -184,8 +185,7 @@ def document(
         "left_out": list(left_out),
         "patched": list(path_state.changes),
         "bytes_read": read,
-        "bytes_written": sum(f.size for f in target.files)
-        + sum(len(b) for b in target.small.values()),
+        "bytes_written": size + sum(len(b) for b in target.small.values()),
         "peak_memory": peak_memory(outputs),
         "losses": losses_of(composition) if composition.losses else [],
         "checks": _checks(composition) if composition.graph.checks else [],

@@ -421,8 +421,6 @@ def _plan(
         side_files=[{"path": path, "size": size} for path, size in side_files],
         left_out=source.index.left_out if folder else (),
     )
-    if target.whole:
-        body["bytes_read"] = sum(file.size for file in target.files)
     body["notes"] += [*path_state.notes, *notes]
     body["optimizer"] = became.became
     if computes and (returns := restoring.list_returns(composition)):

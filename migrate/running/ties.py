@@ -43,15 +43,21 @@ def find_ties(outputs: Mapping[str, Tensor], stored: Mapping[str, StoredTensor])
     numbers: dict[int, int] = {}
     out: dict[str, str] = {}
     for key, tensor in outputs.items():
+        places: list[Any] = []
+        for source in tensor.sources:
+            place = _place(source, stored)
+            if place is None:
+                break
+            places.append(place)
+        # a part that shares with nothing is enough
+        if not places or len(places) < len(tensor.sources):
+            out[key] = key
+            continue
         number = numbers.get(id(tensor.view))
         if number is None:
             # views of one plan are one object if they are equal; those of another are not
             number = numbers[id(tensor.view)] = views.setdefault(tensor.view, len(views))
-        places = tuple(_place(source, stored) for source in tensor.sources)
-        shares = bool(places) and None not in places
-        name, other = groups.setdefault(
-            (number, tensor.spec.dtype, places) if shares else (key,), (key, tensor)
-        )
+        name, other = groups.setdefault((number, tensor.spec.dtype, *places), (key, tensor))
         # the same source key twice is a copy, unless the op that made both handed out one tensor
         out[key] = name if other is tensor or other.sources != tensor.sources else key
     return out

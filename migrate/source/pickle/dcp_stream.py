@@ -38,6 +38,9 @@ _REFERENCE = rb"(?:h.|j.{4})"
 # one that holds the opcode MEMOIZE is read without a pattern
 _TEXT = rb"(?:\x8c.[^\x94]*\x94|%b)" % _REFERENCE
 _FLAG = rb"[\x88\x89]"
+# a key and its path, which ends in one of these opcodes
+_PATH = re.compile(rb"(T)(\(?)(T)(T)?(T)?(T)?([t\x85-\x87])\x94".replace(b"T", _TEXT), re.DOTALL)
+_ENDS = (b"", b"\x85", b"\x86", b"\x87", b"t")
 _PROPERTIES = _REFERENCE * 2 + _FLAG + _REFERENCE + _FLAG
 
 
@@ -380,12 +383,31 @@ class _Reader(ValueReader):
         found: dict[str, tuple[str | int, ...]] = {}
         count = 0
         for _ in self.pairs():
-            key = self.text()
-            found[key] = self.path()
-            count += 1
+            taken = self.known_paths(found)
+            if not taken:
+                key = self.text()
+                found[key] = self.path()
+            count += taken or 1
         if len(found) != count:
             raise OtherSpellingError
         return found
+
+    def known_paths(self, paths: dict[str, tuple[str | int, ...]]) -> int:
+        """Takes the paths that come next as far as they are one to four texts; how many there
+        are.
+        """
+        count, text = 0, self._text
+        while (match := _PATH.match(self.data, self.at)) is not None:
+            key, many, *parts, end = match.groups()
+            texts = [part for part in parts if part is not None]
+            if bool(many) != (len(texts) > 3) or end != _ENDS[len(texts)]:
+                break
+            name = text(key)
+            paths[name] = tuple([text(part) for part in texts])
+            self.memo.append(None)
+            self.at = match.end()
+            count += 1
+        return count
 
     def path(self) -> tuple[str | int, ...]:
         """The path of one key in planner_data."""
