@@ -195,6 +195,24 @@ def test_a_rename_takes_no_space_and_outlives_its_source(
     assert digest(out) == expected
 
 
+def test_data_files_of_a_distributed_checkpoint_take_no_space_under_other_names(
+    disk: Disk,
+) -> None:
+    flat, old, out = (disk.path / name for name in ("old.safetensors", "old", "new"))
+    write_checkpoint(flat)
+    migrate.apply(flat, old, output_format="dcp", chunks=4)
+    flat.unlink()
+    expected = {path.name: digest(path) for path in old.glob("*.distcp")}
+    used = disk.used()
+    result = rename(old, out)
+    assert disk.used() - used < 1 * MIB
+    assert {path.name: digest(path) for path in out.glob("*.distcp")} == expected
+    assert len(expected) == 4
+    for path in out.glob("*.distcp"):
+        assert shared_bytes(path) > path.stat().st_size - 64 * 1024 > 40 * MIB
+    assert result.bytes_shared > 190 * MIB
+
+
 def test_a_disk_too_full_for_a_copy_has_room_for_a_rename(
     disk: Disk, unshared: pytest.MonkeyPatch
 ) -> None:
