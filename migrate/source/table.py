@@ -49,9 +49,10 @@ def choose_table(  # noqa: RET503 - what fails does not return
                 else "the file has no dict of tensors by name"
             )
             what = f"{label}: no dict of tensors by name is at `{printable(at)}`"
-            fail(
-                "M945", what, notes=(held,), help=f"leave {option('at')} out, or name one of these"
-            )
+            way = f"leave {option('at')} out, or name one of these"
+            if path is None and _given(root, f"{at}.0") is not None:
+                way = f"it is a list: {option('at', f'{at}.0')} is the first dict in it"
+            fail("M945", what, notes=(held,), help=way)
         return path
     usual: list[tuple[str, ...]] = [path for path in found if len(path) == 1 and path[0] in USUAL]
     homes = usual or [

@@ -381,6 +381,8 @@ def test_rules_work_on_a_dict_in_a_list_that_is_named_by_its_place(
     for at in ("models", "models.2", "models.01", "models.-1", "models.1.b"):
         with pytest.raises(CheckpointError, match="M945"):
             migrate.inspect(path, at=at)
+    with pytest.raises(CheckpointError, match=r"it is a list: .*models\.0"):
+        migrate.inspect(path, at="models")
     deeper = migrate.inspect(path, at="models.1.inner.0")
     assert (deeper.at, deeper.tensors) == ("models.1.inner.0", 1)
     out, options = tmp_path / other.name, {"rules": rule, "at": "models.0"}
