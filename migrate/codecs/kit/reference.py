@@ -9,6 +9,7 @@ finely that rounding again is rounding once (Figueroa 1995), and then rounded to
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ...core.spec import BITS, Spec
@@ -42,9 +43,11 @@ def reference(
     with np.errstate(all="ignore"):
         for at in np.ndindex(geo.full[:-2]):
             codes = _all_codes(geo, arrays, at)
+            entries = {grid: _entries(geo, grid, arrays, at) for grid in layout.grids()}
             for low in range(0, rows, step):
-                part = np.arange(low, min(low + step, rows))
-                out[at][part] = _rounded(_numbers(geo, arrays, at, codes, part), dtype)
+                part = slice(low, min(low + step, rows))
+                numbers = _numbers(geo, arrays, entries, codes[part], part)
+                out[at][part] = _rounded(numbers, dtype)
     return out.reshape(geo.shape)
 
 
@@ -64,36 +67,39 @@ def _all_codes(geo: Extents, arrays: Mapping[str, Array], at: tuple[int, ...]) -
 
 
 def _numbers(
-    geo: Extents, arrays: Mapping[str, Array], at: tuple[int, ...], codes: Any, rows: Array
-) -> Array:
+    geo: Extents,
+    arrays: Mapping[str, Array],
+    entries: Mapping[Grid, Array],
+    codes: Any,
+    rows: slice,
+) -> Any:
     """The float32 numbers of some rows of one matrix, as float64."""
     layout = geo.layout
-    numbers: Any = _values(layout.elements, arrays)[codes[rows]]
+    numbers: Any = _values(layout.elements, arrays).take(codes, mode="clip")
     if layout.zero is not None:
-        numbers = numbers - _grid(geo, layout.zero, arrays, at, rows)
+        numbers = numbers - _spread(geo, layout.zero, arrays, entries, rows)
     if layout.scale:
-        numbers = _single(numbers * _chain(geo, layout.scale, arrays, at, rows))
+        numbers = _single(numbers * _chain(geo, layout.scale, arrays, entries, rows))
     if layout.after is not None:
         numbers = _single(numbers * layout.after)
     if layout.less:
-        numbers = _single(numbers - _chain(geo, layout.less, arrays, at, rows))
-    found: Array = numbers
-    return found
+        numbers = _single(numbers - _chain(geo, layout.less, arrays, entries, rows))
+    return numbers
 
 
 def _chain(
     geo: Extents,
     terms: tuple[Term, ...],
     arrays: Mapping[str, Array],
-    at: tuple[int, ...],
-    rows: Array,
-) -> Array:
-    import numpy as np
-
-    found: Array = np.ones((1, 1))
-    for number, (how, what) in enumerate(terms):
-        step: Any = _grid(geo, what, arrays, at, rows) if isinstance(what, Grid) else what
-        if not number:
+    entries: Mapping[Grid, Array],
+    rows: slice,
+) -> Any:
+    found: Any = None
+    for how, what in terms:
+        step: Any = what
+        if isinstance(what, Grid):
+            step = _spread(geo, what, arrays, entries, rows)
+        if found is None:
             found = step
         else:
             found = _single(
@@ -102,49 +108,54 @@ def _chain(
     return found
 
 
-def _grid(
-    geo: Extents, grid: Grid, arrays: Mapping[str, Array], at: tuple[int, ...], rows: Array
+def _spread(
+    geo: Extents,
+    grid: Grid,
+    arrays: Mapping[str, Array],
+    entries: Mapping[Grid, Array],
+    rows: slice,
 ) -> Array:
-    """The entry of every number of some rows of a matrix."""
+    """The entry of every number of some rows of a matrix, or of the rows where columns share it."""
     import numpy as np
 
-    columns = np.arange(geo.full[-1])
     high, wide = geo.block(grid)
-    row = rows // high if high else rows * 0
-    column = columns // wide if wide else columns * 0
-    if grid.field is not None:
-        nbytes = geo.layout.record.nbytes
-        packed = arrays[grid.role].reshape(*geo.full[:-1], -1, nbytes)[at][rows]
-        if grid.elements is None:
-            size = BITS[grid.field.dtype] // 8
-            taken = np.ascontiguousarray(packed[..., grid.field.at : grid.field.at + size])
-            entries = _widened(taken.view(f"<u{size}").reshape(len(rows), -1), grid.field.dtype)
-        else:
-            entries = _values(grid.elements, arrays)[_field(packed, grid.field)]
-        return entries[:, column]
+    row = np.arange(rows.start, rows.stop) // high if high else np.zeros(1, "i8")
     if grid.index:
         column = arrays[grid.index].astype("i8")
-    raw, dtype = arrays[grid.role], geo.spec(grid.role).dtype
+    else:
+        column = np.arange(geo.full[-1]) // wide if wide else np.zeros(1, "i8")
+    return entries[grid].take(row, 0).take(column, 1)
+
+
+def _entries(geo: Extents, grid: Grid, arrays: Mapping[str, Array], at: tuple[int, ...]) -> Array:
+    """The entries of a grid for one matrix, a row and a column for each block, as float64."""
+    import numpy as np
+
+    raw, dtype, elements = arrays[grid.role], geo.spec(grid.role).dtype, grid.elements
+    if grid.field is not None:
+        packed = raw.reshape(*geo.full[:-1], -1, geo.layout.record.nbytes)[at]
+        if elements is not None:
+            return _values(elements, arrays)[_field(packed, grid.field)]
+        size = BITS[grid.field.dtype] // 8
+        taken = np.ascontiguousarray(packed[..., grid.field.at : grid.field.at + size])
+        return _widened(taken.view(f"<u{size}").reshape(len(packed), -1), grid.field.dtype)
     if geo.layout.flat:
         matrix = raw.reshape(1, -1)
     else:
-        form = geo.form(grid)
-        matrix = raw.reshape(form)[at if grid.leading else (0,) * len(at)]
+        matrix = raw.reshape(geo.form(grid))[at if grid.leading else (0,) * len(at)]
     if grid.swizzled:
-        i, j = row[:, None], column[None, :]
         # 512 bytes for each tile of 128 rows and 4 columns
         across = matrix.shape[1] // 16
+        i, j = np.arange(matrix.shape[0] * 4)[:, None], np.arange(across * 4)
         place = (i // 128 * across + j // 4) * 512 + i % 32 * 16 + i % 128 // 32 * 4 + j % 4
-        picked: Array = matrix.reshape(-1)[place]
-    else:
-        if grid.packing is not None:
-            matrix = _codes(matrix, grid.packing, dtype, grid.transposed)
-        elif grid.transposed:
-            matrix = matrix.T
-        picked = matrix[np.ix_(row, column)]
-    if grid.elements is not None:
-        return _values(grid.elements, arrays)[picked]
-    found: Array = _widened(picked, grid.byte if dtype == "uint8" else dtype)
+        matrix = matrix.reshape(-1)[place]
+    elif grid.packing is not None:
+        matrix = _codes(matrix, grid.packing, dtype, grid.transposed)
+    elif grid.transposed:
+        matrix = matrix.T
+    if elements is not None:
+        return _values(elements, arrays)[matrix]
+    found: Array = _widened(matrix, grid.byte if dtype == "uint8" else dtype)
     return found
 
 
@@ -187,10 +198,15 @@ def _field(packed: Array, field: Field) -> Array:
 
 
 def _values(elements: ElementType, arrays: Mapping[str, Array]) -> Array:
-    import numpy as np
-
     if elements.part:
         return _widened(arrays[elements.part].reshape(-1), "float32")
+    return _table(elements)
+
+
+@cache
+def _table(elements: ElementType) -> Array:
+    import numpy as np
+
     return np.array(elements.values())
 
 
@@ -204,7 +220,7 @@ def _widened(raw: Array, dtype: str) -> Array:
         return (raw.astype("<u4") << 16).view("<f4").astype("f8")
     if dtype == "float8_e8m0fnu":
         return np.where(raw == 255, np.nan, 2.0 ** (raw.astype("f8") - 127))
-    return np.array(ElementType(8, dtype=dtype).values())[raw]
+    return _table(ElementType(8, dtype=dtype))[raw]
 
 
 def _single(numbers: Any) -> Any:
@@ -217,8 +233,10 @@ def _rounded(numbers: Array, dtype: str) -> Array:
 
     single = np.ascontiguousarray(numbers, "<f4")
     if dtype == "bfloat16":
-        bits = single.view("<u4").astype("<u8")
-        raw = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype("<u2")
+        bits = single.view("<u4")
+        # what NaN overflows to is replaced below
+        raw = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1) >> 16).astype("<u2")
     else:
         raw = single.view("<u4") if dtype == "float32" else single.astype("<f2").view("<u2")
-    return np.where(np.isnan(single), _QUIET[dtype], raw)
+    found: Array = np.where(np.isnan(single), raw.dtype.type(_QUIET[dtype]), raw)
+    return found
