@@ -431,3 +431,57 @@ def test_what_is_decoded_and_plain_by_the_configuration_is_warned_of(tmp_path: P
 def test_a_configuration_that_cannot_be_read_is_refused_where_it_is_decoded(tmp_path: Path) -> None:
     (found,) = decoded(tmp_path, {"quant_method": "fp8", "fmt": "e9m9"}, 3)["diagnostics"]
     assert (found["code"], "quantization_config.fmt" in found["message"]) == ("M513", True)
+
+
+TESTED = """files: {hf_quant_config.json: %s}
+rules: [{name: m, from: old.weight, to: new.weight}]
+tests:
+  - name: the file goes
+    given: {old.weight: {shape: [2], dtype: float32, fill: 1}}
+    side: {hf_quant_config.json: {quantization: {}}}
+    expect: {new.weight: {shape: [2], dtype: float32, fill: 1}}
+    expect_side: {hf_quant_config.json: null}
+"""
+
+
+def test_a_test_of_rules_can_say_that_a_file_is_gone(tmp_path: Path) -> None:
+    done("test", rules(tmp_path / "a", TESTED % "null"))
+    failed = done("test", rules(tmp_path / "b", TESTED % "{a: 1}"), exit=1)
+    assert "side file hf_quant_config.json is made" in failed.out + failed.err
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("{", "M906"), ("[]", "M513"), ('{"a":' * 200 + "1" + "}" * 200, "M914")],
+)
+def test_a_broken_file_of_modelopt_is_refused_by_name(tmp_path: Path, text: str, code: str) -> None:
+    source = folder(tmp_path / "old", MIXED, hf_quant_config=text)
+    file = rules(tmp_path, "files: {hf_quant_config.json: null}\n" + HEAD)
+    found = refusal("plan", source, "--rules", file, exit=3)
+    assert (found["code"], "hf_quant_config.json" in found["message"]) == (code, True)
+
+
+@pytest.mark.libraries
+def test_what_is_written_for_transformers_means_the_same_to_it(tmp_path: Path) -> None:
+    from transformers import FineGrainedFP8Config
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    source = folder(tmp_path / "old", MIXED, config={"model_type": "m"})
+    file = rules(
+        tmp_path,
+        "files: {config.json: {quantization_config: {quant_method: fp8, weight_block_size: "
+        "[128, 128], modules_to_not_convert: $plain_modules}}}\n" + HEAD,
+    )
+    done("apply", source, "-o", tmp_path / "new", "--rules", file)
+    config = FineGrainedFP8Config(**side(tmp_path / "new")["quantization_config"])
+    converted = {
+        module: should_convert_module(module, config.modules_to_not_convert)
+        for module in ("new", "l.2.k", "l.10.k", "l.2.q", "l.10.q")
+    }
+    assert converted == {
+        "new": False,
+        "l.2.k": False,
+        "l.10.k": False,
+        "l.2.q": True,
+        "l.10.q": True,
+    }
