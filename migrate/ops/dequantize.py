@@ -110,7 +110,7 @@ class Dequantize(CodecOp):
 
     def roles(self, codec: str = "") -> tuple[str, ...]:
         parts = CodecOp.roles(self, codec)
-        return (*parts, *self.unused(codec)) if codec and parts else parts
+        return (*parts, *codec_called(codec).unused) if codec and parts else parts
 
     def unused(self, codec: str) -> Mapping[str, str]:
         return codec_called(codec).unused

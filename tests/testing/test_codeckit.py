@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
 import acme_codecs
 import numpy as np
 import pytest
@@ -180,3 +186,20 @@ def test_what_is_wrong_with_its_arithmetic_is_noticed(kind, says: str) -> None:
     with acme_codecs.installed(kind()), pytest.raises(AssertionError) as caught:
         check_samples(kind.name)
     assert says in str(caught.value)
+
+
+def test_the_codec_that_the_docs_show_passes_as_its_test_there_says() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "custom-codec.md"
+    code, test = re.findall(r"`[a-z_]+\.py`:\n\n```python\n(.*?)```", page.read_text(), re.DOTALL)
+    shown = types.ModuleType("acme_shown")
+    sys.modules[shown.__name__] = shown
+    try:
+        exec(compile(code, str(page), "exec"), shown.__dict__)
+        with acme_codecs.installed(shown.CODEC):
+            tests: dict[str, Any] = {}
+            exec(compile(test, str(page), "exec"), tests)
+            for name, number in codeckit.cases([shown.CODEC.name]):
+                tests["test_samples"](name, number)
+            tests["test_description_and_numbers_of_0_to_4_axes"]()
+    finally:
+        del sys.modules[shown.__name__]
