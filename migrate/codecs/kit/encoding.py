@@ -397,21 +397,21 @@ class TensorEncoding(PartBoxes):
         """
         import numpy as np
 
-        elements = self.layout.elements
+        elements, given = self.layout.elements, matrix
         if elements.dtype and elements.bits == 8 and isinstance(matrix, np.ndarray):
-            # torch's casts
+            # torch's casts; magnitudes are numpy's still
             matrix, words = typed(matrix, self.spec.dtype), typed(words, "uint8")
         lanes = lanes_of(matrix)
         rows, columns = matrix.shape
         tile, zero = self.tile, None
         step = self._step(lanes, columns)
         for row in range(0, rows, step):
-            part = matrix[row : row + step]
+            part, raw = matrix[row : row + step], given[row : row + step]
             if self.surveys_tiles:
                 scales, largest = self._surveyed_scales(at, full, row, part, known)
-                self._refuse_codeless(part, at, full, row)
+                self._refuse_codeless(raw, at, full, row)
             else:
-                scales, zero, largest = self._scales(part, at, full, row, known, memo)
+                scales, zero, largest = self._scales(raw, at, full, row, known, memo)
                 self._remember(scales, zero, at, full, row, memo)
             shape = tuple(part.shape)
             numbers = lanes.widen(part, self.spec.dtype, lanes.take("numbers", shape, "f4"))
@@ -432,8 +432,11 @@ class TensorEncoding(PartBoxes):
                 tame = bool(np.isfinite(largest).all() and np.isfinite(scales.factor).all())
                 wild = self.non_finite != "refuse" and not (tame and self.non_finite == "keep")
                 over = None
-                if meter is not None and (wild or self.rule.saturates):
-                    over = rounding.beyond(lanes, numbers, elements)
+                if wild or self.rule.saturates:
+                    if meter is not None:
+                        over = rounding.beyond(lanes, numbers, elements)
+                    if lanes.device is not None and elements.bits == 8 and elements.dtype:
+                        rounding.clamp(numbers, elements)
                 codes = self._codes(lanes, numbers, part, factor, wild, words[row : row + step])
             if meter is not None:
                 place = encoding_error.place(self, full, row, shape, scales.stored.shape, inside)

@@ -199,12 +199,16 @@ def beyond(lanes: Lanes, numbers: Any, elements: ElementType) -> Any:
     return lanes.xp.abs(numbers) >= known[-1] + (known[-1] - known[-2]) / 2
 
 
-def cast(lanes: Lanes, numbers: Any, elements: ElementType, out: Any) -> None:
-    """Fills `out` (uint8 tensor) with the codes of a float type of 8 bits; `numbers` are clamped in
-    place, NaN stays it.
-    """
+def clamp(numbers: Any, elements: ElementType) -> None:
+    """Makes numbers beyond the largest of a float type of 8 bits that, in place; NaN stays."""
     most = largest_of(elements)
     numbers.clamp_(-most, most)
+
+
+def cast(lanes: Lanes, numbers: Any, elements: ElementType, out: Any) -> None:
+    """Fills `out` (uint8 tensor) with the codes of a float type of 8 bits; no number may round
+    beyond the largest (`clamp`).
+    """
     out.view(getattr(lanes.xp, elements.dtype)).copy_(numbers)
 
 
