@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +42,9 @@ def slowly(*arguments):
     claims.append(1)
     claim(*arguments)
 publish.Partial.claim = slowly
+if os.environ.get("SPARSE"):
+    # as on a file system that reserves nothing, so that it is full when a rank writes
+    publish._allocate = lambda *_: None
 status = main.run(sys.argv[3:])
 if "torch" in sys.modules:
     sys.exit("torch was imported")
@@ -152,6 +157,45 @@ def test_a_rank_that_is_killed_ends_all_and_another_number_goes_on(
         assert [status for status, _, _ in again] == [0] * then, again
     assert scene.made(out) == scene.wanted
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 40 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    try:
+        command = ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(disk)]
+        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        pytest.skip(f"there is no mount command: {error}")
+    if mounted.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_disk_that_fills_up_under_several_ends_all_and_can_be_resumed(
+    scene: Scene, tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARSE", "1")
+    out, gate, filler = small_disk / "out", tmp_path / "gate", small_disk / "filler"
+    children = [rank(scene.words(out), n, 3, slow=gate) for n in range(3)]
+    wait_for(out, children)
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(1 << 16)):
+            pass
+    gate.touch()
+    found = [ended(child) for child in children]
+    assert [(status, text) for status, text, _ in found] == [(4, "")] * 3, found
+    assert any("error[M909]: " in err and "No space left" in err for _, _, err in found), found
+    assert all(re.search(r"error\[M9(09|73)\]: ", err) for _, _, err in found), found
+    assert not out.exists()
+    filler.unlink()
+    again = launch([*scene.words(out), "--resume"], 2)
+    assert [status for status, _, _ in again] == [0, 0], again
+    assert scene.made(out) == scene.wanted
+    assert sorted(p.name for p in small_disk.iterdir()) == ["out"]
 
 
 def test_a_launcher_that_ends_all_lets_each_say_why(scene: Scene, tmp_path: Path) -> None:
