@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from migrate import codecs
+from migrate.codecs.kit import tables
 from migrate.codecs.kit.decoding import decode
 from migrate.codecs.kit.exactness import is_exact
 from migrate.codecs.kit.geometry import decoded, geometry
@@ -442,3 +444,45 @@ def test_a_large_tensor_is_measured_in_part_the_same_however_it_is_cut(flat: boo
     for one, other in zip(*totals, strict=True):
         assert 0 < one.size < rows * columns / 50
         assert (one == other).all()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("odd", [300.0, 3e38, np.inf, np.nan, -200.0])
+def test_a_large_scale_beside_small_ones_costs_them_no_digit(
+    alone: bool, odd: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if alone:
+        monkeypatch.setattr(tables, "imported", lambda: None)
+    # all codes that are numbers, some of which are subnormal
+    codes = np.tile(np.delete(np.arange(256), [0x7F, 0xFF]).astype("u1"), (6, 1))
+    scales = np.array([[odd], [1e-30], [1e-36], [3e-39], [1e-44], [1.1]], "<f4").view("<u4")
+    layout = NumberLayout("fp8", floats(E4M3), plain(E4M3), times(Grid("scale", (1, 0))))
+    for dtype in ("float32", "bfloat16", "float16"):
+        both(
+            layout, {"weight": codes, "scale": scales}, {"weight": E4M3, "scale": "float32"}, dtype
+        )
+
+
+@pytest.mark.parametrize(("wrong", "said"), [(2, "is 2"), (-1, "is -1")])
+@pytest.mark.parametrize("torch_too", [False, True])
+def test_an_index_beyond_the_groups_is_refused(wrong: int, said: str, torch_too: bool) -> None:
+    layout = NumberLayout("i", integers(8), plain("uint8"), times(Grid("scale", index="group")))
+    specs = {
+        "weight": Spec("uint8", (2, 3)),
+        "scale": Spec("float32", (2, 2)),
+        "group": Spec("int32", (3,)),
+    }
+    arrays: dict[str, Any] = {
+        "weight": np.ones((2, 3), "u1"),
+        "scale": np.ones((2, 2), "<f4").view("<i4"),
+        "group": np.array([0, wrong, 1], "<i4"),
+    }
+    out: Any = np.empty((2, 3), "<i4")
+    if torch_too:
+        arrays, out = {r: torch.from_numpy(a) for r, a in arrays.items()}, torch.from_numpy(out)
+    else:
+        arrays = {r: a.view(f"<u{a.itemsize}") for r, a in arrays.items()}
+    with pytest.raises(OpError) as caught:
+        decode(layout, specs, arrays, "float32", ((0, 2), (0, 3)), out)
+    assert caught.value.code == "M406"
+    assert f"the group of column 1 {said}" in str(caught.value)

@@ -12,6 +12,7 @@ from itertools import product
 from math import lcm, prod
 from typing import TYPE_CHECKING, Any
 
+from ...core.errors import OpError
 from ...elements.numbers import is_numpy, module
 from ...elements.raw import scratch
 from . import tables
@@ -53,6 +54,9 @@ class BoxDecoder:
         self._groups: dict[Grid, int] = {}
         self._raw = self._codes()
         self._finite = False
+        for grid in self._layout.grids():
+            if grid.index:
+                self._check_index(grid)
         self._near = is_numpy(self._raw)
         self._tables = ByteTables(self._layout, geo, dtype, self._known) if self._near else None
 
@@ -127,6 +131,24 @@ class BoxDecoder:
             (low - first, high - first) for (low, high), (first, _) in zip(held, at, strict=True)
         )
         return raw[..., top:bottom, left:right]
+
+    def _check_index(self, grid: Grid) -> None:
+        """OpError M406 for an index of which there is no entry."""
+        index, count = self._arrays[grid.index], self._geo.form(grid)[-2 if grid.transposed else -1]
+        if is_numpy(index):
+            index = index.view(f"i{index.itemsize}")
+        low, high = int(index.min()), int(index.max())
+        if low < 0 or high >= count:
+            wrong = low if low < 0 else high
+            place = int(
+                (index == wrong).argmax() if is_numpy(index) else (index == wrong).nonzero()[0]
+            )
+            raise OpError(
+                "M406",
+                f"dequantize: the {grid.index} of column {self._full[-1][0] + place} is {wrong}, "
+                f"the {grid.role} has entries 0 to {count - 1}",
+                help="the parts belong to different tensors, or one of them is damaged",
+            )
 
     def _known(self, grid: Grid) -> Any:
         """The entries of a grid as float32."""
@@ -212,10 +234,9 @@ class BoxDecoder:
             if layout.zero is not None:
                 self._step(floats, "-", (Term("*", layout.zero),), at, chunk, raw, held)
             if layout.scale:
-                later = self._step(floats, "*", layout.scale, at, chunk, raw, held, later)
-            if later > 1:
+                self._step(floats, "*", layout.scale, at, chunk, raw, held, later)
+            elif later > 1:
                 floats *= _float(later, floats)
-                self._finite = False
             if layout.after is not None:
                 floats *= _float(layout.after, floats)
             if layout.less:
@@ -290,9 +311,9 @@ class BoxDecoder:
         raw: Any,
         held: Held,
         later: float = 1.0,
-    ) -> float:
+    ) -> None:
         """Takes what a chain makes for each number of a chunk from it, or multiplies by it and by
-        `later`; what is left of `later`, for which an entry may be too large.
+        `later`, a power of two.
         """
         found, rows, columns = self._chain(floats, terms, at, chunk, raw, held)
         if self._finite or later > 1:
@@ -300,7 +321,10 @@ class BoxDecoder:
             largest = float(abs(found).max())
             self._finite = self._finite and largest < _ROOM
             if later > 1 and largest * later < _ROOM:
-                found, later = found * _float(later, floats), 1.0
+                found = found * _float(later, floats)
+            elif later > 1:
+                # before the product, which could be too small for all its digits without it
+                floats *= _float(later, floats)
         (top, bottom), (left, right) = chunk
         target = floats
         if rows > 1 and top % rows == 0 == bottom % rows:
@@ -323,7 +347,6 @@ class BoxDecoder:
             target *= found
         else:
             target -= found
-        return later
 
     def _chain(
         self,
