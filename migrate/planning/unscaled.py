@@ -9,10 +9,11 @@ reason enough to refuse until the rule says that the numbers are meant as they a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import Report, printable
+from ..core.errors import Report, listed, printable
 from ..core.part_names import FLOAT8, WIDE
 from ..core.spec import BITS
 from .graph import computations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 # a scale of at least so many elements along the last axis makes a grid plausible by itself
 _LEAST_BLOCK = 16
+# keys of one module that are looked at for each tensor
+_MOST = 64
 _NAMES = ("scale", "amax", "scb")
 _SHORT_NAMES = ("s", "inv")
 
@@ -34,7 +37,7 @@ def check_unscaled(
     weights: Collection[str],
     users: Mapping[str, Mapping[str, None]],
     outputs: Mapping[str, Tensor],
-    steps: Iterable[StepResult],
+    steps: Sequence[StepResult],
     known: Collection[str],
     report: Report,
 ) -> None:
@@ -52,14 +55,22 @@ def check_unscaled(
     }  # fmt: skip
     if not cast:
         return
-    modules = by_module(stored)
+    neighbours = Neighbours(stored)
+    quiet = []
     for key, made in cast.items():
-        scale = likely_scale(key, {k: stored[k].spec for k in modules[module_of(key)]}, known)
-        if scale is None:
-            continue
-        alone = [out for out in made if out not in users.get(scale, ()) and not _said(outputs[out])]
-        if alone:
-            _report(key, alone[0], scale, stored, steps, report)
+        alone = [out for out in made if not _said(outputs[out])]
+        scale = likely_scale(key, {k: stored[k].spec for k in neighbours.of(key)}, known)
+        if scale is not None:
+            alone = [out for out in alone if out not in users.get(scale, ())]
+            if alone:
+                _report(key, alone[0], scale, stored, steps, report)
+        elif alone and len(stored[key].spec.shape) > 1:
+            quiet.append(key)
+    if quiet and steps:
+        steps[-1].notes.append(
+            f"float8 numbers of {listed(quiet, 4)} are taken as they are: nothing beside them "
+            "looks like a scale"
+        )
 
 
 def module_of(key: str) -> str:
@@ -67,12 +78,23 @@ def module_of(key: str) -> str:
     return key[: key.rfind(".") + 1]
 
 
-def by_module(keys: Iterable[str]) -> dict[str, list[str]]:
-    """The keys of each module."""
-    found: dict[str, list[str]] = {}
-    for key in keys:
-        found.setdefault(module_of(key), []).append(key)
-    return found
+class Neighbours:
+    """The keys of each module, in order."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._modules: dict[str, list[str]] = {}
+        for key in sorted(keys):
+            self._modules.setdefault(module_of(key), []).append(key)
+
+    def of(self, key: str) -> list[str]:
+        """The keys of the module that a key is in, itself among them; where a module has very many,
+        those whose names are next to it.
+        """
+        found = self._modules[module_of(key)]
+        if len(found) <= _MOST:
+            return found
+        at = bisect_left(found, key)
+        return found[max(0, at - _MOST // 2) : at + _MOST // 2]
 
 
 def likely_scale(key: str, module: Mapping[str, Spec], known: Collection[str] = ()) -> str | None:

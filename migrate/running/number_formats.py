@@ -17,7 +17,7 @@ from ..core.part_names import FLOAT8, PartNames, key_of_part
 from ..core.spec import BITS, Spec
 from ..core.templates import collapse, is_integer, rank_of
 from ..planning.pairs import may_hold_codes
-from ..planning.unscaled import by_module, likely_scale, module_of
+from ..planning.unscaled import Neighbours, likely_scale, module_of
 from ..source.quantization import Quantization, Scheme, contradiction, describe
 
 if TYPE_CHECKING:
@@ -224,10 +224,10 @@ def _lacking(first: str, near: Mapping[str, Spec], table: PartNames) -> str:
 def _unexplained(specs: Mapping[str, Spec], used: set[str]) -> list[_Group]:
     """Tensors of dtypes that are hardly ever numbers by themselves."""
     keys = [key for key, spec in specs.items() if spec.dtype in _CODES and key not in used]
-    modules = by_module(specs) if keys else {}
+    neighbours = Neighbours(specs if keys else ())
     groups: dict[Any, _Group] = {}
     for key in keys:
-        near = {other: specs[other] for other in modules[module_of(key)]}
+        near = {other: specs[other] for other in neighbours.of(key)}
         scale = likely_scale(key, near, used) if specs[key].dtype in FLOAT8 else None
         leaf = "" if scale is None else scale.removeprefix(module_of(key))
         problem = (

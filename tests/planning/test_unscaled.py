@@ -5,11 +5,13 @@ producer uses.
 from __future__ import annotations
 
 import pytest
-from test_pairs import composed
+from test_pairs import composed, composition
+from work import steps
 
 from migrate.core.errors import MigrateError
 from migrate.core.spec import spec
-from migrate.planning.unscaled import likely_scale
+from migrate.planning.unscaled import Neighbours, likely_scale
+from migrate.running.number_formats import describe_formats
 
 E4M3, F32, BF16 = "float8_e4m3fn", "float32", "bfloat16"
 CAST = "from: '{p}.q.weight', to: '{p}.q.weight', via: [{cast: {to: bfloat16%s}}]"
@@ -89,3 +91,24 @@ def test_of_several_the_one_whose_name_says_so_is_named():
     }  # fmt: skip
     assert likely_scale("a.weight", module) == "a.my_scale"
     assert likely_scale("a.weight", module, {"a.my_scale"}) == "a.grid"
+
+
+def test_a_cast_beside_nothing_that_looks_like_a_scale_is_a_note(engine):
+    rule = engine.rules(CAST % "", keep=["{k...}"])
+    ((_, bound),) = composition(engine, rule, WEIGHT).steps
+    assert [note for note in bound.notes if "float8 numbers of a.q.weight are taken" in note]
+    rule = engine.rules(CAST % ", unscaled: true", keep=["{k...}"])
+    ((_, bound),) = composition(engine, rule, WEIGHT).steps
+    assert not [note for note in bound.notes if "float8" in note]
+
+
+def test_in_a_module_of_very_many_tensors_those_of_the_next_names_are_looked_at():
+    def look(count):
+        specs = {f"w{n:06}_{w}": spec(E4M3, (256, 512)) if w == "b" else spec(F32, (2, 4))
+                 for n in range(count) for w in ("a", "b")}  # fmt: skip
+        return lambda: describe_formats(specs)
+
+    assert steps(look(1600)) < 1.5 * 8 * steps(look(200))
+    groups = look(200)()["number_formats"]
+    assert [g["parts"][1]["name"] for g in groups] == [f"w{n:06}_a" for n in range(200)]
+    assert len(Neighbours(f"k{n}" for n in range(1000)).of("k500")) == 64
