@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from kit_layouts import goldens
 
 from migrate import codecs
 from migrate.codecs import _formats
 from migrate.core.part_names import Convention, Endings, Length, PartNames, key_of_part, stored_part
 from migrate.core.spec import spec
+from migrate.running.number_formats import describe_formats
 
 # what a library wrote of a weight of few rows, and what it is: format, arguments that shapes tell
 WRITTEN = {
@@ -307,3 +309,46 @@ def test_of_several_namings_that_which_explains_more_parts_is_read():
     assert [r.format for r in table.read(".weight", there)] == ["b"]
     del there[".zero"]
     assert [r.format for r in table.read(".weight", there)] == ["a"]
+
+
+# what each format of the golden files is, and names in them that are not those on disk
+GOLDEN = {
+    "ct_fp8_tensor": "fp8", "ct_fp8_channel": "fp8", "ct_fp8_block": "fp8-block",
+    "ct_mxfp8": "mxfp8", "ct_mxfp4": "mxfp4", "ct_nvfp4": "nvfp4", "ct_int8_channel": "int8",
+    "ct_w8a16_pack": "int-pack", "ct_w4a16_g128_sym": "int-pack",
+    "ct_w4a16_g128_asym": "int-pack", "ct_w3a16_dense": "int-pack",
+    "modelopt_fp8_tensor": "fp8", "modelopt_fp8_channel": "fp8", "modelopt_fp8_block": "fp8-block",
+    "modelopt_mxfp8": "mxfp8", "modelopt_mxfp4": "mxfp4", "modelopt_nvfp4": "nvfp4",
+    "modelopt_int4_awq": "int4-rows", "modelopt_int8_wo": "int8",
+    "te_fp8_e4m3_current": "fp8", "te_fp8_e5m2_current": "fp8",
+    "te_fp8_block_2d_fp32scale": "fp8-block", "te_fp8_block_1d": "fp8-block",
+    "ao_mxfp8_e4m3_rceil": "mxfp8", "ao_mxfp8_e4m3_rceil_swizzled": "mxfp8",
+    "ao_mxfp4_even": "mxfp4", "ao_nvfp4_two_level": "nvfp4", "ao_nvfp4_single_level": "nvfp4",
+    "ao_nvfp4_two_level_swizzled": "nvfp4", "ao_float8_row": "fp8", "ao_float8_tensor": "fp8",
+    "ao_int8_row": "int8", "hf_fp8_block": "fp8-block", "hf_fp8_block_ue8m0": "fp8-block",
+    "deepgemm_fp8_block": "fp8-block", "gptoss_mxfp4": "mxfp4",
+    "gptq_4bit_g128_sym": "gptq", "gptq_4bit_g32_asym": "gptq", "gptq_4bit_g128_actorder": "gptq",
+    "gptq_8bit_channel_sym": "gptq", "gptq_3bit_g128_sym": "gptq", "awq_gemm_g128": "awq",
+    "awq_gemm_g32": "awq", "awq_gemv_g128": "awq", "bnb_nf4": "bnb-4bit",
+    "bnb_nf4_double": "bnb-4bit", "bnb_fp4": "bnb-4bit", "bnb_int8": "bnb-int8",
+}  # fmt: skip
+
+
+def test_the_headers_of_all_golden_files_are_read_as_what_they_are():
+    read_as = {kind: set() for kind in GOLDEN}
+    cases = 0
+    for kind, of_kind in goldens().items():
+        for held in of_kind.values() if kind in GOLDEN else ():
+            specs = {
+                f"m.{name[2:].removesuffix('(gptq v1)')}": one
+                for name, (one, _) in held.items()
+                if name.startswith("q/") and "(gptq_v2)" not in name and "/ct." not in name
+            }
+            if not specs:
+                continue
+            (group,) = describe_formats(specs)["number_formats"]
+            read_as[kind] |= {reading["format"] for reading in group["readings"]}
+            assert not group["missing"], kind
+            cases += 1
+    assert read_as == {kind: {codec} for kind, codec in GOLDEN.items()}
+    assert cases > 190

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from header_files import write_headers
 from work import steps
@@ -294,3 +296,15 @@ def test_looking_for_formats_takes_work_as_there_are_keys():
         return lambda: describe_formats(specs)
 
     assert steps(look(80)) < 1.5 * 8 * steps(look(10))
+
+
+def test_a_checkpoint_that_transformers_wrote_is_as_its_configuration_says():
+    folder = Path(__file__).parents[1] / "data" / "hf" / "fp8_dequant_deepseek_v3" / "hub"
+    report = migrate.inspect(folder)
+    (group,) = report.number_formats
+    assert (group.count, group.readings[0].format) == (28, "fp8-block")
+    assert group.readings[0].arguments == {"rows": 4, "columns": 4}
+    said = "fp8-block, 8 bits, blocks of 4 x 4 (config.json#quantization_config)"
+    assert group.configured == said
+    assert group.contradiction is None
+    assert [(p.dtype, p.count) for p in report.plain] == [("bfloat16", 3)]
