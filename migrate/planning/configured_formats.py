@@ -1,4 +1,4 @@
-"""Whether what a configuration says of number formats is what the tensors are, before and after.
+"""Whether what a configuration says of number formats is what the tensors are.
 
 A loader believes the configuration: a module that it calls plain and that holds codes loads as
 noise, or not at all. Rule files write lists of modules, and libraries read lists in their own ways
@@ -11,18 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..core.errors import Diagnostic, MigrateError, listed, plural, printable
+from ..core.errors import Diagnostic, listed, plural, printable
 from ..rules.arguments import ENCODED_MODULES, PLAIN_MODULES
 from ..source.module_lists import CONFIG, MODELOPT_CONFIG, QUANTIZATION
-from ..source.quantization import (
-    Quantization,
-    Scheme,
-    contradiction,
-    describe,
-    read_quantization,
-)
+from ..source.quantization import Quantization, describe, read_quantization
 from .encoded_modules import list_modules
-from .graph import Tensor, computations
+from .graph import Tensor
 from .sides import SideFiles
 
 
@@ -57,54 +51,6 @@ def check_written(sides: SideFiles, outputs: Mapping[str, Tensor]) -> list[Diagn
     if said.schemes and not encoded:
         out.append(_warning(f"{said.place} says {describe(said.schemes[0])}, and no module is"))
     return out
-
-
-def check_read(sides: SideFiles, outputs: Mapping[str, Tensor]) -> list[Diagnostic]:
-    """M519 where tensors are decoded otherwise than the configuration of the source says; `sides`
-    are those of the source.
-
-    A codec holds its arguments against the shapes of the parts, so the parts are what they are
-    decoded as, and the configuration is wrong.
-    """
-    found: dict[tuple[Scheme, Scheme], list[str]] = {}
-    said: Quantization | None = None
-    for call in computations(outputs.values()):
-        if call.op_call.op != "dequantize" or not call.keys:
-            continue
-        if said is None:
-            try:
-                said = read_quantization(sides.value)
-            except MigrateError as error:
-                return [_warning(diagnostic.message) for diagnostic in error.diagnostics]
-            if said is None:
-                return []
-        module, decoded = call.keys[0].rpartition(".")[0], _decoded_as(call.op_call.args)
-        # a rule decodes what it was written for, whatever a list leaves out
-        scheme = said.scheme_of(module)
-        if scheme is not None and contradiction(module, scheme, decoded) is not None:
-            found.setdefault((scheme, decoded), []).append(module)
-    return [
-        _warning(
-            f"{_some(modules)} decoded as {describe(decoded)}, and {describe(scheme)} by "
-            f"{scheme.place}"
-        )
-        for (scheme, decoded), modules in found.items()
-    ]
-
-
-def _decoded_as(args: Any) -> Scheme:
-    """What the arguments of a `dequantize` say, in the terms of configurations."""
-    own = args.codec_args
-    block = getattr(own, "block", None)
-    return Scheme(
-        args.codec,
-        bits=getattr(own, "bits", None),
-        group=getattr(own, "group", None),
-        block=tuple(block) if isinstance(block, (list, tuple)) and len(block) == 2 else None,
-        granularity=getattr(own, "granularity", None),
-        form=getattr(own, "form", None),
-        place="tensors",
-    )
 
 
 def _contradictions(

@@ -219,7 +219,7 @@ def _apart(fate: _Fate, planned: _Planned) -> tuple[str | None, str | None] | No
         known = (
             not still_encoded
             or _named(table.firsts, key)
-            or any(_named(table.others, part) for part in others)
+            or any(_named(table.others, part) and not _is_word(part, pair) for part in others)
         )
         if known or pair.weight == key or pair.part in others:
             return key, next(iter(others), next(iter(parts)))
@@ -229,6 +229,14 @@ def _apart(fate: _Fate, planned: _Planned) -> tuple[str | None, str | None] | No
 def _named(endings: Endings, key: str) -> bool:
     """Whether the key has one of the endings; not that which every key has."""
     return any(end for _, end, _ in endings.find(_split(key)[0]))
+
+
+def _is_word(part: str, pair: Pair) -> bool:
+    """Whether a part has moved to a name that is common beside number formats too: DeepSeek-V4 and
+    torchao call a scale like that.
+    """
+    leaf = _split(part)[0].rpartition(".")[2]
+    return leaf in ("scale", "scales") and not pair.part.endswith(f".{leaf}")
 
 
 def _left(fate: _Fate, planned: _Planned) -> tuple[str | None, str | None] | None:

@@ -295,10 +295,6 @@ def _plan(
     computes = any(isinstance(s, ComputedTensor) for t in outputs.values() for s in t.sources)
     kept: restoring.PartsFile | None = None
     expected: restoring.Expected | None = None
-    if computes and source.index.side_files:
-        from ..planning.configured_formats import check_read
-
-        path_state.warnings += check_read(SideFiles(side_reader(source)), outputs)
     if computes or stamp.applied:
         applied = [*stamp.applied, *entries]
         kept = parts_of(source, composition, index_hash, output_hash, applied)
