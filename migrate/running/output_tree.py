@@ -21,6 +21,7 @@ from ..planning.items import Items
 from ..planning.module_names import follow_all
 from ..planning.pipeline import Views
 from ..planning.stored import initial
+from ..source.jsontext import collector_paused
 from ..source.nesting import nest
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.nodes import Set
@@ -68,6 +69,7 @@ class OutputTree:
     lost: tuple[str, ...] = ()
 
 
+@collector_paused()
 def output_tree(
     source: Source, composition: Composition, *, alone: bool = False, drop: bool = False
 ) -> OutputTree:

@@ -38,6 +38,7 @@ from ..planning.stored import find_renamed, initial
 from ..planning.unchanged import fold_keys, standing_entries, unfold_keys
 from ..source.blobs import Stored
 from ..source.index import Source, specs_hash, with_all_tensors, with_files
+from ..source.jsontext import collector_paused
 from ..source.paths import METADATA
 from ..source.shards import RANK_NAMES, Naming, by_rank, check_names, naming
 from . import stamp as stamps
@@ -523,6 +524,7 @@ def expected_parts(
     return restoring.Expected(keys) if keys else None
 
 
+@collector_paused()
 def _renamed(
     source: Source, composition: Composition, out: OutputTree, stamp: str
 ) -> Target | None:
