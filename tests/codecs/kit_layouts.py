@@ -402,7 +402,7 @@ FORMATS: dict[str, Make] = {
     "ao_int4_tinygemm": Case(
         NumberLayout(
             "tinygemm",
-            integers(4, 8),
+            integers(8, 8),
             plain("uint8"),
             times(Grid("scale", (1, 32))),
             less=(*times(Grid("zero", (1, 32))), Term("*", -1.0)),

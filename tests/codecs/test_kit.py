@@ -486,3 +486,10 @@ def test_an_index_beyond_the_groups_is_refused(wrong: int, said: str, torch_too:
         decode(layout, specs, arrays, "float32", ((0, 2), (0, 3)), out)
     assert caught.value.code == "M406"
     assert f"the group of column 1 {said}" in str(caught.value)
+
+
+def test_codes_that_stand_for_nothing_are_an_error_of_the_layout() -> None:
+    layout = NumberLayout("i", integers(4), plain("uint8"), times(Grid("scale", (0, 0))))
+    specs = {"weight": Spec("uint8", (2, 3)), "scale": Spec("float32", ())}
+    with pytest.raises(ValueError, match="weight: codes of 8 bits, elements of 4"):
+        geometry(layout, specs)

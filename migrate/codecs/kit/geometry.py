@@ -13,9 +13,9 @@ from math import lcm, prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...core.errors import OpError
-from ...core.spec import Spec
+from ...core.spec import BITS, Spec
 from ...core.spec import spec as spec_of
-from .layout import Field, Grid, NumberLayout, Packing
+from .layout import ElementType, Field, Grid, NumberLayout, Packing
 
 if TYPE_CHECKING:
     from ...ops.base import Box
@@ -46,6 +46,7 @@ class Extents:
                     f"{layout.name} cannot be decoded without its {role}, which is not there",
                 )
         self._check_dtypes()
+        self._check_widths()
         # the shape of the numbers
         self.shape: Shape = self._numbers()
         self.full: Shape = _full(layout, self.shape)
@@ -71,6 +72,22 @@ class Extents:
                     help=f"limit the rule to what is encoded: `when: {{{role}: {{dtype: "
                     f"[{', '.join(dtypes)}]}}}}`",
                 )
+
+    def _check_widths(self) -> None:
+        """ValueError for codes that stand for nothing."""
+        layout = self.layout
+        held: list[tuple[str, ElementType | None, Packing | Field | None]] = [
+            (layout.role, layout.elements, layout.codes)
+        ]
+        held += [(g.role, g.elements, g.packing or g.field) for g in layout.grids() if g.elements]
+        for role, elements, packing in held:
+            bits = min(packing.bits, 8) if isinstance(packing, Packing) else 8
+            if isinstance(packing, Field):
+                bits = max(piece.bits + piece.left for piece in packing.pieces)
+            if isinstance(packing, Packing) and BITS[self._specs[role].dtype] < 8:
+                bits = BITS[self._specs[role].dtype]
+            if elements is not None and elements.bits < bits:
+                raise ValueError(f"{role}: codes of {bits} bits, elements of {elements.bits}")
 
     def _numbers(self) -> Shape:
         layout, stored = self.layout, self._specs[self.layout.role]

@@ -42,7 +42,7 @@ def codes_in_byte(packing: Packing, dtype: str) -> int:
     word = packing.word(dtype)
     if word <= 8 and word == packing.bits:
         return 1
-    if packing.plus or 8 % packing.bits or word not in (8, 16, 32):
+    if packing.plus or packing.bits not in (2, 4, 8) or word not in (8, 16, 32):
         return 0
     if packing.order and word == 16:
         return 0
