@@ -267,6 +267,12 @@ def _in_config(config: _Object) -> Quantization | None:
     if method.startswith("modelopt"):
         inner = here.part("quantization") if "quantization" in here else here
         return _modelopt(inner, method)
+    if method == "fp8" and "expert_dtype" not in here:
+        # DeepSeek-V4 says it of the model, and not of the format
+        nested = config.value.get("text_config")
+        models = (config.value, nested if isinstance(nested, Mapping) else {})
+        experts = next((m["expert_dtype"] for m in models if m.get("expert_dtype")), None)
+        here = _Object({**here.value, "expert_dtype": experts}, here.place)
     reader = _READERS.get(method)
     if reader is None:
         return Quantization(method, here.place, rest=Scheme(None, place=here.place))

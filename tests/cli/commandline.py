@@ -21,7 +21,18 @@ from work import HANG
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data" / "hf"
-SIZES = {"F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I64": 8, "U8": 1, "BOOL": 1, "F8_E4M3": 1}
+SIZES = {
+    "F32": 4,
+    "I32": 4,
+    "BF16": 2,
+    "F16": 2,
+    "I64": 8,
+    "U8": 1,
+    "I8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E8M0": 1,
+}
 
 # name -> (dtype, shape) or (dtype, shape, bytes); without bytes the contents are made from the name
 Tensors = Mapping[str, "tuple[str, Sequence[int]] | tuple[str, Sequence[int], bytes]"]

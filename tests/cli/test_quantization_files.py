@@ -485,3 +485,17 @@ def test_what_is_written_for_transformers_means_the_same_to_it(tmp_path: Path) -
         "l.2.q": True,
         "l.10.q": True,
     }
+
+
+def test_experts_of_deepseek_v4_are_what_its_configuration_says(tmp_path: Path) -> None:
+    tensors: dict[str, tuple[str, list[int]]] = {
+        "l.0.experts.0.w1.weight": ("I8", [64, 32]),
+        "l.0.experts.0.w1.scale": ("F8_E8M0", [64, 2]),
+        "l.0.attn.wq.weight": ("F8_E4M3", [256, 256]),
+        "l.0.attn.wq.scale": ("F8_E8M0", [2, 2]),
+    }
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}
+    config = {"expert_dtype": "fp4", "quantization_config": quantization}
+    formats = done("inspect", folder(tmp_path / "v4", tensors, config=config), "--format", "json")
+    found = {f["readings"][0]["format"]: f["contradiction"] for f in formats.json["number_formats"]}
+    assert found == {"mxfp4": None, "fp8-block": None}

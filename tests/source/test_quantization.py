@@ -205,6 +205,10 @@ def test_schemes_of_transformers_fp8() -> None:
     v4 = said({"quant_method": "fp8", "weight_block_size": [128, 128], "expert_dtype": "fp4"})
     assert facts(v4.scheme_of("layers.0.ffn.experts.3.w1"))["format"] == "mxfp4"
     assert facts(v4.scheme_of("layers.0.ffn.shared_experts.w1")) == block
+    for more in ({"expert_dtype": "fp4"}, {"text_config": {"expert_dtype": "fp4"}}):
+        released = said({"quant_method": "fp8", "weight_block_size": [128, 128]}, **more)
+        assert facts(released.scheme_of("layers.0.ffn.experts.3.w1"))["format"] == "mxfp4"
+        assert facts(released.scheme_of("layers.0.attn.wq_a")) == block
     open_ = said({"quant_method": "fp8", "fmt": "e4m3"})
     assert facts(open_.scheme_of("x")) == {"bits": 8}
     inside = read(config={"text_config": {"quantization_config": {"quant_method": "fp8"}}})
