@@ -174,8 +174,9 @@ class _Production:
 _UNLIKE = frozenset({":text", ":number"})
 # what is kept of a production that repeats itself; more kinds of chunks are no regular writer's
 _MOST_KNOWN = 1 << 14
-# chunks that are read with their tensor; others are read one by one
-_MOST_CHUNKS = 64
+# chunks that are read with their tensor, others are read one by one; lists of such chunks that are
+# kept, each of some kilobytes
+_MOST_CHUNKS, _MOST_LISTS = 64, 1 << 11
 _MADE = b")\x81\x94}\x94("
 
 
@@ -558,7 +559,7 @@ class _Reader(ValueReader):
             chunks.append(self.box(self.values_of(production, match)))
             at = match.end()
         found = tuple(chunks)
-        if len(self.lists) < _MOST_KNOWN:
+        if len(self.lists) < _MOST_LISTS:
             self.lists[raw] = found, tuple(self.memo[written:])
         return found
 
