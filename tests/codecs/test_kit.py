@@ -169,6 +169,27 @@ def test_columns_of_transposed_codes_are_read_alone() -> None:
     assert geo.grain() == (1, 64)
 
 
+def test_a_vector_in_groups_is_a_row_of_them() -> None:
+    layout = NumberLayout("fp4", floats("float4_e2m1fn"), Packing(4), times(Grid("scale", (1, 16))))
+    codes = np.arange(24, dtype="u1") * 3
+    scales = np.array([1, 2, 3], "<f4").view("<u4")
+    for shape in ((3,), (1, 3)):
+        arrays = {"weight": codes, "scale": scales.reshape(shape)}
+        made = both(layout, arrays, {"weight": "uint8", "scale": "float32"}, "float32")
+        assert made.shape == (48,)
+        assert (made[16:32] % 1 == 0).all()
+        specs = {"weight": Spec("uint8", (24,)), "scale": Spec("float32", shape)}
+        needs = geometry(layout, specs).needs(((17, 40),))
+        assert needs == {
+            "weight": ((8, 20),),
+            "scale": ((1, 3),) if shape == (3,) else ((0, 1), (1, 3)),
+        }
+        out = np.empty(23, "<u4")
+        given = {r: a[tuple(slice(*s) for s in needs[r])] for r, a in arrays.items()}
+        decode(layout, specs, given, "float32", ((17, 40),), out)
+        assert (out.view("<f4") == made[17:40]).all()
+
+
 def test_a_scalar_and_a_vector_have_a_scale_too() -> None:
     layout = NumberLayout(
         "fp8", floats(E4M3), plain(E4M3), times(Grid("scale", (0, 0), leading=False))

@@ -120,7 +120,7 @@ class BoxDecoder:
         if self._layout.flat:
             raw = raw.reshape(1, -1)
         elif len(raw.shape) != len(geo.form(grid)):
-            raw = raw.reshape(_with_axes(grid, raw.shape, len(geo.form(grid))))
+            raw = raw.reshape(_with_axes(raw.shape, geo.whole(grid, len(geo.form(grid)))))
         if grid.swizzled:
             raw = _unswizzled(raw)
         elif grid.packing is not None:
@@ -505,15 +505,11 @@ def _cuts(side: tuple[int, int], step: int, unit: int) -> list[tuple[int, int]]:
     ]  # fmt: skip
 
 
-def _with_axes(grid: Grid, shape: Sequence[int], axes: int) -> tuple[int, ...]:
+def _with_axes(shape: Sequence[int], whole: Sequence[bool]) -> tuple[int, ...]:
     """The shape of a box of a grid with the axes that it lacks where it is stored."""
-    left = list(shape)
     if prod(shape) == 1:
-        return (1,) * axes
-    inner = [not b for b in grid.block]
-    if grid.transposed:
-        inner.reverse()
-    whole = [*(not grid.leading,) * (axes - 2), *inner]
+        return (1,) * len(whole)
+    left = list(shape)
     return tuple(1 if lacks else left.pop(0) for lacks in whole)
 
 

@@ -115,12 +115,12 @@ class Extents:
                 at = list(wanted)
                 at[free] = stored[free]
                 wanted = tuple(at)
-        if stored in _spellings(grid, wanted) or (
+        if stored in self._spellings(grid, wanted) or (
             prod(wanted) == 1 == prod(stored) and len(stored) <= max(len(self.shape), 1)
         ):
             return wanted
         blocks = " x ".join(str(b) if b else "all" for b in grid.block)
-        spoken = " or ".join(str(list(s)) for s in _spellings(grid, wanted))
+        spoken = " or ".join(str(list(s)) for s in self._spellings(grid, wanted))
         raise OpError(
             "M310",
             f"{self.layout.name}: the {grid.role} is {list(stored)}, that of numbers of "
@@ -254,6 +254,24 @@ class Extents:
         """The whole shape of a grid that is a part, axes that are not stored included."""
         return self._forms[grid]
 
+    def whole(self, grid: Grid, axes: int) -> list[bool]:
+        """Which axes of a grid it may lack where it is stored: those of which there is one entry
+        for all, and those that the numbers lack.
+        """
+        inner = [not b for b in grid.block]
+        inner = [w or 2 - i > len(self.shape) for i, w in enumerate(inner)]
+        if self.layout.flat:
+            inner = [True, not grid.block[1]]
+        if grid.transposed:
+            inner.reverse()
+        return [*(not grid.leading,) * (axes - 2), *inner]
+
+    def _spellings(self, grid: Grid, form: Shape) -> list[Shape]:
+        """The shapes that a grid may be stored in."""
+        lacking = self.whole(grid, len(form))
+        kept = tuple(n for n, whole in zip(form, lacking, strict=True) if not whole)
+        return list(dict.fromkeys([form, kept]))
+
     def block(self, grid: Grid) -> tuple[int, int]:
         """Rows and columns of the numbers that share an entry; 0 is a whole axis."""
         return self._block(grid)
@@ -328,7 +346,9 @@ class Extents:
             return box
         if prod(form) == 1:
             return ((0, 1),) * len(stored)
-        return tuple(side for side, whole in zip(box, _whole(grid, form), strict=True) if not whole)
+        return tuple(
+            side for side, whole in zip(box, self.whole(grid, len(form)), strict=True) if not whole
+        )
 
 
 def geometry(layout: NumberLayout, specs: Mapping[str, Spec]) -> Extents:
@@ -489,20 +509,6 @@ def _stored(grid: Grid, lead: Shape, entries: tuple[int, int], dtype: str) -> Sh
         axis = -3 - grid.packing.axis if grid.transposed else grid.packing.axis
         inner[axis] = grid.packing.words(inner[axis], dtype)
     return (*lead, *inner)
-
-
-def _whole(grid: Grid, form: Shape) -> list[bool]:
-    """Which axes of a grid may lack: those of which there is one entry for all."""
-    inner = [not b for b in grid.block]
-    if grid.transposed:
-        inner.reverse()
-    return [*(not grid.leading,) * (len(form) - 2), *inner]
-
-
-def _spellings(grid: Grid, form: Shape) -> list[Shape]:
-    """The shapes that a grid may be stored in."""
-    kept = tuple(n for n, whole in zip(form, _whole(grid, form), strict=True) if not whole)
-    return list(dict.fromkeys([form, kept]))
 
 
 def _side(n: int, g: int) -> int | None:
