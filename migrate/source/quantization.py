@@ -418,6 +418,9 @@ def _fp8(here: _Object, method: str) -> Quantization:
         # transformers takes blocks of 128 then, vLLM one scale for each tensor
         name = None
     rest = Scheme(name, 8, None, block, "block" if block else None, place=here.place)
+    if block == (1, 32):
+        # MXFP8 in the words of blocks, as MiniMax-M3 has it
+        rest = Scheme("mxfp8", 8, 32, None, "group", place=here.place)
     chosen = _skipped(here, "modules_to_not_convert", "ignored_layers")
     if here.text("expert_dtype") == "fp4":
         experts = Scheme("mxfp4", 4, 32, None, "group", place=f"{here.place}.expert_dtype")
@@ -495,7 +498,7 @@ def _awq(here: _Object, method: str) -> Quantization:
         None,
         granularity,
         None if zero is None else not zero,
-        here.text("version", "format"),
+        form if (form := here.text("version", "format")) in ("gemm", "gemv") else None,
         here.place,
     )
     return _made(method, here.place, rest, _skipped(here, "modules_to_not_convert"))

@@ -209,6 +209,8 @@ def test_schemes_of_transformers_fp8() -> None:
         released = said({"quant_method": "fp8", "weight_block_size": [128, 128]}, **more)
         assert facts(released.scheme_of("layers.0.ffn.experts.3.w1"))["format"] == "mxfp4"
         assert facts(released.scheme_of("layers.0.attn.wq_a")) == block
+    groups = said({"quant_method": "fp8", "weight_block_size": [1, 32]})
+    assert facts(groups.scheme_of("x")) == PRESETS["MXFP8"]
     open_ = said({"quant_method": "fp8", "fmt": "e4m3"})
     assert facts(open_.scheme_of("x")) == {"bits": 8}
     inside = read(config={"text_config": {"quantization_config": {"quant_method": "fp8"}}})
@@ -257,6 +259,8 @@ def test_schemes_of_awq_mxfp4_and_bitsandbytes() -> None:
         "form": "gemm",
     }
     assert awq.scheme_of("visual.blocks.0.attn") is None
+    other = said({"quant_method": "awq", "bits": 4, "version": "marlin"})
+    assert facts(other.scheme_of("x")) == {"format": "awq", "bits": 4}
     gpt_oss = said(
         {
             "quant_method": "mxfp4",
