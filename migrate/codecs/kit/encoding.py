@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # numbers of one step: in numpy few enough for a second-level cache, in torch so many that an op
 # takes longer than the interpreter's lock to change hands, and on a device more
-CHUNK = {"numpy": 1 << 17, "cpu": 1 << 20, "device": 1 << 25}
+CHUNK = {"numpy": 1 << 18, "cpu": 1 << 20, "device": 1 << 25}
 
 
 # numbers of a tile of which the magnitude is kept, rather than what is stored
@@ -252,6 +252,8 @@ class TensorEncoding(PartBoxes):
     def _kept(self, role: str, scales: Scales, zero: Array | None) -> Array:
         """Entries as they are kept: scales as they are stored, zeros one code a byte."""
         if role != self._zero:
+            if scales.raw is not None and BITS[self.parts[role].dtype] == 8:
+                return scales.raw
             return as_stored(scales.stored, self.parts[role].dtype)
         if zero is None:
             raise ValueError(f"{self.layout.name}: these scales have no zeros")

@@ -17,7 +17,6 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...core.spec import BITS
 from ...elements.raw import scratch, typed
 from .layout import ElementType, floats
 
@@ -266,10 +265,10 @@ def numbers_of(elements: ElementType) -> Any:
     return np.array(elements.values(), "f4")
 
 
-def nearest_values(dtype: str, numbers: Array) -> Array:
-    """The numbers of `dtype` nearest to these, as float32; too large ones saturate."""
-    found: Array = numbers_of(floats(dtype))[looked_up(numbers, dtype)]
-    return found
+def nearest(dtype: str, numbers: Array) -> tuple[Array, Array]:
+    """(codes, float32 numbers) of `dtype` nearest to these; too large ones saturate."""
+    codes = looked_up(numbers, dtype)
+    return codes, numbers_of(floats(dtype)).take(codes)
 
 
 # packing
@@ -331,9 +330,3 @@ def _pack_any(
     padded = np.zeros((*codes.shape[:-1], words * word), "u1")
     padded[..., : count * bits] = stream.reshape(*codes.shape[:-1], -1)
     return np.packbits(padded, axis=-1, bitorder="little").view(f"<u{word // 8}")
-
-
-__all__ = [
-    "BITS", "SIGNS", "Lanes", "borders", "cast", "counted", "integers", "lanes_of", "largest_of",
-    "looked_up", "nearest_values", "pack",
-]  # fmt: skip

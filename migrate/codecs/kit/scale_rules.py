@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from .layout import ElementType
-from .rounding import largest_of, nearest_values
+from .rounding import largest_of, nearest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +50,7 @@ class Scales(NamedTuple):
     multiplied by, or divided by where `divides`.
 
     The product or quotient is rounded to `dtype`. `back` is what decoding multiplies codes by,
-    where it is not `stored` alone.
+    where it is not `stored` alone, `raw` are the codes of `stored`, where they are known.
     """
 
     stored: Array
@@ -58,6 +58,7 @@ class Scales(NamedTuple):
     divides: bool = False
     dtype: str = "float32"
     back: Array | None = None
+    raw: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,20 +250,22 @@ def _of_nvfp4(like: str, dtype: str, amax: Array, whole: Array | None) -> Scales
 
     six, f4 = np.float32(6), np.float32
     if like == "compressed-tensors":
-        found = nearest_values("float8_e4m3fn", rounded_to(amax / six, dtype) * whole)
-        stored = np.where(found == 0, f4(0.125), found)
+        raw, found = nearest("float8_e4m3fn", rounded_to(amax / six, dtype) * whole)
+        zero = found == 0
+        # the code of 0.125
+        raw, stored = np.where(zero, np.uint8(0x20), raw), np.where(zero, f4(0.125), found)
         back = stored / whole
-        return Scales(stored, _not_zero(back), True, back=back)
+        return Scales(stored, _not_zero(back), True, back=back, raw=raw)
     if like == "torchao":
         scale = amax / six if whole is None else amax / six / whole
-        stored = nearest_values("float8_e4m3fn", np.maximum(scale, f4(2.0**-6)))
+        raw, stored = nearest("float8_e4m3fn", np.maximum(scale, f4(2.0**-6)))
         if whole is None:
-            return Scales(stored, f4(1) / stored)
-        return Scales(stored, (f4(1) / whole) / stored, back=stored * whole)
+            return Scales(stored, f4(1) / stored, raw=raw)
+        return Scales(stored, (f4(1) / whole) / stored, back=stored * whole, raw=raw)
     scale = np.where(amax == 0, f4(1), amax / (six * whole))
-    stored = nearest_values("float8_e4m3fn", np.maximum(scale, f4(2.0**-9)))
+    raw, stored = nearest("float8_e4m3fn", np.maximum(scale, f4(2.0**-9)))
     back = stored * whole
-    return Scales(stored, _not_zero(back), True, back=back)
+    return Scales(stored, _not_zero(back), True, back=back, raw=raw)
 
 
 def _not_zero(divisor: Array) -> Array:
