@@ -67,11 +67,17 @@ class Expected:
 
 def decodes(outputs: Iterable[Tensor]) -> bool:
     """Whether these tensors are made of parts of a number format."""
-    return any(_is_decoding(call) for call in computations(outputs))
-
-
-def _is_decoding(call: Computation) -> bool:
-    return call.op_call.op == "dequantize"
+    seen, todo = set[int](), list(outputs)
+    while todo:
+        for source in todo.pop().sources:
+            call = getattr(source, "computation", None)
+            if call is None or id(call) in seen:
+                continue
+            if call.op_call.op == "dequantize":
+                return True
+            seen.add(id(call))
+            todo += call.inputs
+    return False
 
 
 def made_again(composition: Composition, tensors: Mapping[str, StoredTensor]) -> list[str]:
@@ -79,7 +85,12 @@ def made_again(composition: Composition, tensors: Mapping[str, StoredTensor]) ->
     sorted.
     """
     doubtful, back = _doubtful(composition, tensors), composition.back or {}
-    return [key for key in doubtful if key in back and back[key].spec == tensors[key].spec]
+    # equal specs are mostly one object
+    return [
+        key
+        for key in doubtful
+        if (was := tensors[key].spec) is (now := back[key].spec) or was == now
+    ]
 
 
 def not_returned(composition: Composition, tensors: Mapping[str, StoredTensor]) -> list[str]:
@@ -155,9 +166,15 @@ def list_returns(composition: Composition) -> list[dict[str, Any]]:
         back = (composition.back or {}).values()
         calls = [call for call in computations(back) if id(call) not in there]
     found: dict[tuple[str, str, str], None] = {}
+    # layers share arguments and specs, and the composition holds both
+    seen = set[tuple[str, int, int]]()
     for call in calls:
-        if call.op_call.op == "quantize":
-            args = call.op_call.args
+        if call.op_call.op != "quantize":
+            continue
+        args = call.op_call.args
+        alike = (call.rule, id(args), id(call.inputs[0].spec))
+        if alike not in seen:
+            seen.add(alike)
             found[call.rule.rpartition(" (")[0], args.codec, _returns(call)] = None
     return [{"rule": rule, "codec": codec, "returns": what} for rule, codec, what in found]
 
