@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -236,3 +237,16 @@ def test_a_rule_decodes_by_a_layout(
 
 def tensor_of(dtype: str, raw: Any) -> torch.Tensor:
     return torch.from_numpy(np.copy(raw).view("u1")).view(getattr(torch, dtype)).reshape(raw.shape)
+
+
+def test_the_layout_that_the_docs_show_passes_the_kit() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "custom-codec.md"
+    (code,) = re.findall(
+        r"```python\n(import numpy as np\n[^`]*LayoutCodec[^`]*)```", page.read_text()
+    )
+    shown: dict[str, Any] = {}
+    exec(compile(code, str(page), "exec"), shown)
+    codec = shown["CODEC"]
+    with acme_codecs.installed(codec):
+        codeckit.check_sample(codec.name, 0)
+        codeckit.check_description(codec.name)
