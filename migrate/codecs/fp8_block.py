@@ -48,6 +48,7 @@ def _has_tiles(arguments: Mapping[str, Any]) -> bool:
 class Fp8Block(EncodingCodec):
     name = "fp8-block"
     summary = "e4m3 codes with a scale for each block of rows and columns"
+    reference_width = 0
     parts = ("weight", "scale")
     names = (
         *(

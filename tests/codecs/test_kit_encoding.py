@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -371,3 +373,24 @@ def test_zeros_never_make_nan(kind: str) -> None:
     encoding.non_finite = "refuse"
     parts = stored(encoding, np.zeros_like(numbers), "numpy")
     assert not reference(encoding.layout, encoding.parts, parts, "float32").view("f4").any()
+
+
+def test_codes_of_four_bits_and_integers_need_no_torch() -> None:
+    code = (
+        "import sys; import numpy as np\n"
+        "from migrate.codecs.kit.encoding import TensorEncoding\n"
+        "from migrate.codecs.kit.layout import Grid, NumberLayout, Packing, floats, times\n"
+        "from migrate.codecs.kit.scale_rules import ScaleRule\n"
+        "from migrate.core.spec import Spec\n"
+        "layout = NumberLayout('mxfp4', floats('float4_e2m1fn'), Packing(4), "
+        "times(Grid('scale', (1, 32), dtypes=('uint8',))))\n"
+        "parts = {'weight': Spec('uint8', (4, 32)), 'scale': Spec('uint8', (4, 2))}\n"
+        "spec, rule = Spec('float32', (4, 64)), ScaleRule('mx', 'torchao')\n"
+        "made = TensorEncoding(layout, spec, parts, rule)\n"
+        "out = np.zeros((4, 32), 'u1')\n"
+        "numbers = np.linspace(-1, 1, 256, dtype='f4').reshape(4, 64).view('<u4')\n"
+        "made.encode(numbers, 'weight', ((0, 4), (0, 32)), out)\n"
+        "assert out.any(); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -20,7 +20,8 @@ class EncodingCodec(LayoutCodec):
     """
 
     follow = ("scale",)
-    reference_width = 0
+    # the reference has some float32 numbers for each entry of a grid, of groups of 16 and more
+    reference_width = 4
 
     def rule(self, args: Any, spec: Spec) -> ScaleRule:
         """Whose arithmetic encodes numbers of this spec, and how."""
