@@ -243,7 +243,7 @@ def _vanished(part: Any, codes: Any, elements: ElementType, dtype: str, shifted:
     if shifted:
         # what stands for zero differs from block to block
         return 0
-    zero = elements.values().index(0.0)
+    zero = int(np.argmax(numbers_of(elements) == 0))
     mask = (1 << (elements.bits - bool(elements.dtype))) - 1
     if not isinstance(part, np.ndarray):
         magnitudes = part & ((1 << BITS[dtype] - 1) - 1)
