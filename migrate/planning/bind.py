@@ -184,7 +184,10 @@ def bind(
                 if any(foreign(side.pattern) for side in reader.rule.reads)
                 or foreign_text(*_texts(reader.rule.params))
                 else "is the layout the right one? a rule that may match nothing says `optional: "
-                "true`",
+                "true`"
+                if tensors
+                else "there are no tensors where the rules work: name a dict of tensors, "
+                f"{option('at', 'PATH')}, or all of the checkpoint, {option('at', '.')}",
             )
     return out
 

@@ -61,7 +61,19 @@ def choose_table(  # noqa: RET503 - what fails does not return
     if len(homes) == 1 and _workable(dict_at(root, homes[0])):
         return homes[0]
     if len(found) <= 1:
-        return next(iter(found), None)
+        path = next(iter(found), None)
+        if path and type(root) is DictNode:
+            own = {key for key, value in root.pairs if type(value) is TensorRecord}
+            table = dict_at(root, path)
+            # the model itself, and its average in a dict
+            if table is not None and any(key in own for key, _ in table.pairs):
+                fail(
+                    "M945",
+                    f"{label}: tensors of the same names are at the root and at `{_shown(path)}`",
+                    help=f"say which are meant: {option('at', _shown(path))}; "
+                    f"{option('at', '.')} takes all of them, with their keys joined by dots",
+                )
+        return path
     notes = tuple(f"{_shown(path)}: {plural(found[path], 'tensor')}" for path in list(found)[:12])
     if _workable(dict_at(root, ())):
         notes += (f"{option('at', '.')} takes them all, with their keys joined by dots",)

@@ -137,6 +137,32 @@ def test_a_model_at_the_root_is_found_beside_its_optimizer(tmp_path: Path, at: s
     assert refused(folder)[0].startswith("M945: ")
 
 
+def test_an_average_is_not_taken_for_the_model_at_the_root(tmp_path: Path) -> None:
+    weights = {"a.weight": seeded(6, 4), "b.weight": seeded(4)}
+    folder = save(tmp_path / "c", weights | {"shadow": {"a.weight": seeded(6, 4)}})
+    (found,) = refused(folder)
+    assert found.startswith("M945: ")
+    assert "at the root and at `shadow`" in found
+    with formats.open(folder, at="shadow") as source:
+        assert list(source.index.tensors) == ["a.weight"]
+    with formats.open(folder, at=".") as source:
+        assert list(source.index.tensors) == ["a.weight", "b.weight", "shadow.a.weight"]
+
+
+def test_rules_that_have_no_tensors_say_where_to_look(tmp_path: Path) -> None:
+    folder = save(tmp_path / "c", {"a.weight": seeded(6, 4), "rng": [seeded(3)]})
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(
+        "id: demo/v2/names\ntitle: t\nwhy: w\nlineage: demo\nedge: [v1, v2]\n"
+        'requires: ">=0.1"\n'
+        'rules:\n  - {name: a, from: "a.{k}", to: "b.{k}"}\n'
+    )
+    with pytest.raises(CheckpointError, match="M206") as refusal:
+        migrate.plan(folder, rules=rules)
+    assert "no tensors where the rules work" in str(refusal.value)
+    assert "b.weight" in str(migrate.plan(folder, rules=rules, at=".").to_json())
+
+
 def test_the_optimizer_at_the_side_of_a_root_model_is_named_by_at(tmp_path: Path) -> None:
     with formats.open(save(tmp_path / "c", TORCHTITAN), at="optimizer") as source:
         assert list(source.index.tensors) == ["state.layers.0.attention.wq.weight.exp_avg"]
@@ -383,6 +409,14 @@ def test_a_data_file_that_is_cut_short_is_said_once(tmp_path: Path) -> None:
     path.unlink()
     (found,) = refused(folder)
     assert found.endswith(": a: lies in __0_0.distcp, which is missing; so do 2 more entries")
+    folder = save(tmp_path / "d", {name: seeded(4, 2) for name in "ab"})
+    path = folder / "__0_0.distcp"
+    path.write_bytes(path.read_bytes()[:1])
+    (found,) = refused(folder)
+    assert found.endswith("which has 1; one more entry lies beyond its end")
+    path.unlink()
+    (found,) = refused(folder)
+    assert found.endswith(": a: lies in __0_0.distcp, which is missing; so does one more entry")
 
 
 def test_safetensors_beside_metadata_leave_it_unclear_what_is_meant(tmp_path: Path) -> None:

@@ -656,7 +656,9 @@ class MetadataCheck:
                 continue
             size = None if sizes is None else sizes.get(file)
             if sizes is not None and size is None:
-                more = f"; so do {len(extents) - 1:,} more entries" if len(extents) > 1 else ""
+                count = len(extents) - 1
+                more = "; so does one more entry" if count == 1 else ""
+                more = f"; so do {count:,} more entries" if count > 1 else more
                 self.problem(extents[0][2], f"lies in {printable(file)}, which is missing{more}")
             end, last = 0, ""
             beyond = []
@@ -670,11 +672,9 @@ class MetadataCheck:
             if beyond:
                 # one of them for all: the file is cut short
                 ends, key = beyond[0]
-                more = (
-                    f"; {len(beyond) - 1:,} more entries lie beyond its end"
-                    if len(beyond) > 1
-                    else ""
-                )
+                count = len(beyond) - 1
+                more = "; one more entry lies beyond its end" if count == 1 else ""
+                more = f"; {count:,} more entries lie beyond its end" if count > 1 else more
                 self.problem(
                     key, f"ends at byte {ends:,} of {printable(file)}, which has {size:,}{more}"
                 )
