@@ -34,6 +34,7 @@ def test_a_codec_is_described(name: str) -> None:
     codeckit.check_description(name)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_codec_takes_or_refuses_numbers_of_any_number_of_axes(name: str, seed: int) -> None:
