@@ -14,6 +14,7 @@ CPU, torch tensors on another device, where the same bits must come out. A meter
 the errors of a sample only, where measuring all would take longer than computing.
 
 Lists of specs and of arrays are in the order of `parts`; None stands for a part that is not there.
+Elements of less than a byte come one to a byte, but for parts that a codec takes `packed`.
 
 A codec makes the choices that a format leaves open by name: `like` is whose arithmetic encodes,
 because two libraries that read the same format need not write the same codes, and `form` how parts
@@ -132,6 +133,13 @@ class Codec:
     def decode_needs(self, args: Any, specs: Sequence[Any], box: Box) -> Sequence[Box | None]:
         """The box of each part that a box of the numbers comes from."""
         raise NotImplementedError
+
+    def packed(self, args: Any, specs: Sequence[Any]) -> Collection[str]:
+        """The roles of the parts of less than a byte an element whose boxes `decode` is given as
+        the bytes that hold them, uint8: `decode_needs` cuts the last axis of these at whole bytes.
+        Asked only where there is a part of such elements.
+        """
+        return ()
 
     def encode_needs(self, args: Any, spec: Spec, part: int, box: Box) -> Box:
         """The box of the numbers that a box of part number `part` comes from."""

@@ -97,6 +97,15 @@ def unpack(packed: Any, spec: Spec) -> np.ndarray[Any, Any]:
     return out.reshape(spec.shape)
 
 
+def as_bytes(packed: Any, spec: Spec) -> np.ndarray[Any, Any]:
+    """Packed row-major bytes as uint8, in rows of the last axis, which ends with a whole byte."""
+    import numpy as np
+
+    *lead, last = spec.shape
+    found = np.frombuffer(packed, "u1", spec.nbytes) if spec.numel else np.zeros(0, "u1")
+    return found.reshape(*lead, last * BITS[spec.dtype] // 8)
+
+
 def pack(array: np.ndarray[Any, Any], dtype: str) -> memoryview:
     """The packed row-major bytes of raw elements of `dtype`."""
     import numpy as np

@@ -18,7 +18,7 @@ first three kinds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
@@ -427,6 +427,13 @@ class ValueOp(Op):
     def needs(self, args: Any, specs: Sequence[Spec], output: int, box: Box) -> list[Box]:
         """The box of each input that `box` of an output comes from; by default all of each."""
         return [tuple((0, n) for n in s.shape) for s in specs]
+
+    def packed(self, args: Any, specs: Sequence[Spec]) -> Collection[int]:
+        """The inputs of less than a byte an element whose boxes `compute` is given as the bytes
+        that hold them, uint8: `needs` cuts the last axis of these at whole bytes. Asked only where
+        there is an input of such elements.
+        """
+        return ()
 
     def grain(self, args: Any, specs: Sequence[Spec], output: int) -> tuple[int, ...]:
         """On each axis of output `output`, the multiple at which boxes begin and end at little

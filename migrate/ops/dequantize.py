@@ -148,6 +148,11 @@ class Dequantize(CodecOp):
         needed = codec.decode_needs(own, _in_order(codec, _roles(args), specs), box)
         return [need for need in needed if need is not None]
 
+    def packed(self, args: Args, specs: Sequence[Spec]) -> list[int]:
+        (codec, own), roles = called(args), _roles(args)
+        found = codec.packed(own, _in_order(codec, roles, specs))
+        return [n for n, r in enumerate(codec.parts if roles is None else roles) if r in found]
+
     def grain(self, args: Args, specs: Sequence[Spec], output: int) -> tuple[int, ...]:
         codec, own = called(args)
         there = _in_order(codec, _roles(args), specs)

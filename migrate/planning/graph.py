@@ -170,7 +170,8 @@ class Kind(NamedTuple):
 
     `shape` counts whole-byte units of `unit` = (elements, bytes); `grain` counts elements. `least`
     are the bytes of the smallest box with its inputs and temporaries. `regional`: it is computed
-    box by box, else whole. `surveyed`: all of the first input is looked through before.
+    box by box, else whole. `surveyed`: all of the first input is looked through before. `packed`:
+    which inputs the op is given as the bytes that hold elements of less.
     """
 
     op: Any
@@ -184,16 +185,17 @@ class Kind(NamedTuple):
     least: int
     regional: bool
     surveyed: bool = False
+    packed: tuple[bool, ...] = ()
 
     def needs(self, box: Box) -> list[Box]:
         found: list[Box] = self.op.needs(self.args, self.specs, self.output, box)
         return found
 
     def cost(self, box: Box) -> int:
-        """Bytes of the box and of the boxes it needs, as raw elements."""
+        """Bytes of the box and of the boxes it needs, as the op is given them."""
         return _raw_bytes(self.spec.dtype, size_of(box)) + sum(
-            _raw_bytes(s.dtype, size_of(b))
-            for s, b in zip(self.specs, self.needs(box), strict=True)
+            _raw_bytes(s.dtype, size_of(b), p)
+            for s, b, p in zip(self.specs, self.needs(box), self.packed, strict=True)
         )
 
     def rounded(self, box: Box) -> Box:
@@ -233,7 +235,11 @@ def kind_of(call: Computation, output: int, spec: Spec) -> Kind:
     """The kind of a call's output."""
     op, specs = ops.get(call.op_call.op), tuple(t.spec for t in call.inputs)
     elements, size = unit(spec.dtype)
-    inputs = sum(_raw_bytes(s.dtype, s.numel) for s in specs)
+    packed = (False,) * len(specs)
+    if isinstance(op, ValueOp) and any(BITS[s.dtype] < 8 for s in specs):
+        numbers = op.packed(call.op_call.args, specs)
+        packed = tuple(n in numbers for n in range(len(specs)))
+    inputs = sum(_raw_bytes(s.dtype, s.numel, p) for s, p in zip(specs, packed, strict=True))
     everything = TEMPORARIES * (inputs + _raw_bytes(spec.dtype, spec.numel))
     grain = (1,) * len(spec.shape)
     whole = Kind(
@@ -247,6 +253,7 @@ def kind_of(call: Computation, output: int, spec: Spec) -> Kind:
         grain,
         everything,
         False,
+        packed=packed,
     )
     if not isinstance(op, ValueOp) or not spec.numel:
         return whole
@@ -268,8 +275,8 @@ def kind_of(call: Computation, output: int, spec: Spec) -> Kind:
     return kind._replace(least=TEMPORARIES * least, regional=True)
 
 
-def _raw_bytes(dtype: str, numel: int) -> int:
-    return numel * max(8, BITS[dtype]) // 8
+def _raw_bytes(dtype: str, numel: int, packed: bool = False) -> int:
+    return numel * max(0 if packed else 8, BITS[dtype]) // 8
 
 
 def size_of(box: Box) -> int:

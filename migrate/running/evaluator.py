@@ -27,7 +27,7 @@ from ..core.errors import Report, fail, listed, option
 from ..core.out_of_memory import lacking, ran_out
 from ..core.spec import BITS, Spec, coordinates, unit
 from ..elements.codes import encode
-from ..elements.raw import carrier, pack, scratch, unpack
+from ..elements.raw import as_bytes, carrier, pack, scratch, unpack
 from ..ops.base import OpError, ValueOp
 from ..planning.graph import (
     BLOCKS,
@@ -190,9 +190,8 @@ class Evaluator:
     def _said(call: Computation) -> str:
         """The op with its rule and keys, as messages name it."""
         rule = f"rule {call.rule}: " if call.rule else ""
-        return f"{rule}`{call.op_call.op}`" + (
-            f" of {listed(list(call.keys), 4)}" if call.keys else ""
-        )
+        keys = f" of {listed(list(call.keys), 4)}" if call.keys else ""
+        return f"{rule}`{call.op_call.op}`{keys}"
 
     def leaf(self, wanted: ComputedTensor | Tensor) -> ByteReader:
         """The packed bytes of a value, or of a tensor whose sub-byte elements move one by one."""
@@ -314,11 +313,8 @@ class Evaluator:
             call.op_call.args, arrays, call.parts, [t.spec.dtype for t in call.inputs]
         )
         specs = kind.op.infer(call.op_call.args, [t.spec for t in call.inputs], call.parts)
-        dtypes = (
-            [s.dtype for s in specs]
-            if specs is not None
-            else [call.inputs[0].spec.dtype] * len(made)
-        )
+        plain = [call.inputs[0].spec.dtype] * len(made)
+        dtypes = plain if specs is None else [s.dtype for s in specs]
         packed = [pack(array, dtype) for array, dtype in zip(made, dtypes, strict=True)]
         self._keep(call, dict(enumerate(packed)))
         self._spend(call)
@@ -411,7 +407,7 @@ class Evaluator:
         ):
             return
         needed = kind.needs(box)
-        arrays = [*map(workspace.input, count(), call.inputs, needed)]
+        arrays = [*map(workspace.input, count(), call.inputs, needed, kind.packed)]
         if self._watch is not None:
             self._watch(call, needed, arrays)
         boxes = self._ledger.claim(value, box) if self._ledger is not None and call.lossy else []
@@ -447,7 +443,9 @@ class Evaluator:
         with self._lock:
             self._surveys = surveys = self._surveys or Surveys()
         try:
-            return surveys.of(call, kind, lambda box: workspace.input(0, call.inputs[0], box))
+            return surveys.of(
+                call, kind, lambda box: workspace.input(0, call.inputs[0], box, False)
+            )
         except OpError as error:
             self._refused(call, error)
 
@@ -464,7 +462,8 @@ class Evaluator:
         import numpy as np
 
         workspace.settle()
-        arrays = [*map(workspace.input, count(), value.computation.inputs, kind.needs(box))]
+        call = value.computation
+        arrays = [*map(workspace.input, count(), call.inputs, kind.needs(box), kind.packed)]
         made = np.empty([b - a for a, b in box], carrier(kind.spec.dtype))
         kind.op.compute(kind.args, arrays, kind.specs, kind.output, box, made, meter, **memo)
 
@@ -606,8 +605,9 @@ class Workspace:
         self._chunks: OrderedDict[int, tuple[ComputedTensor, ComputedBox]] = OrderedDict()
         self._slots: dict[tuple[int, int], tuple[memoryview, Gather]] = {}
 
-    def input(self, number: int, tensor: Tensor, box: Box) -> np.ndarray[Any, Any]:
-        """The raw elements of a box of input `number`, valid until this depth reads it again."""
+    def input(self, number: int, tensor: Tensor, box: Box, packed: bool) -> np.ndarray[Any, Any]:
+        """The raw elements of a box of an input, or if `packed` the bytes that hold them; valid
+        until this depth reads it again."""
         spec = Spec(tensor.spec.dtype, tuple(b - a for a, b in box))
         nbytes = spec.nbytes
         found = self._slots.get((self.depth, number))
@@ -618,10 +618,11 @@ class Workspace:
         self.depth += 1
         try:
             if not self._values.fill(gather, tensor, box):
-                return self._values.loose(tensor, box)
+                codes = self._values.loose(tensor, box)
+                return as_bytes(pack(codes, spec.dtype), spec) if packed else codes
         finally:
             self.depth -= 1
-        return unpack(memory[:nbytes], spec)
+        return as_bytes(memory[:nbytes], spec) if packed else unpack(memory[:nbytes], spec)
 
     def settle(self) -> None:
         """Waits until what was given to the device is where it belongs."""
@@ -676,8 +677,8 @@ class ComputedReader(ByteReader):
         """Fills `buffer` from byte `offset` of the packed tensor."""
         size = self._kind.unit[1]
         before, after = offset % size, -(offset + len(buffer)) % size
+        # a fill may end within a group of elements that share bytes
         if before or after:
-            # a fill may end within a group of elements that share bytes
             wider = memoryview(bytearray(before + len(buffer) + after))
             self.read(offset - before, wider)
             buffer[:] = wider[before : before + len(buffer)]
@@ -735,8 +736,8 @@ class ComputedReader(ByteReader):
 
 def reading_step(tensor: Tensor, layouts: ByteLayouts, values: Evaluator | None) -> int:
     """The length of the ranges that a tensor should be asked for: as its layout says, and of
-    computed tensors whole boxes on their op's grain, so that no two ranges compute the same
-    block."""
+    computed ones whole boxes on their op's grain, so that no two ranges compute the same block.
+    """
     layout = layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
     if (
         values is None

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 from .. import codecs
 from ..codecs.base import Codec, Convention, OpError
 from ..core.part_names import stored_part
-from ..core.spec import Spec
-from ..elements.raw import carrier
+from ..core.spec import BITS, Spec
+from ..elements.raw import as_bytes, carrier, pack
 from .opkit import require
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ def decoded(
 
     spec = codec.decoded(args, specs, dtype)
     made = np.empty(spec.shape, carrier(dtype))
-    needed = codec.decode_needs(args, specs, _whole(spec))
-    codec.decode(args, _boxes_of(parts, needed), specs, dtype, _whole(spec), made)
+    held = _boxes_of(codec, args, parts, specs, _whole(spec))
+    codec.decode(args, held, specs, dtype, _whole(spec), made)
     return made
 
 
@@ -270,9 +270,11 @@ def check_decoding(
     label = f"{codec.name} {args} of {[str(s) for s in specs]} to {dtype}"
     _same(label, made, codec.reference(args, parts, specs, dtype))
     for box in boxes(spec, codec.decode_grain(args, specs, dtype)):
-        needed = codec.decode_needs(args, specs, box)
         out = _with_gaps(tuple(high - low for low, high in box), made.dtype)
-        held = [None if a is None else _with_gaps_of(a) for a in _boxes_of(parts, needed)]
+        held = [
+            None if a is None else _with_gaps_of(a)
+            for a in _boxes_of(codec, args, parts, specs, box)
+        ]
         codec.decode(args, held, specs, dtype, box, out)
         _same(f"{label} in {box}", np.array(out, order="C"), np.array(_cut(made, box), order="C"))
     _check_rows(codec, args, parts, specs, dtype, made, label)
@@ -407,11 +409,27 @@ def _cut(array: Array, box: Box) -> Array:
     return made
 
 
-def _boxes_of(parts: Sequence[Array | None], needed: Sequence[Box | None]) -> list[Array | None]:
-    return [
-        None if a is None or box is None else _cut(a, box)
-        for a, box in zip(parts, needed, strict=True)
-    ]
+def _boxes_of(
+    codec: Codec,
+    args: Any,
+    parts: Sequence[Array | None],
+    specs: Sequence[Spec | None],
+    box: Box,
+) -> list[Array | None]:
+    """Of each part what decoding a box of the numbers is given."""
+    needed = codec.decode_needs(args, specs, box)
+    loose = any(s is not None and BITS[s.dtype] < 8 for s in specs)
+    packed = codec.packed(args, specs) if loose else ()
+    out: list[Array | None] = []
+    for role, part, spec, need in zip(codec.parts, parts, specs, needed, strict=True):
+        if part is None or need is None or spec is None:
+            out.append(None)
+            continue
+        held = _cut(part, need)
+        if role in packed:
+            held = as_bytes(pack(held, spec.dtype), Spec(spec.dtype, held.shape))
+        out.append(held)
+    return out
 
 
 def _with_gaps(shape: tuple[int, ...], dtype: Any) -> Array:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from .. import ops
 from ..core.spec import BITS, Spec, spec
 from ..elements.numbers import encode, numbers
-from ..elements.raw import carrier, raw
+from ..elements.raw import as_bytes, carrier, pack, raw
 from ..ops.base import Loss, OneWay, OpCall, OpError, ValueOp, format_shape
 from .opkit import arguments, check_description, check_rows, require, same_elements
 
@@ -169,6 +169,7 @@ def compute(
             f"{op.name} needs {need} of an input of shape {format_shape(array.shape)} for {box}",
         )
         given.append(array[_index(need)].copy())
+    given = _as_given(op, args, specs, given)
     kept = [g.copy() for g in given]
     out = np.empty(
         [b - a for a, b in box],
@@ -180,6 +181,17 @@ def compute(
         f"{op.name} writes into its inputs",
     )
     return out
+
+
+def _as_given(
+    op: ValueOp, args: Any, specs: Sequence[Spec], arrays: Sequence[Array]
+) -> list[Array]:
+    """Boxes of the inputs as `compute` is given them: packed, where the op says so."""
+    packed = op.packed(args, specs) if any(BITS[s.dtype] < 8 for s in specs) else ()
+    return [
+        as_bytes(pack(a, s.dtype), Spec(s.dtype, a.shape)) if n in packed else a
+        for n, (a, s) in enumerate(zip(arrays, specs, strict=True))
+    ]
 
 
 def inputs(of: Spec, dice: random.Random, wild: bool) -> Array:
@@ -285,7 +297,7 @@ def _check_boxes(
     )
     op.compute(
         args,
-        [a[_index(b)] for a, b in zip(strided, needed, strict=True)],
+        _as_given(op, args, specs, [a[_index(b)] for a, b in zip(strided, needed, strict=True)]),
         specs,
         output,
         _all(of),
@@ -312,7 +324,8 @@ def _check_torch(
     if any(a.dtype.itemsize > 8 for a in (*arrays, whole)):
         return
     needed = op.needs(args, specs, output, _all(of))
-    given = [torch.from_numpy(a[_index(b)].copy()) for a, b in zip(arrays, needed, strict=True)]
+    held = _as_given(op, args, specs, [a[_index(b)] for a, b in zip(arrays, needed, strict=True)])
+    given = [torch.from_numpy(a.copy()) for a in held]
     out = torch.from_numpy(whole.copy()).clone()
     out.view(torch.uint8).fill_(0x5A) if out.dim() else out.fill_(0x5A)
     op.compute(args, given, specs, output, _all(of), out, CountingMeter())

@@ -115,8 +115,8 @@ def test_numbers_are_read_once_because_scales_lie_behind_their_codes(
     monkeypatch.setattr(
         Workspace,
         "input",
-        lambda self, number, tensor, box: (
-            read.append(tensor.spec) or way(self, number, tensor, box)
+        lambda self, number, tensor, *box: (
+            read.append(tensor.spec) or way(self, number, tensor, *box)
         ),
     )
     done("downgrade", tmp_path / "plain", "-o", tmp_path / "back", "--allow", "lossy")

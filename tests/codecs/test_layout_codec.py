@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import acme_codecs
 import kit_layouts
@@ -18,7 +19,12 @@ import migrate
 from migrate.codecs.base import Convention, Flag, Integer, OpError, arg, dataclass
 from migrate.codecs.kit.codec import LayoutCodec
 from migrate.codecs.kit.layout import Grid, NumberLayout, Packing, floats, integers, times
+from migrate.core.spec import Spec
+from migrate.elements.raw import unpack
+from migrate.running import evaluator
 from migrate.testing import codeckit
+
+FP4 = "float4_e2m1fn"
 
 
 def stored(kind: str, case: str, names: dict[str, str]) -> list[Any]:
@@ -39,14 +45,18 @@ class Fours(LayoutCodec):
         apart = len(specs["weight"].shape) > len(specs["scale"].shape)
         return NumberLayout(
             self.name,
-            floats("float4_e2m1fn"),
-            Packing(4, ("uint8", "int8"), run=16 if apart else 0),
+            floats(FP4),
+            Packing(4, ("uint8", "int8", FP4), run=16 if apart else 0),
             times(Grid("scale", (1, 32), dtypes=("uint8", "float8_e8m0fnu"))),
         )
 
     def stored(self):
         plain = {"weight": "weight", "scale": "weight_scale"}
         yield self.Args(), stored("modelopt_mxfp4", "moe3d_2x8x64_bf16", plain)
+        for case in ("moe3d_2x8x64_bf16", "normal_bf16"):
+            (spec, raw), scale = stored("modelopt_mxfp4", case, plain)
+            codes = Spec(FP4, (*spec.shape[:-1], 2 * spec.shape[-1]))
+            yield self.Args(), [(codes, unpack(raw.tobytes(), codes)), scale]
         apart = {"weight": "w_blocks", "scale": "w_scales"}
         yield self.Args(), stored("gptoss_mxfp4", "raw_all_bytes", apart)
 
@@ -233,6 +243,111 @@ def test_a_rule_decodes_by_a_layout(
     made = load_file(out)["l.0.out"]
     got = (made.t() if then else made).contiguous()
     assert torch.equal(got.view(torch.uint8), tensor_of(spec.dtype, wanted).view(torch.uint8))
+
+
+class Watched(Fours):
+    """Keeps what it is given to decode."""
+
+    name = "acme-watched"
+    given: ClassVar[list[Any]] = []
+
+    def decode(self, args, arrays, specs, dtype, box, out, meter=None):
+        self.given.append((arrays[0].dtype, arrays[0].size))
+        super().decode(args, arrays, specs, dtype, box, out, meter)
+
+
+def write_fours(path: Path, codes: Any, scale: Any) -> None:
+    """A file with a tensor of the dtype F4, whose elements are the nibbles of `codes`."""
+    rows, columns = codes.shape
+    held = {
+        "l.blocks": {"dtype": "F4", "shape": [rows, 2 * columns]},
+        "l.scales": {"dtype": "U8", "shape": list(scale.shape)},
+    }
+    at = 0
+    for one, array in zip(held.values(), (codes, scale), strict=True):
+        one["data_offsets"] = [at, at := at + array.nbytes]
+    text = json.dumps(held).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + codes.tobytes() + scale.tobytes())
+
+
+@pytest.mark.parametrize("columns", [4096, 96])
+def test_codes_of_the_dtype_f4_are_read_as_their_bytes(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(3)
+    codes = rng.integers(0, 256, (4099, columns // 2), dtype="u1")
+    scale = rng.integers(110, 130, (4099, columns // 32), dtype="u1")
+    fours, bytes_, rule = (tmp_path / n for n in ("a.safetensors", "b.safetensors", "r.yaml"))
+    write_fours(fours, codes, scale)
+    save_file({"l.blocks": torch.from_numpy(codes), "l.scales": torch.from_numpy(scale)}, bytes_)
+    rule.write_text(
+        RULE.format(
+            parts='weight: "{m...}.blocks", scale: "{m...}.scales"', optional="",
+            codec=Watched.name, dtype="bfloat16", more="", then="",
+        )
+    )  # fmt: skip
+    codec, how = Watched(), {"rules": [rule]}
+
+    def refuse(packed: Any, spec: Spec) -> Any:
+        assert spec.dtype != FP4, "codes of four bits, one to a byte"
+        return unpack(packed, spec)
+
+    made = {}
+    with acme_codecs.installed(codec):
+        for source in (bytes_, fours):
+            out = tmp_path / f"out-{source.name}"
+            if source is fours:
+                monkeypatch.setattr(evaluator, "unpack", refuse)
+            migrate.apply(source, out, **how)
+            made[source] = load_file(out)["l.out"], sorted(codec.given)
+            codec.given.clear()
+        assert migrate.verify(out, source=fours, **how).to_json()["differences"] == []
+    assert torch.equal(*(numbers for numbers, _ in made.values()))
+    one, other = (given for _, given in made.values())
+    # boxes of the same bytes
+    assert one == other
+    assert sum(size for _, size in other) == codes.size
+
+
+def test_codes_of_the_dtype_f4_that_are_turned_first_are_packed_again(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    codes = rng.integers(0, 256, (64, 40), dtype="u1")
+    scale = rng.integers(110, 130, (80, 2), dtype="u1")
+    source, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    write_fours(source, codes, scale)
+    turn, decode = tmp_path / "1.yaml", tmp_path / "2.yaml"
+    turn.write_text(
+        """
+id: a/1
+title: t
+lineage: a
+edge: [one, two]
+keep: ["{m...}.scales"]
+rules:
+  - {name: r, from: "{m...}.blocks", to: "{m}.turned", via: [{transpose: {dims: [0, 1]}}]}
+"""
+    )
+    decode.write_text(
+        """
+id: a/2
+title: t
+lineage: a
+edge: [two, three]
+rules:
+  - name: r
+    from: {weight: "{m...}.turned", scale: "{m...}.scales"}
+    to: "{m}.out"
+    via: [{dequantize: {codec: acme-mxfp4, dtype: float32}}]
+"""
+    )
+    with acme_codecs.installed(Fours()):
+        migrate.apply(source, out, rules=[turn, decode])
+    made = load_file(out)["l.out"].numpy()
+    table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], "f4")
+    each = np.stack([codes & 15, codes >> 4], -1).reshape(64, 80).T
+    wanted = np.where(each & 8, -table[each & 7], table[each & 7])
+    powers = np.repeat(2.0 ** (scale.astype("f4") - 127), 32, axis=1)
+    assert (made == wanted * powers).all()
 
 
 def tensor_of(dtype: str, raw: Any) -> torch.Tensor:

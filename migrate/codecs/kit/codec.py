@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
+from ...core.spec import BITS, Spec
 from ..base import Codec
 from .geometry import Extents, decoded, geometry
 from .layout import NumberLayout, Packing
 
 if TYPE_CHECKING:
-    from ...core.spec import Spec
     from ...ops.base import Box, Meter
 
 
@@ -33,8 +33,19 @@ class LayoutCodec(Codec):
         there = self.by_role(specs)
         return decoded(self.layout(args, there), there, dtype)
 
+    def packed(self, args: Any, specs: Sequence[Any]) -> tuple[str, ...]:
+        there = self.by_role(specs)
+        layout = self.layout(args, there)
+        return () if bytes_of_codes(layout, there) is there else (layout.role,)
+
     def decode_needs(self, args: Any, specs: Sequence[Any], box: Box) -> Sequence[Box | None]:
-        needed = self._extents(args, specs).needs(box)
+        there = self.by_role(specs)
+        layout = self.layout(args, there)
+        stored = bytes_of_codes(layout, there)
+        needed = geometry(layout, stored).needs(box)
+        if stored is not there:
+            *lead, (low, high) = needed[layout.role]
+            needed[layout.role] = (*lead, (2 * low, 2 * high))
         # of a part that says something while planning nothing is read any more
         return [
             None if spec is None else needed.get(role, ((0, 0),) * len(spec.shape))
@@ -57,7 +68,9 @@ class LayoutCodec(Codec):
         from .decoding import decode
 
         there = self.by_role(specs)
-        decode(self.layout(args, there), there, self.by_role(arrays), dtype, box, out, meter)
+        layout = self.layout(args, there)
+        stored = bytes_of_codes(layout, there)
+        decode(layout, stored, self.by_role(arrays), dtype, box, out, meter)
 
     def reference(self, args: Any, arrays: Sequence[Any], specs: Sequence[Any], dtype: str) -> Any:
         from .reference import reference
@@ -97,4 +110,19 @@ class LayoutCodec(Codec):
 
     def _extents(self, args: Any, specs: Sequence[Any]) -> Extents:
         there = self.by_role(specs)
-        return geometry(self.layout(args, there), there)
+        layout = self.layout(args, there)
+        return geometry(layout, bytes_of_codes(layout, there))
+
+
+def bytes_of_codes(layout: NumberLayout, specs: Mapping[str, Spec]) -> Mapping[str, Spec]:
+    """`specs`, but codes of a dtype of 4 bits as the uint8 tensor that they are packed in, where
+    the layout has one with the same codes in the same places.
+    """
+    held, codes = specs.get(layout.role), layout.codes
+    if held is None or BITS[held.dtype] != 4 or not held.shape or held.shape[-1] % 2:
+        return specs
+    if not isinstance(codes, Packing) or "uint8" not in codes.dtypes or layout.flat:
+        return specs
+    if codes != Packing(4, codes.dtypes, padded=codes.padded):
+        return specs
+    return {**specs, layout.role: Spec("uint8", (*held.shape[:-1], held.shape[-1] // 2))}
