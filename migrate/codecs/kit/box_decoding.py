@@ -19,6 +19,7 @@ from . import tables
 from .geometry import Extents, Held
 from .layout import ElementType, Field, Grid, Packing, Term
 from .lookup import ByteTables, codes_in_byte, floats_of, integers_of, natural
+from .products import fill_products
 from .tables import narrowed, values_like, widened
 from .unpacking import codes, field_codes, field_numbers, records
 
@@ -58,7 +59,23 @@ class BoxDecoder:
             if grid.index:
                 self._check_index(grid)
         self._near = is_numpy(self._raw)
+        self._by_products = self._near and self._takes_products()
         self._tables = ByteTables(self._layout, geo, dtype, self._known) if self._near else None
+
+    def _takes_products(self) -> bool:
+        """Whether numbers are codes of e4m3 times scales, each code a byte, as bfloat16."""
+        layout, packing = self._layout, self._layout.codes
+        return (
+            self._dtype == "bfloat16"
+            and layout.elements.dtype == "float8_e4m3fn"
+            and isinstance(packing, Packing)
+            and not (packing.transposed or packing.run)
+            and codes_in_byte(packing, self._geo.spec(layout.role).dtype) == 1
+            and bool(layout.scale)
+            and layout.zero is None
+            and layout.after is None
+            and not layout.less
+        )
 
     def into(self, out: Any) -> None:
         """Fills `out` [..., rows, columns]."""
@@ -225,6 +242,12 @@ class BoxDecoder:
     def _chunk(self, at: tuple[int, ...], chunk: Held, out: Any) -> None:
         layout = self._layout
         raw, held = self._words(at, (*((i, i + 1) for i in at), *chunk))
+        if self._by_products and tables.imported() is None and held == chunk:
+            scales, *each = self._chain(raw, layout.scale, at, chunk, raw, held)
+            sides = zip(chunk, each, strict=True)
+            skip = [low % n if n else 0 for (low, _), n in sides]
+            if fill_products(raw, scales, (each[0], each[1]), (skip[0], skip[1]), out):
+                return
         if isinstance(layout.codes, Field):
             raw = records(raw, layout.record.nbytes)
         floats, later = self._floats(raw, chunk, held)

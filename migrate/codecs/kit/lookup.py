@@ -287,7 +287,7 @@ def floats_of(
     if each == 1:
         if elements.whole:
             return integers_of(keys, elements, out)
-        if elements.dtype == "float8_e4m3fn" and not _has_nan(keys):
+        if elements.dtype == "float8_e4m3fn" and not has_nan(keys):
             return _floats_of_e4m3(keys, out)
     words = (
         _float_words(elements, packing, dtype)
@@ -327,7 +327,7 @@ def integers_of(codes: Array, elements: ElementType, out: Array) -> float:
     return 1.0
 
 
-def _has_nan(codes: Array) -> bool:
+def has_nan(codes: Array) -> bool:
     """Whether an e4m3 code is NaN: 0x7F is the largest signed one, 0xFF the largest unsigned."""
     return codes.size > 0 and (int(codes.max()) == 0xFF or int(codes.view("i1").max()) == 0x7F)
 
