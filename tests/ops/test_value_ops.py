@@ -151,6 +151,19 @@ def test_float32_is_narrowed_as_torch_narrows_it(to):
     assert np.isnan(numbers.numbers(ours[~number], to)).all()
 
 
+@pytest.mark.parametrize("share", [1, 1 + 2**-11, 1 - 2**-12, 1 / 3, 2**-20, 2**10])
+def test_float16_is_made_as_numpy_makes_it(share):
+    halves = np.arange(1 << 16, dtype="<u2").view("<f2")
+    x = halves[np.isfinite(halves)].astype("<f4") * np.float32(share)
+    x = np.concatenate([x, np.nextafter(x, 0), np.nextafter(x, np.float32(np.inf))])
+    # all of them, those that take one way, and memory with gaps
+    for some in (x, x[np.abs(x) > 2.0**-13], x[::2].copy()):
+        out = np.zeros((some.size, 2 if some.size < x.size else 1), "<u2")[:, -1]
+        numbers.narrow_float16(some.copy(), out)
+        with np.errstate(all="ignore"):
+            np.testing.assert_array_equal(out, some.astype("<f2").view("<u2"))
+
+
 @pytest.mark.parametrize("to", [d for d in FLOATS if d not in ("float64", "float8_e8m0fnu")])
 def test_float64_is_rounded_once(to):
     form = FLOATS[to]

@@ -8,7 +8,7 @@ import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ...elements.numbers import is_numpy, look_up, narrow_bfloat16, numbers
+from ...elements.numbers import is_numpy, look_up, narrow_bfloat16, narrow_float16, numbers
 from ...elements.raw import carrier, typed
 from .layout import ElementType
 
@@ -90,8 +90,7 @@ def _narrowed_by_numpy(floats: Array, dtype: str, out: Array, finite: bool) -> N
         # torch has the processor's own conversions
         typed(out.view("<i2"), dtype).copy_(torch.from_numpy(floats))
     elif dtype == "float16":
-        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            out[...] = floats.astype("<f2").view("<u2")
+        narrow_float16(floats, out)
     elif out.flags.c_contiguous:
         narrow_bfloat16(floats.view("<u4").reshape(-1), out.reshape(-1))
     else:
