@@ -56,10 +56,10 @@ def command(
 ) -> int:
     """Recompute a migrated checkpoint and compare its bytes.
 
-    It is recomputed by a second implementation, on whole tensors, one or two at a time. The memory
-    and time that this takes are printed first. What was applied is read from OUTPUT's stamp unless
-    --to or --rules is given. Exits with 1 if a byte differs by more than an op declares as the
-    difference between libraries. What was not compared is listed.
+    It is recomputed by a second implementation, one or two tensors at a time. The memory and time
+    that this takes are printed first. What was applied is read from OUTPUT's stamp unless --to or
+    --rules is given. Exits with 1 if a byte differs by more than an op declares as the difference
+    between libraries. What was not compared is listed.
     """
     from .. import api
 

@@ -230,8 +230,30 @@ class Codec:
         """
         return None
 
-    def reference_parts(self, args: Any, array: Any, spec: Spec) -> list[Any]:
-        """The parts of a tensor as raw numpy elements, by a second and plain implementation."""
+    def reference_parts(
+        self, args: Any, array: Any, spec: Spec, survey: Any = None, start: int = 0
+    ) -> list[Any]:
+        """The parts of a tensor as raw numpy elements, by a second and plain implementation.
+
+        With `survey`, what `reference_survey` found in a tensor of `spec`, `array` has rows of it
+        from `start` on, which end where blocks do, and what comes are the rows of parts that are
+        made of these. Without an array the whole parts come that follow from `survey` alone, and
+        None for each other.
+        """
+        raise NotImplementedError
+
+    def reference_by_rows(self, args: Any, spec: Spec) -> bool:
+        """Whether `reference_parts` makes rows of parts of the rows of numbers that `encode_needs`
+        names, given what `reference_survey` found where there is a survey.
+        """
+        return not self.surveys(args, spec)
+
+    def reference_survey(
+        self, args: Any, array: Any, spec: Spec, start: int, known: Any = None
+    ) -> Any:
+        """What `survey` finds, by a second and plain implementation, after one more `array` of rows
+        of the first axis, those from `start` on.
+        """
         raise NotImplementedError
 
     def exact(self, args: Any, specs: Sequence[Any], dtype: str) -> bool:

@@ -333,6 +333,7 @@ class ValueOp(Op):
     ) -> Array:
         """As `Op.rows`, from the boxes that `needs` names for rows cut at the borders of blocks."""
         if self.surveys(args, specs):
+            # `surveyed_rows` makes them of less where the op can
             return super().rows(args, part, specs, parts, output, start, stop)
         shape = self.infer(args, specs, parts)[output].shape
         low, high = self.rounded_rows(args, specs, parts, output, start, stop)
@@ -351,6 +352,36 @@ class ValueOp(Op):
         return start // grain * grain, min(
             -(-stop // grain) * grain, self.infer(args, specs, parts)[output].shape[0]
         )
+
+    def makes_rows(self, args: Any, specs: Sequence[Spec]) -> bool:
+        """Whether rows can be made of some rows of the inputs: by `rows` or, of a call that is
+        surveyed, by `surveyed_rows`.
+        """
+        return not self.surveys(args, specs)
+
+    def eager_survey(
+        self, args: Any, specs: Sequence[Spec], start: int, array: Array, known: Any = None
+    ) -> Any:
+        """What `survey` finds, written as `eager` is: `array` has the rows of the first input from
+        `start` on, `known` is what was found in those before.
+        """
+        raise NotImplementedError
+
+    def surveyed_rows(
+        self,
+        args: Any,
+        part: Callable[[int, int, int], Array],
+        specs: Sequence[Spec],
+        parts: int,
+        output: int,
+        start: int,
+        stop: int,
+        survey: Any,
+    ) -> Array:
+        """`rows` where `eager_survey` found `survey` in all rows. An output that follows from that
+        alone is made without `part`; one without axes is row 0 to 1.
+        """
+        raise NotImplementedError
 
     def eager_width(self, args: Any) -> int | None:
         """Bytes for each element that `eager` takes beside its inputs and results; None for an op

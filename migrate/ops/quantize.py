@@ -5,7 +5,7 @@ Whose arithmetic encodes is part of the rule (`like`): libraries with one format
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .base import (
@@ -175,6 +175,42 @@ class Quantize(CodecOp):
         codec, own = called(args)
         made = codec.reference_parts(own, arrays[0], Spec(dtypes[0], arrays[0].shape))
         return [part for part in made if part is not None]
+
+    def makes_rows(self, args: Args, specs: Sequence[Spec]) -> bool:
+        codec, own = called(args)
+        return codec.reference_by_rows(own, specs[0])
+
+    def eager_survey(
+        self, args: Args, specs: Sequence[Spec], start: int, array: Any, known: Any = None
+    ) -> Any:
+        codec, own = called(args)
+        return codec.reference_survey(own, array, specs[0], start, known)
+
+    def surveyed_rows(
+        self,
+        args: Args,
+        part: Callable[[int, int, int], Any],
+        specs: Sequence[Spec],
+        parts: int,
+        output: int,
+        start: int,
+        stop: int,
+        survey: Any,
+    ) -> np.ndarray[Any, Any]:
+        codec, own = called(args)
+        (spec,), number = specs, _numbers(args)[output]
+        shape = self.infer(args, specs, parts)[output].shape
+        low = 0
+        box: Box = ()
+        if shape:
+            low, high = self.rounded_rows(args, specs, parts, output, start, stop)
+            box = ((low, high), *((0, n) for n in shape[1:]))
+        first, last = codec.encode_needs(own, spec, number, box)[0]
+        array = part(0, first, last) if first < last else None
+        made: np.ndarray[Any, Any] = codec.reference_parts(own, array, spec, survey, first)[number]
+        if array is None:
+            low = 0
+        return made[start - low : stop - low] if shape else made
 
     def loss(self, args: Args) -> Loss:
         return Loss.LOSSY

@@ -9,7 +9,7 @@ takes is known beforehand, from specs alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 from .. import ops
 from ..core import view as views
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # what an op needs for itself where it does not say how little: a dozen arrays of float64
 _WIDTH = 96
+# bytes of the numbers that are surveyed at a time
+SURVEYED = 1 << 20
 
 
 class Pool:
@@ -264,9 +266,14 @@ class EagerEvaluation:
         specs: Specs,
         pool: Pool | None = None,
         uses: Mapping[tuple[Any, ...], int] | None = None,
+        surveys: dict[Any, tuple[ApplyOp, Any]] | None = None,
     ) -> None:
+        """`surveys` keeps what calls must know of all their numbers, for evaluations to come; with
+        it, an output that follows from that alone is made without the numbers.
+        """
         self._source, self._specs, self._pool = source, specs, pool
         self._uses = dict(uses or {})
+        self._surveys = surveys
         self._calls: dict[tuple[Any, ...], list[Array]] = {}
 
     def __call__(self, expression: Program) -> Array:
@@ -276,6 +283,10 @@ class EagerEvaluation:
         several = expression.parts > 1
         if several and (kept := self._calls.get(shared(expression))) is not None:
             return kept[expression.output]
+        if self._surveys is not None and not self._specs.of(expression).shape:
+            op, specs = ops.get(expression.op), [self._specs.of(e) for e in expression.inputs]
+            if _is_surveyed(op, expression.args, specs):
+                return self.rows(expression, 0, 1)
         inputs = [self(e) for e in expression.inputs]
         outputs = ops.get(expression.op).eager(
             expression.args, inputs, expression.parts, expression.dtypes
@@ -307,13 +318,35 @@ class EagerEvaluation:
             )
 
         specs = [self._specs.of(e) for e in expression.inputs]
-        return op.rows(
-            expression.args, part, specs, expression.parts, expression.output, start, stop
-        )
+        args, parts, output = expression.args, expression.parts, expression.output
+        if _is_surveyed(op, args, specs):
+            found = self._survey(expression, op, specs)
+            return op.surveyed_rows(args, part, specs, parts, output, start, stop, found)
+        return op.rows(args, part, specs, parts, output, start, stop)
+
+    def _survey(self, call: ApplyOp, op: ValueOp, specs: Sequence[Spec]) -> Any:
+        """What the op must know of all rows of its first input, found once."""
+        surveys = {} if self._surveys is None else self._surveys
+        if shared(call) not in surveys:
+            count, step = specs[0].shape[0], SURVEYED * specs[0].shape[0]
+            step = max(1, step // max(1, _loose(specs[0])))
+            if not by_rows(call.inputs[0], self._specs):
+                step = count
+            # memory of its own: what is lent here is in use
+            numbers = EagerEvaluation(self._source, self._specs, None, None, surveys)
+            found = None
+            for start in range(0, count, step):
+                part = numbers.rows(call.inputs[0], start, min(start + step, count))
+                found = op.eager_survey(call.args, specs, start, part, found)
+            # the call keeps its ids taken
+            surveys[shared(call)] = call, found
+        return surveys[shared(call)][1]
 
     def _stored_rows(self, key: str, start: int, stop: int) -> Array:
         at = self._source.index.tensors[key]
         shape = at.spec.shape
+        if not shape:
+            return read_elements(self._source, key, self._pool)
         each = at.spec.numel // shape[0] if shape[0] else 0
         if rows_of(at) is None or each * BITS[at.spec.dtype] % 64 or not each:
             return read_elements(self._source, key, self._pool)[start:stop]
@@ -357,13 +390,27 @@ class EagerEvaluation:
         return found[0], made
 
 
+def _is_surveyed(op: Any, args: Any, specs: Sequence[Spec]) -> TypeGuard[ValueOp]:
+    """Whether rows are made by `surveyed_rows`."""
+    return isinstance(op, ValueOp) and op.surveys(args, specs) and op.makes_rows(args, specs)
+
+
+def is_computed(expression: Program) -> bool:
+    """Whether a value op is among those that make it of its first input."""
+    while isinstance(expression, ApplyOp):
+        if isinstance(ops.get(expression.op), ValueOp):
+            return True
+        expression = expression.inputs[0]
+    return False
+
+
 def by_rows(expression: Program, specs: Specs) -> bool:
     """Whether some rows can be made from less than all of the inputs."""
     while isinstance(expression, ApplyOp):
         op = ops.get(expression.op)
         if not op.by_rows:
             return False
-        if isinstance(op, ValueOp) and op.surveys(
+        if isinstance(op, ValueOp) and not op.makes_rows(
             expression.args, [specs.of(e) for e in expression.inputs]
         ):
             return False

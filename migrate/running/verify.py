@@ -2,9 +2,10 @@
 and compared, all of them or a sample.
 
 It shares nothing with views, tiles and gathering: stored tensors are read whole, ops run on whole
-arrays. An error in the view algebra or in the writer therefore shows here. Outputs that come from
-one call are made together; two threads take one such job after the other, as long as what they hold
-together stays below the limit. What was written is read back a stretch at a time and compared as
+arrays, or where numbers are computed and tensors are large, on some rows of them (`Op.rows`). An
+error in the view algebra or in the writer therefore shows here. Outputs that come from one call are
+made together; two threads take one such job after the other, as long as what they hold together
+stays below the limit. What was written is read back a stretch at a time and compared as
 whole words. Elements are looked at only where words differ.
 
 Bytes are compared. Two ops do not promise theirs, on a GPU or where libraries add in another order
@@ -31,10 +32,13 @@ from ..ops.base import ValueOp
 from ..planning.graph import ApplyOp, Program, ReadKey
 from ..source.blobs import rows_of
 from .eager import (
+    SURVEYED,
     EagerEvaluation,
     Need,
     Pool,
     Specs,
+    by_rows,
+    is_computed,
     kind,
     read_elements,
     read_stretch,
@@ -54,6 +58,9 @@ if TYPE_CHECKING:
 STRETCH = 1 << 18
 # what threads may hold together by default, if no tensor needs more
 MEMORY = 10**9
+# where what is made together takes more than this, numbers are computed some rows at a time, and
+# what those take
+LARGE, AT_A_TIME = 256 << 20, 64 << 20
 # of the measured time before a run, and what a run is too short to be measured for
 SECONDS, SHORT = 1.0, 256 << 20
 # the largest part of one kind that is measured
@@ -78,11 +85,14 @@ class Mismatch:
 
 
 class CompareJob(NamedTuple):
-    """Outputs that are made together: what it takes, and their bytes."""
+    """Outputs that are made together: what it takes, and their bytes. `rows`: those that are made
+    at a time of each output, 0 of one without axes; None where all are.
+    """
 
     keys: tuple[str, ...]
     need: Need
     nbytes: int
+    rows: tuple[int, ...] | None = None
 
 
 def recompute(
@@ -117,6 +127,8 @@ class Recomputation:
     ) -> None:
         self.program, self.source, self.output, self.sample = program, source, output, sample
         self.specs = Specs(source)
+        self._large = LARGE if max_memory is None else min(LARGE, max_memory)
+        self._surveys: dict[Any, Any] = {}
         there = output.index.tensors
         self.missing = [key for key in program if key not in there]
         chosen = [
@@ -168,6 +180,10 @@ class Recomputation:
         }
 
     def _job(self, keys: Sequence[str]) -> CompareJob:
+        whole = self._whole_job(keys)
+        return whole if whole.need.memory <= self._large else self._in_rows(whole)
+
+    def _whole_job(self, keys: Sequence[str]) -> CompareJob:
         need = self.specs.need([self.program[key] for key in keys])
         there = [self.output.index.tensors[key] for key in keys]
         # what is stored with strides is read whole
@@ -189,9 +205,30 @@ class Recomputation:
             tuple(keys), need._replace(memory=memory), sum(at.spec.nbytes for at in there)
         )
 
+    def _in_rows(self, job: CompareJob) -> CompareJob:
+        """The same made in rows where numbers are computed and that takes less."""
+        programs, rows, most = [self.program[key] for key in job.keys], [], 0
+        if not any(map(is_computed, programs)):
+            return job
+        for key, program in zip(job.keys, programs, strict=True):
+            spec = self.output.index.tensors[key].spec
+            if not by_rows(program, self.specs) or self.specs.of(program) != spec:
+                return job
+            if not spec.shape:
+                rows.append(0)
+                continue
+            step = max(1, spec.shape[0] * min(AT_A_TIME, self._large // 4) // job.need.memory)
+            # most blocks end at these
+            rows.append(step - step % 128 if step >= 128 else step)
+            most = max(most, 2 * job.need.memory * rows[-1] // spec.shape[0])
+        memory = 4 * STRETCH + 4 * SURVEYED + most
+        if memory >= job.need.memory:
+            return job
+        return job._replace(need=Need(memory, ()), rows=tuple(rows))
+
     def _region(self, key: str, one: Rows) -> int:
         """About the bytes of the largest rows: their part of the whole, twice if blocks round."""
-        whole, spec = self._job([key]).need.memory, self.output.index.tensors[key].spec
+        whole, spec = self._whole_job([key]).need.memory, self.output.index.tensors[key].spec
         return min(
             whole, 2 * whole * max(stop - start for start, stop in one.rows) // spec.shape[0]
         )
@@ -255,6 +292,9 @@ class Recomputation:
         return [found[key] for key in self.program if key in found]
 
     def _compare(self, job: CompareJob, pool: Pool, count: ByteCount) -> dict[str, Mismatch]:
+        if job.rows is not None:
+            pool.begin()
+            return self._compare_in_rows(job, job.rows, count)
         pool.begin(job.need.sizes)
         uses = Counter(call for key in job.keys for call in several(self.program[key]))
         evaluate = EagerEvaluation(self.source, self.specs, pool, uses)
@@ -266,6 +306,21 @@ class Recomputation:
             if wrong is not None:
                 found[key] = wrong
             count.add(self.output.index.tensors[key].spec.nbytes)
+        return found
+
+    def _compare_in_rows(
+        self, job: CompareJob, rows: Sequence[int], count: ByteCount
+    ) -> dict[str, Mismatch]:
+        found = {}
+        for key, step in zip(job.keys, rows, strict=True):
+            spec = self.output.index.tensors[key].spec
+            parts = [(0, 1)]
+            if step:
+                parts = [(i, min(i + step, spec.shape[0])) for i in range(0, spec.shape[0], step)]
+            wrong = self.compare_rows(key, parts)
+            if wrong is not None:
+                found[key] = wrong
+            count.add(spec.nbytes)
         return found
 
     def _one(self, key: str, expression: Program, evaluate: EagerEvaluation) -> Mismatch | None:
@@ -319,9 +374,11 @@ class Recomputation:
     def compare_rows(self, key: str, rows: Sequence[tuple[int, int]]) -> Mismatch | None:
         """How these rows differ from what the program makes; other rows do not count."""
         spec = self.output.index.tensors[key].spec
-        each = spec.numel // spec.shape[0]
         pool = Pool()
-        evaluate = EagerEvaluation(self.source, self.specs, pool)
+        evaluate = EagerEvaluation(self.source, self.specs, pool, None, self._surveys)
+        if not spec.shape:
+            return self._one(key, self.program[key], evaluate)
+        each = spec.numel // spec.shape[0]
         others = EagerEvaluation(self.output, Specs(self.output))
 
         def pairs() -> Iterator[tuple[int, Any, Any]]:
@@ -338,7 +395,8 @@ class Recomputation:
                 None,
                 f"is {list(spec.shape)}, should be {list(self.specs.of(self.program[key]).shape)}",
             )
-        wrong = _counted(key, pairs(), spec.shape, sum(stop - start for start, stop in rows) * each)
+        looked = sum(stop - start for start, stop in rows) * each
+        wrong = _counted(key, pairs(), spec.shape, None if looked == spec.numel else looked)
         if wrong is not None and _inexact(self.program[key]):
             # how far elements may be off is known of whole tensors
             return self._one(key, self.program[key], evaluate)

@@ -254,6 +254,37 @@ def check_encoding(codec: Codec, args: Any, array: Array, spec: Spec) -> None:
                 np.array(_cut(one, box), order="C"),
             )
 
+    if spec.shape and codec.reference_by_rows(args, spec):
+        _check_parts_of_rows(codec, args, array, spec, wanted, label)
+
+
+def _check_parts_of_rows(
+    codec: Codec, args: Any, array: Array, spec: Spec, wanted: Sequence[Any], label: str
+) -> None:
+    """The reference makes rows of the parts of the rows of numbers that these need."""
+    found, is_surveyed = None, codec.surveys(args, spec)
+    for start in range(0, len(array) if is_surveyed else 0, 3):
+        found = codec.reference_survey(args, array[start : start + 3], spec, start, found)
+    for number, whole in enumerate(wanted):
+        if whole is None:
+            continue
+        box = tuple((0, n) for n in whole.shape)
+        if whole.ndim:
+            each = codec.grain(args, spec, number)[0]
+            low = each if len(whole) > each else 0
+            box = ((low, min(low + each, len(whole))), *box[1:])
+        first, last = codec.encode_needs(args, spec, number, box)[0]
+        rows = array[first:last] if first < last else None
+        if is_surveyed:
+            made = codec.reference_parts(args, rows, spec, found, first)[number]
+        elif rows is not None:
+            made = codec.reference_parts(args, rows, Spec(spec.dtype, rows.shape))[number]
+        else:
+            continue
+        if rows is None:
+            made = made[slice(*box[0])] if box else made
+        _same(f"{label}: {codec.parts[number]} of rows {first} to {last}", made, _cut(whole, box))
+
 
 def check_decoding(
     codec: Codec,

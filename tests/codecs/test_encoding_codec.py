@@ -4,6 +4,7 @@ checks, through files and state dicts, and compared by `verify`.
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,40 @@ def test_files_state_dicts_and_verify_agree(codec: Any, tmp_path: Path) -> None:
     for key, tensor in load_file(back).items():
         error = (tensor.float() - held[key].float()).norm()
         assert error <= 0.12 * held[key].float().norm()
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["matrix", "stack"])
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+def test_verify_compares_a_large_tensor_in_rows(codec: Any, stacked: bool, tmp_path: Path) -> None:
+    shape = (60, 200, 1024) if stacked else (12_000, 1024)
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(3)).bfloat16()
+    source, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    save_file({"a.weight": numbers}, source)
+    rules = rule_file(tmp_path, codec)
+    migrate.apply(source, out, rules=rules, allow="lossy")
+    most = 16 << 20
+    assert most < numbers.nbytes
+
+    def differences(**limits: Any) -> list[Any]:
+        found = migrate.verify(
+            out, source=source, rules=[rules], allow=["lossy"], threads=1, **limits
+        )
+        return found.to_json()["differences"]
+
+    tracemalloc.start()
+    try:
+        assert differences(max_memory=most) == []
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < most
+    made = load_file(out)
+    for tensor in made.values():
+        tensor.reshape(-1).view(torch.uint8)[-1] ^= 1
+    save_file(made, out)
+    wrong = differences(max_memory=most)
+    assert {one["key"] for one in wrong} == set(made)
+    assert wrong == differences()
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)

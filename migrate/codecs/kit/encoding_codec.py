@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -74,11 +75,31 @@ class EncodingCodec(LayoutCodec):
     ) -> None:
         self.encoding(args, spec).encode(array, self.parts[part], box, out, meter, memo, survey)
 
-    def reference_parts(self, args: Any, array: Any, spec: Spec) -> list[Any]:
-        from .encoding_reference import reference_parts
+    def reference_parts(
+        self, args: Any, array: Any, spec: Spec, survey: Any = None, start: int = 0
+    ) -> list[Any]:
+        from .encoding_reference import parts_of_survey, reference_parts, survey_of_rows
 
-        made = reference_parts(self.encoding(args, spec), array)
+        if survey is None:
+            made = reference_parts(self.encoding(args, spec), array)
+        elif array is None:
+            made = parts_of_survey(self.encoding(args, spec), survey)
+        else:
+            found = survey_of_rows(self.encoding(args, spec), survey, start, len(array))
+            rows = replace(spec, shape=array.shape)
+            made = reference_parts(self.encoding(args, rows), array, found)
         return [made.get(role) for role in self.parts]
+
+    def reference_by_rows(self, args: Any, spec: Spec) -> bool:
+        # the blocks of a flat layout are not those of rows
+        return bool(spec.shape) and not self.encoding(args, spec).layout.flat
+
+    def reference_survey(
+        self, args: Any, array: Any, spec: Spec, start: int, known: Any = None
+    ) -> Any:
+        from .encoding_reference import reference_survey
+
+        return reference_survey(self.encoding(args, spec), array, start, known)
 
 
 @lru_cache(maxsize=256)

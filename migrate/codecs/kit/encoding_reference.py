@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ...core.spec import BITS
 from ...elements.raw import carrier
@@ -29,8 +29,90 @@ if TYPE_CHECKING:
 STEP = 1 << 16
 
 
-def reference_parts(encoding: TensorEncoding, array: Array) -> dict[str, Array]:
-    """role -> raw elements of each part of the whole tensor `array`, raw elements."""
+class RowMagnitudes(NamedTuple):
+    """What a survey knows of some rows of a tensor: the largest magnitude of `all` of it, and of
+    the `tiles` that the rows lie in, None where that is found in the rows themselves.
+    """
+
+    all: Array
+    tiles: Array | None
+
+
+def reference_survey(
+    encoding: TensorEncoding, array: Array, start: int, known: Array | None = None
+) -> Array:
+    """The largest magnitudes in the rows of the first axis up to and with `array`, rows from
+    `start` on, as float32: one of all, or of each tile that no box holds.
+    """
+    import numpy as np
+
+    shape = encoding.entries if encoding.surveys_tiles else (1, 1)
+    found: Array = np.zeros(shape, "f4") if known is None else known
+    # where the first axis is among those of `full`
+    axis = len(encoding.full) - len(encoding.spec.shape)
+    raw = np.ascontiguousarray(array).reshape((1,) * axis + array.shape)
+    lead, (high, wide) = len(encoding.full) - 2, encoding.tile
+    for at, rows in _some_rows(raw):
+        numbers = np.abs(widened(raw[at][rows], encoding.spec.dtype))
+        if encoding.non_finite == "saturate":
+            numbers = np.where(np.isfinite(numbers), numbers, 0)
+        if shape == (1, 1):
+            found[0, 0] = np.maximum(found[0, 0], numbers.max(initial=0))
+            continue
+        down = (np.arange(rows.start, rows.stop) + (start if axis == lead else 0)) // high
+        across = (np.arange(raw.shape[-1]) + (start if axis > lead else 0)) // wide
+        matrix = (at[0] + start, *at[1:]) if at else ()
+        entries = found[matrix if encoding.leading else ()]
+        edges = np.flatnonzero(np.diff(across, prepend=-1))
+        for row, most in zip(down, np.maximum.reduceat(numbers, edges, axis=1), strict=True):
+            entries[row, across[edges]] = np.maximum(entries[row, across[edges]], most)
+    return found
+
+
+def survey_of_rows(
+    encoding: TensorEncoding, survey: Array, start: int, count: int
+) -> RowMagnitudes:
+    """What `survey` says of `count` rows of the first axis from `start` on."""
+    whole = survey.max(initial=0)
+    if not encoding.surveys_tiles:
+        return RowMagnitudes(whole, None)
+    axis = len(encoding.full) - len(encoding.spec.shape)
+    inner = axis - (len(encoding.full) - 2)
+    if inner < 0:
+        return RowMagnitudes(whole, survey[start : start + count] if encoding.leading else survey)
+    tile = encoding.tile[inner]
+    part = slice(start // tile, -(-(start + count) // tile))
+    return RowMagnitudes(whole, survey[part] if inner == 0 else survey[..., part])
+
+
+def parts_of_survey(encoding: TensorEncoding, survey: Array) -> dict[str, Array]:
+    """role -> raw elements of the whole parts that follow from a survey alone."""
+    import numpy as np
+
+    rule, spec, parts = encoding.rule, encoding.spec, encoding.parts
+    found = {}
+    with np.errstate(all="ignore"):
+        whole = None
+        if encoding.whole is not None:
+            role = encoding.whole.role
+            whole = rule.whole(survey.max(initial=0), spec.dtype)
+            found[role] = np.zeros(parts[role].shape, carrier(parts[role].dtype))
+            found[role][...] = _stored(whole.reshape(-1), parts[role].dtype)[0]
+        if encoding.surveys_tiles:
+            scales = _scales(rule, encoding.layout.elements, spec.dtype, survey, whole)
+            entries = _stored(
+                scales.stored.reshape(encoding.entries), parts[encoding.grid.role].dtype
+            )
+            found[encoding.grid.role] = _grid(encoding, entries)
+    return found
+
+
+def reference_parts(
+    encoding: TensorEncoding, array: Array, survey: RowMagnitudes | None = None
+) -> dict[str, Array]:
+    """role -> raw elements of each part of `array`, raw elements: of a whole tensor or, with what a
+    survey of that says, of some rows of it.
+    """
     import numpy as np
 
     spec, rule, layout = encoding.spec, encoding.rule, encoding.layout
@@ -63,11 +145,14 @@ def reference_parts(encoding: TensorEncoding, array: Array) -> dict[str, Array]:
         # of zeros of both signs either may be the largest
         low, high = np.abs(low), np.abs(high)
         largest = np.maximum(low, high)
-        if not encoding.leading:
+        if survey is not None and survey.tiles is not None:
+            largest = np.broadcast_to(survey.tiles, grid)
+        elif not encoding.leading:
             largest = np.broadcast_to(largest.max(initial=0), largest.shape)
         whole = None
         if encoding.whole is not None:
-            whole = rule.whole(largest.max(initial=0), spec.dtype)
+            known = largest.max(initial=0) if survey is None else survey.all
+            whole = rule.whole(known, spec.dtype)
             role = encoding.whole.role
             out[role][...] = _stored(whole.reshape(-1), encoding.parts[role].dtype)[0]
         zero = None
