@@ -18,7 +18,7 @@ from ..core import log
 from ..core.errors import MigrateError, fail, listed, plural, printable, refusal
 from ..core.types import PathLike
 from ..source.index import Source
-from ..source.paths import METADATA, Place, find_place, stays_behind
+from ..source.paths import METADATA, Place, find_place, metadata_files, stays_behind
 from ..source.registry import Registry
 from ..source.target import Target, TargetTree
 from ..source.tree import FileTree
@@ -60,7 +60,8 @@ def open(path: PathLike, allow_links: bool = False, at: str | None = None) -> So
 
 def _pick(place: Place) -> Format:
     builtin = FORMATS.builtin()
-    chunks = any(name == METADATA or name.endswith(_DATA) for name in place.names)
+    named = [name for name in place.names if name.endswith((_DATA, METADATA))]
+    chunks = named and (metadata_files(named) or any(name.endswith(_DATA) for name in named))
     # no file beside `.metadata` is the checkpoint, and without chunks its format is not asked
     asked = (_DCP,) if chunks and not _left_over(place) else filter(_DCP.__ne__, builtin)
     # third parties are asked only about what no built-in knows: the scan for entry points is slow
@@ -73,7 +74,7 @@ def _pick(place: Place) -> Format:
 
 def _left_over(place: Place) -> bool:
     """Whether the data files are what is left of a checkpoint, beside one of another format."""
-    return METADATA not in place.names and any(
+    return not metadata_files(place.names) and any(
         name.endswith(".safetensors") for name in place.names
     )
 

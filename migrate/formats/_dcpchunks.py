@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import prod
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,6 +48,8 @@ _MOST_FORMS = 8
 _IDENTITY = ".data/serialization_id"
 _DATA = "data/0"
 _CRC = Struct("<I")
+# problems, and archives of one file that are none, after which no more are read
+_ENOUGH, _ENOUGH_ALIKE = 20, 200
 _PLAIN = (frozenset(ITEMSIZE) & frozenset(BITS)) | {PACKED}
 
 
@@ -95,7 +98,8 @@ class ChunkReader:
     """Reads the archives of one checkpoint. `blobs`: a data file's name -> its number and itself.
 
     `placed` are the tensors inside of values and objects, by the identity of their records. What is
-    wrong is added to `report`, each message under the name that `label` gives a file.
+    wrong is added to `report`, each message under the name that `label` gives a file; `summarize`
+    comes last.
     """
 
     def __init__(
@@ -108,6 +112,8 @@ class ChunkReader:
         # what was compressed, once there is any
         self.spilled: SpilledBlob | None = None
         self._forms: dict[tuple[str, tuple[int, ...], int], list[ArchiveForm]] = {}
+        # by file: the place in the report of its first malformed archive, and how many more it has
+        self._malformed: dict[str, tuple[int, int]] = {}
         # blob, offset, bytes and CRC-32 of each record, one after the other
         self._sums = array("Q")
 
@@ -119,15 +125,31 @@ class ChunkReader:
             for blob, offset, size, crc in zip(rows, rows, rows, rows, strict=True)
         }
 
+    @property
+    def enough(self) -> bool:
+        """Whether so much is wrong that nothing more needs to be read."""
+        return len(self._report.diagnostics) >= _ENOUGH or any(
+            more >= _ENOUGH_ALIKE for _, more in self._malformed.values()
+        )
+
+    def summarize(self) -> None:
+        """Says of each file how many more of its archives are malformed."""
+        found = self._report.diagnostics
+        for at, more in self._malformed.values():
+            if more:
+                others = "one more archive" if more == 1 else f"{more:,} more archives"
+                what = f"{found[at].message}; {others} of this file {'is' if more == 1 else 'are'}"
+                found[at] = replace(found[at], message=f"{what} malformed")
+
     def value(self, key: str, entry: BytesEntry) -> SavedValue | None:
         """The value of an entry without a tensor; None, and a problem, if it cannot be read."""
+        part = entry.part
         try:
-            part = entry.part
             if part.transforms:
                 part = self._unpacked(key, part, _MOST_OF_A_VALUE)
             archive, decoded, number = self._general(key, part)
         except CheckpointError as error:
-            self._report.diagnostics += error.diagnostics
+            self._refuse(part, error)
             return None
         return self._kept(archive, decoded, number)
 
@@ -137,21 +159,21 @@ class ChunkReader:
         starts: list[tuple[int, ...]] = []
         first: tuple[TensorRecord, Stored] | None = None
         others: list[SavedValue] = []
-        try:
-            for chunk, part in zip(entry.chunks, entry.parts, strict=True):
+        for chunk, part in zip(entry.chunks, entry.parts, strict=True):
+            try:
                 found = self._chunk(key, entry, chunk, part)
-                if found is None:
-                    return None
-                if isinstance(found, SavedValue):
-                    others.append(found)
-                    continue
-                first = first or found
-                if 0 not in chunk.sizes:
-                    chunks.append(found[1])
-                    starts.append(chunk.offsets)
-        except CheckpointError as error:
-            self._report.diagnostics += error.diagnostics
-            return None
+            except CheckpointError as error:
+                self._refuse(part, error)
+                return None
+            if found is None:
+                return None
+            if isinstance(found, SavedValue):
+                others.append(found)
+                continue
+            first = first or found
+            if 0 not in chunk.sizes:
+                chunks.append(found[1])
+                starts.append(chunk.offsets)
         if others:
             return self._unusual(key, entry, others)
         if first is None:
@@ -191,22 +213,22 @@ class ChunkReader:
     def compare(self, copy: SavedCopy) -> None:
         """A problem unless two ranks wrote the same."""
         sums: list[dict[str, tuple[int, int | None]]] = []
-        try:
-            for part in (copy.part, copy.other):
+        for part in (copy.part, copy.other):
+            try:
                 if part.transforms:
                     part = self._unpacked(copy.key, part, _MOST_OF_A_VALUE)
                 archive, _, _ = self._general(copy.key, part)
-                records = archive.records.items()
-                sums.append(
-                    {
-                        name: (record.size, record.crc)
-                        for name, record in records
-                        if name == "data.pkl" or name.startswith("data/")
-                    }
-                )
-        except CheckpointError as error:
-            self._report.diagnostics += error.diagnostics
-            return
+            except CheckpointError as error:
+                self._refuse(part, error)
+                return
+            records = archive.records.items()
+            sums.append(
+                {
+                    name: (record.size, record.crc)
+                    for name, record in records
+                    if name == "data.pkl" or name.startswith("data/")
+                }
+            )
         what = printable(copy.key)
         if copy.offsets:
             what += f": the chunk at {list(copy.offsets)}"
@@ -223,6 +245,18 @@ class ChunkReader:
                 f"{what}: {files} both hold it without checksums, so they cannot be compared",
                 help="save the checkpoint with collectives",
             )
+
+    def _refuse(self, part: SavedPart, error: CheckpointError) -> None:
+        """Adds what is wrong with an archive. Of malformed ones only the first of each file: of a
+        foreign file all are.
+        """
+        found = self._report.diagnostics
+        if [one.code for one in error.diagnostics] == ["M940"]:
+            at, more = self._malformed.get(part.file, (len(found), -1))
+            self._malformed[part.file] = at, more + 1
+            if more >= 0:
+                return
+        found += error.diagnostics
 
     def _unusual(
         self, key: str, entry: TensorEntry, others: list[SavedValue]

@@ -26,12 +26,12 @@ from ..source.blobs import (
 )
 from ..source.index import FileSource, Index, Source
 from ..source.jsontext import collector_paused
-from ..source.paths import METADATA, Folder, Place, look_beside, read_history
+from ..source.paths import METADATA, Folder, Place, look_beside, metadata_files, read_history
 from ..source.pickle.dcp_metadata import Metadata, read_metadata, read_metadata_of_ranks
 from ..source.pickle.nodes import METADATA as LIMITS
 from ..source.pickle.policy import Outside
 from ..source.pickle.tree import SCALARS, TOP, TensorRecord, inside
-from ..source.table import choose_table, flatten_table
+from ..source.table import choose_table, flatten_table, tensors_at_root
 from ..source.target import Target, items_of, outside_prefix
 from ..source.tree import (
     CheckpointTree,
@@ -59,10 +59,7 @@ _NOT_CARRIED = (
     "a tensor of the checkpoint, and it may hold code"
 )
 _DATA_FILES = (DATA, ".safetensors")
-# what each rank leaves that saves without collectives
-_OF_RANK = re.compile(r"__(0|[1-9][0-9]{0,6})" + re.escape(METADATA))
-# problems that are collected before nothing more is read
-_ENOUGH = 20
+_DATA_OF_RANK = re.compile(r"__([0-9]{1,7})_[0-9]+" + re.escape(DATA))
 
 
 class Dcp:
@@ -71,11 +68,10 @@ class Dcp:
     name = "dcp"
 
     def sniff(self, place: Place) -> int:
-        if place.file is not None:
-            return 2 if place.file.name == METADATA or place.file.name.endswith(DATA) else 0
-        if _metadata_files(place.names):
+        if metadata_files(place.names):
             return 2
-        return int(any(name.endswith(DATA) for name in place.names))
+        data = any(name.endswith(DATA) for name in place.names)
+        return int(data) if place.file is None else 2 * int(data)
 
     def open(self, place: Place) -> Source:
         """The checkpoint in a folder, which may be given by its `.metadata`: M901, M905, M907, M914
@@ -88,7 +84,7 @@ class Dcp:
         else:
             _check_alone(place)
         folder = place.folder
-        files = _metadata_files(folder.names())
+        files = metadata_files(folder.names())
         if not files:
             refuse_without_metadata(place)
         metadata, watched = _read_metadata(folder, files)
@@ -176,20 +172,25 @@ def _check_alone(place: Place) -> None:
     if others := [
         n for n in place.names if n.endswith((".safetensors", ".safetensors.index.json"))
     ]:
-        label = place.folder.label("")
+        label, other = place.folder.label(""), place.folder.label(others[0])
+        # what each rank left names no checkpoint by itself
+        way = (
+            f"give the path of one: {place.folder.label(METADATA)} or {other}"
+            if METADATA in place.names
+            else f"give the path of {other}, or move it elsewhere"
+        )
         fail(
             "M915",
             f"{label}: holds a distributed checkpoint and {listed(others, 4)}, so it is unclear "
             "which of them is meant",
-            help=f"give the path of one: {place.folder.label(METADATA)} or "
-            f"{place.folder.label(others[0])}",
+            help=way,
         )
 
 
 def _refuse_part(place: Place) -> NoReturn:
-    """M937 for a data file, which is no checkpoint by itself."""
+    """M937 for a data file or what one rank says, which is no checkpoint by itself."""
     folder = place.folder.label("")
-    if _metadata_files(place.folder.names()):
+    if metadata_files(place.folder.names()):
         fail(
             "M937",
             f"{printable(place.path, 240)}: a part of the distributed checkpoint in {folder}",
@@ -211,20 +212,19 @@ def refuse_without_metadata(place: Place) -> NoReturn:
     )
 
 
-def _metadata_files(names: Iterable[str]) -> list[str]:
-    """The file that describes the checkpoint, or those of all ranks; none without."""
-    names = list(names)
-    if METADATA in names:
-        return [METADATA]
-    ranks = {int(found[1]): name for name in names if (found := _OF_RANK.fullmatch(name))}
-    return [ranks[rank] for rank in sorted(ranks)]
+def _ranks(names: Iterable[str], files: Sequence[str]) -> list[int]:
+    """The ranks that there have to be where so many left their files, and those that left data."""
+    data = {int(found[1]) for name in names if (found := _DATA_OF_RANK.fullmatch(name))}
+    return sorted(data.union(range(len(files))))
 
 
 def _read_metadata(folder: Folder, files: list[str]) -> tuple[Metadata, dict[str, Identity]]:
     """What these files say together, and what each of them is."""
     label = folder.label("")
     if files[0] != METADATA and (
-        lost := [rank for rank in range(len(files)) if f"__{rank}{METADATA}" not in files]
+        lost := [
+            rank for rank in _ranks(folder.names(), files) if f"__{rank}{METADATA}" not in files
+        ]
     ):
         fail(
             "M938",
@@ -309,7 +309,7 @@ def _index(
         # there may be a million, and each is needed once
         saved = reader.tensor(key, metadata.tensors.pop(key))
         if saved is None:
-            if len(report.diagnostics) >= _ENOUGH:
+            if reader.enough:
                 break
             continue
         leaves[key] = saved.leaf
@@ -319,7 +319,7 @@ def _index(
             archives[id(saved.leaf)] = saved.archives
             outside += [one for held in saved.archives for one in _named(held.outside, key)]
     for key, value in metadata.bytes.items():
-        if len(report.diagnostics) >= _ENOUGH:
+        if reader.enough:
             break
         held = reader.value(key, value)
         if held is not None:
@@ -329,8 +329,9 @@ def _index(
                 archives[id(held.value)] = (held,)
             outside += _named(held.outside, key)
     for copy in metadata.copies:
-        if len(report.diagnostics) < _ENOUGH:
+        if not reader.enough:
             reader.compare(copy)
+    reader.summarize()
     report.check()
     label = folder.label(METADATA)
     root, gaps = build_tree(leaves, metadata.planner, label, report)
@@ -345,6 +346,8 @@ def _index(
         unread = _unread(gone, archives)
     where = folder.label("")
     part = flatten_table(FileTree(root, choose_table(root, at, where)), where)
+    if part.at is None and (why := tensors_at_root(root)) is not None:
+        notes.append(why)
     if part.nested_dicts:
         nested = f"`{printable('.'.join(part.at))}`" if part.at else "the checkpoint"
         notes.append(f"{nested} is made of dicts; rules see their keys joined by dots")

@@ -24,7 +24,7 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -500,6 +500,18 @@ WEIGHT_SUFFIXES = (
 CACHES = ("__pycache__", "cache", "node_modules")
 # of a folder that torch.distributed.checkpoint wrote
 METADATA = ".metadata"
+_OF_RANK = re.compile(r"__(0|[1-9][0-9]{0,6})" + re.escape(METADATA))
+
+
+def metadata_files(names: Iterable[str]) -> list[str]:
+    """The file that describes a distributed checkpoint, or those that its ranks leave when they
+    save without collectives, by rank; none without.
+    """
+    names = list(names)
+    if METADATA in names:
+        return [METADATA]
+    ranks = {int(found[1]): name for name in names if (found := _OF_RANK.fullmatch(name))}
+    return [ranks[rank] for rank in sorted(ranks)]
 
 
 def stays_behind(name: str, folder: bool = False) -> bool:

@@ -157,9 +157,13 @@ def test_rules_that_have_no_tensors_say_where_to_look(tmp_path: Path) -> None:
         'requires: ">=0.1"\n'
         'rules:\n  - {name: a, from: "a.{k}", to: "b.{k}"}\n'
     )
-    with pytest.raises(CheckpointError, match="M206") as refusal:
+    with formats.open(folder) as source:
+        assert not source.index.tensors
+        (note,) = source.index.notes
+    assert note.startswith("tensors stand at the root, beside rng with tensors as well")
+    with pytest.raises(CheckpointError, match="M945") as refusal:
         migrate.plan(folder, rules=rules)
-    assert "no tensors where the rules work" in str(refusal.value)
+    assert note in str(refusal.value)
     assert "b.weight" in str(migrate.plan(folder, rules=rules, at=".").to_json())
 
 
@@ -419,6 +423,38 @@ def test_a_data_file_that_is_cut_short_is_said_once(tmp_path: Path) -> None:
     assert found.endswith(": a: lies in __0_0.distcp, which is missing; so does one more entry")
 
 
+def test_a_data_file_of_another_checkpoint_is_said_once(tmp_path: Path) -> None:
+    state = {name: seeded(4, 2) for name in "abc"} | {"step": 7}
+    for count, files in enumerate((1, 2)):
+        folder = save(tmp_path / f"{count}", state, files=files)
+        paths = sorted(folder.glob("*.distcp"))
+        assert len(paths) == files
+        for path in paths:
+            path.write_bytes(bytes(path.stat().st_size))
+        found = refused(folder)
+        assert [line.partition(": ")[0] for line in found] == ["M940"] * files
+        assert all(any(f"/{path.name}: " in line for line in found) for path in paths)
+        if files == 1:
+            assert found[0].endswith("; 3 more archives of this file are malformed")
+    # of two damaged archives the other is counted, and what is wrong otherwise is said as well
+    folder = save(tmp_path / "other", state)
+    path = folder / "__0_0.distcp"
+    places = pickle.loads((folder / ".metadata").read_bytes()).storage_data
+    at = {index.fqn: info for index, info in places.items()}
+    data = bytearray(path.read_bytes())
+    for name in "ac":
+        data[at[name].offset : at[name].offset + at[name].length] = bytes(at[name].length)
+    path.write_bytes(data)
+
+    def change(metadata: Any) -> None:
+        metadata.state_dict_metadata["b"].properties.dtype = torch.int32
+
+    edit(folder, change)
+    found = refused(folder)
+    assert sorted(line[:4] for line in found) == ["M938", "M940"]
+    assert any(line.endswith("; one more archive of this file is malformed") for line in found)
+
+
 def test_safetensors_beside_metadata_leave_it_unclear_what_is_meant(tmp_path: Path) -> None:
     folder = save(tmp_path / "c", {"w": seeded(4, 2)})
     save_file({"v": seeded(3)}, folder / "model.safetensors")
@@ -534,7 +570,8 @@ def test_ranks_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     assert len(found) == 2
     assert all("hold different values, and nothing says which is meant" in one for one in found)
     assert {one.split(": ")[1] for one in found} == {"a", "c"}
-    (folder / "__1.metadata").unlink()
+    for name in ("__1.metadata", "__1_0.distcp"):
+        (folder / name).unlink()
     with formats.open(folder) as source:
         assert source.index.tensors.keys() == {"a", "b", "d"}
     folder = save_of_ranks(tmp_path / "d", {"a": torch.ones(2), "b": 1}, {"a": torch.ones(3)})
@@ -549,6 +586,24 @@ def test_a_rank_whose_file_is_missing_is_named(tmp_path: Path) -> None:
     (folder / "__1.metadata").unlink()
     (found,) = refused(folder)
     assert "2 ranks left `__{rank}.metadata`, and __1.metadata is missing" in found
+    # of the last one, only its data files tell
+    folder = save_of_ranks(tmp_path / "d", *({f"w{n}": torch.ones(2)} for n in range(3)))
+    (folder / "__2.metadata").unlink()
+    (found,) = refused(folder)
+    assert "2 ranks left `__{rank}.metadata`, and __2.metadata is missing" in found
+
+
+def test_one_file_of_a_rank_is_no_checkpoint(tmp_path: Path) -> None:
+    folder = save_of_ranks(tmp_path / "c", {"w": seeded(4, 2)}, {"w": seeded(4, 2)})
+    for name in ("__0.metadata", "__1.metadata", "__0_0.distcp"):
+        (found,) = refused(folder / name)
+        assert found.startswith("M937: ")
+        assert f"{name}: a part of the distributed checkpoint in " in found
+    save_file({"v": seeded(3)}, folder / "model.safetensors")
+    (found,) = refused(folder)
+    assert found.startswith("M915: ")
+    with formats.open(folder / "model.safetensors") as source:
+        assert list(source.index.tensors) == ["v"]
 
 
 class MCoreMetadata(Metadata):
