@@ -162,11 +162,13 @@ def _objects(objects: Sequence[Mapping[str, Any]]) -> list[str]:
 
 @_answer
 def inspection(doc: Mapping[str, Any]) -> str:
+    # where rules see none, all are carried
+    held = doc if doc["tensors"] or doc["at"] is not None else doc["carried"]
     what = [
         doc["format"],
         plural(len(doc["files"]), "file"),
-        plural(doc["tensors"], "tensor"),
-        size(doc["bytes"]),
+        plural(held["tensors"], "tensor"),
+        size(held["bytes"]),
     ]
     out = [f"{doc['path']}   {', '.join(what)}   (no weights read)"]
     dtypes = [

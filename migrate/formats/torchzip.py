@@ -52,7 +52,7 @@ from ..source.shards import (
     rank_entries,
     shard_sets,
 )
-from ..source.table import choose_table, flatten_table
+from ..source.table import choose_table, flatten_table, tensors_at_root
 from ..source.target import Target, items_of, node_of, outside_prefix
 from ..source.tree import (
     CheckpointTree,
@@ -509,6 +509,8 @@ def read_file(blob: FileBlob, number: int, label: str, at: str | None) -> TorchF
             notes += [dropped_note([printable(one.path) for one in gone])] * bool(gone)
             unread = unread_entries(gone, StreamPlace(number, raw.stream, raw.places, raw.hidden))
         part = flatten_table(FileTree(root, choose_table(root, at, label)), label)
+        if part.at is None and (why := tensors_at_root(root)) is not None:
+            notes.append(f"{label}: {why}")
         if part.nested_dicts:
             where = f"`{printable('.'.join(part.at))}`" if part.at else "the file"
             notes.append(f"{where} is made of dicts; rules see their keys joined by dots")

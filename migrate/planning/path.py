@@ -189,6 +189,10 @@ def find_path(
             f"{option('from_')} gives a starting point without a goal",
             help=option("to", "LINEAGE@LAYOUT"),
         )
+    if index.tree and not index.tensors and (request.files or request.to) and index.passed_through:
+        from ..source.table import refuse_without_table
+
+        refuse_without_table(index)
     if request.files:
         if request.to:
             fail(
@@ -231,7 +235,8 @@ def find_path(
     else:
         hint = (
             f"{option('to', 'LINEAGE@LAYOUT')}, {option('rules', 'FILE')} or "
-            f"{option('output_format')}"
+            f"{option('output_format')}; also, to write a distributed checkpoint anew, "
+            f"{option('chunks', 'N')} or {option('rewrite', True)}"
         )
         hint += f"; `{command('inspect')}` and `{command('history')}` show layouts"
         fail("M115", "no goal, no rules and no output format are given", help=hint)

@@ -121,12 +121,13 @@ def verify_output(
         opened, migration_path, request, path_state, programs=True, prove=False
     )
     outputs = composition.graph.outputs
-    differences = spec_differences(composition, made)
+    differences, carried = spec_differences(composition, made), 0
     wrong = {d["key"] for d in differences}
     programs = {key: program for key, program in composition.programs.items() if key not in wrong}
     wanted = None if made.index.tree is None else WrittenTree.of(opened, composition, made.format)
     if wanted is not None:
         beside = {key: was for key, was in wanted.origins.items() if key not in outputs}
+        carried = len(beside)
         programs.update(
             (key, composition.programs.get(was, ReadKey(was))) for key, was in beside.items()
         )
@@ -162,8 +163,8 @@ def verify_output(
         path=made.path,
         source=opened.path,
         equal=not differences,
-        tensors=len(outputs),
-        bytes=made.index.nbytes,
+        tensors=len(outputs) + carried,
+        bytes=both[1].index.nbytes,
         memory=work.memory(threads),
         sample=None if chosen is None else chosen.to_json(both[1]),
         differences=differences,
@@ -179,7 +180,8 @@ def compare_checkpoints(
     """Where the two differ, and what was not looked at."""
     a, lost = formats.as_saved(one, other.format)
     b, also = formats.as_saved(other, one.format)
-    found = diff(with_all_tensors(a), with_all_tensors(b), progress=progress)
+    every = with_all_tensors(a)
+    found = diff(every, with_all_tensors(b), progress=progress)
     side: list[dict[str, str]] = []
     others: list[dict[str, str]] = []
     notes: list[str] = []
@@ -196,8 +198,8 @@ def compare_checkpoints(
         b=other.path,
         equal=found.equal and not (side or others),
         tensors_equal=found.equal,
-        tensors=len(one.index.tensors),
-        bytes=one.index.nbytes,
+        tensors=len(every.index.tensors),
+        bytes=every.index.nbytes,
         only_a=list(found.only_a),
         only_b=list(found.only_b),
         specs=[{"key": k, "a": str(x), "b": str(y)} for k, x, y in found.specs],

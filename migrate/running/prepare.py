@@ -230,6 +230,12 @@ def _plan(
             f"{option('chunks', request.chunks)}: {written} has whole tensors",
             help=f"{option('output_format', DISTRIBUTED)} cuts them for ranks",
         )
+    if request.rewrite and written != DISTRIBUTED:
+        fail(
+            "M115",
+            f"{option('rewrite', True)}: {written} is always written anew",
+            help="leave it out",
+        )
     index_hash = source.index.hash()
     known_notes = require_known(source, request)
     if source.format != "memory" and any("@" in key for key in source.index.tensors):
@@ -335,6 +341,12 @@ def _plan(
         isinstance(at, Stored) and at.storage is not None for at in index.tensors.values()
     ):
         first = find_ties(outputs, reading.index.tensors)
+    if index.passed_through and not index.tensors:
+        count = plural(len(index.passed_through), "tensor")
+        nbytes = sum(at.spec.nbytes for at in index.passed_through.values())
+        notes.append(
+            f"rules see none of the tensors: {count} with {nbytes:,} bytes are carried as they are"
+        )
     notes += [
         *known_notes,
         *(out.notes if out is not None else ()),

@@ -8,16 +8,17 @@ dict.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.errors import fail, listed, option, plural, printable
 from .nesting import flatten, values_below
-from .pickle.tree import Composite, DictNode, ListNode, TensorRecord, holders
+from .pickle.tree import Composite, DictNode, ListNode, TensorRecord, holders, segment
 from .tree import (
     NODES,
     TENSORS,
     FileTree,
     dict_at,
+    integer_item,
     is_flat,
     is_object,
     is_state,
@@ -26,6 +27,10 @@ from .tree import (
     tensor_records,
 )
 
+if TYPE_CHECKING:
+    from .index import Index
+
+_OWN = frozenset({TensorRecord, Composite})
 # where training scripts and their frameworks put the weights
 USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "weights")
 
@@ -129,6 +134,41 @@ def model_at_root(root: Any) -> bool:
     return weights and beside
 
 
+def tensors_at_root(root: Any) -> str | None:
+    """That tensors stand at the root, and which entries keep rules from working on them without a
+    word; None where there is nothing of this.
+    """
+    pairs = root.pairs if type(root) is DictNode else ()
+    if not any(type(key) is str and type(value) in _OWN for key, value in pairs):
+        return None
+    beside = [
+        segment(key)
+        for key, value in pairs
+        if type(value) in NODES
+        and not is_object(key, value)
+        and next(tensor_records([value]), None) is not None
+    ]
+    if not beside:
+        return None
+    return (
+        f"tensors stand at the root, beside {listed(beside, 4)} with tensors as well: rules work "
+        f"on those at the root with {option('at', '.')}"
+    )
+
+
+def refuse_without_table(index: Index) -> NoReturn:
+    """M945 for rules that see none of the tensors that the checkpoint has."""
+    roots = [] if index.tree is None else [part.root for part in index.tree.parts]
+    why = next(filter(None, map(tensors_at_root, roots)), None)
+    fail(
+        "M945",
+        f"rules work on one dict of tensors by name, and none of the checkpoint's "
+        f"{plural(len(index.passed_through), 'tensor')} is in one that is found by itself",
+        notes=() if why is None else (why,),
+        help=f"name the dict: {option('at', 'PATH')}, or {option('at', '.')} for the root",
+    )
+
+
 def _workable(node: DictNode | None) -> bool:
     """Whether rules can work on this dict: flat, or of dicts in which all tensors have names."""
     if is_flat(node):
@@ -140,8 +180,8 @@ def _workable(node: DictNode | None) -> bool:
 
 
 def _given(root: Any, at: str) -> tuple[str, ...] | None:
-    """The path that `at` spells: keys and places in lists with dots between, and a key may hold
-    dots itself.
+    """The path that `at` spells: keys and places in lists with dots between. A text key may hold
+    dots itself, and an integer is written in decimal.
     """
     if at in ("", "."):
         return () if type(root) is DictNode else None
@@ -149,9 +189,11 @@ def _given(root: Any, at: str) -> tuple[str, ...] | None:
     while pending:
         here, path, rest = pending.pop()
         held: Iterable[tuple[Any, Any]] = here.pairs if type(here) is DictNode else ()
+        name = rest.partition(".")[0]
         if type(here) is ListNode:
-            place = rest.partition(".")[0]
-            held = ((place, item_at(here, place)),)
+            held = ((name, item_at(here, name)),)
+        elif type(here) is DictNode and (item := integer_item(here, name)) is not None:
+            held = (*held, (name, item))
         for key, value in held:
             kind = type(value)
             if type(key) is not str or not rest.startswith(key) or kind not in NODES:

@@ -134,14 +134,30 @@ def resolve_objects(part: FileTree, numbering: str | None) -> dict[str, Composit
 
 
 def dict_at(root: Any, path: tuple[str, ...]) -> DictNode | None:
-    """The dict at a path of text keys and of places in lists; None if there is none."""
+    """The dict at a path of keys, integers in decimal, and of places in lists; None if there is
+    none.
+    """
     here = root
     for part in path:
         if type(here) is ListNode:
             here = item_at(here, part)
+        elif type(here) is DictNode:
+            held = here
+            here = held.get(part)
+            if here is None:
+                here = integer_item(held, part)
         else:
-            here = here.get(part) if type(here) is DictNode else None
+            return None
     return here if type(here) is DictNode else None
+
+
+def integer_item(node: DictNode, name: str) -> Any:
+    """The value of the integer key that is written so in decimal, and that no text key is spelled
+    like; None without.
+    """
+    if any(key == name for key, _ in node.pairs if type(key) is str):
+        return None
+    return next((value for key, value in node.pairs if type(key) is int and str(key) == name), None)
 
 
 def item_at(node: ListNode, place: str) -> Any:

@@ -28,6 +28,42 @@ def test_new_chunks_and_new_files_are_something_to_do(old: Path, tmp_path: Path)
     assert len(list((tmp_path / "new").glob("*.distcp"))) == 4
 
 
+def test_what_cuts_or_rewrites_data_files_is_refused_for_other_formats(
+    old: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "new"
+    for form in ("torch", "safetensors"):
+        for verb in (("plan", old), ("apply", old, "-o", out)):
+            refused = run(*verb, "--output-format", form, "--rewrite")
+            assert refused.exit == 2
+            assert f"error[M115]: --rewrite: {form} is always written anew" in refused.err
+    assert not out.exists()
+    assert run("plan", old, "--output-format", "dcp", "--rewrite").exit == 0
+
+
+def test_a_question_without_a_goal_names_what_can_be_asked(old: Path) -> None:
+    refused = run("plan", old)
+    assert refused.exit == 2
+    for word in ("--to LINEAGE@LAYOUT", "--rules FILE", "--output-format", "--chunks N"):
+        assert word in refused.err
+    assert "--chunks N or --rewrite" in refused.err
+
+
+def test_tensors_that_rules_do_not_see_are_counted(tmp_path: Path) -> None:
+    tensor = torch.arange(6.0)
+    old = save(tmp_path / "in", {"a.weight": tensor, "rng": [tensor, tensor + 1]})
+    out = tmp_path / "out"
+    shown = done("inspect", old).out
+    assert "dcp, 1 file, 3 tensors, 72 B" in shown
+    assert "rules work on nothing here: no dict of tensors" in shown
+    said = "rules see none of the tensors: 3 tensors with 72 bytes are carried as they are"
+    cut = ("--output-format", "dcp", "--chunks", "2")
+    assert f"note: {said}" in done("plan", old, *cut).out
+    assert f"note: {said}" in done("apply", old, "-o", out, *cut).out
+    assert "verified: 3 tensors, 72 B recomputed" in done("verify", out, "--source", old).out
+    assert "equal: 3 tensors, 72 B, keys, specs and bytes" in done("diff", out, old).out
+
+
 def test_a_saved_plan_notices_other_metadata(old: Path, tmp_path: Path) -> None:
     saved = tmp_path / "plan.json"
     done("plan", old, "--output-format", "safetensors", "-o", saved)

@@ -643,6 +643,9 @@ def test_ties_beside_the_model_are_said_and_each_is_written(tmp_path: Path) -> N
     ]
     same(unpacked(tmp_path / "out"), made)
     assert migrate.verify(tmp_path / "out", source=tmp_path / "in.pt", at="model").equal
+    # each place is one of the tensors that are compared
+    found = migrate.diff(tmp_path / "in.pt", tmp_path / "out", at="model")
+    assert (found.equal, found.tensors, found.only_a, found.only_b) == (True, 4, (), ())
 
 
 @pytest.mark.parametrize("stop", [0, 1, 3])

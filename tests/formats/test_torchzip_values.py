@@ -318,3 +318,40 @@ def test_values_that_the_way_back_does_not_restore_are_told(tmp_path: Path) -> N
         "exact": False,
         "because": ["values not restored: 0._extra_state, 1._extra_state"],
     }
+
+
+def test_a_dict_under_an_integer_key_is_named_by_that_integer(tmp_path: Path) -> None:
+    a, b, c = ({"w": torch.full((2,), float(n))} for n in range(3))
+    source = write(tmp_path / "in.pt", {"models": {0: a, 1: b, "1": c}, "step": 3})
+    rule = rules(tmp_path, "rules:\n  - {name: r, from: w, to: v}\n")
+    # an integer is what it is spelled like where no text key is
+    for at, changed in (("models.0", 0), ("models.1", "1")):
+        out = tmp_path / f"{at}.pt"
+        migrate.apply(source, out, rules=rule, at=at)
+        made = load(out)
+        assert list(made) == ["models", "step"]
+        assert {key: list(held) for key, held in made["models"].items()} == {
+            key: ["v" if key == changed else "w"] for key in (0, 1, "1")
+        }
+        same(made["models"][changed]["v"], {0: a, "1": c}[changed]["w"])
+        assert migrate.verify(out, source=source, rules=rule, at=at).equal
+        migrate.downgrade(out, tmp_path / f"back {at}.pt", rules=rule, at=at)
+        assert migrate.diff(source, tmp_path / f"back {at}.pt", at=at).equal
+        # the path is kept where the format has no integers
+        between = tmp_path / f"{at} between"
+        migrate.apply(source, between, output_format="safetensors", at=at)
+        migrate.apply(between, tmp_path / f"again {at}.pt", rules=rule, output_format="torch")
+        same(load(tmp_path / f"again {at}.pt"), made)
+    for at in ("models.2", "models.00", "models.-0"):
+        assert codes(lambda at=at: migrate.inspect(source, at=at)) == ["M945"]
+
+
+def test_tensors_at_the_root_beside_lists_of_them_are_named_by_a_dot(tmp_path: Path) -> None:
+    tensor = torch.arange(3.0)
+    source = write(tmp_path / "in.pt", {"w": tensor, "rng": [tensor, tensor]})
+    rule = rules(tmp_path, "rules:\n  - {name: r, from: w, to: v}\n")
+    (note,) = migrate.inspect(source).notes
+    assert "tensors stand at the root, beside rng with tensors as well" in note
+    assert codes(lambda: migrate.apply(source, tmp_path / "no.pt", rules=rule)) == ["M945"]
+    migrate.apply(source, tmp_path / "out.pt", rules=rule, at=".")
+    assert list(load(tmp_path / "out.pt")) == ["v", "rng"]
