@@ -12,19 +12,20 @@ The block has to be said, not derived from the two shapes: 576 rows with five sc
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..core.part_names import ACTIVATIONS, Convention
 from ..core.spec import Spec
 from ..core.spec import spec as spec_of
-from .base import NON_FINITE, Integers, OpError, Text, arg, dataclass
+from .base import Integers, Text, arg, dataclass
+from .kit.arguments import like_arg, non_finite_arg, rounding_bound
 from .kit.encoding_codec import EncodingCodec
-from .kit.layout import Grid, NumberLayout, floats, plain, times
+from .kit.layout import NUMBERS, Grid, NumberLayout, floats, plain, times
 from .kit.scale_rules import ScaleRule
 
-CODES = "float8_e4m3fn"
-SCALES = ("float32", "bfloat16", "float8_e8m0fnu")
-NUMBERS = ("float32", "bfloat16", "float16")
+CODES, POWERS = "float8_e4m3fn", "float8_e8m0fnu"
+ELEMENTS, BLOCK = floats(CODES), (128, 128)
+SCALES = ("float32", "bfloat16", POWERS)
 LIKE = ("deepseek", "hf")
 # how a scale is stored: as it comes, rounded to bfloat16, or as the power of two above it in four
 # bytes or in one; or its dtype
@@ -32,12 +33,9 @@ STORED = {
     "f32": "float32",
     "bf16": "bfloat16",
     "pow2": "float32",
-    "ue8m0": "float8_e8m0fnu",
+    "ue8m0": POWERS,
     **{name: name for name in SCALES},
 }
-# what configurations call the power of two above it, in whatever dtype, and what transformers calls
-# a scale as it comes
-POWER, FORMATS = "ue8m0", ("ue8m0", "float")
 
 
 def _has_tiles(arguments: Mapping[str, Any]) -> bool:
@@ -80,9 +78,7 @@ class Fp8Block(EncodingCodec):
             length=2,
             default=None,
         )
-        like: Text | None = arg(
-            "whose arithmetic encodes, by default deepseek", words=LIKE, encoding=True, default=None
-        )
+        like: Text | None = like_arg(*LIKE, default=None)
         scale: Text | None = arg(
             "how scales are stored: float32 (f32, the default), bfloat16 (bf16), float8_e8m0fnu "
             "(ue8m0), or pow2",
@@ -92,110 +88,62 @@ class Fp8Block(EncodingCodec):
         )
         scale_fmt: Text | None = arg(
             "ue8m0: scales are rounded up to powers of two, whatever their dtype; float: not",
-            words=FORMATS,
+            words=("ue8m0", "float"),
             encoding=True,
             default=None,
         )
-        non_finite: Text = arg(
-            "refuse, saturate or keep infinities and NaN",
-            words=NON_FINITE,
-            encoding=True,
-            default="refuse",
-        )
+        non_finite: Text = non_finite_arg()
 
     def layout(self, args: Any, specs: Mapping[str, Spec]) -> NumberLayout:
-        _has_blocks("dequantize", specs["weight"])
-        block = _block(args)
-        scale = Grid("scale", (block.rows, block.columns), dtypes=SCALES)
-        return NumberLayout(self.name, floats(CODES), plain(CODES), times(scale))
+        scale = Grid("scale", args.block or BLOCK, dtypes=SCALES)
+        return NumberLayout(self.name, ELEMENTS, plain(CODES), times(scale), axes=2)
 
-    def encoded(self, args: Any, spec: Spec) -> list[Spec]:
-        if spec.dtype not in NUMBERS:
-            raise OpError(
-                "M303",
-                f"fp8-block encodes {', '.join(NUMBERS)}, not {spec.dtype}",
-                help="write a `cast` before it",
-            )
-        _has_blocks("quantize", spec)
-        return [
-            spec_of(CODES, spec.shape),
-            spec_of(_stored(args), _grid(spec.shape, _block(args))),
-        ]
+    def dtypes(self, args: Any, spec: Spec) -> dict[str, str]:
+        return {"scale": STORED[args.scale or "f32"]}
 
     def rule(self, args: Any, spec: Spec) -> ScaleRule:
         return ScaleRule("float", args.like or LIKE[0], rounding=_rounding(args))
 
     def returns(self, args: Any, spec: Spec) -> str:
-        _, scale = self.encoded(args, spec)
-        if args.scale_fmt == "ue8m0" or args.scale == "pow2" or scale.dtype == "float8_e8m0fnu":
+        if _rounding(args) == "pow2":
             # a largest code of 224 or less is encoded again with a smaller power
             return "depends on the data: blocks whose largest code is above 224"
-        return (
-            "codes and scales of what the same arithmetic encoded"
-            if spec.dtype == "float32"
-            else "codes, not scales, of what the same arithmetic encoded"
-        )
+        held = "codes and scales" if spec.dtype == "float32" else "codes, not scales,"
+        return f"{held} of what the same arithmetic encoded"
 
     def bound(self, args: Any) -> str:
         least = " (amax at least 1e-4)" if (args.like or LIKE[0]) == "deepseek" else ""
-        twice = "2 * " if _rounding(args) == "pow2" else ""
-        return (
-            f"|error| <= max(|x| / 16, {twice}amax / 448 / 1024), amax of the block{least}: "
-            "half a step of e4m3 and of its subnormals"
-        )
+        amax = "2 * amax" if _rounding(args) == "pow2" else "amax"
+        return rounding_bound(ELEMENTS, amax, f"amax of the block{least}")
 
     def samples(self) -> Iterable[tuple[Any, Spec]]:
-        yield self.Args(), spec_of("bfloat16", (576, 200))
-        yield self.Args(block=(1, 128), scale="pow2"), spec_of("float32", (5, 300))
-        yield (
-            self.Args(block=(4, 4), like="hf", non_finite="saturate"),
-            spec_of("float16", (3, 12, 10)),
+        made: tuple[tuple[dict[str, Any], str, tuple[int, ...]], ...] = (
+            ({}, "bfloat16", (576, 200)),
+            ({"block": (1, 128), "scale": "pow2"}, "float32", (5, 300)),
+            (
+                {"block": (4, 4), "like": "hf", "non_finite": "saturate"},
+                "float16",
+                (3, 12, 10),
+            ),
+            ({"block": (3, 5), "scale": "ue8m0"}, "bfloat16", (2, 2, 7, 11)),
+            (
+                {"block": (8, 1), "like": "hf", "scale": "ue8m0", "non_finite": "keep"},
+                "float32",
+                (30, 7),
+            ),
+            ({"block": (64, 64), "scale": "bf16"}, "bfloat16", (1, 130)),
+            ({"block": (2, 2), "scale": "bfloat16", "scale_fmt": "ue8m0"}, "float32", (5, 6)),
         )
-        yield self.Args(block=(3, 5), scale="ue8m0"), spec_of("bfloat16", (2, 2, 7, 11))
-        yield (
-            self.Args(block=(8, 1), like="hf", scale="ue8m0", non_finite="keep"),
-            spec_of("float32", (30, 7)),
-        )
-        yield self.Args(block=(64, 64), scale="bf16"), spec_of("bfloat16", (1, 130))
-        yield (
-            self.Args(block=(2, 2), scale="bfloat16", scale_fmt="ue8m0"),
-            spec_of("float32", (5, 6)),
-        )
-
-
-class Block(NamedTuple):
-    """Rows and columns of a block."""
-
-    rows: int
-    columns: int
-
-
-def _block(args: Fp8Block.Args) -> Block:
-    return Block(*(args.block or (128, 128)))
-
-
-def _stored(args: Fp8Block.Args) -> str:
-    return STORED[args.scale or "f32"]
+        for args, dtype, shape in made:
+            yield self.Args(**args), spec_of(dtype, shape)
 
 
 def _rounding(args: Fp8Block.Args) -> str:
     """What becomes of a scale before it is stored: nothing (f32), bf16 or pow2."""
-    if args.scale_fmt == POWER or args.scale == "pow2" or _stored(args) == "float8_e8m0fnu":
+    stored = STORED[args.scale or "f32"]
+    if "ue8m0" in (args.scale_fmt, args.scale) or args.scale == "pow2" or stored == POWERS:
         return "pow2"
-    return {"float32": "f32", "bfloat16": "bf16"}[_stored(args)]
-
-
-def _has_blocks(verb: str, spec: Spec) -> None:
-    if len(spec.shape) < 2:
-        raise OpError(
-            "M304",
-            f"{verb}: fp8-block has blocks of rows and columns, {spec} has "
-            f"{len(spec.shape) or 'no'} axes",
-        )
-
-
-def _grid(shape: tuple[int, ...], block: Block) -> tuple[int, ...]:
-    return (*shape[:-2], *(-(-n // b) for n, b in zip(shape[-2:], block, strict=True)))
+    return {"float32": "f32", "bfloat16": "bf16"}[stored]
 
 
 CODEC = Fp8Block()

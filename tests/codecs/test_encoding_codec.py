@@ -15,9 +15,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import migrate
-from migrate.codecs.base import NON_FINITE, Convention, OpError, Text, arg, dataclass
+from migrate.codecs.base import Convention, OpError, Text, arg, dataclass
+from migrate.codecs.kit.arguments import like_arg, non_finite_arg, rounding_bound
 from migrate.codecs.kit.encoding_codec import EncodingCodec
-from migrate.codecs.kit.layout import Grid, NumberLayout, Packing, Term, floats, plain, times
+from migrate.codecs.kit.layout import (
+    ElementType,
+    Grid,
+    NumberLayout,
+    Packing,
+    Term,
+    floats,
+    integers,
+    plain,
+    times,
+)
 from migrate.codecs.kit.scale_rules import ScaleRule
 from migrate.core.errors import CheckpointError
 from migrate.core.spec import spec as spec_of
@@ -37,21 +48,22 @@ class Whole(EncodingCodec):
 
     @dataclass(frozen=True, slots=True)
     class Args:
-        like: Text = arg("whose arithmetic encodes", words=("modelopt", "hf"), default="modelopt")
-        non_finite: Text = arg("refuse, saturate or keep", words=NON_FINITE, default="refuse")
+        like: Text = like_arg("modelopt", "hf")
+        non_finite: Text = non_finite_arg()
 
     def layout(self, args, specs):
         scale = Grid("scale", (0, 0), leading=False, dtypes=("float32",))
         return NumberLayout(self.name, floats(E4M3), plain(E4M3), times(scale))
 
     def encoded(self, args, spec):
-        return [spec_of(E4M3, spec.shape), spec_of("float32", ())]
+        weight, _ = super().encoded(args, spec)
+        return [weight, spec_of("float32", ())]
 
     def rule(self, args, spec):
         return ScaleRule("float", args.like, region="tensor")
 
     def bound(self, args):
-        return "|error| <= max(|x| / 16, amax / 448 / 1024)"
+        return rounding_bound(floats(E4M3), of="amax of the tensor")
 
     def samples(self):
         for shape in ((40, 48), (3, 5, 70), (1, 1), (17,)):
@@ -71,10 +83,8 @@ class TwoLevels(EncodingCodec):
 
     @dataclass(frozen=True, slots=True)
     class Args:
-        like: Text = arg(
-            "whose arithmetic encodes", words=("modelopt", "compressed-tensors"), default="modelopt"
-        )
-        non_finite: Text = arg("refuse, saturate or keep", words=NON_FINITE, default="refuse")
+        like: Text = like_arg("modelopt", "compressed-tensors")
+        non_finite: Text = non_finite_arg()
 
     def layout(self, args, specs):
         how: Any = "*" if args.like == "modelopt" else "/"
@@ -84,21 +94,16 @@ class TwoLevels(EncodingCodec):
         return NumberLayout(self.name, floats(E2M1), Packing(4), terms)
 
     def encoded(self, args, spec):
-        *lead, columns = spec.shape
-        if columns % 16:
-            raise OpError("M304", f"{self.name}: {columns} columns are no multiple of 16")
-        whole = () if args.like == "modelopt" else (1,)
-        return [
-            spec_of("uint8", (*lead, columns // 2)),
-            spec_of(E4M3, (*lead, columns // 16)),
-            spec_of("float32", whole),
-        ]
+        if spec.shape[-1] % 16:
+            raise OpError("M304", f"{self.name}: {spec.shape[-1]} columns are no multiple of 16")
+        weight, scale, _ = super().encoded(args, spec)
+        return [weight, scale, spec_of("float32", () if args.like == "modelopt" else (1,))]
 
     def rule(self, args, spec):
         return ScaleRule("nvfp4", args.like)
 
     def bound(self, args):
-        return "|error| <= amax of the block / 6"
+        return rounding_bound(floats(E2M1))
 
     def samples(self):
         for shape in ((6, 64), (2, 5, 32), (1, 48)):
@@ -107,25 +112,107 @@ class TwoLevels(EncodingCodec):
         yield self.Args("compressed-tensors", "saturate"), spec_of("float32", (7, 48))
 
 
-CODECS = (Whole(), TwoLevels())
+class Blocks(EncodingCodec):
+    """E4M3 in blocks, scales in a dtype of choice, of matrices alone: nothing is overridden but
+    what a layout does not say.
+    """
+
+    name = "acme-blocks"
+    summary = "e4m3 codes with a scale for each 4 x 8"
+    parts = ("weight", "scale", "zero")
+    optional = ("zero",)
+    names = (Convention("acme", {"weight": "{w}.codes8", "scale": "{w}.codes8_scale"}),)
+    numbers = ("float32", "bfloat16")
+
+    @dataclass(frozen=True, slots=True)
+    class Args:
+        scale: Text = arg("the dtype of scales", words=("float32", "bfloat16"), default="float32")
+        non_finite: Text = non_finite_arg()
+
+    def layout(self, args, specs):
+        scale = Grid("scale", (4, 8), dtypes=("float32", "bfloat16"))
+        return NumberLayout(self.name, floats(E4M3), plain(E4M3, "uint8"), times(scale), axes=2)
+
+    def dtypes(self, args, spec):
+        return {"scale": args.scale}
+
+    def rule(self, args, spec):
+        return ScaleRule("float", "hf", rounding={"bfloat16": "bf16"}.get(args.scale, "f32"))
+
+    def bound(self, args):
+        return rounding_bound(floats(E4M3))
+
+    def samples(self):
+        yield self.Args(), spec_of("bfloat16", (9, 30))
+        yield self.Args("bfloat16", "keep"), spec_of("float32", (2, 8, 16))
+
+
+CODECS, BLOCKS = (Whole(), TwoLevels()), Blocks()
 
 
 @pytest.fixture(autouse=True)
 def in_place() -> Iterator[None]:
-    with acme_codecs.installed(*CODECS):
+    with acme_codecs.installed(*CODECS, BLOCKS):
         yield
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [(c.name, n) for c in CODECS for n, _ in enumerate(c.samples())]
+    ("name", "number"),
+    [(c.name, n) for c in (*CODECS, BLOCKS) for n, _ in enumerate(c.samples())],
 )
 def test_the_codecs_pass_the_kit(name: str, number: int) -> None:
     codeckit.check_sample(name, number)
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+@pytest.mark.parametrize("codec", [*CODECS, BLOCKS], ids=lambda codec: codec.name)
 def test_the_codecs_are_described(codec: Any) -> None:
     codeckit.check_description(codec.name)
+
+
+def test_what_is_encoded_follows_from_the_layout() -> None:
+    codec = BLOCKS
+    assert codec.encodes
+    assert codec.encoded(codec.Args("bfloat16"), spec_of("bfloat16", (2, 9, 30))) == [
+        spec_of(E4M3, (2, 9, 30)),
+        spec_of("bfloat16", (2, 3, 4)),
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "code", "message"),
+    [
+        ("float16", (8, 8), "M303", "acme-blocks encodes float32, bfloat16, not float16"),
+        ("float32", (8,), "M304", "acme-blocks is of numbers of 2 or more axes, these have 1"),
+        ("float32", (), "M304", "acme-blocks is of numbers of 2 or more axes, these have none"),
+    ],
+)
+def test_numbers_of_another_dtype_or_of_too_few_axes_are_refused(
+    dtype: str, shape: tuple[int, ...], code: str, message: str
+) -> None:
+    codec = BLOCKS
+    with pytest.raises(OpError) as caught:
+        codec.encoded(codec.Args(), spec_of(dtype, shape))
+    assert (caught.value.code, caught.value.message) == (code, message)
+    if code == "M304":
+        parts = [spec_of(E4M3, shape), spec_of("float32", (1,) * len(shape)), None]
+        with pytest.raises(OpError) as caught:
+            codec.decoded(codec.Args(), parts, "bfloat16")
+        assert (caught.value.code, caught.value.message) == (code, message)
+
+
+@pytest.mark.parametrize(
+    ("elements", "said"),
+    [
+        (floats(E4M3), "max(|x| / 16, amax / 448 / 1024)"),
+        (floats("float8_e5m2"), "max(|x| / 8, amax / 57344 / 131072)"),
+        (floats("float8_e4m3fnuz"), "max(|x| / 16, amax / 240 / 2048)"),
+        (floats(E2M1), "max(|x| / 4, amax / 6 / 4)"),
+        (integers(4, 8), "amax / 14"),
+    ],
+)
+def test_the_bound_of_rounding_is_half_a_step(elements: ElementType, said: str) -> None:
+    assert rounding_bound(elements).startswith(f"|error| <= {said}, amax of the block: half a step")
 
 
 RULE = """id: acme/encoded/1

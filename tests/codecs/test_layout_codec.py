@@ -354,14 +354,19 @@ def tensor_of(dtype: str, raw: Any) -> torch.Tensor:
     return torch.from_numpy(np.copy(raw).view("u1")).view(getattr(torch, dtype)).reshape(raw.shape)
 
 
-def test_the_layout_that_the_docs_show_passes_the_kit() -> None:
+@pytest.mark.parametrize("base", ["LayoutCodec", "EncodingCodec"])
+def test_the_layout_that_the_docs_show_passes_the_kit(base: str) -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "custom-codec.md"
-    (code,) = re.findall(
-        r"```python\n(import numpy as np\n[^`]*LayoutCodec[^`]*)```", page.read_text()
+    (code,) = (
+        code
+        for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+        if f"({base}):" in code
     )
     shown: dict[str, Any] = {}
-    exec(compile(code, str(page), "exec"), shown)
+    exec(compile(code, str(page), "exec", dont_inherit=True), shown)
     codec = shown["CODEC"]
     with acme_codecs.installed(codec):
-        codeckit.check_sample(codec.name, 0)
+        for name, number in codeckit.cases([codec.name]):
+            codeckit.check_sample(name, number)
         codeckit.check_description(codec.name)
+        assert codeckit.check_axes(codec.name) or not codec.encodes

@@ -130,7 +130,10 @@ def run_page(text: str, folder: Path) -> list[str]:
                 else:
                     assert result.exit == 0, f"exit {result.exit}, {where}"
         elif step.kind == "python":
-            exec(compile("\n" * (step.line - 1) + step.body, "page", "exec"), names)
+            exec(
+                compile("\n" * (step.line - 1) + step.body, "page", "exec", dont_inherit=True),
+                names,
+            )
     return ran
 
 

@@ -64,6 +64,8 @@ class PartBoxes:
     def grain(self, role: str) -> tuple[int, ...]:
         """Multiples at which boxes of the part are cut at little cost."""
         shape = self.parts[role].shape
+        if not shape:
+            return ()
         if role != self.layout.role:
             if role == self.grid.role and self.grid.swizzled:
                 return (*(1,) * (len(shape) - 2), 32, shape[-1])

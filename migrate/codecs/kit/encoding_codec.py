@@ -1,24 +1,31 @@
-"""A codec that encodes what a layout says: a rule says whose arithmetic makes scales and codes."""
+"""A codec that encodes what a layout says: a rule says whose arithmetic makes scales and codes.
+
+Beside its name, parts, arguments and `layout`, a codec of this kind writes `rule`, `bound` and its
+samples. Which parts are made, their dtypes and shapes follow from the layout.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from ...core.errors import OpError
+from ...core.spec import Spec
+from ...core.spec import spec as spec_of
 from .codec import LayoutCodec
 from .encoding import TensorEncoding
+from .geometry import stored_shapes
 
 if TYPE_CHECKING:
-    from ...core.spec import Spec
     from ...ops.base import Box, Meter
+    from .layout import NumberLayout
     from .scale_rules import ScaleRule
 
 
 class EncodingCodec(LayoutCodec):
-    """Base of codecs that are layouts and encode: they add `encoded`, `rule` and an argument
-    `non_finite`.
-    """
+    """Base of codecs that are layouts and encode: they add `rule` and an argument `non_finite`."""
 
     follow = ("scale",)
     # the reference has some float32 numbers for each entry of a grid, of groups of 16 and more
@@ -27,6 +34,24 @@ class EncodingCodec(LayoutCodec):
     def rule(self, args: Any, spec: Spec) -> ScaleRule:
         """Whose arithmetic encodes numbers of this spec, and how."""
         raise NotImplementedError
+
+    def written(self, args: Any, spec: Spec) -> NumberLayout:
+        """The layout in which numbers of this spec are stored: what `layout` says without a look at
+        parts.
+        """
+        return self.layout(args, {})
+
+    def dtypes(self, args: Any, spec: Spec) -> Mapping[str, str]:
+        """role -> dtype of what is written; of others it is the first that the layout has."""
+        return {}
+
+    def encoded(self, args: Any, spec: Spec) -> Sequence[Spec | None]:
+        """The specs of the parts that the layout has, with all axes that the numbers have; a codec
+        whose scales are written without those of length 1 replaces them.
+
+        OpError M303 for numbers of a dtype that is not encoded, M304 for too few axes.
+        """
+        return list(_encoded(self, args, spec))
 
     def encoding(self, args: Any, spec: Spec) -> TensorEncoding:
         """How a tensor of this spec is encoded."""
@@ -106,5 +131,23 @@ class EncodingCodec(LayoutCodec):
 def _encoding(codec: EncodingCodec, args: Any, spec: Spec) -> TensorEncoding:
     found = zip(codec.parts, codec.encoded(args, spec), strict=True)
     parts = {role: part for role, part in found if part is not None}
-    layout, rule = codec.layout(args, parts), codec.rule(args, spec)
+    layout, rule = codec.written(args, spec), codec.rule(args, spec)
     return TensorEncoding(layout, spec, parts, rule, args.non_finite)
+
+
+@lru_cache(maxsize=256)
+def _encoded(codec: EncodingCodec, args: Any, spec: Spec) -> tuple[Spec | None, ...]:
+    if codec.numbers and spec.dtype not in codec.numbers:
+        raise OpError(
+            "M303",
+            f"{codec.name} encodes {', '.join(codec.numbers)}, not {spec.dtype}",
+            help="write a `cast` before it",
+        )
+    layout = codec.written(args, spec)
+    dtypes = {**layout.first_dtypes(), **codec.dtypes(args, spec)}
+    shapes = stored_shapes(layout, spec.shape, dtypes)
+    if len(spec.shape) < 2 and not layout.flat:
+        # of those that a layout counts in front
+        shapes = {r: s[len(s) - len(spec.shape) :] for r, s in shapes.items()}
+    made = (spec_of(dtypes[r], shapes[r]) if r in shapes else None for r in codec.parts)
+    return tuple(made)

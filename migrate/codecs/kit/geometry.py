@@ -400,7 +400,10 @@ def codes_shape(layout: NumberLayout, shape: Shape, dtype: str) -> Shape:
     if layout.flat:
         return (codes.words(prod(shape), dtype), 1)
     needed = 2 if codes.axis == -2 or codes.transposed or codes.padded != (1, 1) else 1
-    if len(shape) < needed and not (not shape and codes.bits == codes.word(dtype)):
+    if not shape and codes.bits == codes.word(dtype):
+        needed = 0
+    needed = max(needed, layout.axes)
+    if len(shape) < needed:
         raise OpError(
             "M304",
             f"{layout.name} is of numbers of {needed} or more axes, these have "

@@ -255,6 +255,8 @@ class NumberLayout:
     role: str = "weight"
     # what numbers can be decoded to
     numbers: tuple[str, ...] = NUMBERS
+    # the fewest axes that they have
+    axes: int = 0
 
     def grids(self) -> tuple[Grid, ...]:
         """All grids: of the scale, of `less`, the zero."""
@@ -271,6 +273,13 @@ class NumberLayout:
         found = [self.role, *(g.role for g in self.grids())]
         found += [g.index for g in self.grids() if g.index]
         return tuple(dict.fromkeys([*found, *self.tables()]))
+
+    def first_dtypes(self) -> dict[str, str]:
+        """role -> the first dtype that codes and grids can be stored as."""
+        stored = {g.role: (g.packing or g).dtypes for g in self.grids() if g.field is None}
+        if isinstance(self.codes, Packing):
+            stored[self.role] = self.codes.dtypes
+        return {role: dtypes[0] for role, dtypes in stored.items()}
 
     def of_shape(self, shape: tuple[int, ...]) -> NumberLayout:
         """This layout of numbers of a shape that values or other parts tell."""

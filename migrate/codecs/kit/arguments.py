@@ -1,0 +1,65 @@
+"""Arguments that codecs have in common, declared once, and what they say of rounding."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ..base import NON_FINITE, arg
+
+if TYPE_CHECKING:
+    from .layout import ElementType
+
+# how the exponent of an MX scale is chosen (`scale_rules.mx`)
+POWERS = ("rceil", "floor", "ceil", "even")
+
+
+def like_arg(*libraries: str, **default: Any) -> Any:
+    """`like`: whose arithmetic encodes; the first of them unless `default=` says otherwise."""
+    return arg(
+        f"whose arithmetic encodes, by default {libraries[0]}",
+        words=libraries,
+        encoding=True,
+        **(default or {"default": libraries[0]}),
+    )
+
+
+def power_arg(**default: Any) -> Any:
+    """`rule`: how the powers of two of MX formats are chosen; rceil unless `default=` says
+    otherwise.
+    """
+    return arg(
+        "how scales are chosen: rceil, the least power of two that no code overflows, or floor, "
+        "ceil or even",
+        words=POWERS,
+        encoding=True,
+        **(default or {"default": POWERS[0]}),
+    )
+
+
+def non_finite_arg() -> Any:
+    """`non_finite`: what becomes of infinities and NaN."""
+    return arg(
+        "refuse, saturate or keep infinities and NaN",
+        words=NON_FINITE,
+        encoding=True,
+        default=NON_FINITE[0],
+    )
+
+
+def rounding_bound(elements: ElementType, amax: str = "amax", of: str = "amax of the block") -> str:
+    """The largest error of rounding to the nearest of these numbers, as a sentence: blocks are
+    scaled such that `amax`, which `of` explains, becomes the largest number.
+    """
+    known = sorted({abs(number) for number in elements.values() if abs(number) < float("inf")})
+    if elements.whole:
+        return f"|error| <= {amax} / {(1 << elements.bits) - 2}, {of}: half a step"
+    # all steps are equal up to twice the least normal number
+    steps = [high - low for low, high in pairwise(known)]
+    normal = next(low for low, step in zip(known, steps, strict=False) if step > steps[0])
+    kind = elements.dtype.split("_")[-1].removesuffix("fn")
+    return (
+        f"|error| <= max(|x| / {normal / steps[0]:g}, "
+        f"{amax} / {known[-1]:g} / {2 / steps[0]:g}), {of}: half a step of {kind} and of its "
+        "subnormals"
+    )
