@@ -451,7 +451,7 @@ class KeptHashes(DocumentPart):
 
 class UndoTensors(DocumentPart):
     """What the way back does not bring back, as a folder holds it: `bytes` of all tensors; `path`
-    is None in a plan. `exact`: with it everything comes back, what is no tensor included.
+    is None in a plan. `exact`: with it everything comes back, also values other than tensors.
     """
 
     path: str | None

@@ -1,8 +1,8 @@
 """The conventions of number formats without a codec, by the name that their codec will have, and of
 forms that a codec does not have yet.
 
-They are here so that `inspect` names these formats and no plan strands one of their parts. Whoever
-writes a codec moves its entry into the codec's file, and this table shrinks until it is gone.
+They are here so that `inspect` names these formats and no plan strands one of their parts. A new
+codec takes its entry into its own file, and this table shrinks until it is gone.
 
 Evidence: what compressed-tensors 0.20, ModelOpt 0.47, torchao 0.18, transformers 5.23, bitsandbytes
 0.50, GPTQModel 7.7, AutoAWQ 0.2.9 and Transformer Engine 2.20 write, and the checkpoints of gpt-oss

@@ -108,7 +108,7 @@ class Reading(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def stored_part(text: str) -> StoredPart:
-    """A part as `Convention` writes it. ValueError for what is not in the notation."""
+    """A part as `Convention` writes it. ValueError for any other notation."""
     name, _, rest = text.partition(" ")
     dtypes, _, shapes = rest.strip().partition(" ")
     if dtypes.startswith("["):

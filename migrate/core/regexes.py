@@ -52,8 +52,8 @@ class Regexes:
     __slots__ = ("_ahead", "_begins", "_known", "_states")
 
     def __init__(self, texts: Iterable[str]) -> None:
-        """RegexError, which names the text, for what is no expression, or needs more than one pass
-        over what it is matched with.
+        """RegexError, which names the text, for an invalid expression, or one that needs more than
+        one pass over what it is matched with.
         """
         self._states: list[_State] = [(_DONE, None, 0)]
         self._begins: list[int] = []

@@ -54,7 +54,7 @@ def rename(
     those of `done`, which it adds to; answers with notes. The keys of an edge move once, however
     many of its files name a list.
 
-    M515 for what is not a list of names, M514 for a name whose keys part; null is no list.
+    M515 for anything but a list of names, M514 for a name whose keys part; null is no list.
     """
     notes: list[str] = []
     moves = None

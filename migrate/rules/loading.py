@@ -647,7 +647,7 @@ class LayoutFields(Model):
     )
     detect: DetectFields | None = Field(
         None,
-        description="how it is told; without it a checkpoint is in it only if somebody says so",
+        description="how a checkpoint is recognised; without it the caller has to name the layout",
     )
     status: Annotated[
         Literal["current", "supported", "deprecated"], BeforeValidator(one_of(*STATUSES))

@@ -104,7 +104,8 @@ class Evaluator:
         # what a box may cost with its inputs: the op's own arrays come on top
         self.limit = min(CHUNK, self.share // TEMPORARIES)
         self.widest = max(self.limit, min(GRAIN_MOST, self.share // TEMPORARIES))
-        self._own = threading.local()
+        # by thread; a thread frees its `threading.local` when nothing waits for it any more
+        self._own: dict[int, Workspace] = {}
         self._lock, self._heavy = threading.Lock(), threading.RLock()
         self._uses: dict[int, int] = {}
         # calls that other calls read, once for each of their boxes
@@ -128,7 +129,7 @@ class Evaluator:
 
     def forget(self) -> None:
         """Frees the memory that threads compute in; it refers to this object and to the source."""
-        self._own = threading.local()
+        self._own = {}
 
     def _count(self, tensor: Tensor, inner: bool = False) -> None:
         for value in tensor.sources:
@@ -322,9 +323,9 @@ class Evaluator:
 
     def workspace(self) -> Workspace:
         """The calling thread's memory for computing."""
-        found: Workspace | None = getattr(self._own, "workspace", None)
+        found = self._own.get(thread := threading.get_ident())
         if found is None:
-            found = self._own.workspace = Workspace(self, self._device.lane())
+            found = self._own[thread] = Workspace(self, self._device.lane())
         return found
 
     def gather(self, memory: memoryview) -> Gather:
@@ -761,9 +762,8 @@ def reading_step(tensor: Tensor, layouts: ByteLayouts, values: Evaluator | None)
         period = max(periods, default=1)
         found = layout.step
         if period <= GRAIN_MOST:
-            found = (
-                max(1, (BLOCKS if layout.whole and period > 1 else layout.step) // period) * period
-            )
+            longest = BLOCKS if layout.whole and period > 1 else layout.step
+            found = max(1, longest // period) * period
         values.steps[key] = found
     return found
 

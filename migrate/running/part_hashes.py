@@ -4,7 +4,7 @@ beside an output.
     migrate.parts       a line of JSON, then 8 bytes for each tensor that the line names
 
 The way back from decoded numbers makes codes and scales again, and only the bytes of the source
-can tell whether it made the same. A run that decodes reads them anyway: whoever reads a box of them
+can tell whether it made the same. A run that decodes reads them anyway: what reads a box of them
 hands it on, in any order and from any thread. What did not pass by (what an earlier run had
 written, what was read in pieces of rows) is read at the end.
 

@@ -83,7 +83,7 @@ def parse_device(name: str, local_rank: int | None = None) -> Device:
 def resolve_device(device: Any) -> tuple[Any, Device]:
     """The torch device that tensors shall be on, and what computes for it; (None, CPU) for None.
 
-    `device` is a name as torch's, or a torch.device. QuestionError M115 for what is none, M407 if
+    `device` is a name as torch's, or a torch.device. QuestionError M115 for anything else, M407 if
     torch finds no GPU.
     """
     if device is None:
@@ -334,35 +334,51 @@ def check_threads(given: Any) -> None:
         )
 
 
+class _Together:
+    """What the threads of one `run_together` share; `work` is there as long as it may be called."""
+
+    __slots__ = ("running", "state", "work")
+
+    def __init__(self, work: Callable[[int], None]) -> None:
+        self.work: Callable[[int], None] | None = work
+        self.state, self.running = threading.Condition(), 0
+
+
+def _help(shared: _Together, number: int) -> None:
+    """The whole of a helping thread.
+
+    It outlives `run_together` by some instructions and must then hold nothing that matters: where
+    it frees the last reference to a tensor while the interpreter ends, C++ ends the process
+    ("terminate called without an active exception").
+    """
+    with shared.state:
+        if shared.work is None:
+            return
+        shared.running += 1
+    try:
+        shared.work(number)
+    finally:
+        with shared.state:
+            shared.running -= 1
+            shared.state.notify_all()
+
+
 def run_together(work: Callable[[int], None], threads: int, stop: Callable[[], None]) -> None:
     """Calls `work(0)` here and `work(1)` to `work(threads - 1)` in threads of their own; returns
-    when all that began have ended.
+    when all that began have ended, and none of them refers to `work` any more.
 
     Threads that cannot be started are left out, so `work` must not count on them; what it raises
     outside of the caller's thread is its own to carry. `stop` is called when something interrupts
     the caller, and has to make the others end.
     """
-    state = threading.Condition()
-    running, closed = 0, False
-
-    def help_out(number: int) -> None:
-        nonlocal running
-        with state:
-            if closed:
-                return
-            running += 1
-        try:
-            work(number)
-        finally:
-            with state:
-                running -= 1
-                state.notify_all()
-
+    shared = _Together(work)
     interrupted: BaseException | None = None
     try:
         for number in range(1, threads):
             try:
-                _thread.start_new_thread(help_out, (number,))
+                # not `threading.Thread`, whose `start` waits for ever for a thread that finds no
+                # memory for its first step
+                _thread.start_new_thread(_help, (shared, number))
             except (RuntimeError, MemoryError):
                 break
         work(0)
@@ -371,10 +387,10 @@ def run_together(work: Callable[[int], None], threads: int, stop: Callable[[], N
         stop()
     while True:
         try:
-            with state:
-                closed = True
-                while running:
-                    state.wait(0.5)
+            with shared.state:
+                while shared.running:
+                    shared.state.wait(0.5)
+                shared.work = None
             break
         except BaseException as error:  # noqa: BLE001 - as above
             interrupted = interrupted or error

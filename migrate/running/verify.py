@@ -45,6 +45,7 @@ from .eager import (
     several,
 )
 from .ranks import deal
+from .resources import run_together
 from .sample import regions_of
 
 if TYPE_CHECKING:
@@ -428,23 +429,10 @@ class _Crew:
 
     def go(self, threads: int) -> None:
         """Does all jobs; raises the first error after all threads have ended."""
-        if threads < 2 or len(self._waiting) < 2:
-            self._loop()
-        else:
-            workers = [
-                threading.Thread(target=self._loop, daemon=True)
-                for _ in range(min(threads, len(self._waiting)) - 1)
-            ]
-            started = []
-            try:
-                for worker in workers:
-                    worker.start()
-                    started.append(worker)
-                self._loop()
-            except BaseException as error:  # noqa: BLE001 - raised below
-                self._fail(error)
-            for worker in started:
-                worker.join()
+        threads = min(threads, len(self._waiting))
+        run_together(
+            lambda _: self._loop(), threads, lambda: self._fail(InterruptedError("stopped"))
+        )
         if self._error is not None:
             raise self._error
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's configuration says of number formats, whoever wrote it, in one form.
+"""What a checkpoint's configuration says of number formats, in one form for all of them.
 
 `quantization_config` of `config.json` (compressed-tensors, transformers' FP8, GPTQ, AWQ, MXFP4,
 bitsandbytes, ModelOpt's copy) and ModelOpt's `hf_quant_config.json` all say which modules are
@@ -85,7 +85,7 @@ def read_quantization(
 
     `value` answers with the JSON object in a side file, None if the file is not there. What
     `config.json` says counts, and what ModelOpt's own file says is `beside` it. M513, with the
-    place, for what is not as its library writes it.
+    place, for anything that its library would not write.
     """
     config, other = value(CONFIG), value(MODELOPT_CONFIG)
     found = None

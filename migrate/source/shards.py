@@ -153,10 +153,10 @@ def indexed(
     """The files that the index `name` in the folder `below` ("" or with a slash at its end) names,
     in natural order.
 
-    `beside` are all names there, `opened` is the index if it is open already. M906 for what is no
-    index, M907 for names that are not those of plain files with the index's suffix, M908 for files
-    that are not there, M914 above `MAX_INDEX`, and M915 for names that some file systems take for
-    one, or where a file beside it could be meant as well.
+    `beside` are all names there, `opened` is the index if it is open already. M906 for anything but
+    an index, M907 for names that are not those of plain files with the index's suffix, M908 for
+    files that are not there, M914 above `MAX_INDEX`, and M915 for names that some file systems take
+    for one, or where a file beside it could be meant as well.
     """
     label = folder.label(below + name)
     blob = opened or folder.open(below + name)

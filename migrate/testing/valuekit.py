@@ -284,7 +284,7 @@ def _check_boxes(
     compute(op, args, arrays, specs, output, _all(of), told)
     require(
         not (lossy and wild) or not whole.size or told.calls > 0,
-        f"{said} is lossy, and the meter is told of nothing",
+        f"{said} is lossy, and the meter receives nothing",
     )
     strided = [
         np.asfortranarray(np.repeat(a, 2, axis=-1))[..., ::2] if a.ndim else a for a in arrays

@@ -10,7 +10,9 @@ import resource
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from commandline import contents, environment, fingerprint, run, safetensors
@@ -94,6 +96,33 @@ def test_a_thread_that_comes_when_all_is_done_finds_nothing_to_do(monkeypatch):
     for work, given in late:
         work(*given)
     assert (did, len(late)) == ([0], 3)
+
+
+def test_a_thread_that_has_done_its_work_refers_to_nothing_of_it(monkeypatch):
+    """It may still be there when the interpreter ends, and must free nothing then."""
+    held: list[object] = []
+    start = resources._thread.start_new_thread
+
+    def keep(work: Any, given: Any) -> int:
+        held.append((work, given))
+        return start(work, given)
+
+    monkeypatch.setattr(resources._thread, "start_new_thread", keep)
+
+    class Work:
+        did: ClassVar[list[int]] = []
+
+        def __call__(self, number: int) -> None:
+            self.did.append(number)
+            while len(self.did) < 3:
+                pass
+
+    work = Work()
+    there = weakref.ref(work)
+    resources.run_together(work, 3, lambda: None)
+    assert (sorted(work.did), len(held)) == ([0, 1, 2], 2)
+    del work
+    assert there() is None
 
 
 def test_an_interrupt_ends_the_others_first():
