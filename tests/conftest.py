@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path[:0] = [
-    str(Path(__file__).parent / folder) for folder in ("cli", "source", "live", "formats")
+    str(Path(__file__).parent / folder)
+    for folder in ("cli", "source", "live", "formats", "genuine")
 ]
 
 # with Python's own threshold of 700 objects, parsing the sources of the package takes twice as long

@@ -311,6 +311,12 @@ FORMATS: tuple[tuple[str, Convention], ...] = (
     ),
     *(("mxfp4", convention) for convention in _MXFP4),
     *_torchao("mxfp4", "uint8 [*, N, K/2]", "uint8|float8_e8m0fnu [*, N, K/32]"),
+    *_torchao(
+        "mxfp4",
+        "uint8 [*, N, K/2]",
+        "uint8|float8_e8m0fnu [*, 32*N/128, 16*K/128]",
+        arguments={"swizzled": True},
+    ),
     *(("nvfp4", convention) for convention in _NVFP4),
     *_torchao("nvfp4", "uint8 [*, N, K/2]", "float8_e4m3fn [*, N, K/16]"),
     *_torchao(

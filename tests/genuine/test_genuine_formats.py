@@ -1,0 +1,88 @@
+"""`inspect` names the number formats of what libraries wrote, with counts and what decides them."""
+
+from __future__ import annotations
+
+import pytest
+from genuine import checkpoint, names
+
+import migrate
+
+BLOCKS = {"rows": 32, "columns": 32}
+# name -> for each group: how many tensors, format, producer, arguments
+FORMATS = {
+    "hf-fp8-block": [(7, "fp8-block", "DeepSeek, transformers", BLOCKS)],
+    "hf-fp8-block-moe": [(10, "fp8-block", "DeepSeek, transformers", BLOCKS)],
+    "hf-fp8-block-ue8m0": [(7, "fp8-block", "DeepSeek, transformers", BLOCKS)],
+    "ct-fp8-tensor": [(7, "fp8", "compressed-tensors", {"granularity": "tensor"})],
+    "ct-fp8-channel": [(7, "fp8", "compressed-tensors", {"granularity": "channel"})],
+    "ct-fp8-block": [(7, "fp8-block", "compressed-tensors, ModelOpt", BLOCKS)],
+    "ct-nvfp4": [(14, "nvfp4", "compressed-tensors", {"form": "compressed-tensors"})],
+    "ct-nvfp4a16": [(7, "nvfp4", "compressed-tensors", {"form": "compressed-tensors"})],
+    "ct-mxfp4": [(7, "mxfp4", "compressed-tensors", {})],
+    "ct-mxfp8": [(7, "mxfp8", "compressed-tensors, ModelOpt", {})],
+    "ct-mixed": [
+        (8, "fp8", "compressed-tensors", {"granularity": "channel"}),
+        (1, "mxfp8", "compressed-tensors, ModelOpt", {}),
+        (4, "nvfp4", "compressed-tensors", {"form": "compressed-tensors"}),
+    ],
+    "modelopt-fp8": [(7, "fp8", "ModelOpt", {"granularity": "tensor"})],
+    "modelopt-fp8-channel": [(7, "fp8", "ModelOpt", {"granularity": "channel"})],
+    "modelopt-nvfp4": [(14, "nvfp4", "ModelOpt", {"form": "modelopt"})],
+    "modelopt-nvfp4-moe": [(10, "nvfp4", "ModelOpt", {"form": "modelopt"})],
+    "modelopt-mxfp8": [(7, "mxfp8", "compressed-tensors, ModelOpt", {})],
+    "modelopt-mixed": [
+        (8, "fp8", "ModelOpt", {"granularity": "tensor"}),
+        (6, "nvfp4", "ModelOpt", {"form": "modelopt"}),
+    ],
+    "deepseek-v4": [
+        (8, "fp8-block", "DeepSeek-V4", BLOCKS),
+        (6, "mxfp4", "DeepSeek", {}),
+    ],
+    "gpt-oss": [(2, "mxfp4", "gpt-oss, transformers", {})],
+    "torchao-fp8-row": [(7, "fp8", "torchao", {"granularity": "channel"})],
+    "torchao-fp8-tensor": [(7, "fp8", "torchao", {"granularity": "tensor"})],
+    "torchao-mxfp8": [(7, "mxfp8", "torchao", {"swizzled": True})],
+    "torchao-mxfp4": [(7, "mxfp4", "torchao", {"swizzled": True})],
+    "torchao-nvfp4": [(7, "nvfp4", "torchao", {"swizzled": True})],
+}
+
+
+# codes of each expert, and scales of all of them in one tensor: nothing reads these
+UNREADABLE = "hf-fp8-block-moe-saved"
+
+
+def test_every_checkpoint_is_looked_at() -> None:
+    assert {*FORMATS, UNREADABLE} == set(names())
+
+
+def test_codes_without_a_scale_of_their_own_are_no_format() -> None:
+    report = migrate.inspect(checkpoint(UNREADABLE).folder)
+    read, unread = report.number_formats
+    assert (read.count, read.readings[0].format) == (4, "fp8-block")
+    assert (unread.count, unread.readings) == (6, ())
+    assert unread.problem == "no scale under a known name"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_formats_are_named(name: str) -> None:
+    report = migrate.inspect(checkpoint(name).folder)
+    groups = [
+        (g.count, r.format, r.producer, r.arguments)
+        for g in report.number_formats
+        for r in g.readings
+    ]
+    assert groups == FORMATS[name]
+    assert [g.problem for g in report.number_formats] == [None] * len(groups)
+    assert [g.missing for g in report.number_formats] == [()] * len(groups)
+    # what the configuration says of them is read, and says the same
+    assert [g.contradiction for g in report.number_formats] == [None] * len(groups)
+    assert [p.contradiction for p in report.plain] == [None] * len(report.plain)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_decoded_and_what_stays_plain_are_all_matrices(name: str) -> None:
+    report = migrate.inspect(checkpoint(name).folder)
+    texts = checkpoint(name).tensors.values()
+    matrices = sum(1 for text in texts if "," in text and not text.startswith("I64"))
+    counted = [*report.number_formats, *report.plain]
+    assert sum(group.count for group in counted) == matrices
