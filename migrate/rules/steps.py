@@ -209,14 +209,18 @@ def codec_forms(op: str, generator: type[GenerateJsonSchema]) -> dict[str, Any]:
     """The schema of what the built-in codecs take, of an op that takes theirs.
 
     Where another codec or a `$param` is named, any argument may stand; for a `$param`, those of the
-    built-in codecs are described.
+    built-in codecs are described. An op that makes parts takes no codec that only decodes.
     """
     if not takes_codec(op):
         return {}
     known: dict[str, Any] = {}
     closed: list[tuple[str, dict[str, Any]]] = []
+    refused = []
     for name in codecs.registry.builtin():
         codec = codecs.registry.get(name)
+        if ops.get(op).kind == "part" and not codec.encodes:
+            refused.append(codec.name)
+            continue
         form = codec_model(op, codec.name).model_json_schema(
             by_alias=True, schema_generator=generator
         )
@@ -237,6 +241,8 @@ def codec_forms(op: str, generator: type[GenerateJsonSchema]) -> dict[str, Any]:
         "if": _names({"description": "a param", "pattern": r"^\$"}),
         "then": {"properties": known},
     }
+    if refused:
+        made["else"] = {"properties": {"codec": {"not": {"enum": refused}}}}
     for name, then in reversed(closed):
         made = {"if": _names({"const": name}), "then": then, "else": made}
     return made

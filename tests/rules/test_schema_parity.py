@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import acme_codecs
 import jsonschema
 import pytest
 from marks import thorough
@@ -536,6 +537,23 @@ def test_a_codec_has_a_name_and_dtypes_to_both(args: str) -> None:
     text = VALUES[0] % (VALUES[1], f"{{dequantize: {{{args}}}}}")
     assert not RULE_FILE.is_valid(editor(yaml.parse(text, "x").data))
     assert "M308" in loaded(text)
+
+
+def test_what_is_only_decoded_is_encoded_neither_by_the_schema_nor_by_the_loader() -> None:
+    form, decoding, encoding = VALUES
+
+    class Table(acme_codecs.Table):
+        name = "acme-scaled-table"
+        parts = ("weight", "scale")
+
+    with acme_codecs.installed(Table()):
+        rule_file = jsonschema.Draft202012Validator(schema.rule_file())
+        for text, fits in (
+            (form % (decoding, "{dequantize: {codec: acme-scaled-table, dtype: float32}}"), True),
+            (form % (encoding, "{quantize: {codec: acme-scaled-table, from: float32}}"), False),
+        ):
+            assert rule_file.is_valid(editor(yaml.parse(text, "x").data)) is fits
+            assert loaded(text) == (set() if fits else {"M308"})
 
 
 def test_words_for_a_codec_that_a_package_may_add_are_open_to_the_schema() -> None:
