@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import Report, did_you_mean, plural, printable
+from ..core.part_names import FLOAT8
 from ..core.spec import ALIASES, BITS, PACKED, Spec, spec
 from ..core.templates import list_collapsed
 from ..elements.numbers import holds
 from ..elements.raw import is_plain_class
 from ..formats import memory
+from ..planning.pairs import scales_beside
 
 if TYPE_CHECKING:
     import torch
@@ -209,8 +211,8 @@ class Fit:
     """What came of the comparison: for each output that has a place the slot's key, what is left
     over on both sides, and what is wrong.
 
-    `missing` are keys of slots, `unexpected` are outputs. `problems` are shapes (M960) and losses
-    (M961), `notes` casts that lose nothing.
+    `missing` are keys of slots, `unexpected` are outputs. `problems` are shapes (M960), codes
+    without their scale (M409) and losses (M961), `notes` casts that lose nothing.
     """
 
     places: Mapping[str, str]
@@ -273,6 +275,7 @@ def fit(
     places: dict[str, str] = {}
     unexpected, shapes, casts, losses = [], [], dict[str, list[str]](), dict[str, list[str]]()
     values: list[str] = []
+    coded: list[str] = []
     for name in (*specs, *others):
         keys = by_name.get(name, ())
         # a name that the wrappers' own segments make equal to another one means nothing
@@ -296,6 +299,8 @@ def fit(
         elif (cast or not is_plain_class(slots[key].tensor)) and there.dtype != made.dtype:
             kind = casts if holds(there.dtype, made.dtype) else losses
             kind.setdefault(f"{made.dtype} -> {there.dtype}", []).append(name)
+            if made.dtype in FLOAT8 and BITS[there.dtype] > 8:
+                coded.append(name)
     filled = set(places.values())
     report = Report()
     if shapes:
@@ -315,6 +320,20 @@ def fit(
             what,
             help="the checkpoint was written by other code than its names say; leave these values "
             "out",
+        )
+    # a module with a place for the scale applies it itself
+    found = scales_beside(specs, coded) if coded else {}
+    if scales := {name: scale for name, scale in found.items() if scale not in places}:
+        report.add(
+            "M409",
+            f"the module would be given the codes of {plural(len(scales), 'float8 tensor')} as "
+            "numbers, without the scale beside each",
+            notes=tuple(
+                f"{printable(name)} ({specs[name]}): {printable(scale)} ({specs[scale]})"
+                for name, scale in list(scales.items())[:8]
+            ),
+            help="decode them first, with `to=` or `rules=`; if the numbers are meant as they are, "
+            "a rule says so: `cast: {…, unscaled: true}`",
         )
     if losses and "lossy" not in allow:
         report.add(

@@ -28,7 +28,7 @@ from ..core.spec import BITS
 from ..core.templates import rank_of
 from ..source.blobs import chunk_names, key_of
 from .graph import Computation, ComputedTensor, Tensor
-from .unscaled import check_unscaled
+from .unscaled import Neighbours, check_unscaled, likely_scale
 
 if TYPE_CHECKING:
     from ..core.part_names import Endings, PartNames
@@ -113,6 +113,28 @@ def check_pairs(
     _note_left(pairs, users, planned)
 
 
+class _Held(NamedTuple):
+    spec: Spec
+
+
+def scales_beside(specs: Mapping[str, Spec], weights: Sequence[str]) -> dict[str, str]:
+    """Of float8 tensors among `specs` those that have a scale beside them, with its key: one of a
+    known name, or what is all but certainly one.
+    """
+    pairs = list(_pairs({key: _Held(spec) for key, spec in specs.items()}, codecs.part_names()))
+    found = {pair.weight: pair.part for pair in pairs if pair.decodes and pair.role == "scale"}
+    known = {pair.part for pair in pairs}
+    neighbours = Neighbours(specs)
+    out = {}
+    for key in weights:
+        scale = found.get(key) or likely_scale(
+            key, {other: specs[other] for other in neighbours.of(key)}, known
+        )
+        if scale is not None:
+            out[key] = scale
+    return out
+
+
 def _untouched(key: str, stored: Mapping[str, StoredTensor], outputs: Mapping[str, Tensor]) -> bool:
     """Whether the output of this name is the stored tensor of this name, and of no other."""
     made, at = outputs.get(key), stored[key]
@@ -136,7 +158,9 @@ def _split(key: str) -> tuple[str, str]:
     return key, ""
 
 
-def _pairs(stored: Mapping[str, StoredTensor], table: PartNames) -> Iterable[Pair]:
+def _pairs(
+    stored: Mapping[str, StoredTensor] | Mapping[str, _Held], table: PartNames
+) -> Iterable[Pair]:
     found: dict[tuple[str, str], Pair] = {}
     find = table.others.find
     for key in stored:

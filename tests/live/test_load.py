@@ -615,3 +615,45 @@ def test_a_checkpoint_that_fits_in_no_layout_is_told_as_before(new):
         migrate.load(model, V4)
     assert "strict=False" in caught.value.diagnostics[0].help
     assert untouched(model)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", ["weight_scale_inv", "weight_scales", "factors"])
+def test_codes_are_not_cast_into_a_module_without_the_scale_beside_them(tmp_path, name, strict):
+    codes = torch.ones(256, 512).to(torch.float8_e4m3fn)
+    state = {"fc.weight": codes, f"fc.{name}": torch.full((2, 4), 1e-3)}
+    model = torch.nn.ModuleDict({"fc": torch.nn.Linear(512, 256, bias=False)})
+    before = model["fc"].weight.clone()
+    with pytest.raises(MigrateError) as caught:
+        migrate.load(model, single(tmp_path, state), strict=strict)
+    (found,) = [d for d in caught.value.diagnostics if d.code == "M409"]
+    assert found.notes == (f"fc.weight (float8_e4m3fn [256, 512]): fc.{name} (float32 [2, 4])",)
+    assert "unscaled: true" in found.help
+    assert torch.equal(model["fc"].weight, before)
+
+
+def test_codes_are_cast_where_the_module_has_a_place_for_the_scale_or_there_is_none(tmp_path):
+    codes = torch.ones(256, 512).to(torch.float8_e4m3fn)
+    state = {"fc.weight": codes, "fc.weight_scale": torch.ones(2, 4)}
+    fc = torch.nn.Linear(512, 256, bias=False)
+    model = torch.nn.ModuleDict({"fc": fc})
+    fc.weight_scale = torch.nn.Parameter(torch.zeros(2, 4))
+    migrate.load(model, single(tmp_path, state))
+    assert torch.equal(fc.weight, torch.ones(256, 512))
+    assert torch.equal(fc.weight_scale, torch.ones(2, 4))
+    alone = torch.nn.ModuleDict({"fc": torch.nn.Linear(512, 256, bias=False)})
+    migrate.load(alone, {"fc.weight": codes, "fc.input_scale": torch.ones(())}, strict=False)
+    assert torch.equal(alone["fc"].weight, torch.ones(256, 512))
+
+
+def test_a_rule_that_casts_codes_as_they_are_loads_them(tmp_path):
+    codes = torch.ones(256, 512).to(torch.float8_e4m3fn)
+    file = rules(
+        tmp_path,
+        'keep: ["{k...}"]\nrules: [{name: r, from: fc.weight, to: fc.weight, '
+        "via: [{cast: {to: bfloat16, unscaled: true}}]}]\n",
+    )
+    model = torch.nn.ModuleDict({"fc": torch.nn.Linear(512, 256, bias=False)})
+    state = {"fc.weight": codes, "fc.factors": torch.ones(2, 4)}
+    migrate.load(model, state, rules=[file], strict=False)
+    assert torch.equal(model["fc"].weight, torch.ones(256, 512))
