@@ -297,14 +297,31 @@ class _Hook:
         versions: Mapping[str, Any],
     ) -> tuple[Outputs, dict[str, Any]]:
         """The outputs, and by their names now the values that are no tensors."""
-        import torch
-
         try:
             parallel = not any(slot.plain.startswith("module.") for slot in places.values())
             names = unwrapped(own, parallel=parallel)
+            said = {unwrapped({n: 0}, parallel=parallel)[n]: entry for n, entry in versions.items()}
         except TypeError:
             # keys that are no text
             raise _NotOursError from None
+        try:
+            return self._renamed(module, own, names, said)
+        except _NotOursError:
+            if all(key == name for key, name in names.items()):
+                raise
+        # without the segments of wrappers there is nothing to do: a goal may be about these
+        return self._renamed(module, own, {key: key for key in own}, versions)
+
+    def _renamed(
+        self,
+        module: torch.nn.Module,
+        own: Mapping[str, Any],
+        names: Mapping[str, str],
+        said: Mapping[str, Any],
+    ) -> tuple[Outputs, dict[str, Any]]:
+        """`_migrated` for the dict under these names; `said` names modules alike."""
+        import torch
+
         state = dict(zip(names.values(), own.values(), strict=True))
         if len(state) < len(own):
             raise _NotOursError
@@ -315,15 +332,12 @@ class _Hook:
                 for key, value in state.items()
             }
         side = sides(module)
-        said = {
-            unwrapped({name: 0}, parallel=parallel)[name]: entry for name, entry in versions.items()
-        }
         opened: list[MemorySource] = []
 
         def source() -> MemorySource:
             if not opened:
                 read: OrderedDict[str, Any] = OrderedDict(state)
-                read._metadata = said  # type: ignore[attr-defined]
+                read._metadata = dict(said)  # type: ignore[attr-defined]
                 opened.append(_opened(read, side))
             return opened[0]
 

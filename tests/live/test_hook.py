@@ -433,3 +433,23 @@ def test_a_submodule_that_is_registered_twice_is_filled_under_both_names(tmp_pat
     model.load_state_dict(state, assign=True)
     assert model["x"].weight is model["y"].weight
     assert torch.equal(model["x"].weight, torch.full((2, 2), 2.0))
+
+
+@pytest.mark.parametrize("lead", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_the_names_of_wrappers_go_where_that_is_the_goal(lead):
+    model = Model()
+    migrate.attach(model, to="torch-wrappers@plain")
+    state = {f"{lead}{key}": value + 1 for key, value in Model().state_dict().items()}
+    model.load_state_dict(state)
+    holds(model, {key.removeprefix(lead): value for key, value in state.items()})
+
+
+def test_a_dict_without_wrappers_is_torchs_own_business_where_they_are_the_goal():
+    model = Model()
+    migrate.attach(model, to="torch-wrappers@plain")
+    state = {key: value + 1 for key, value in Model().state_dict().items()}
+    model.load_state_dict(state)
+    holds(model, state)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict({"other": torch.zeros(1)})
+    refused(model, {"module.other": torch.zeros(1), "more": torch.zeros(1)}, "M960")
