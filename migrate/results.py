@@ -230,8 +230,8 @@ class FormatGroup(DocumentPart):
     `names` are the last words of their modules, `keys` those of their codes, collapsed, `count` how
     many tensors they are, and `parts` the parts of the first. Of several `readings` the arguments
     in `decides` tell which is meant (`codec`: the format itself). `missing` are parts that should
-    be there, `problem` says why there is no reading. `configured` is what the configuration says,
-    `contradiction` a sentence where that and the tensors differ.
+    be there, `problem` says why there is no reading, or why no codec decodes it. `configured` is
+    what the configuration says, `contradiction` a sentence where that and the tensors differ.
     """
 
     names: tuple[str, ...]

@@ -246,6 +246,8 @@ def _number_formats(doc: Mapping[str, Any]) -> list[str]:
         out.append(f"numbers  {_several(group)}   {what}")
         parts = [f"{printable(p['name'])} {short(p['spec'])}" for p in group["parts"]]
         out.append(f"           {', '.join(parts)}")
+        if first is not None and group["problem"]:
+            out.append(f"           is not decoded: {group['problem']}")
         if group["configured"] and not group["contradiction"]:
             out.append(f"           {printable(group['configured'], 600)}")
         if group["contradiction"]:

@@ -33,6 +33,13 @@ def part_names() -> PartNames:
     return _part_names(tuple(names()))
 
 
+def why_undecodable(name: str) -> str | None:
+    """Why no codec decodes the format of this name; None for any other name."""
+    from ._formats import UNDECODABLE
+
+    return UNDECODABLE.get(name)
+
+
 @lru_cache(maxsize=4)
 def _part_names(codecs: tuple[str, ...]) -> PartNames:
     from ..core.part_names import PartNames

@@ -190,6 +190,52 @@ _NVFP4 = (
         either={"swizzled": (False, True)},
     ),
 )
+# as unpacked experts, but in one tensor, whose name is not `weight`
+_STACKED = {"input_scale": "{w}_input_scale"}
+_STACKED_GLOBAL = "{w}_weight_scale_2 float32 [] | [*] | [*, 1] | [*, 1, 1]"
+_STACKED_NVFP4 = tuple(
+    Convention(
+        producer,
+        {
+            "weight": f"{{w}} uint8 {codes}",
+            "scale": f"{{w}}_weight_scale float8_e4m3fn {scales}",
+            "global": _STACKED_GLOBAL,
+        },
+        beside=_STACKED,
+        arguments={"form": "modelopt"},
+    )
+    for producer, codes, scales in (
+        ("ModelOpt, stacked experts", "[*, N, K/2]", "[*, N, K/16]"),
+        ("ModelOpt, stacked experts with groups along rows", "[*, K/2, N]", "[*, K/16, N]"),
+    )
+)
+_STACKED_FP8 = Convention(
+    "ModelOpt, stacked experts",
+    {"weight": "{w} float8 [*, N, K]", "scale": "{w}_weight_scale wide [] | [*] | [*, 1, 1]"},
+    beside=_STACKED,
+    arguments=_TENSOR,
+)
+_TINYGEMM = tuple(
+    Convention(
+        "torchao",
+        {
+            "weight": f"{{w}}.{codes} int32|uint8",
+            "scale": f"{{w}}.{prefix}scale_and_zero wide [G, N, 2]",
+        },
+    )
+    for codes, prefix in (
+        ("_weight_qdata", "_weight_"),
+        ("qdata", ""),
+        ("packed_weight", ""),
+    )
+)
+# formats that no codec decodes, and why
+UNDECODABLE = {
+    "tinygemm": (
+        "codes lie as the kernel of one device wants them, and kernels compute their numbers in "
+        "bfloat16, each in its own order, so that no formula gives them to the bit"
+    )
+}
 _INT_PACK = tuple(
     Convention(
         "compressed-tensors",
@@ -202,6 +248,7 @@ _INT_PACK = tuple(
         },
         beside=ACTIVATIONS,
         arguments=said,
+        sizes={"shape": ("N", "K")},
         accepts=_whole_groups,
     )
     # three bits within words came before three bits across their borders
@@ -301,6 +348,7 @@ FORMATS: tuple[tuple[str, Convention], ...] = (
     *_torchao("fp8", "float8 [*, N, K]", "float32 [1, 1]", arguments=_TENSOR),
     *_torchao("fp8", "float8 [*, N, K]", "float32 [*, N, 1]", arguments=_CHANNEL, accepts=_rows),
     *(("fp8-block", convention) for convention in _FP8_BLOCK),
+    ("fp8", _STACKED_FP8),
     *(("mxfp8", convention) for convention in _MXFP8),
     *_torchao("mxfp8", "float8 [*, N, K]", "uint8|float8_e8m0fnu [*, N, K/32]"),
     *_torchao(
@@ -317,7 +365,7 @@ FORMATS: tuple[tuple[str, Convention], ...] = (
         "uint8|float8_e8m0fnu [*, 32*N/128, 16*K/128]",
         arguments={"swizzled": True},
     ),
-    *(("nvfp4", convention) for convention in _NVFP4),
+    *(("nvfp4", convention) for convention in (*_NVFP4, *_STACKED_NVFP4)),
     *_torchao("nvfp4", "uint8 [*, N, K/2]", "float8_e4m3fn [*, N, K/16]"),
     *_torchao(
         "nvfp4",
@@ -333,4 +381,5 @@ FORMATS: tuple[tuple[str, Convention], ...] = (
     *(("awq", convention) for convention in _AWQ),
     *(("bnb-4bit", convention) for convention in _BNB_4BIT),
     *(("bnb-int8", convention) for convention in _BNB_INT8),
+    *(("tinygemm", convention) for convention in _TINYGEMM),
 )

@@ -52,7 +52,7 @@ NON_FINITE = ("refuse", "saturate", "keep")
 # what layers of eight bits and less keep for their inputs and outputs, and why plain weights have
 # no use for it (`Codec.unused`)
 ACTIVATION_SCALES: Mapping[str, str] = dict.fromkeys(
-    ("input_scale", "input_zero_point", "input_global_scale", "output_scale"),
+    ("input_scale", "input_zero_point", "input_global_scale", "activation_scale", "output_scale"),
     "it scales activations, which a layer of plain weights does not encode",
 )
 # bytes of a part that is read while planning

@@ -17,7 +17,7 @@ from typing import Any
 from ..core.part_names import ACTIVATIONS, Convention
 from ..core.spec import Spec
 from ..core.spec import spec as spec_of
-from .base import Integers, Text, arg, dataclass
+from .base import ACTIVATION_SCALES, Integers, Text, arg, dataclass
 from .kit.arguments import like_arg, non_finite_arg, rounding_bound
 from .kit.encoding_codec import EncodingCodec
 from .kit.layout import NUMBERS, Grid, NumberLayout, floats, plain, times
@@ -48,6 +48,7 @@ class Fp8Block(EncodingCodec):
     summary = "e4m3 codes with a scale for each block of rows and columns"
     reference_width = 0
     parts = ("weight", "scale")
+    unused = ACTIVATION_SCALES
     names = (
         *(
             Convention(

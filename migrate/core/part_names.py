@@ -43,6 +43,9 @@ ACTIVATIONS = {
         "k_scale", "v_scale", "pre_quant_scale",
     )
 }  # fmt: skip
+# what an attention keeps beside its projections, and a name that it may keep them under
+_OF_ATTENTION = ("k_scale", "v_scale", "attn.k_scale", "attn.v_scale")
+_PROJECTIONS = ("k_proj", "v_proj", "qkv_proj")
 # roles of these that mean something beside plain weights too: those of the KV cache
 OF_CACHES = ("k_scale", "v_scale")
 _SEVERAL = {"wide": WIDE, "float8": FLOAT8}
@@ -82,6 +85,7 @@ class Convention(NamedTuple):
     beside: role -> name of what travels with the tensor and is not needed to decode it.
     arguments: what the codec has to be given where this convention is met.
     either: arguments of which headers tell nothing but that they are one of these.
+    sizes: role -> the sizes of the numbers that the elements of this part are, in order.
     accepts: whether these arguments make sense; lengths alone may fit by chance.
     """
 
@@ -90,6 +94,7 @@ class Convention(NamedTuple):
     beside: Mapping[str, str] = {}
     arguments: Mapping[str, Any] = {}
     either: Mapping[str, tuple[Any, ...]] = {}
+    sizes: Mapping[str, tuple[str, ...]] = {}
     accepts: Callable[[Mapping[str, Any]], bool] | None = None
 
 
@@ -199,17 +204,28 @@ class PartNames:
         firsts: dict[str, list[tuple[str, Convention]]] = {}
         others: dict[str, dict[str, bool]] = {}
         pairs: dict[tuple[str, str], tuple[str, bool]] = {}
+        # ending of the codes -> endings of parts whose elements say what shape the numbers have
+        self.sized: dict[str, dict[str, None]] = {}
         for name, convention in conventions:
             parts = {role: stored_part(text) for role, text in convention.parts.items()}
             first = next(iter(parts.values())).ending
             firsts.setdefault(first, []).append((name, convention))
             known = others.setdefault(first, {})
+            for role in convention.sizes:
+                self.sized.setdefault(first, {})[parts[role].ending] = None
             rest = [(role, part.ending, True) for role, part in parts.items()][1:]
             rest += [(role, ending(text), False) for role, text in convention.beside.items()]
             for role, end, decodes in rest:
                 # a part of one format may be of no use in another
                 known[end] = decodes or known.get(end, False)
                 pairs[first, end] = (role, known[end])
+        for first in firsts:
+            # words of a module, not of a key that the codes are alone in
+            for projection in _PROJECTIONS if first.startswith(".") else ():
+                pairs |= {
+                    (f".{projection}{first}", f".{name}"): (name[-len("k_scale") :], False)
+                    for name in _OF_ATTENTION
+                }
         self._conventions, self._others = firsts, others
         self.firsts = Endings((first, None) for first in firsts)
         self.others = Endings(
@@ -222,9 +238,15 @@ class PartNames:
         """
         return self._others[first]
 
-    def read(self, first: str, specs: Mapping[str, Spec]) -> list[Reading]:
+    def read(
+        self,
+        first: str,
+        specs: Mapping[str, Spec],
+        elements: Mapping[str, tuple[int, ...]] = {},
+    ) -> list[Reading]:
         """The formats that tensors of one stem can be in: `specs` by ending, `first` the one with
         the codes. Where no convention has all of its parts, those that have two and lack others.
+        `elements` are those of parts that say the shape of the numbers, as far as they are known.
 
         Of several readings those that explain the most parts; the first has the convention declared
         first.
@@ -232,17 +254,29 @@ class PartNames:
         found: list[Reading] = []
         partial: list[Reading] = []
         for name, convention in self._conventions[first]:
-            for reading in _read(name, convention, specs):
+            for reading in _read(name, convention, specs, elements):
                 (partial if reading.missing else found).append(reading)
         chosen = found or partial
         most = max((len(reading.endings) for reading in chosen), default=0)
         return [reading for reading in chosen if len(reading.endings) == most]
 
 
-def _read(name: str, convention: Convention, specs: Mapping[str, Spec]) -> Iterator[Reading]:
+def _read(
+    name: str,
+    convention: Convention,
+    specs: Mapping[str, Spec],
+    elements: Mapping[str, tuple[int, ...]],
+) -> Iterator[Reading]:
     there: dict[str, str] = {}
     missing = []
-    solutions: list[dict[str, Any]] = [dict(convention.arguments)]
+    known = dict(convention.arguments)
+    for role, sizes in convention.sizes.items():
+        said = elements.get(stored_part(convention.parts[role]).ending)
+        if said is not None:
+            if len(said) != len(sizes):
+                return
+            known |= zip(sizes, said, strict=True)
+    solutions: list[dict[str, Any]] = [known]
     for role, text in convention.parts.items():
         part = stored_part(text)
         spec = specs.get(part.ending)

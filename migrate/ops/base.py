@@ -293,8 +293,10 @@ class ValueOp(Op):
         """Those of the roles that a join drops, and why."""
         return {}
 
-    def settles(self, args: Any) -> bool:
-        """Whether calls depend on which roles are there or on what the bytes of some say."""
+    def settles(self, args: Any, named: Collection[str]) -> bool:
+        """Whether calls depend on which roles are there or on what the bytes of some say. `named`
+        are the roles that the rule has names for.
+        """
         return False
 
     def reads(self, args: Any) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ own arguments it takes those that the codec declares, and hands them all to its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -45,6 +45,12 @@ def codec_called(name: str) -> Codec:
     try:
         codec: Any = codecs.get(name)
     except KeyError:
+        if (why := codecs.why_undecodable(name)) is not None:
+            raise OpError(
+                "M308",
+                f"{name} cannot be decoded: {why}",
+                help="let the library that wrote it decode it, where it was made for",
+            ) from None
         known = codecs.names()
         hint = did_you_mean(name, known) or f"the codecs are {listed(known)}"
         raise OpError("M308", f"there is no codec {name!r}", help=hint) from None
@@ -115,9 +121,10 @@ class Dequantize(CodecOp):
     def unused(self, codec: str) -> Mapping[str, str]:
         return codec_called(codec).unused
 
-    def settles(self, args: Args) -> bool:
+    def settles(self, args: Args, named: Collection[str]) -> bool:
         codec = codec_called(args.codec)
-        return bool(codec.optional or codec.planning or codec.unused)
+        spare = codec.unused and not codec.unused.keys().isdisjoint(named)
+        return bool(codec.optional or codec.planning or spare)
 
     def reads(self, args: Args) -> tuple[str, ...]:
         return codec_called(args.codec).planning

@@ -5,7 +5,7 @@ Whose arithmetic encodes is part of the rule (`like`): libraries with one format
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .base import (
@@ -69,7 +69,7 @@ class Quantize(CodecOp):
         codec, own = called(args)
         return [part for part in codec.encoded(own, specs[0]) if part is not None]
 
-    def settles(self, args: Args) -> bool:
+    def settles(self, args: Args, named: Collection[str]) -> bool:
         return bool(codec_called(args.codec).optional)
 
     def makes(self, args: Args, spec: Spec) -> tuple[str, ...]:

@@ -473,7 +473,11 @@ def _part(
     capture, listed_values = step.capture or ROLE, _values(rule, step)
     start = getattr(step.args, "start", 0) or 0
     out = []
-    settles = capture == ROLE and isinstance(step.op, ValueOp) and step.op.settles(step.args)
+    settles = (
+        capture == ROLE
+        and isinstance(step.op, ValueOp)
+        and step.op.settles(step.args, [str(side.role) for side in rule.writes])
+    )
     unsettled, named = step, listed_values or []
     for item in items:
         try:
@@ -548,7 +552,11 @@ def _join(
             continue
         members[values[at]] = item
     out = []
-    settles = capture == ROLE and isinstance(step.op, ValueOp) and step.op.settles(step.args)
+    settles = (
+        capture == ROLE
+        and isinstance(step.op, ValueOp)
+        and step.op.settles(step.args, [str(side.role) for side in rule.reads])
+    )
     unsettled = step
     for group, members in groups.items():
         try:

@@ -4,7 +4,7 @@ and that of the output where the run changes it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..core.errors import Diagnostic, Report
@@ -28,17 +28,19 @@ def check_configuration(
     steps: Sequence[PathStep],
     path_state: PathState,
     outputs: Mapping[str, Tensor],
+    elements: Callable[[str], tuple[int, ...] | None],
     report: Report,
 ) -> None:
     """M315 for tensors that the path decodes and that are not what the configuration says; M519, a
     warning of the path, for lists that contradict tensors. M513 for what cannot be read.
+    `elements` answers with those of a small tensor.
     """
     if any(
         call.op in _CODING for step in steps for rule, _ in step.rules for call in rule.rule.via
     ):
         said = read_quantization(SideFiles(read_side).value)
         specs = {key: tensor.spec for key, tensor in index.tensors.items()}
-        found = contradictions(specs, said) if said is not None else []
+        found = contradictions(specs, said, elements) if said is not None else []
         for scheme, sentence, count in found[:_MOST]:
             more = (f"{count:,} tensors are like it",) if count > 1 else ()
             if scheme is None:

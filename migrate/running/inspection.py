@@ -18,7 +18,7 @@ from ..source.pickle.tree import PARAMETER
 from ..source.quantization import Quantization, read_quantization
 from ..source.tree import object_encodings
 from . import stamp as stamps
-from .number_formats import describe_formats
+from .number_formats import describe_formats, read_elements
 from .prepare import side_reader
 
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ def describe(source: Source, request: Request, *, expand: bool) -> InspectReport
         layouts=layouts,
         nearest=[] if layouts else nearest_to(index, read_side, request.rules, states, match),
         keys=keys,
-        **describe_formats(specs, partial(_configured, read_side, notes)),
+        **describe_formats(
+            specs, partial(_configured, read_side, notes), partial(read_elements, source)
+        ),
         side_files=[{"path": f.path, "size": f.size} for f in index.side_files],
         left_out=list(index.left_out),
         metadata=dict(index.metadata),

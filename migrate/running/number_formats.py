@@ -1,30 +1,37 @@
 """Which number formats a checkpoint's tensors are in, from names, dtypes, shapes and configuration.
 
 Tensors that can be read alike are one group. Where headers allow several readings, those count that
-the configuration does not contradict; if more than one is left, all are given with the argument of
-the codec that decides between them. What looks like codes and is in no known format is named as
-well, with what it lacks. A checkpoint without such tensors costs a look at its specs.
+the configuration does not contradict, then those that fit what a small part says (`weight_shape`);
+if more than one is left, all are given with the argument of the codec that decides between them.
+What looks like codes and is in no known format is named as well, with what it lacks. A checkpoint
+without such tensors costs a look at its specs.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .. import codecs
+from ..codecs.base import MOST_PLANNED
 from ..core.part_names import FLOAT8, PartNames, key_of_part
 from ..core.spec import BITS, Spec
 from ..core.templates import collapse, is_integer, rank_of
 from ..planning.pairs import may_hold_codes
+from ..planning.stored import stored_tensor
 from ..planning.unscaled import Neighbours, likely_scale, module_of
 from ..source.quantization import Quantization, Scheme, contradiction, describe
 
 if TYPE_CHECKING:
     from ..core.part_names import Reading
+    from ..source.index import Source
 
     Said = Callable[[], Quantization | None]
+    Elements = Callable[[str], tuple[int, ...] | None]
 
+_INTEGERS = {"int32": "<i", "int64": "<q"}
 # what codes are in only; integers of a byte may be anything
 _CODES = {*FLOAT8, "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"}
 
@@ -44,16 +51,20 @@ class _Group:
     keys: list[str] = field(default_factory=list)
 
 
-def describe_formats(specs: Mapping[str, Spec], said: Said = lambda: None) -> dict[str, Any]:
+def describe_formats(
+    specs: Mapping[str, Spec], said: Said = lambda: None, elements: Elements | None = None
+) -> dict[str, Any]:
     """`number_formats` and `plain` of an `InspectReport`; empty where no tensor holds codes.
 
-    `said` answers with what the configuration says, and is asked only if a tensor holds codes.
+    `said` answers with what the configuration says, and is asked only if a tensor holds codes;
+    `elements` with those of a small tensor, and is asked only where a configuration does not make
+    the reading certain.
     """
     # few specs stand for many tensors
     if not any(map(may_hold_codes, {id(spec): spec for spec in specs.values()}.values())):
         return {"number_formats": [], "plain": []}
     configured = said()
-    groups, used = _grouped(specs, codecs.part_names(), configured)
+    groups, used = _grouped(specs, codecs.part_names(), configured, elements)
     groups += _unexplained(specs, used)
     return {
         "number_formats": [_described(group, specs) for group in groups],
@@ -61,22 +72,38 @@ def describe_formats(specs: Mapping[str, Spec], said: Said = lambda: None) -> di
     }
 
 
+def read_elements(source: Source, key: str) -> tuple[int, ...] | None:
+    """The integers in a small tensor; None for another one."""
+    at = source.index.tensors[key]
+    form = _INTEGERS.get(at.spec.dtype)
+    if form is None or at.spec.nbytes > MOST_PLANNED:
+        return None
+    from .checks import read_content
+
+    content = read_content(stored_tensor(key, at), source)
+    return tuple(one for (one,) in struct.iter_unpack(form, content))
+
+
 def contradictions(
-    specs: Mapping[str, Spec], said: Quantization
+    specs: Mapping[str, Spec], said: Quantization, elements: Elements | None = None
 ) -> list[tuple[Scheme | None, str, int]]:
     """What the configuration says of groups of tensors that are something else: (its scheme, None
     for plain modules; a sentence about the first, with both readings; how many there are).
     """
-    groups, _ = _grouped(specs, codecs.part_names(), said)
+    groups, _ = _grouped(specs, codecs.part_names(), said, elements)
     return [(g.said, g.contradiction, len(g.keys)) for g in groups if g.contradiction is not None]
 
 
 def _grouped(
-    specs: Mapping[str, Spec], table: PartNames, said: Quantization | None
+    specs: Mapping[str, Spec],
+    table: PartNames,
+    said: Quantization | None,
+    elements: Elements | None = None,
 ) -> tuple[list[_Group], set[str]]:
     """The groups of tensors with parts of known names, and the keys of all of these."""
     groups: dict[Any, _Group] = {}
     known: dict[Any, tuple[Sequence[Reading], Any]] = {}
+    sized: dict[Any, Sequence[Reading]] = {}
     used: set[str] = set()
     for key, spec in specs.items():
         if not may_hold_codes(spec) or key in used:
@@ -108,10 +135,30 @@ def _grouped(
         group = groups.get((identity, scheme))
         if group is None:
             group = groups[identity, scheme] = _group(readings, dict(near), module, scheme, said)
-            group.problem = None if readings else _lacking(first, near, table)
+            group.problem = (
+                codecs.why_undecodable(readings[0].format)
+                if readings
+                else _lacking(first, near, table)
+            )
+        # a configuration that agrees with the one reading there is says all that is needed
+        certain = len(group.readings) == 1 and group.said is not None and not group.contradiction
+        if elements is not None and first in table.sized and not certain:
+            parts = [end for end in table.sized[first] if end in near]
+            keys = {end: key_of_part(stem, end) + rank_text for end in parts}
+            shape = {end: s for end, key in keys.items() if (s := elements(key)) is not None}
+            asked = (first, tuple(near.items()), tuple(shape.items()))
+            if asked not in sized:
+                sized[asked] = table.read(first, near, shape)
+            readings = sized[asked]
+            identity = tuple(map(_identity, readings)) or asked
+            group = groups.get((identity, scheme))
+            if group is None:
+                group = _group(readings, dict(near), module, scheme, said)
+                groups[identity, scheme] = group
+                group.problem = None if readings else _misfit(shape)
         group.stems.append(module)
         group.keys.append(key)
-    return _merged(list(groups.values())), used
+    return _merged([group for group in groups.values() if group.keys]), used
 
 
 def _group(
@@ -219,6 +266,11 @@ def _lacking(first: str, near: Mapping[str, Spec], table: PartNames) -> str:
         return "dtypes and shapes of these parts are those of no known format"
     ends = [end.lstrip("._") for end, decodes in table.partners(first).items() if decodes]
     return f"the other parts are missing: {' or '.join(ends)}"
+
+
+def _misfit(elements: Mapping[str, tuple[int, ...]]) -> str:
+    said = " and ".join(f"{end.lstrip('._')} says {list(n)}" for end, n in elements.items())
+    return f"{said}, which is the shape of no known format with these parts"
 
 
 def _unexplained(specs: Mapping[str, Spec], used: set[str]) -> list[_Group]:

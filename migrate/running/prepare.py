@@ -275,9 +275,12 @@ def _plan(
     report.check()
     if path_state.changes or composition.losses:
         from .configured import check_configuration
+        from .number_formats import read_elements
 
-        steps = migration_path.steps
-        check_configuration(index, side_reader(source), steps, path_state, outputs, report)
+        steps, elements = migration_path.steps, partial(read_elements, source)
+        check_configuration(
+            index, side_reader(source), steps, path_state, outputs, elements, report
+        )
         report.check()
     known = zip(migration_path.entries, path_state.remembered, strict=True)
     entries = [

@@ -7,8 +7,10 @@ from kit_layouts import goldens
 
 from migrate import codecs
 from migrate.codecs import _formats
+from migrate.core.errors import OpError
 from migrate.core.part_names import Convention, Endings, Length, PartNames, key_of_part, stored_part
 from migrate.core.spec import spec
+from migrate.ops.dequantize import codec_called
 from migrate.running.number_formats import describe_formats
 
 # what a library wrote of a weight of few rows, and what it is: format, arguments that shapes tell
@@ -352,3 +354,10 @@ def test_the_headers_of_all_golden_files_are_read_as_what_they_are():
             cases += 1
     assert read_as == {kind: {codec} for kind, codec in GOLDEN.items()}
     assert cases > 190
+
+
+def test_a_format_that_nothing_decodes_is_refused_with_the_reason():
+    with pytest.raises(OpError) as caught:
+        codec_called("tinygemm")
+    assert caught.value.code == "M308"
+    assert str(caught.value).startswith("tinygemm cannot be decoded: codes lie as the kernel")

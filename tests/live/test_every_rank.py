@@ -137,7 +137,7 @@ def infer(op: Op, args: Any, specs: list[Spec]) -> list[Spec]:
 
 def settled(op: Op, args: Any, roles: tuple[str, ...], specs: Any, arrays: Any) -> Any:
     """The arguments for the parts that are there, or that are made."""
-    if not (isinstance(op, ValueOp) and op.settles(args)):
+    if not (isinstance(op, ValueOp) and op.settles(args, op.roles(args.codec))):
         return args
     if op.kind == "part":
         return op.settle(args, op.makes(args, specs[0]), specs, {})
@@ -240,7 +240,7 @@ def made_of(
     if op.kind == "part":
         assert isinstance(op, ValueOp)
         out = op.roles(written.get("codec", ""))
-        if op.settles(arguments(op, written)):
+        if op.settles(args := arguments(op, written), op.roles(args.codec)):
             out = op.makes(arguments(op, written), given[0][0])
     return Case(
         ((op.name, written),),

@@ -270,6 +270,20 @@ NAMED = {
     "cache": ({"a.k_proj.weight": (CODES, (8, 16)), "a.k_proj.weight_scale": ("float32", ()),
                "a.k_proj.k_scale": ("float32", ())},
               "a.{w}.{s:weight|weight_scale}", "b.{w}.{s}", "its k_scale a.k_proj.k_scale stays"),
+    "cache of an attention": ({"a.v_proj.weight": (CODES, (8, 16)),
+                               "a.v_proj.weight_scale": ("float32", ()),
+                               "a.v_scale": ("float32", (1,))},
+                              "a.{w}.{s:weight|weight_scale}", "b.{w}.{s}",
+                              "its v_scale a.v_scale stays"),
+    "cache, vLLM": ({"a.qkv_proj.weight_packed": (U8, (8, 16)),
+                     "a.qkv_proj.weight_scale": (U8, (8, 1)), "a.attn.k_scale": ("float32", ())},
+                    "a.{w}.{s:weight_packed|weight_scale}", "b.{w}.{s}",
+                    "its k_scale a.attn.k_scale stays"),
+    "ModelOpt, stacked": ({"a.up": (U8, (2, 8, 16)), "a.up_weight_scale": (CODES, (2, 8, 2)),
+                           "a.up_weight_scale_2": ("float32", (2,)),
+                           "a.up_input_scale": ("float32", ())},
+                          "a.{w:up|up_weight_scale}", "b.{w}",
+                          "its global a.up_weight_scale_2 stays"),
 }  # fmt: skip
 
 
@@ -319,6 +333,17 @@ def test_what_stays_beside_decoded_weights_is_a_note(engine, name, says):
     else:
         assert found[0].startswith(f"`{name}` stays beside weights that are decoded (a.q.{name}): ")
         assert says in found[0]
+
+
+def test_what_an_attention_keeps_of_its_cache_may_stay_where_projections_are_fused(engine):
+    tensors = {
+        "a.k_proj.weight": (CODES, (8, 16)), "a.v_proj.weight": (CODES, (8, 16)),
+        "a.k_scale": ("float32", ()), "a.v_scale": ("float32", ()),
+    }  # fmt: skip
+    fuse = "from: '{p}.{w:k_proj|v_proj}.weight', to: '{p}.qkv.weight', via: [{concat: {over: w}}]"
+    assert set(composed(engine, engine.rules(fuse, keep=["{k...}"]), tensors)) == {
+        "a.qkv.weight", "a.k_scale", "a.v_scale",
+    }  # fmt: skip
 
 
 def test_what_travels_with_a_weight_that_is_dropped_is_left_behind(engine):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import struct
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ import migrate
 from migrate.cli import render
 from migrate.core.spec import spec
 from migrate.running.number_formats import describe_formats
+from migrate.source.quantization import read_quantization
 
 E4M3, BF16, F32, U8 = "float8_e4m3fn", "bfloat16", "float32", "uint8"
 HIDDEN = 4096
@@ -308,3 +312,149 @@ def test_a_checkpoint_that_transformers_wrote_is_as_its_configuration_says():
     assert group.configured == said
     assert group.contradiction is None
     assert [(p.dtype, p.count) for p in report.plain] == [("bfloat16", 3)]
+
+
+def quantization(bits, group):
+    weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": group}
+    return {
+        "quant_method": "compressed-tensors", "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }  # fmt: skip
+
+
+def packed(tmp_path, shape, words=(32, 64), groups=(32, 4), config=None):
+    """A matrix in words, with the shape of its numbers beside it."""
+    folder = tmp_path / "m"
+    folder.mkdir()
+    tensors = {
+        "a.q.weight_packed": ("I32", list(words)),
+        "a.q.weight_scale": ("BF16", list(groups)),
+        "a.q.weight_shape": ("I64", [len(shape)]),
+    }
+    header, data = {}, b""
+    for key, (dtype, lengths) in tensors.items():
+        size = prod(lengths) * {"I32": 4, "BF16": 2, "I64": 8}[dtype]
+        header[key] = {
+            "dtype": dtype, "shape": lengths, "data_offsets": [len(data), len(data) + size],
+        }  # fmt: skip
+        said = struct.pack(f"<{len(shape)}q", *shape)
+        data += said if key.endswith("shape") else bytes(size)
+    raw = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + data)
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("shape", "words", "groups", "arguments"),
+    [
+        ((32, 512), (32, 64), (32, 4), {"bits": 4, "group": 128}),
+        ((32, 256), (32, 64), (32, 4), {"bits": 8, "group": 64}),
+        ((32, 512), (32, 48), (32, 4), {"bits": 3, "group": 128}),
+        ((32, 512), (32, 52), (32, 4), {"bits": 3, "form": "words", "group": 128}),
+        ((32, 1024), (32, 64), (32, 8), {"bits": 2, "group": 128}),
+    ],
+)
+def test_the_stored_shape_says_how_many_bits_a_code_has(tmp_path, shape, words, groups, arguments):
+    (group,) = migrate.inspect(packed(tmp_path, shape, words, groups)).number_formats
+    assert [(r.format, dict(r.arguments)) for r in group.readings] == [("int-pack", arguments)]
+    assert group.decides == ()
+
+
+@pytest.mark.parametrize("shape", [(32, 500_000), (31, 512), (32, -512)])
+def test_a_stored_shape_that_no_reading_has_is_said(tmp_path, shape):
+    (group,) = migrate.inspect(packed(tmp_path, shape)).number_formats
+    assert group.readings == ()
+    assert group.problem == (
+        f"weight_shape says {list(shape)}, which is the shape of no known format with these parts"
+    )
+
+
+@pytest.mark.parametrize(("bits", "group", "agrees"), [(3, 128, True), (4, 128, False)])
+def test_the_stored_shape_is_compared_with_the_configuration(tmp_path, bits, group, agrees):
+    # of 52 words the header alone would make 520 columns, and groups of 130
+    folder = packed(tmp_path, (32, 512), (32, 52), (32, 4), quantization(bits, group))
+    (found,) = migrate.inspect(folder).number_formats
+    assert dict(found.readings[0].arguments) == {"bits": 3, "form": "words", "group": 128}
+    assert (found.contradiction is None) is agrees
+
+
+def test_tensors_alike_whose_stored_shapes_differ_are_two_groups(tmp_path):
+    specs = {
+        f"{m}.{name}": spec(*found)
+        for m in "abc"
+        for name, found in {
+            "weight_packed": ("int32", (32, 64)), "weight_scale": (BF16, (32, 4)),
+            "weight_shape": ("int64", (2,)),
+        }.items()
+    }  # fmt: skip
+    shapes = {"a.weight_shape": (32, 512), "b.weight_shape": (32, 256), "c.weight_shape": (32, 512)}
+    found = describe_formats(specs, elements=shapes.get)["number_formats"]
+    assert [(g["names"], g["readings"][0]["arguments"]) for g in found] == [
+        (["a", "c"], {"bits": 4, "group": 128}),
+        (["b"], {"bits": 8, "group": 64}),
+    ]
+
+
+def test_what_the_configuration_says_of_one_reading_is_not_read(tmp_path):
+    def refuse(key):
+        raise AssertionError(key)
+
+    specs = {
+        "a.weight_packed": spec("int32", (64, 64)), "a.weight_scale": spec(BF16, (64, 4)),
+        "a.weight_shape": spec("int64", (2,)),
+    }  # fmt: skip
+    config = {"quantization_config": quantization(4, 128)}
+    said = read_quantization({"config.json": config}.get)
+    (group,) = describe_formats(specs, lambda: said, refuse)["number_formats"]
+    assert [r["arguments"] for r in group["readings"]] == [{"bits": 4, "group": 128}]
+
+
+def test_tinygemm_is_named_with_the_reason_why_nothing_decodes_it(tmp_path):
+    tensors = {
+        "a.q._weight_qdata": ("int32", (512, 32, 32, 4)),
+        "a.q._weight_scale_and_zero": (BF16, (32, 4096, 2)),
+    }
+    lines = text(write_headers(tmp_path / "m", tensors))
+    assert lines[0] == "numbers  q   tinygemm (torchao)"
+    assert lines[-1].startswith("           is not decoded: codes lie as the kernel of one device")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "format", "producer"),
+    [
+        (
+            {
+                "m.experts.down_proj": (U8, (8, 64, 32)),
+                "m.experts.down_proj_weight_scale": (E4M3, (8, 64, 4)),
+                "m.experts.down_proj_weight_scale_2": (F32, (8,)),
+                "m.experts.down_proj_input_scale": (F32, ()),
+            },
+            "nvfp4",
+            "ModelOpt, stacked experts",
+        ),
+        (
+            {
+                "m.experts.down_proj": (U8, (8, 32, 96)),
+                "m.experts.down_proj_weight_scale": (E4M3, (8, 4, 96)),
+                "m.experts.down_proj_weight_scale_2": (F32, ()),
+            },
+            "nvfp4",
+            "ModelOpt, stacked experts with groups along rows",
+        ),
+        (
+            {
+                "m.experts.down_proj": (E4M3, (8, 64, 64)),
+                "m.experts.down_proj_weight_scale": (F32, ()),
+                "m.experts.down_proj_input_scale": (F32, ()),
+            },
+            "fp8",
+            "ModelOpt, stacked experts",
+        ),
+    ],
+)
+def test_stacked_experts_of_modelopt_are_named(tensors, format, producer):
+    (group,) = formats(tensors)["number_formats"]
+    assert [(r["format"], r["producer"]) for r in group["readings"]] == [(format, producer)]
+    assert len(group["parts"]) == len(tensors)
