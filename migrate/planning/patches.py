@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from ..rules.arguments import is_choice
+
 # of what a stamp holds; deeper, and Python's recursion ends before the document does
 DEEPEST = 80
 Path = tuple[str, ...]
@@ -74,11 +76,14 @@ def _ordered(before: Any, after: Any) -> Any:
 
 
 def fill_patch(patch: Any, params: Mapping[str, Any], names: re.Pattern[str]) -> Any:
-    """The patch with each text that is wholly `$param` replaced by its value; a name or item whose
-    param is unset is left out.
+    """The patch with each text that is wholly `$param` replaced by its value, and each choice of a
+    list by what it chooses; a name or item whose param is unset is left out.
     """
     if isinstance(patch, str) and (match := names.fullmatch(patch)):
         return params.get(match[1], ABSENT)
+    if is_choice(patch):
+        ((name, wanted),) = patch.items()
+        return params[name[1:]].choose(wanted)
     if isinstance(patch, Mapping):
         filled = {name: fill_patch(value, params, names) for name, value in patch.items()}
         return {name: value for name, value in filled.items() if value is not ABSENT}
@@ -97,7 +102,7 @@ def leaves_of_patch(patch: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:
         for one in patch:
             yield from leaves_of_patch(one)
         return
-    if not isinstance(patch, Mapping):
+    if not isinstance(patch, Mapping) or is_choice(patch):
         yield at, patch
         return
     for name, value in patch.items():

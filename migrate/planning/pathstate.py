@@ -22,7 +22,7 @@ from ..extra_state.record import how_to_leave
 from ..ops.base import OneWay
 from ..ops.base import step as call_of
 from ..rules import params as parameters
-from ..rules.arguments import PARAM
+from ..rules.arguments import PARAM, is_choice
 from ..rules.compiled import (
     CompiledCall,
     CompiledRule,
@@ -662,7 +662,7 @@ def _patched(patch: Any, keys: Sequence[str]) -> bool:
     if isinstance(patch, (list, tuple)):
         return any(_patched(one, keys) for one in patch)
     for key in keys:
-        if not isinstance(patch, Mapping):
+        if not isinstance(patch, Mapping) or is_choice(patch):
             return True
         if key not in patch:
             return False

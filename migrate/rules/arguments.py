@@ -30,12 +30,21 @@ from ..source import yaml
 PARAM = re.compile(r"\$([A-Za-z_]\w*)", re.ASCII)
 # what patches of side files take beside params: lists that the plan makes of its own outputs
 PLAIN_MODULES, ENCODED_MODULES = MODULE_LISTS = ("plain_modules", "encoded_modules")
+# what the second of them may be narrowed by, beside arguments of the codec
+CODEC = "codec"
 # what the roles of a rule are called where a capture can stand
 ROLE = "role"
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _RADIX = re.compile(r"0o[0-7]+|0x[0-9A-Fa-f]+")
 # integers of at most this size are one number to every reader of JSON
 MOST = 2**53 - 1
+
+
+def is_choice(patch: Any) -> bool:
+    """Whether a value of a patch is `{$encoded_modules: {codec: …}}`: those of the list that are
+    stored like this.
+    """
+    return isinstance(patch, Mapping) and len(patch) == 1 and f"${ENCODED_MODULES}" in patch
 
 
 def seen(value: Any) -> Any:

@@ -20,7 +20,15 @@ from ..core.errors import PatternError, Report, did_you_mean, listed, printable
 from ..core.keys import parse
 from ..source import yaml
 from . import arguments, examples, steps
-from .arguments import MODULE_LISTS, MOST, PARAM, whole_number
+from .arguments import (
+    CODEC,
+    ENCODED_MODULES,
+    MODULE_LISTS,
+    MOST,
+    PARAM,
+    is_choice,
+    whole_number,
+)
 from .conditions import written
 from .fields import (
     COUNT,
@@ -211,6 +219,16 @@ def _problems(loaded: LoadedFile) -> Iterator[Problem]:
                 key=True,
             )
         yield from (problem.below("params", name) for problem in _param(param))
+    for field, patches in (("files", file.files), ("files_back", file.files_back)):
+        for path, choice in (found for patch in patches.items() for found in _choices(*patch)):
+            if not _chooses(choice):
+                yield Problem(
+                    "M114",
+                    f"`${ENCODED_MODULES}` is narrowed by an object with the name of a codec or "
+                    "several, and arguments of it",
+                    f"write `${ENCODED_MODULES}: {{codec: nvfp4}}`",
+                    at=(field, *path),
+                )
     for number, rule in enumerate(file.rules):
         yield from (problem.below("rules", number) for problem in _rule(rule))
         if rule.where and file.params:
@@ -453,6 +471,32 @@ def used_params(loaded: LoadedFile) -> Iterator[tuple[_Path, str]]:
     for field, patches in (("files", file.files), ("files_back", file.files_back)):
         for name, patch in patches.items():
             yield from (((field, name, *path), found) for path, found in _references(patch))
+
+
+def _choices(name: Any, patch: Any) -> Iterator[tuple[_Path, Any]]:
+    """(path, what is asked) of each choice of a list in the patch called `name`."""
+    if is_choice(patch):
+        yield (name,), patch[f"${ENCODED_MODULES}"]
+        return
+    below: Any = (
+        patch.items()
+        if isinstance(patch, Mapping)
+        else enumerate(patch)
+        if isinstance(patch, (list, tuple))
+        else ()
+    )
+    for key, value in below:
+        yield from (((name, *path), wanted) for path, wanted in _choices(key, value))
+
+
+def _chooses(wanted: Any) -> bool:
+    if not isinstance(wanted, Mapping) or CODEC not in wanted:
+        return False
+    values = [v if isinstance(v, (list, tuple)) else [v] for v in wanted.values()]
+    return all(
+        one and not any(isinstance(v, (Mapping, list, tuple)) or v is None for v in one)
+        for one in values
+    )
 
 
 def _names(value: Any) -> list[str]:

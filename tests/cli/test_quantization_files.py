@@ -90,6 +90,73 @@ def test_patches_take_the_modules_that_stayed_plain_and_those_that_are_encoded(
     }
 
 
+# modules in three formats, one of which two arguments tell apart
+FORMATS: dict[str, tuple[str, list[int]]] = {
+    "old.weight": ("BF16", [4, 4]),
+    "a.weight": ("F8_E4M3", [64, 64]),
+    "a.weight_scale": ("F32", [64, 1]),
+    "b.weight": ("F8_E4M3", [64, 64]),
+    "b.weight_scale": ("F32", []),
+    "c.weight_packed": ("U8", [64, 32]),
+    "c.weight_scale": ("F8_E4M3", [64, 4]),
+    "c.weight_global_scale": ("F32", [1]),
+    "d.weight_packed": ("I32", [64, 8]),
+    "d.weight_scale": ("BF16", [64, 2]),
+    "d.weight_zero_point": ("I32", [8, 2]),
+    "d.weight_shape": ("I64", [2]),
+}
+
+
+def chosen(tmp_path: Path, text: str) -> Any:
+    source = folder(tmp_path / "old", FORMATS, config=CONFIG)
+    file = rules(tmp_path, f"files: {{config.json: {{quantization_config: {text}}}}}\n" + HEAD)
+    new = round_trip(source, tmp_path, "--rules", file)
+    return side(new)["quantization_config"]["config_groups"]
+
+
+def test_patches_take_the_modules_of_each_format(tmp_path: Path) -> None:
+    groups = "{group_%s: {targets: {$encoded_modules: {codec: %s}}}}"
+    many = ", ".join(
+        groups[1:-1] % (n, said)
+        for n, said in enumerate(
+            ("fp8", "fp8, granularity: channel", "[nvfp4, int-pack]", "int-pack, bits: 4", "mxfp4")
+        )
+    )
+    assert chosen(tmp_path, f"{{config_groups: {{{many}}}}}") == {
+        "group_0": {"targets": ["a", "b"]},
+        "group_1": {"targets": ["a"]},
+        "group_2": {"targets": ["c", "d"]},
+        "group_3": {"targets": ["d"]},
+        "group_4": {"targets": []},
+    }
+
+
+def test_modules_that_the_rule_encodes_are_of_the_format_that_it_says(tmp_path: Path) -> None:
+    source = folder(tmp_path / "old", {**FORMATS, "e.weight": ("BF16", [4, 4])}, config={})
+    file = rules(
+        tmp_path,
+        "files: {config.json: {quantization_config: "
+        "{blocks: {$encoded_modules: {codec: fp8-block, like: hf}}, "
+        "none: {$encoded_modules: {codec: fp8-block, like: deepseek}}}}}\n"
+        'keep: ["{k...}"]\nrules: [{name: m, from: "{m:e|old}.weight", '
+        'to: {weight: "{m}.weight", scale: "{m}.weight_scale_inv"}, '
+        "via: [{quantize: {codec: fp8-block, like: hf}}]}]\n",
+    )
+    done("apply", source, "-o", tmp_path / "new", "--rules", file, "--allow", "lossy")
+    written = side(tmp_path / "new")["quantization_config"]
+    assert (written["blocks"], written["none"]) == (["e", "old"], [])
+
+
+def test_a_module_of_which_the_format_is_not_certain_is_named(tmp_path: Path) -> None:
+    unsure = {k: s for k, s in FORMATS.items() if k != "d.weight_zero_point"}
+    source = folder(tmp_path / "old", unsure, config=CONFIG)
+    said = "{x: {$encoded_modules: {codec: int-pack, bits: %s}}}"
+    file = rules(tmp_path, f"files: {{config.json: {{quantization_config: {said % 8}}}}}\n" + HEAD)
+    found = refusal("plan", source, "--rules", file, exit=3)
+    assert found["code"] == "M513"
+    assert found["message"].startswith("d may be int-pack, bits 4, group 32 or int-pack, bits 8")
+
+
 def test_patches_in_order_replace_what_one_would_merge_into(tmp_path: Path) -> None:
     source = folder(tmp_path / "old", MIXED, config=CONFIG)
     file = rules(
@@ -178,6 +245,21 @@ def test_a_stamp_with_a_text_that_is_no_object_is_refused_by_the_name_of_the_fil
         ("files: {config.json: [{a: 1}, null]}\n", "M106", "a mapping is expected"),
         ("files_back: {config.json: {a: $n}}\n", "M112", "`$n` is not a param"),
         ("params: {n: {type: int, modules: true}}\n", "M114", "`modules` is for lists of text"),
+        *[
+            (
+                f"files_back: {{config.json: [{{a: {{$encoded_modules: {said}}}}}]}}\n",
+                "M114",
+                "`$encoded_modules` is narrowed by an object with the name of a codec",
+            )
+            for said in (
+                "nvfp4",
+                "{}",
+                "{bits: 4}",
+                "{codec: null}",
+                "{codec: []}",
+                "{codec: {not: fp8}}",
+            )
+        ],
     ],
 )
 def test_what_a_patch_may_not_say(tmp_path: Path, text: str, code: str, words: str) -> None:
