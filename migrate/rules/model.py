@@ -712,8 +712,11 @@ class RuleFile(Model):
 
 # The hash is over the parsed rules, not the bytes: a comment, a formatter, a moved file or a better
 # title must not make every checkpoint look as if it had been migrated by something else. What is
-# left out is prose and tests; what is written as its default counts as not written.
+# left out is prose and tests; what is written as its default counts as not written. So
+# is `files_back`: with a stamp it does nothing, so it can be added to rules that were applied.
 _PROSE = {"title", "why", "tests", "requires"}
+# what a rule file does where there is no stamp
+_WITHOUT_STAMP = {"files_back"}
 
 
 def semantic_hash(file: RuleFile) -> str:
@@ -765,7 +768,8 @@ def _fields(value: BaseModel) -> dict[str, Any]:
     return {
         word: meaning(item)
         for word, (item, field) in written.items()
-        if word not in _PROSE and item != field.get_default(call_default_factory=True)
+        if word not in _PROSE | _WITHOUT_STAMP
+        and item != field.get_default(call_default_factory=True)
     }
 
 

@@ -325,6 +325,42 @@ def test_each_state_is_told_from_the_others(tmp_path: Path) -> None:
     assert layouts_of(tmp_path / "plain") == {"deepseek-v3@bf16", "hf-deepseek-v3@v4"}
 
 
+def test_a_model_that_was_trained_in_bfloat16_is_encoded_with_its_configuration(
+    tmp_path: Path,
+) -> None:
+    done("apply", HUB, "-o", tmp_path / "plain", "--to", "deepseek-v3@bf16", "--allow", "lossy")
+    (tmp_path / "plain" / "migrate.history.json").unlink()
+    said = json.loads((HUB / "config.json").read_text())["quantization_config"]
+    done(
+        "apply", tmp_path / "plain", "-o", tmp_path / "coded", "--to", "deepseek-v3@fp8",
+        "--set", f"block={json.dumps(said['weight_block_size'])}", "--allow", "lossy",
+    )  # fmt: skip
+    written = json.loads((tmp_path / "coded" / "config.json").read_text())["quantization_config"]
+    plain = written.pop("modules_to_not_convert")
+    assert written == {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": said["weight_block_size"],
+    }
+    coded = load_file(tmp_path / "coded" / "model.safetensors")
+    assert set(plain) == {
+        key.removesuffix(".weight")
+        for key, tensor in coded.items()
+        if tensor.ndim > 1 and tensor.dtype != FP8 and key.endswith(".weight")
+    }
+    assert "lm_head" in plain
+    again = done("plan", tmp_path / "coded", "--to", "deepseek-v3@bf16", "--allow", "lossy")
+    assert "M315" not in again.err + again.out
+    assert "M519" not in again.err + again.out
+
+
+def test_latest_never_changes_numbers(tmp_path: Path) -> None:
+    answer = done("apply", HUB, "-o", tmp_path / "new", "--to", "latest")
+    steps = json.loads((tmp_path / "new" / "migrate.history.json").read_text())["applied"]
+    assert [step["lineage"] for step in steps] == ["hf-deepseek-v3"], answer.out
+
+
 def test_deepseek_v3_2_is_not_taken_for_v3(tmp_path: Path) -> None:
     tensors = load_file(HUB / "model.safetensors")
     tensors["model.layers.0.self_attn.indexer.wk.weight"] = torch.zeros(2, 2)

@@ -71,3 +71,9 @@ def test_the_order_of_rules_means_nothing() -> None:
 def test_what_means_something_else_has_another_hash(old: str, new: str) -> None:
     assert old in TEXT
     assert hashed(TEXT.replace(old, new)) != hashed(TEXT)
+
+
+def test_what_is_done_where_no_stamp_is_may_be_added_to_rules_that_were_applied() -> None:
+    files = "files: {c.json: {a: null}}\n"
+    assert hashed(TEXT + files) != hashed(TEXT)
+    assert hashed(TEXT + files + "files_back: {c.json: {a: 1}}\n") == hashed(TEXT + files)
