@@ -513,6 +513,9 @@ def _check_roles_of(
     odd = [str(r) for r in there if r not in roles]
     missing = [r for r in least if r not in there]
     if odd or missing:
+        # those that would only be dropped need not be named
+        spare = op.unused(codec) if codec and roles else ()
+        roles = tuple(r for r in roles if r not in spare)
         report.add(
             "M203",
             f"{step.op} {verb} the roles {', '.join(roles)}; `{side}` has "
