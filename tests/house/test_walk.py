@@ -22,7 +22,8 @@ import walk
 BARS = {
     # each tensor of the graph is made from the index in one place, `planning/stored.py`
     # a run into files is a sum of steps, which several processes take one by one: 7 functions
-    "apply": (54, 465),
+    # threads share an object that outlives them, and chance adds one or two of a thread that helps
+    "apply": (54, 467),
     "plan": (47, 370),
     "rules": (9, 59),
     # which of two threads gets a tile is chance, and one that helps enters a function or two more
