@@ -49,15 +49,12 @@ def _fp8(
 
 def _torchao(form: str, codes: str, scale: str, **more: Any) -> list[tuple[str, Convention]]:
     """A format of torchao, in safetensors and as an object in a pickle."""
-    globals_ = {"nvfp4": "float32 [] | [*, 1, 1]"}
     out = []
     for prefix, names in (
-        ("{w}._weight_", ("qdata", "scale", "per_tensor_scale")),
-        ("{w}.", ("qdata", "scale", "per_tensor_scale")),
+        ("{w}._weight_", ("qdata", "scale")),
+        ("{w}.", ("qdata", "scale")),
     ):
         parts = {"weight": f"{prefix}{names[0]} {codes}", "scale": f"{prefix}{names[1]} {scale}"}
-        if form in globals_:
-            parts["global"] = f"{prefix}{names[2]}? {globals_[form]}"
         out.append((form, Convention("torchao", parts, **more)))
     return out
 
@@ -155,39 +152,6 @@ _MXFP4 = (
         )
         for codes in (f"{_PACKED_8} [*, N, K/2]", "float4_e2m1fn [*, N, K]")
         for scale in ("scale", "weight_scale_inv")
-    ),
-)
-_NVFP4 = (
-    Convention(
-        "ModelOpt",
-        {
-            "weight": "{w}.weight uint8 [*, N, K/2]",
-            "scale": "{w}.weight_scale float8_e4m3fn [*, N, K/16]",
-            "global": "{w}.weight_scale_2 float32 [*] | [*, 1]",
-        },
-        beside=ACTIVATIONS,
-        arguments={"form": "modelopt"},
-    ),
-    Convention(
-        "compressed-tensors",
-        {
-            "weight": "{w}.weight_packed uint8 [*, N, K/2]",
-            "scale": "{w}.weight_scale float8_e4m3fn [*, N, K/16]",
-            "global": "{w}.weight_global_scale float32 [*, 1] | [*]",
-        },
-        beside=ACTIVATIONS,
-        arguments={"form": "compressed-tensors"},
-    ),
-    Convention(
-        "Transformer Engine",
-        {
-            "weight": "{w}._rowwise_data uint8 [N, K/2]",
-            "scale": "{w}._rowwise_scale_inv uint8 [N:128, K/16:4]",
-            "global": "{w}._amax_rowwise float32",
-        },
-        beside={**_COLUMNWISE, "columnwise_amax": "{w}._amax_columnwise"},
-        arguments={"form": "te"},
-        either={"swizzled": (False, True)},
     ),
 )
 # as unpacked experts, but in one tensor, whose name is not `weight`
@@ -365,14 +329,7 @@ FORMATS: tuple[tuple[str, Convention], ...] = (
         "uint8|float8_e8m0fnu [*, 32*N/128, 16*K/128]",
         arguments={"swizzled": True},
     ),
-    *(("nvfp4", convention) for convention in (*_NVFP4, *_STACKED_NVFP4)),
-    *_torchao("nvfp4", "uint8 [*, N, K/2]", "float8_e4m3fn [*, N, K/16]"),
-    *_torchao(
-        "nvfp4",
-        "uint8 [*, N, K/2]",
-        "float8_e4m3fn [*, 32*N/128, 16*K/64]",
-        arguments={"swizzled": True},
-    ),
+    *(("nvfp4", convention) for convention in _STACKED_NVFP4),
     *(("int-pack", convention) for convention in _INT_PACK),
     *(("int8", convention) for convention in _INT8),
     *_torchao("int8", "int8 [*, N, K]", "wide [*, N, 1] | [*, N]", arguments=_CHANNEL),

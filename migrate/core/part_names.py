@@ -46,6 +46,11 @@ ACTIVATIONS = {
 # what an attention keeps beside its projections, and a name that it may keep them under
 _OF_ATTENTION = ("k_scale", "v_scale", "attn.k_scale", "attn.v_scale")
 _PROJECTIONS = ("k_proj", "v_proj", "qkv_proj")
+# Transformer Engine's second copy for the other direction of a product
+COLUMNWISE = {
+    "columnwise_data": "{w}._columnwise_data",
+    "columnwise_scale": "{w}._columnwise_scale_inv",
+}
 # roles of these that mean something beside plain weights too: those of the KV cache
 OF_CACHES = ("k_scale", "v_scale")
 _SEVERAL = {"wide": WIDE, "float8": FLOAT8}

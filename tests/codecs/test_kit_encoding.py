@@ -68,6 +68,7 @@ RULES: dict[str, ScaleRule] = {
     "ao_nvfp4_two_level": ScaleRule("nvfp4", "torchao"),
     "ao_nvfp4_two_level_swizzled": ScaleRule("nvfp4", "torchao"),
     "ao_nvfp4_single_level": ScaleRule("nvfp4", "torchao"),
+    "te_nvfp4_1x16": ScaleRule("nvfp4", "te"),
     "ct_int8_channel": ScaleRule("integer", CT),
     "modelopt_int8_wo": ScaleRule("integer", "modelopt"),
     "ao_int8_row": ScaleRule("integer", "torchao"),

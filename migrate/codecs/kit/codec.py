@@ -81,8 +81,8 @@ class LayoutCodec(Codec):
     def reference_rows(self, args: Any, specs: Sequence[Any]) -> int | None:
         extents = self._extents(args, specs)
         layout, axes = extents.layout, len(extents.shape)
-        # their rows are not rows of every part
-        turned = [grid.transposed or bool(grid.index) for grid in layout.grids()]
+        # their rows are not rows of every part, or lack those that pad it
+        turned = [g.transposed or bool(g.index) or g.padded[0] > 1 for g in layout.grids()]
         if isinstance(layout.codes, Packing):
             turned.append(layout.codes.transposed)
         if layout.flat or layout.shape is not None or axes < 2 or any(turned):

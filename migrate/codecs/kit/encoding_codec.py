@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...core.errors import OpError
 from ...core.spec import Spec
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class EncodingCodec(LayoutCodec):
     """Base of codecs that are layouts and encode: they add `rule` and an argument `non_finite`."""
 
-    follow = ("scale",)
+    follow: ClassVar[tuple[str, ...]] = ("scale",)
     # the reference has some float32 numbers for each entry of a grid, of groups of 16 and more
     reference_width = 4
 
@@ -116,8 +116,10 @@ class EncodingCodec(LayoutCodec):
         return [made.get(role) for role in self.parts]
 
     def reference_by_rows(self, args: Any, spec: Spec) -> bool:
-        # the blocks of a flat layout are not those of rows
-        return bool(spec.shape) and not self.encoding(args, spec).layout.flat
+        layout = self.encoding(args, spec).layout
+        # the blocks of a flat layout are not those of rows, and some rows have no padding
+        whole = layout.flat or any(grid.padded[0] > 1 for grid in layout.grids())
+        return bool(spec.shape) and not whole
 
     def reference_survey(
         self, args: Any, array: Any, spec: Spec, start: int, known: Any = None

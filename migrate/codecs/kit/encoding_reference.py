@@ -128,6 +128,9 @@ def reference_parts(
     low, high = np.zeros(grid, "f4"), np.zeros(grid, "f4")
     out = {role: np.zeros(part.shape, carrier(part.dtype)) for role, part in encoding.parts.items()}
     if not spec.numel:
+        if encoding.whole is not None:
+            role, nothing = encoding.whole.role, rule.whole(np.zeros(1, "f4"), spec.dtype)
+            out[role][...] = _stored(nothing, encoding.parts[role].dtype)[0]
         return out
     # words of one row side by side
     codes = out[layout.role].reshape((-1,) if layout.flat else (*raw.shape[:-1], -1))
@@ -182,7 +185,8 @@ def reference_parts(
     if not encoding.leading:
         entries = entries.reshape(-1)[:1]
     part = encoding.parts[encoding.grid.role]
-    entries = _stored(entries.reshape(encoding.entries), part.dtype)
+    held = encoding.grid.byte if part.dtype == "uint8" else part.dtype
+    entries = _stored(entries.reshape(encoding.entries), held)
     out[encoding.grid.role] = _grid(encoding, entries)
     if zero is not None and layout.zero is not None and layout.zero.packing is not None:
         half = 1 << (layout.elements.bits - 1)
@@ -348,7 +352,8 @@ def _stored(scales: Array, dtype: str) -> Array:
         # (-1)^s 2^(e - 7) (1 + m / 8), below the smallest exponent 2^-6 m / 8
         mantissa, exponent = np.frexp(scales.astype("f8"))
         normal = (exponent + 6) * 8 + (mantissa * 2 - 1) * 8
-        code = np.where(exponent + 6 > 0, normal, scales.astype("f8") * 512)
+        tiny = (exponent + 6 <= 0) | (scales == 0)
+        code = np.where(tiny, scales.astype("f8") * 512, normal)
         return np.where(nan, 0x7F, np.nan_to_num(code)).astype("u1")
     if dtype == "bfloat16":
         raw = scales.view("<u4") >> 16

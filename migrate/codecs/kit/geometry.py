@@ -423,6 +423,23 @@ def codes_shape(layout: NumberLayout, shape: Shape, dtype: str) -> Shape:
     return (*shape[:-2], *inner)
 
 
+def fitting_padding(
+    specs: Mapping[str, Spec], block: Side, choices: Sequence[Side]
+) -> tuple[int, int]:
+    """Of these multiples of rows and columns those to which the scale of codes of 4 bits is padded:
+    the first where none fits, or where it is not there.
+    """
+    codes, scale = specs.get("weight"), specs.get("scale")
+    if codes is not None and scale is not None and len(codes.shape) > 1:
+        rows, columns = codes.shape[-2], codes.shape[-1] * BITS[codes.dtype] // 4
+        entries = -(-rows // block[0]), -(-columns // block[1])
+        for choice in choices:
+            padded = tuple(-(-n // m) * m for n, m in zip(entries, choice, strict=True))
+            if scale.shape[-2:] == padded:
+                return choice
+    return choices[0]
+
+
 def _capacity(layout: NumberLayout, stored: Spec) -> Shape:
     """The largest shape of numbers whose codes are stored so."""
     codes, shape = layout.codes, stored.shape

@@ -12,6 +12,7 @@ numbers.
                                                  all rounded to the dtype of the numbers
     modelopt            fp8, int8                amax / largest; of blocks in the numbers' dtype
     torchao             fp8, int8                as this in the numbers' dtype; x / scale is not
+    te                  nvfp4                    the largest magnitude of all is stored, not a scale
     kimi                int4                     amax / 7 in the numbers' dtype
 
 The powers of two of MX formats are taken from exponent bits (`mx`), never from a logarithm. What
@@ -86,7 +87,7 @@ class ScaleRule:
         """Whether finite numbers can lie beyond the largest code."""
         return (
             (self.kind == "mx" and self.power in ("floor", "even"))
-            or (self.kind == "nvfp4" and self.like == "torchao")
+            or (self.kind == "nvfp4" and self.like in ("torchao", "te"))
             or (self.kind == "integer" and self.like in ("compressed-tensors", "torchao"))
         )
 
@@ -109,6 +110,8 @@ class ScaleRule:
         import numpy as np
 
         amax = np.asarray(amax, "f4")
+        if self.like == "te":
+            return amax
         with np.errstate(all="ignore"):
             if self.like == "compressed-tensors":
                 # torch divides a number of Python's by a tensor as a product with the reciprocal,
@@ -262,6 +265,13 @@ def _of_nvfp4(like: str, dtype: str, amax: Array, whole: Array | None) -> Scales
         if whole is None:
             return Scales(stored, f4(1) / stored, raw=raw)
         return Scales(stored, (f4(1) / whole) / stored, back=stored * whole, raw=raw)
+    if like == "te":
+        span, most = f4(SPAN), np.finfo("f4").max
+        encoding = np.where(whole == 0, f4(1), np.minimum(span / whole, most))
+        # a block may be so small that its scale is zero
+        raw, stored = nearest("float8_e4m3fn", amax * (encoding * f4(1 / 6)))
+        factor = np.minimum(f4(1) / (stored * (f4(1) / encoding)), most)
+        return Scales(stored, factor, back=stored * whole * f4(1 / SPAN), raw=raw)
     scale = np.where(amax == 0, f4(1), amax / (six * whole))
     raw, stored = nearest("float8_e4m3fn", np.maximum(scale, f4(2.0**-9)))
     back = stored * whole
