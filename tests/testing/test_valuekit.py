@@ -115,7 +115,7 @@ class NoDtype(Turn):
         (Careless, "writes into its inputs"),
         (Greedy, "of an input of shape"), (Grainless, "the grain is"),
         (Misled, "eager twin makes|of an input of shape"),
-        (Silent, "told of nothing"),
+        (Silent, "receives nothing"),
         (Chatty, "is lossless, yet tells"), (Irreversible, "does not bring back|goes on"),
         (Picky, "refuses small whole numbers"),
         (Stacked, "torch tensors give other bits"), (NoDtype, "takes none of the dtypes"),
