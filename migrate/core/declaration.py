@@ -49,6 +49,17 @@ Only: TypeAlias = Annotated[dict[str, list[Any]], Written("only")]
 CodecArgs: TypeAlias = Annotated[Any, Written("codec")]
 
 
+class NumberFormat(NamedTuple):
+    """A codec and what it is given, None where there is no codec of this name."""
+
+    codec: str
+    args: Any
+
+
+# a mapping with the name of a codec and its arguments
+Formatted: TypeAlias = Annotated[NumberFormat, Written("format")]
+
+
 def arg(
     doc: str,
     *,

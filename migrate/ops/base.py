@@ -11,9 +11,10 @@ Kinds
     make   1 -> 1   fill: reads nothing of its input but that it exists
     end    n -> 0   drop
     decide 1 -> n   extra_state: the tensor's bytes say how many, which is settled while planning
+    exchange n -> m recode: the tensors of some roles for those of others
 
 A `ValueOp` computes instead of moving: `cast`, `affine`, `dequantize`. It may be of any of the
-first three kinds.
+first three kinds, or exchange roles.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ..core.declaration import (
     CodecArgs,
     Dtype,
     Flag,
+    Formatted,
     Integer,
     Integers,
     Number,
@@ -277,6 +279,8 @@ class ValueOp(Op):
     # CPU and GPU give the same bits; where not, the op runs on the CPU unless a person asks for the
     # other, and declares `slack`
     same_bits: ClassVar[bool] = True
+    # False: it is computed by numpy wherever the run computes
+    on_device: ClassVar[bool] = True
 
     def trace(self, args: Any, views: Sequence[View], parts: int = 1) -> list[View]:
         raise NotImplementedError(f"{self.name} computes")
@@ -284,6 +288,28 @@ class ValueOp(Op):
     def roles(self, codec: str = "") -> tuple[str, ...]:
         """The roles that a join takes or a part makes, in order; empty: an op without roles."""
         return ()
+
+    def takes(self, args: Any) -> tuple[str, ...]:
+        """The roles that a join or an exchange takes, in order."""
+        return self.roles(getattr(args, "codec", ""))
+
+    def gives(self, args: Any) -> tuple[str, ...]:
+        """The roles that an exchange makes, in order."""
+        return ()
+
+    def inputs(self, args: Any) -> tuple[str, ...]:
+        """The roles that a settled exchange takes, in the order of its inputs."""
+        return self.takes(args)
+
+    def copied(self, args: Any, specs: Sequence[Spec], output: int) -> tuple[int, Any] | None:
+        """Of an exchange, which input an output copies, and what leads to its places; None where it
+        is computed.
+        """
+        return None
+
+    def moved(self, of: View, moves: Any, dtype: str) -> View:
+        """The view of an input, to be stored as `dtype`, in the places that `moves` lead to."""
+        raise NotImplementedError
 
     def may_lack(self, codec: str) -> tuple[str, ...]:
         """Those of the roles that a tensor can be without."""
@@ -503,6 +529,7 @@ __all__ = [
     "Decided",
     "Dtype",
     "Flag",
+    "Formatted",
     "Integer",
     "Integers",
     "Loss",

@@ -415,7 +415,7 @@ def _run_rule(
 def _check_refused(reader: Reader, report: Report) -> None:
     """M207 where a rule takes some members of a group and others are refused, so would lack."""
     rule = reader.rule
-    joined = {step.capture or ROLE for step in rule.steps if step.op.kind == "join"}
+    joined = {step.capture or ROLE for step in rule.steps if step.op.kind in ("join", "exchange")}
     if not joined:
         return
     at = [i for i, name in enumerate(reader.names) if name not in joined]
@@ -474,7 +474,9 @@ def _check_roles(reader: Reader, report: Report) -> set[str]:
                 expected.append(side.pattern.text)
         # numbers are computed of all parts or not at all, so `optional` would be another error
         decoded = any(
-            isinstance(step.op, ValueOp) and step.op.kind == "join" and step.capture in (None, ROLE)
+            isinstance(step.op, ValueOp)
+            and step.op.kind in ("join", "exchange")
+            and step.capture in (None, ROLE)
             for step in rule.steps
         )
         hint = "fetch the tensors that are missing, or narrow the rule by its pattern or `when`"

@@ -125,6 +125,46 @@ def settle_join(
     return call, ordered
 
 
+def settle_exchange(
+    rule: DirectedRule,
+    step: CompiledCall,
+    names: tuple[str, ...],
+    group: tuple[Any, ...],
+    members: Mapping[Any, Item],
+    settle: Settle,
+    facts: PartFacts,
+) -> tuple[CompiledCall, list[Item]]:
+    """The step for the parts that are there, and these in the order in which it reads them.
+
+    OpError M207 for parts that the rule asks for and that are missing, M408 where the step makes
+    others than it has names for.
+    """
+    op = step.op
+    if not isinstance(op, ValueOp):
+        raise TypeError(f"{step.name} exchanges no parts")
+    asked = [str(side.role) for side in rule.reads]
+    missing = [r for r in asked if r not in members and r not in rule.optional_roles]
+    if missing:
+        raise OpError("M207", f"{step.name} over {{role}} is incomplete: {', '.join(missing)}")
+    roles = [role for role in op.takes(step.args) if role in members]
+    values = {
+        role: facts.read(role, members[role]) for role in op.reads(step.args) if role in roles
+    }
+    call = settle(step, op, roles, [members[role].tensor.spec for role in roles], values)
+    named = [str(side.role) for side in rule.writes]
+    made = op.gives(call.args)
+    if set(made) - set(named) or set(named) - set(made) - rule.optional_roles:
+        raise OpError(
+            "M408",
+            f"{step.name} makes the {', '.join(made)}; the rule has names for the "
+            f"{', '.join(named)}",
+            help="name all of them in the rule, or change the arguments of the codec",
+        )
+    lacking = [role for role in op.takes(step.args) if role not in members]
+    facts.absent(_names_of(rule.reads, lacking, names, group).values())
+    return call, [members[role] for role in op.inputs(call.args)]
+
+
 def settle_part(
     rule: DirectedRule,
     step: CompiledCall,

@@ -29,7 +29,7 @@ from .graph import (
     ValueCheck,
 )
 from .match import ABSENT, RANK
-from .parts import NOTHING_KNOWN, PartFacts, settle_join, settle_part
+from .parts import NOTHING_KNOWN, PartFacts, settle_exchange, settle_join, settle_part
 
 # no tensor comes apart into more; a larger number is a mistake, and each part is an object
 MOST_PARTS = 100_000
@@ -255,6 +255,34 @@ class Views:
         lossy = op.loss_on(step.args, given) is Loss.LOSSY
         return self._materialise(step, tensors, parts, made, rule, keys, lossy)
 
+    def exchange(
+        self, step: CompiledCall, tensors: Sequence[Tensor], rule: str, keys: tuple[str, ...]
+    ) -> list[tuple[str, Tensor]]:
+        """The parts that an exchange makes, by role: views where they are copies."""
+        op, given = step.op, [t.spec for t in tensors]
+        if not isinstance(op, ValueOp):
+            raise TypeError(f"{step.name} exchanges no parts")
+        roles, specs = op.gives(step.args), op.infer(step.args, given, 1)
+        lossy = op.loss_on(step.args, given) is Loss.LOSSY
+        made = self._materialise(step, tensors, len(specs), specs, rule, keys, lossy)
+        for number, of in enumerate(specs):
+            copied = op.copied(step.args, given, number)
+            if copied is None:
+                continue
+            source = tensors[copied[0]]
+            key = (id(step), number, id(source.view), source.spec)
+            found = self._traced.get(key)
+            if found is None:
+                try:
+                    view = self.intern(op.moved(source.view, copied[1], of.dtype))
+                except TooManyPieces:
+                    view = None
+                # the step is kept beside the result: an id means nothing after its object is gone
+                found = self._traced[key] = (step, view)
+            if found[1] is not None:
+                made[number] = Tensor(of, found[1], source.sources)
+        return list(zip(roles, made, strict=True))
+
     def _compact(
         self,
         view: View,
@@ -317,7 +345,7 @@ def run_ops(
     refusals = _Refusals(refuse)
     for number, step in enumerate(rule.steps):
         kind = step.op.kind
-        if kind == "join":
+        if kind in ("join", "exchange"):
             bound, items = _join(rule, step, bound, items, views, refusals, checks, facts)
         elif kind == "part":
             _require_few(rule, number, items)
@@ -439,7 +467,7 @@ def _foreseen(rule: DirectedRule, number: int, of: Spec) -> tuple[int, list[str]
     total, said = 1, []
     for step in rule.steps[number:]:
         op, parts = step.op, 1
-        if op.kind in ("join", "end", "decide"):
+        if op.kind in ("join", "end", "decide", "exchange"):
             break
         try:
             if op.kind == "part":
@@ -558,8 +586,12 @@ def _join(
         and step.op.settles(step.args, [str(side.role) for side in rule.reads])
     )
     unsettled = step
+    exchanges = step.op.kind == "exchange"
     for group, members in groups.items():
         try:
+            if exchanges:
+                out += _exchange(rule, step, rest, group, members, views, facts)
+                continue
             ordered = _complete(rule, step, capture, members)
             tensors = [m.tensor for m in ordered]
             keys = tuple(k for m in ordered for k in m.keys)
@@ -596,7 +628,32 @@ def _join(
                 )
             )
         out.append(Item(group, made, keys, program))
-    return rest, out
+    return (*rest, ROLE) if exchanges else rest, out
+
+
+def _exchange(
+    rule: DirectedRule,
+    step: CompiledCall,
+    names: tuple[str, ...],
+    group: tuple[Any, ...],
+    members: Mapping[Any, Item],
+    views: Views,
+    facts: PartFacts,
+) -> list[Item]:
+    """The parts that become of those of one tensor."""
+    call, ordered = settle_exchange(rule, step, names, group, members, views.settle, facts)
+    tensors = [m.tensor for m in ordered]
+    keys = tuple(k for m in ordered for k in m.keys)
+    made = views.exchange(call, tensors, rule.label, keys)
+    programs = tuple(m.program for m in ordered if m.program is not None)
+    dtypes = tuple(t.spec.dtype for t in tensors)
+    out = []
+    for number, (role, tensor) in enumerate(made):
+        program = None
+        if len(programs) == len(ordered):
+            program = ApplyOp(step.name, call.args, len(made), number, programs, dtypes)
+        out.append(Item((*group, role), tensor, keys, program))
+    return out
 
 
 def _complete(

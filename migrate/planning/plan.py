@@ -287,6 +287,9 @@ def _change(rule: DirectedRule, made: Provenance, key: str, tensor: Tensor) -> s
         return "added"
     if any(isinstance(source, ComputedTensor) for source in tensor.sources):
         return "computed"
+    if "exchange" in kinds:
+        # of several parts, this one is a copy of one
+        return "rearranged"
     if len(made.keys) > 1:
         return "merged"
     if "part" in kinds:

@@ -22,7 +22,7 @@ from sys import float_info
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from .. import codecs, ops
-from ..core.declaration import Written
+from ..core.declaration import NumberFormat, Written
 from ..core.errors import OpError, PatternError, did_you_mean, listed, option, printable
 from ..core.notation import Unset, parse_expression
 from ..source import yaml
@@ -99,6 +99,8 @@ class Argument(NamedTuple):
 
 # the form of the field that holds what the codec declares
 _OF_CODEC = "codec"
+# and that of a mapping with a codec and what it declares
+FORMAT = "format"
 # forms in which a `$param` is all of the value
 _WHOLE = ("text", "dtype", "capture", "only", "flag")
 _SAID = ("least", "length", "finite", "distinct", "once", "words", "values", "encoding")
@@ -135,11 +137,11 @@ def takes_codec(op: str) -> bool:
     return any(a.form == _OF_CODEC for a in _declared(ops.get(op).Args))
 
 
-def codec_arguments(op: str, codec: Any) -> tuple[Argument, ...] | None:
-    """What the codec called `codec` adds to the arguments of `op`; None where that is not known:
-    the op takes no codec, there is none of this name, or it does not load.
+def codec_arguments(op: str | None, codec: Any) -> tuple[Argument, ...] | None:
+    """What the codec called `codec` adds to the arguments of `op`, or takes itself (None); None
+    where that is not known: the op takes no codec, there is none of this name, or it does not load.
     """
-    if not takes_codec(op):
+    if op is not None and not takes_codec(op):
         return None
     try:
         return _declared(codecs.get(codec).Args)
@@ -200,10 +202,17 @@ def as_written(op: str, args: Any) -> dict[str, Any]:
 
 def _written(declared: Sequence[Argument], args: Any) -> dict[str, Any]:
     return {
-        a.word: getattr(args, a.field)
+        a.word: _spelled(getattr(args, a.field))
         for a in declared
         if a.default is MISSING or getattr(args, a.field) not in (None, a.default)
     }
+
+
+def _spelled(value: Any) -> Any:
+    if not isinstance(value, NumberFormat):
+        return value
+    known = codec_arguments(None, value.codec) if value.args is not None else None
+    return {"codec": value.codec, **(_written(known, value.args) if known else {})}
 
 
 def _resolved_all(
@@ -273,6 +282,8 @@ def _resolved(
     if value is None:
         return None
     value = written if value is _NO_REFERENCE else value
+    if form == FORMAT:
+        return _resolved_format(value, params, values, label)
     if form in ("integers", "sizes"):
         if isinstance(value, Mapping):
             value = _ordered(value, values, label)
@@ -289,6 +300,26 @@ def _resolved(
     if form in ("text", "dtype", "capture") and not isinstance(value, str):
         raise _misfit(label, value, "text", "str")
     return value
+
+
+def _resolved_format(
+    value: Any, params: Mapping[str, Any], values: Sequence[Any] | None, label: str
+) -> NumberFormat:
+    """A codec with its arguments. OpError M103 for one that it does not have."""
+    if not isinstance(value, Mapping):
+        raise _misfit(label, value, "a codec with its arguments", "str")
+    codec = _resolved("text", value.get("codec"), params, values, f"{label}: `codec`")
+    known = codec_arguments(None, codec)
+    if codec is None:
+        raise OpError("M509", f"{label}: `codec` is needed", help=_how_to_set(value.get("codec")))
+    if known is None:
+        return NumberFormat(codec, None)
+    for word in value:
+        if word != "codec" and not any(a.word == word for a in known):
+            message, hint = unknown_argument(codec, word, known)
+            raise OpError("M103", f"{label}: {message}", help=hint)
+    own = _resolved_all(codec, known, value, params, values)
+    return NumberFormat(codec, codecs.get(codec).Args(**own))
 
 
 def _misfit(label: str, value: Any, wanted: str, type: str) -> OpError:

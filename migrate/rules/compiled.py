@@ -22,6 +22,7 @@ from ..ops.base import Op, OpCall, ValueOp
 from .arguments import PARAM, is_reference, resolve, unset
 from .arguments import ROLE as ROLE
 from .conditions import resolve_conditions, written
+from .exchanged_roles import check_exchange
 
 if TYPE_CHECKING:
     from ..core.errors import Diagnostic
@@ -389,7 +390,7 @@ def _check_captures(compiled: CompiledRule, report: Report) -> None:
         )
     if None not in compiled.sources:
         bound.add(ROLE)
-    dropped = False
+    dropped = exchanged = False
     for number, step in enumerate(rule.via):
         place = span(*path, "via", number, step.op)
         if dropped:
@@ -403,6 +404,10 @@ def _check_captures(compiled: CompiledRule, report: Report) -> None:
         capture = _capture_of(step.args)
         if op.kind == "end":
             dropped = True
+        elif op.kind == "exchange" and isinstance(op, ValueOp):
+            exchanged = True
+            sides = {"from": compiled.sources, "to": compiled.targets}
+            check_exchange(step, rule.via, sides, bound, place, report)
         elif isinstance(op, ValueOp) and op.roles(_codec_of(step.args)):
             _check_roles_of(compiled, step, op, bound, place, report)
         elif isinstance(op, ValueOp) and is_reference(_codec_of(step.args)):
@@ -464,7 +469,11 @@ def _check_captures(compiled: CompiledRule, report: Report) -> None:
     wanted |= {n for p in compiled.targets.values() for n, t in p.types.items() if t.kind == "flat"}
     if compiled.targets and None not in compiled.targets:
         wanted.add(ROLE)
-    if ROLE in bound & wanted and {str(r) for r in compiled.targets} != set(types[ROLE].values):
+    if (
+        ROLE in bound & wanted
+        and not exchanged
+        and {str(r) for r in compiled.targets} != set(types[ROLE].values)
+    ):
         report.add(
             "M203",
             f"the roles of `to` are {_roles(compiled.targets)}, those that arrive there are "

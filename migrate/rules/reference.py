@@ -85,6 +85,11 @@ FAMILIES = (
     ("make", "New tensors", ""),
     ("end", "Tensors are removed", ""),
     (
+        "exchange",
+        "Parts become other parts",
+        "The roles of `from` are those of one number format, the roles of `to` those of another.",
+    ),
+    (
         "decide",
         "The bytes decide",
         "The bytes of a tensor say what becomes of it; they are read while planning.",
@@ -100,6 +105,7 @@ _FORMS = {
     "capture": "name of a capture",
     "dtype": "dtype or `$param`",
     "text": "text",
+    "format": "`{codec: …}` with its arguments",
     "flag": "true, false or `$param`",
 }
 _LOSSES = {

@@ -109,7 +109,7 @@ def rule_file() -> dict[str, Any]:
     """The schema of a rule file, with the ops that are built in."""
     schema = _of(RuleFile, "migrate rule file")
     # a step of `via`, which pydantic calls as the class that it is read into
-    made = {"Step": _step()}
+    made = {"Step": _step(), "NumberFormat": _cleaned(steps.number_format(_Generator))}
     schema["$defs"].pop(OpCall.__name__)
     schema["$defs"] = made | schema["$defs"]
     schema["$defs"]["Rule"]["properties"]["via"]["items"] = {"$ref": "#/$defs/Step"}
@@ -283,6 +283,11 @@ def _step() -> dict[str, Any]:
             del fields["additionalProperties"]
         fields = {**_cleaned(fields), **_cleaned(steps.codec_forms(name, _Generator))}
         for argument in arguments.arguments(name):
+            if argument.form == arguments.FORMAT:
+                fields["properties"][argument.word] = {
+                    "$ref": "#/$defs/NumberFormat",
+                    "description": argument.doc,
+                }
             if argument.default is not MISSING and argument.default not in (None, (), {}):
                 fields["properties"][argument.word]["default"] = argument.default
         # `flip:` without arguments is nothing in YAML

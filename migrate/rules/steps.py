@@ -79,7 +79,7 @@ def codec_model(op: str, codec: str) -> type[Model]:
 
 @cache
 def _codec_model(codec: str, op: str) -> type[Model]:
-    known = codec_arguments(op, codec) or ()
+    known = codec_arguments(None, codec) or ()
     return _model(codec, codecs.get(codec).Args, [_for(op, a) for a in known])
 
 
@@ -211,24 +211,42 @@ def codec_forms(op: str, generator: type[GenerateJsonSchema]) -> dict[str, Any]:
     Where another codec or a `$param` is named, any argument may stand; for a `$param`, those of the
     built-in codecs are described. An op that makes parts takes no codec that only decodes.
     """
-    if not takes_codec(op):
-        return {}
+    return _forms(op, generator, arguments(op)) if takes_codec(op) else {}
+
+
+def number_format(generator: type[GenerateJsonSchema]) -> dict[str, Any]:
+    """The schema of a mapping with a codec and what it takes."""
+    about = "the number format, e.g. fp8-block"
+    codec = {**TEXT, "minLength": 1, "description": about}
+    return {
+        "description": "A number format: a codec and what it takes",
+        "type": "object",
+        "properties": {"codec": codec},
+        "required": ["codec"],
+        **_forms("", generator, [Argument("codec", "codec", "text", about, MISSING)]),
+    }
+
+
+def _forms(
+    op: str, generator: type[GenerateJsonSchema], beside: Sequence[Argument]
+) -> dict[str, Any]:
+    """The schema of what the built-in codecs take, with the arguments that stand beside theirs."""
     known: dict[str, Any] = {}
     closed: list[tuple[str, dict[str, Any]]] = []
     refused = []
     for name in codecs.registry.builtin():
         codec = codecs.registry.get(name)
-        if ops.get(op).kind == "part" and not codec.encodes:
+        if op and ops.get(op).kind == "part" and not codec.encodes:
             refused.append(codec.name)
             continue
         form = codec_model(op, codec.name).model_json_schema(
             by_alias=True, schema_generator=generator
         )
-        properties: dict[str, Any] = {a.word: {"description": a.doc} for a in arguments(op)}
-        for a in arguments(op) if codec.numbers else ():
+        properties: dict[str, Any] = {a.word: {"description": a.doc} for a in beside}
+        for a in beside if codec.numbers else ():
             if a.form == "dtype":
                 properties[a.word] |= _choice(_spelled(codec.numbers))
-        for a in codec_arguments(op, codec.name) or ():
+        for a in codec_arguments(None, codec.name) or ():
             if a.default is not MISSING and a.default not in (None, (), {}):
                 form["properties"][a.word]["default"] = a.default
             known.setdefault(a.word, {"description": _for(op, a).doc})
@@ -435,6 +453,27 @@ def _written(op: str, argument: Argument) -> Any:
     return Annotated[Any, BeforeValidator(limited), WithJsonSchema(schema)]
 
 
+def _format(value: Any) -> Any:
+    """A mapping with the name of a codec and what it takes; of a `$param`, as it is."""
+    said = mapping(value)
+    if "codec" not in said:
+        wrong("M101", "`codec` is missing", "name the number format: `{codec: fp8-block}`")
+    codec = read_text(said["codec"])
+    rest = {str(word): item for word, item in said.items() if word != "codec"}
+    taken = codec_arguments(None, codec)
+    if taken is None:
+        return {"codec": codec, **{word: yaml.core(item) for word, item in rest.items()}}
+    problems: list[Problem] = []
+    for word in [word for word in rest if not any(a.word == word for a in taken)]:
+        message, hint = unknown_argument(codec, word, taken)
+        problems.append(Problem("M103", message, hint, (word,), key=True))
+        del rest[word]
+    made = {"codec": codec, **_read("", codec_model("", codec), rest, taken, problems)}
+    if problems:
+        refuse(p._replace(at=p.at[1:]) if p.at[:1] == ("",) else p for p in problems)
+    return made
+
+
 _NAMES = {"pattern": CAPTURE["pattern"]}
 
 # form -> how it is read, and the schema that says the same
@@ -464,4 +503,6 @@ _FORMS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
     "capture": (capture, CAPTURE),
     "dtype": (_dtype, _choice(DTYPE["enum"])),
     "text": (read_text, TEXT),
+    # the schema refers to that of all formats instead
+    "format": (_format, {"type": "object"}),
 }

@@ -40,7 +40,7 @@ class Device:
 
     def takes(self, op: ValueOp, dtype: np.dtype[Any]) -> bool:
         """Whether `op` runs on this GPU. Elements of 16 bytes have no integers in torch."""
-        return (self.every or op.same_bits) and dtype.itemsize <= 8
+        return op.on_device and (self.every or op.same_bits) and dtype.itemsize <= 8
 
     def lane(self) -> Lane | None:
         """A thread's way to the device; None for the CPU, which computes on arrays in place."""

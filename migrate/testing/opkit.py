@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-KINDS = ("join", "part", "each", "make", "end", "decide")
+KINDS = ("join", "part", "each", "make", "end", "decide", "exchange")
 DTYPES = ("bfloat16", "bool", "float32", "float4_e2m1fn", "int64", "complex128")
 
 

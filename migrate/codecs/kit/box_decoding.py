@@ -49,7 +49,9 @@ class BoxDecoder:
         self._dtype, self._full = dtype, full
         self._lead = [high - low for low, high in full[:-2]]
         self._stored = {
-            grid: self._entries(grid) for grid in self._layout.grids() if grid.field is None
+            grid: stored_entries(geo, grid, arrays[grid.role], full)
+            for grid in self._layout.grids()
+            if grid.field is None
         }
         self._numbers: dict[Grid, Any] = {}
         self._groups: dict[Grid, int] = {}
@@ -126,28 +128,6 @@ class BoxDecoder:
         axes = 3 if isinstance(packing, Packing) and packing.run else 2
         missing = lead + axes - len(raw.shape)
         return raw.reshape((1,) * missing + tuple(raw.shape)) if missing > 0 else raw
-
-    def _entries(self, grid: Grid) -> Any:
-        """The entries of a grid, as they are stored or as codes, [..., rows, columns], from
-        `entries_held` on.
-        """
-        geo, spec = self._geo, self._geo.spec(grid.role)
-        raw = self._arrays[grid.role]
-        held, at = geo.entries_held(grid, self._full), geo.entries_at(grid, self._full)
-        if self._layout.flat:
-            raw = raw.reshape(1, -1)
-        elif len(raw.shape) != len(geo.form(grid)):
-            raw = raw.reshape(_with_axes(raw.shape, geo.whole(grid, len(geo.form(grid)))))
-        if grid.swizzled:
-            raw = _unswizzled(raw)
-        elif grid.packing is not None:
-            raw = codes(raw, grid.packing, spec.dtype, grid.transposed)
-        elif grid.transposed:
-            raw = raw.swapaxes(-1, -2)
-        (top, bottom), (left, right) = (
-            (low - first, high - first) for (low, high), (first, _) in zip(held, at, strict=True)
-        )
-        return raw[..., top:bottom, left:right]
 
     def _check_index(self, grid: Grid) -> None:
         """OpError M406 for an index of which there is no entry."""
@@ -508,6 +488,27 @@ class BoxDecoder:
             return widened(numbers.reshape(numbers.shape[0], -1), field.dtype)
         found = field_codes(raw, field)
         return _looked_up(values_like(elements, found), found.reshape(found.shape[0], -1))
+
+
+def stored_entries(geo: Extents, grid: Grid, raw: Any, full: Box) -> Any:
+    """The entries of a grid for a box of numbers, as they are stored or as codes,
+    [..., rows, columns], from `entries_held` on; `raw` is the box that `needs` names.
+    """
+    held, at = geo.entries_held(grid, full), geo.entries_at(grid, full)
+    if geo.layout.flat:
+        raw = raw.reshape(1, -1)
+    elif len(raw.shape) != len(geo.form(grid)):
+        raw = raw.reshape(_with_axes(raw.shape, geo.whole(grid, len(geo.form(grid)))))
+    if grid.swizzled:
+        raw = _unswizzled(raw)
+    elif grid.packing is not None:
+        raw = codes(raw, grid.packing, geo.spec(grid.role).dtype, grid.transposed)
+    elif grid.transposed:
+        raw = raw.swapaxes(-1, -2)
+    (top, bottom), (left, right) = (
+        (low - first, high - first) for (low, high), (first, _) in zip(held, at, strict=True)
+    )
+    return raw[..., top:bottom, left:right]
 
 
 def _cells(side: tuple[int, int], each: int) -> tuple[int, int]:

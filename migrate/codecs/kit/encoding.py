@@ -13,7 +13,7 @@ the other parts without the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from math import isfinite, prod
@@ -23,9 +23,9 @@ from ...core.errors import OpError
 from ...core.spec import BITS, Spec, coordinates
 from ...elements.raw import carrier, typed
 from . import encoding_error, rounding
-from .encoding_boxes import PartBoxes, box_shape
 from .layout import NumberLayout
 from .magnitudes import SHORT, amax, extremes
+from .placing import PlacedParts, copy_raw
 from .rounding import Lanes, lanes_of
 from .scale_rules import ScaleRule, Scales
 from .stored_scales import as_stored
@@ -46,7 +46,7 @@ CHUNK = {"numpy": 1 << 18, "cpu": 1 << 20, "device": 1 << 25}
 LARGE = 1 << 8
 
 
-class TensorEncoding(PartBoxes):
+class TensorEncoding(PlacedParts):
     """How numbers of `spec` become `parts`, role -> Spec, by the arithmetic of `rule`.
 
     `non_finite`: refuse (M406 at the first), saturate (infinities get the largest code, NaN its own
@@ -180,7 +180,7 @@ class TensorEncoding(PartBoxes):
             return
         if role == "shape":
             wanted = np.array(self.spec.shape, "<i8").view("<u8")
-            _copy(out, wanted[tuple(slice(a, b) for a, b in box)])
+            copy_raw(out, wanted[tuple(slice(a, b) for a, b in box)])
             return
         if role != self.layout.role:
             self._entries(array, role, box, out, memo, survey)
@@ -210,7 +210,7 @@ class TensorEncoding(PartBoxes):
         return self.rule.whole(survey, self.spec.dtype)
 
     def _fill(self, out: Any, value: Array, dtype: str) -> None:
-        _copy(out, as_stored(value.reshape(-1)[:1], dtype)[0])
+        copy_raw(out, as_stored(value.reshape(-1)[:1], dtype)[0])
 
     def _entries(
         self,
@@ -265,44 +265,6 @@ class TensorEncoding(PartBoxes):
             zero.astype("i1").view("u1") + (1 << (self.layout.elements.bits - 1))
         ).astype("u1")
         return found
-
-    def _place(self, role: str, entries: Array, box: Box, out: Any) -> None:
-        """Fills `out` with a box of a stored grid, of which `entries` are what it holds."""
-        import numpy as np
-
-        grid = self._grid_of(role)
-        if grid.swizzled:
-            rows, columns = (-(-n // m) for n, m in zip(entries.shape[-2:], (128, 4), strict=True))
-            tiles = np.zeros((*entries.shape[:-2], rows * 128, columns * 4), entries.dtype)
-            tiles[..., : entries.shape[-2], : entries.shape[-1]] = entries
-            # the tile of 128 x 4 bytes of cuBLAS: row 32 r + i of it stands in line i
-            tiles = tiles.reshape(*entries.shape[:-2], rows, 4, 32, columns, 4)
-            entries = np.moveaxis(tiles, (-5, -2, -3, -4, -1), (-5, -4, -3, -2, -1))
-            entries = entries.reshape(*box_shape(box[:-2]), rows * 32, columns * 16)
-            first = box[-2][0] // 32 * 32
-            cut = (slice(box[-2][0] - first, box[-2][1] - first), slice(*box[-1]))
-            place: tuple[Any, ...] = (..., *cut)
-            _copy(out, entries[place])
-            return
-        if grid.packing is not None:
-            lanes = Lanes()
-            packed = rounding.pack(
-                lanes, np.ascontiguousarray(entries.swapaxes(-1, -2)), grid.packing.bits,
-                BITS[self.parts[role].dtype], grid.packing.order, grid.packing.dense,
-            )  # fmt: skip
-            words = grid.packing.unit(self.parts[role].dtype)[1]
-            first = box[-2][0] // words * words
-            _copy(out, packed.swapaxes(-1, -2)[..., box[-2][0] - first : box[-2][1] - first, :])
-            return
-        if grid.transposed:
-            entries = entries.swapaxes(-1, -2)
-        shape = box_shape(box)
-        if entries.size == prod(shape):
-            _copy(out, entries.reshape(shape))
-            return
-        # what is over is padding
-        out[...] = 0
-        _copy(out[tuple(slice(0, n) for n in entries.shape)], entries)
 
     def _step(self, lanes: Lanes, columns: int) -> int:
         """The rows of a chunk: whole tiles."""
@@ -478,7 +440,7 @@ class TensorEncoding(PartBoxes):
                 kept = rounding.pack(
                     lanes, codes, packing.bits, self.word, packing.order, packing.dense
                 )
-            _copy(words, kept.reshape(words.shape))
+            copy_raw(words, kept.reshape(words.shape))
         return codes
 
     def _surveyed_scales(
@@ -545,45 +507,6 @@ class TensorEncoding(PartBoxes):
             first, left, rows, columns = 0, left + row, 1, rows * columns
         lead = (a + i for (a, _), i in zip(full[:-2], at, strict=True))
         return (*lead, slice(first, first + rows), slice(left, left + columns))
-
-    def _words(self, out: Any, full: Box, box: Box) -> Any:
-        """Room for the words of the numbers `full`: `out` itself where it is that."""
-        import numpy as np
-
-        count = full[-1][1] - full[-1][0]
-        if self.word >= 8:
-            count = self.packing.words(count, self.parts[self.layout.role].dtype)
-        shape = (*(b - a for a, b in full[:-1]), count)
-        exact = prod(shape) == prod(out.shape) and self._of_codes(box) == full
-        contiguous = out.flags.c_contiguous if isinstance(out, np.ndarray) else out.is_contiguous()
-        if exact and (tuple(out.shape) == shape or contiguous):
-            return out.reshape(shape)
-        if isinstance(out, np.ndarray):
-            return np.empty(shape, out.dtype)
-        return out.new_empty(shape)
-
-    def _deliver(self, out: Any, words: Any, cut: Sequence[slice], box: Box) -> None:
-        """Copies what `box` holds of `words`, which begin with the tiles around it."""
-        if _same_memory(out, words):
-            return
-        low = cut[-1].start
-        if self.word >= 8:
-            codes, per = self.packing.unit(self.parts[self.layout.role].dtype)
-            low = low // codes * per
-            # a box may begin within a unit
-            low += (box[0] if self.layout.flat else box[-1])[0] % per
-        if self.packing.run:
-            last = slice(low, low + (box[-2][1] - box[-2][0]) * self.packing.run)
-            place: tuple[Any, ...] = (*cut[:-1], last)
-            wanted = words[place]
-            wanted = wanted.reshape(*wanted.shape[:-1], -1, self.packing.run)
-            _copy(out, wanted[..., box[-1][0] : box[-1][1]].reshape(tuple(out.shape)))
-            return
-        count = (
-            (box[0][1] - box[0][0]) if self.layout.flat else (box[-1][1] - box[-1][0] if box else 1)
-        )
-        place = (*cut[:-1], slice(low, low + count))
-        _copy(out, words[place].reshape(tuple(out.shape)))
 
 
 class _KeptEntries:
@@ -662,28 +585,5 @@ def _settle_nan(
     codes.copy_(torch.where(numbers.isnan(), found, codes))
 
 
-def _copy(out: Any, made: Any) -> None:
-    """Fills `out`, numpy or torch, with an array of numpy or torch of the same raw elements."""
-    import numpy as np
-
-    if isinstance(out, np.ndarray):
-        out[...] = made if isinstance(made, np.ndarray) else np.asarray(made).view(out.dtype)
-        return
-    import torch
-
-    if not isinstance(made, torch.Tensor):
-        kind = f"i{made.itemsize}" if made.itemsize > 1 else "u1"
-        made = torch.from_numpy(np.asarray(made, order="C").view(kind))
-    out.copy_(made.view(out.dtype) if made.dtype != out.dtype else made)
-
-
 def _slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(low, high) for low, high in box)
-
-
-def _same_memory(one: Any, other: Any) -> bool:
-    import numpy as np
-
-    if isinstance(one, np.ndarray):
-        return bool(np.shares_memory(one, other))
-    return bool(one.data_ptr() == other.data_ptr())

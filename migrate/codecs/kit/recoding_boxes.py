@@ -1,0 +1,668 @@
+"""Boxes of parts made of boxes of other parts, and what of it cannot be exact.
+
+Codes are looked up, two at a time where a byte holds two; scales are taken apart into powers of two
+where these move between codes and scales. All of it is numpy: there is less arithmetic than a copy
+to a device takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ...core.errors import OpError
+from ...core.spec import coordinates
+from ...elements.raw import carrier
+from .box_decoding import stored_entries
+from .layout import ElementType, Packing
+from .recoding import Chain, Recoding, code_map, entry_values, least_power, most_power, stands_for
+from .stored_scales import as_stored
+from .tables import narrowed, values, widened
+from .unpacking import codes as unpacked
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ...ops.base import Box, Meter
+
+    Array: TypeAlias = "np.ndarray[Any, Any]"
+
+# codes that are looked up at a time: with their indices and results in a cache
+CHUNK = 1 << 16
+# shifts below the headroom that have a table of their own; in the last all numbers vanish
+DEEPEST = 40
+# what stands for the exponent of a scale that is NaN
+NO_POWER = -(1 << 15)
+HELP = "`dequantize` and `quantize` in two edges go through numbers, and round"
+
+
+def recode(
+    path: Recoding,
+    arrays: Mapping[str, Array],
+    role: str,
+    box: Box,
+    out: Array,
+    meter: Meter | None = None,
+    survey: Array | None = None,
+) -> None:
+    """Fills `out`, raw elements, with `box` of a part, from the boxes that `Recoding.needs` names.
+
+    `survey` is what `survey_powers` found, where the path is `surveyed`. OpError M406 for the first
+    code or scale that the target cannot hold, with its index and value.
+    """
+    import numpy as np
+
+    if role == path.target.layout.role:
+        _codes(path, arrays, box, out)
+        if meter is not None:
+            # nothing but the sign of a zero may have gone
+            meter.add(np.empty(0), np.empty(0))
+    elif role == path.grid.role:
+        _entries(path, arrays, box, out, survey)
+    elif path.path == "split":
+        _whole_of_powers(path, survey, out)
+    else:
+        _whole(path, arrays, out, meter)
+
+
+# codes
+
+
+def _codes(path: Recoding, arrays: Mapping[str, Array], box: Box, out: Array) -> None:
+    import numpy as np
+
+    full = path.boxes.of_codes(box)
+    shape = tuple(b - a for a, b in full)
+    if not prod(shape):
+        return
+    source, packing = path.source, path.source.layout.codes
+    if not isinstance(packing, Packing):
+        raise TypeError(packing)
+    words, dtype = arrays[source.layout.role], source.spec(source.layout.role).dtype
+    levels = _levels(path, arrays, full)
+    mine = path.boxes.packing
+    direct = (
+        mine.bits == 8 == path.boxes.word and out.flags.c_contiguous and out.size == prod(shape)
+    )
+    made = out.reshape(-1, shape[-1]) if direct else np.empty((prod(shape[:-1]), shape[-1]), "u1")
+    tables = _tables(source.layout.elements, path.target.layout.elements, path.shift, path.coarse)
+    held = source.codes_held(full)
+    lookup = _Lookup(path, tables, levels, full)
+    if packing == Packing(4, packing.dtypes, run=packing.run) and held.columns == full[-1]:
+        pairs = words.dtype.itemsize == 1 and packing.word(dtype) == 8 and not shape[-1] % 2
+    else:
+        pairs = False
+    if pairs and lookup.in_pairs:
+        lookup.pairs(np.ascontiguousarray(words).reshape(len(made), -1), made)
+    else:
+        found = _unpacked(path, words, packing, full)
+        lookup.single(np.ascontiguousarray(found).reshape(len(made), -1), made)
+    if not direct:
+        path.boxes.put_codes(made.reshape(shape), full, box, out)
+
+
+def _unpacked(path: Recoding, words: Array, packing: Packing, full: Box) -> Array:
+    """The codes of a box of numbers, one an element."""
+    source = path.source
+    lacking = len(full) + bool(packing.run) - words.ndim
+    found: Array = unpacked(
+        words.reshape((1,) * lacking + words.shape),
+        packing,
+        source.spec(source.layout.role).dtype,
+        packing.transposed,
+    )
+    cut = tuple(
+        slice(low - first, high - first)
+        for (low, high), (first, _) in zip(full[-2:], source.codes_held(full), strict=True)
+    )
+    return found[..., cut[0], cut[1]]
+
+
+class _Lookup:
+    """The codes of a box of numbers, [rows, columns], in other tables. `levels` [rows, cells] says
+    which table the codes of each cell of columns are looked up in; None: the first.
+    """
+
+    def __init__(self, path: Recoding, tables: Array, levels: Array | None, full: Box) -> None:
+        import numpy as np
+
+        self._path, self._tables, self._levels, self._full = path, tables, levels, full
+        self._cell = min(tile[1] for tile in path.tiles)
+        used = tables[:1] if levels is None else tables[np.unique(levels)]
+        # whether a code may have none in the target
+        self._doubtful = bool((used < 0).any())
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether bytes with two codes can be looked up as they are."""
+        (left, right), cell = self._full[-1], self._cell
+        whole = self._levels is None or not (left % cell or right % cell or cell % 2)
+        return whole and not self._doubtful
+
+    def pairs(self, words: Array, out: Array) -> None:
+        """Fills `out` with the codes in bytes that have two each, the first in the low bits."""
+        import numpy as np
+
+        tables, target = _pair_tables(self._tables.tobytes(), self._tables.shape), out.view("<u2")
+        step = max(1, CHUNK // words.shape[1])
+        for row in range(0, len(words), step):
+            index = words[row : row + step].astype("i8")
+            if self._levels is not None:
+                cells = index.reshape(len(index), -1, self._cell // 2)
+                cells += self._levels[row : row + step, :, None].astype("i8") << 8
+            np.take(tables, index, out=target[row : row + step], mode="clip")
+
+    def single(self, codes: Array, out: Array) -> None:
+        """Fills `out` with the codes of `codes`, one an element."""
+        import numpy as np
+
+        width, tables = self._tables.shape[1], self._tables.astype("u1").reshape(-1)
+        step = max(1, CHUNK // codes.shape[1])
+        left, right = self._full[-1]
+        columns = np.arange(left, right) // self._cell - left // self._cell
+        for row in range(0, len(codes), step):
+            index = codes[row : row + step].astype("i8")
+            if self._levels is not None:
+                index += self._levels[row : row + step][:, columns].astype("i8") * width
+            if self._doubtful:
+                self._refuse(index, row)
+            np.take(tables, index, out=out[row : row + step], mode="clip")
+
+    def _refuse(self, index: Array, row: int) -> None:
+        """M406 at the first code without one in the target."""
+        lost = self._tables.reshape(-1)[index] < 0
+        if not lost.any():
+            return
+        at, column = coordinates(int(lost.reshape(-1).argmax()), lost.shape)
+        level, code = divmod(int(index[at, column]), self._tables.shape[1])
+        geo, sides = self._path.source, self._full
+        heights = tuple(b - a for a, b in sides[:-1])
+        place = [
+            *(i + low for i, (low, _) in zip(coordinates(row + at, heights), sides, strict=False)),
+            column + sides[-1][0],
+        ]
+        number = geo.layout.elements.values()[code]
+        shift = self._path.shift - level
+        said = f"its code stands for {number:g}"
+        if self._path.coarse and level > DEEPEST:
+            said += ", its scale is NaN"
+        elif shift:
+            said += f", times 2^{shift}" if level < DEEPEST else ", far below the others"
+        raise OpError(
+            "M406",
+            f"recode: the number at {place[len(place) - len(geo.shape) :]} has no code in "
+            f"{self._path.target.layout.name}: {said}",
+            notes=(
+                ("one scale of the other format stands for several, from which it is too far",)
+                if self._path.coarse
+                else ()
+            ),
+            help=HELP,
+        )
+
+
+@lru_cache(maxsize=32)
+def _tables(source: ElementType, target: ElementType, shift: int, coarse: bool) -> Array:
+    """The target's codes for the shift, and of a coarse path for all shifts below it, at the end
+    for scales that are NaN; -1 where there is none.
+    """
+    import numpy as np
+
+    maps = [
+        code_map(source, target, shift - level) for level in range(DEEPEST + 1 if coarse else 1)
+    ]
+    if coarse:
+        nan = next((code for code, n in enumerate(target.values()) if n != n), -1)
+        maps.append((nan,) * len(maps[0]))
+    found = np.array(maps, "i2")
+    found.setflags(write=False)
+    return found
+
+
+@lru_cache(maxsize=8)
+def _pair_tables(tables: bytes, shape: tuple[int, int]) -> Array:
+    """Both codes of a byte with two, as one element, for each table in turn."""
+    import numpy as np
+
+    single = np.frombuffer(tables, "i2").reshape(shape).astype("<u2")
+    byte = np.arange(256)
+    found: Array = (single[:, byte & 15] | single[:, byte >> 4] << 8).reshape(-1)
+    return found
+
+
+def _levels(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array | None:
+    """How far below the headroom the codes of each cell of each row of a box are shifted."""
+    import numpy as np
+
+    if not path.coarse:
+        return None
+    wider = path.on_tiles(full)
+    powers = _powers(path, arrays, wider)
+    chosen = _chosen(path, _largest(path, powers, wider))
+    was, now = path.tiles
+    cell = min(was[1], now[1])
+    (top, bottom), (left, right) = full[-2:]
+    rows = np.arange(top, bottom)
+    columns = np.arange(left // cell, -(-right // cell)) * cell
+
+    def at(found: Array, tile: tuple[int, int]) -> Array:
+        first = [side[0] // t for side, t in zip(wider[-2:], tile, strict=True)]
+        return found.take(rows // tile[0] - first[0], -2).take(columns // tile[1] - first[1], -1)
+
+    own = at(powers, was).astype("i4")
+    level = path.shift - (own - at(chosen, now))
+    level = np.where(own == NO_POWER, DEEPEST + 1, np.clip(level, 0, DEEPEST)).astype("u1")
+    heights = tuple(b - a for a, b in full[:-1])
+    return np.broadcast_to(level, (*heights, len(columns))).reshape(-1, len(columns))
+
+
+# scales
+
+
+def _raw(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array:
+    """The entries of the source for a box of numbers, [..., rows, columns], as they are stored."""
+    grid = path.chains[0].grid
+    found: Array = stored_entries(path.source, grid, arrays[grid.role], full)
+    return found
+
+
+def _first(path: Recoding, full: Box) -> list[int]:
+    """Where the entries for a box of numbers begin among all."""
+    grid = path.chains[0].grid
+    held = path.source.entries_held(grid, full)
+    lead = [low if grid.leading else 0 for low, _ in full[:-2]]
+    return [*lead, held.rows[0], held.columns[0]]
+
+
+def _powers(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array:
+    """The exponents of the source's entries for a box of numbers; M406 for one that is no power of
+    two.
+    """
+    import numpy as np
+
+    grid, raw = path.chains[0].grid, _raw(path, arrays, full)
+    dtype = stands_for(grid, path.source)
+    found, odd = powers_of(raw, dtype)
+    if odd.any():
+        index = coordinates(int(odd.reshape(-1).argmax()), odd.shape)
+        value = float(widened(np.ascontiguousarray(raw), dtype)[index])
+        _refuse_entry(path, grid.role, index, full, value, "and no power of two")
+    return found
+
+
+def powers_of(raw: Array, dtype: str) -> tuple[Array, Array]:
+    """The exponents of raw scales, `NO_POWER` for NaN, and which are neither."""
+    import numpy as np
+
+    if dtype == "float8_e8m0fnu":
+        made = raw.astype("i2") - 127
+        return np.where(raw == 255, NO_POWER, made).astype("i2"), np.zeros(raw.shape, "?")
+    numbers = widened(np.ascontiguousarray(raw), dtype)
+    mantissa, exponent = np.frexp(numbers)
+    nan = np.isnan(numbers)
+    made = np.where(nan, NO_POWER, exponent - 1).astype("i2")
+    return made, (mantissa != 0.5) & ~nan
+
+
+def _refuse_entry(
+    path: Recoding, role: str, index: Sequence[int], full: Box, value: float, why: str
+) -> None:
+    place = [i + first for i, first in zip(index, _first(path, full), strict=True)]
+    raise OpError(
+        "M406",
+        f"recode: the {role} at {place} is {value:.9g}, {why}",
+        help=HELP,
+    )
+
+
+def _largest(path: Recoding, powers: Array, full: Box) -> Array:
+    """The largest power in each block of the target, for a box of whole blocks."""
+    import numpy as np
+
+    for axis in (-2, -1):
+        was, now = (tile[axis] for tile in path.tiles)
+        low, high = full[axis]
+        blocks = np.arange(low // now, -(-high // now))
+        places = blocks * now // was - low // was
+        if now > was:
+            powers = np.maximum.reduceat(powers, places, axis)
+        else:
+            powers = powers.take(places, axis)
+    return powers
+
+
+def _chosen(path: Recoding, largest: Array) -> Array:
+    """The exponents of scales of blocks in which these are the largest powers."""
+    import numpy as np
+
+    dtype = stands_for(path.grid, path.target)
+    made = np.maximum(largest.astype("i4") - path.shift, least_power(dtype))
+    return np.where(largest == NO_POWER, 0, made)
+
+
+def _entries(
+    path: Recoding, arrays: Mapping[str, Array], box: Box, out: Array, survey: Array | None
+) -> None:
+    import numpy as np
+
+    entries = path.boxes.of_entries(path.grid.role, box)
+    shape = tuple(b - a for a, b in entries)
+    if not prod(shape):
+        out[...] = 0
+        return
+    full = path.of_entries(entries)
+    role, spec = path.grid.role, path.parts[path.grid.role]
+    if path.path == "split":
+        made = _split(path, arrays, full, survey)
+    elif path.coarse:
+        chosen = _chosen(path, _largest(path, _powers(path, arrays, full), full))
+        dtype = stands_for(path.grid, path.target)
+        if chosen.max() > most_power(dtype):
+            index = coordinates(int(chosen.argmax()), chosen.shape)
+            raise OpError(
+                "M406",
+                f"recode: the scale of block {[*index]} from {[low for low, _ in full]} on would "
+                f"be 2^{int(chosen.max())}, which {dtype} cannot hold",
+                help=HELP,
+            )
+        made = as_stored(np.ldexp(np.float32(1), chosen), dtype)
+    else:
+        made = _shifted(path, arrays, full)
+        made = _spread(path, made, full)
+    made = np.broadcast_to(made.astype(carrier(spec.dtype)), shape)
+    path.boxes.put_entries(role, np.ascontiguousarray(made), box, out)
+
+
+def _spread(path: Recoding, entries: Array, full: Box) -> Array:
+    """Entries of the source for each block of the target, whose blocks lie within the other's."""
+    import numpy as np
+
+    for axis in (-2, -1):
+        was, now = (tile[axis] for tile in path.tiles)
+        low, high = full[axis]
+        if was != now:
+            blocks = np.arange(low // now, -(-high // now))
+            entries = entries.take(blocks * now // was - low // was, axis)
+    return entries
+
+
+def _shifted(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array:
+    """The source's entries as the target stores them."""
+    import numpy as np
+
+    raw, one = _raw(path, arrays, full), path.chains[0].grid
+    was, now = stands_for(one, path.source), stands_for(path.grid, path.target)
+    if was == now and not path.shift:
+        return raw
+    given = widened(np.ascontiguousarray(raw), was)
+    with np.errstate(all="ignore"):
+        wanted = np.ldexp(given, -path.shift)
+    made = as_stored(wanted, now)
+    back = widened(made, now)
+    # a shift is undone to see whether it lost anything
+    with np.errstate(all="ignore"):
+        lost = np.ldexp(back.astype("f8"), path.shift) != given.astype("f8")
+    lost &= ~(np.isnan(given) & np.isnan(back))
+    if lost.any():
+        index = coordinates(int(lost.reshape(-1).argmax()), lost.shape)
+        value = float(given[index])
+        holds = "holds powers of two alone" if now == "float8_e8m0fnu" else "does not hold that"
+        shifted = f", times 2^{-path.shift}" if path.shift else ""
+        _refuse_entry(path, one.role, index, full, value, f"and {now} {holds}{shifted}")
+    return made
+
+
+# a scale of all numbers
+
+
+def survey_powers(path: Recoding, box: Box, array: Array, known: Array | None = None) -> Array:
+    """The largest power of two among the scales of each matrix, or of all, after one more box of
+    the stored scales; `NO_POWER` where there is none yet.
+    """
+    import numpy as np
+
+    grid, geo = path.chains[0].grid, path.source
+    lead = geo.full[:-2] if grid.leading else (1,) * len(geo.full[:-2])
+    found = np.full(lead, NO_POWER, "i2") if known is None else known
+    if not array.size:
+        return found
+    form = geo.form(grid)
+    stored = geo.spec(grid.role).shape
+    powers, odd = powers_of(array, stands_for(grid, geo))
+    # which entries these are: the index in the stored part, then in the grid
+    grids = np.meshgrid(*(np.arange(a, b) for a, b in box), indexing="ij", sparse=True)
+    flat = np.zeros((1,) * array.ndim, "i8")
+    for place, length in zip(grids, stored, strict=True):
+        flat = flat * length + place
+    flat = np.broadcast_to(flat, array.shape).reshape(-1)
+    matrix, inner = np.divmod(flat, form[-2] * form[-1])
+    if grid.swizzled:
+        across = form[-1] // 16
+        tile, within = np.divmod(inner, 512)
+        row = tile // across * 128 + within % 16 // 4 * 32 + within // 16
+        column = tile % across * 4 + within % 4
+    else:
+        row, column = np.divmod(inner, form[-1])
+        if grid.transposed:
+            row, column = column, row
+    rows, columns = (-(-n // t) for n, t in zip(geo.full[-2:], path.tiles[0], strict=True))
+    inside = (row < rows) & (column < columns)
+    if (wrong := odd.reshape(-1) & inside).any():
+        first = int(wrong.argmax())
+        index = [*coordinates(int(matrix[first]), lead), int(row[first]), int(column[first])]
+        value = float(widened(array.reshape(-1)[first : first + 1], stands_for(grid, geo))[0])
+        raise OpError(
+            "M406",
+            f"recode: the {grid.role} at {index} is {value:.9g}, and no power of two",
+            help=HELP,
+        )
+    np.maximum.at(found.reshape(-1), matrix[inside], powers.reshape(-1)[inside])
+    return found
+
+
+def _whole_powers(path: Recoding, survey: Array | None) -> Array:
+    """The exponent of the scale of all numbers, of each matrix or of all."""
+    import numpy as np
+
+    if survey is None:
+        raise ValueError(f"{path.target.layout.name}: nothing is known of the whole tensor")
+    whole = path.chains[1].whole
+    largest = survey if whole is None or whole.leading else survey.max(keepdims=True)
+    top = most_power(stands_for(path.grid, path.target))
+    made = np.maximum(largest.astype("i4") - top, -126)
+    return np.where(largest == NO_POWER, 0, made)
+
+
+def _split(path: Recoding, arrays: Mapping[str, Array], full: Box, survey: Array | None) -> Array:
+    """The scales of blocks, each the power of its block over that of all numbers."""
+    import numpy as np
+
+    powers, whole = _powers(path, arrays, full), _whole_powers(path, survey)
+    lead = tuple(
+        slice(a, b) if n > 1 else slice(None)
+        for (a, b), n in zip(full[:-2], whole.shape, strict=True)
+    )
+    found = powers.astype("i4") - whole[lead][..., None, None]
+    dtype = stands_for(path.grid, path.target)
+    low = least_power(dtype)
+    nan = powers == NO_POWER
+    small = (found < low) & ~nan
+    if small.any():
+        # whose codes are all zero may have any scale
+        small &= _has_numbers(path, arrays, full)
+    if small.any():
+        index = coordinates(int(small.reshape(-1).argmax()), small.shape)
+        largest = int(whole[lead].max()) + most_power(dtype)
+        _refuse_entry(
+            path, path.chains[0].grid.role, index, full, float(np.ldexp(1.0, int(powers[index]))),
+            f"more than 2^{most_power(dtype) - low} below the largest, 2^{largest}",
+        )  # fmt: skip
+    made = as_stored(np.ldexp(np.float32(1), np.maximum(found, low)), dtype)
+    if nan.any():
+        made = np.where(nan, as_stored(np.full(1, np.nan, "f4"), dtype), made)
+    return _spread(path, made, full)
+
+
+def _has_numbers(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array:
+    """Whether any number of each block of the source is not zero."""
+    import numpy as np
+
+    source, packing = path.source, path.source.layout.codes
+    if not isinstance(packing, Packing):
+        raise TypeError(packing)
+    codes = _unpacked(path, arrays[source.layout.role], packing, full)
+    some: Array = (values(source.layout.elements) != 0)[codes]
+    for axis in (-2, -1):
+        tile, (low, high) = path.tiles[0][axis], full[axis]
+        places = np.arange(low // tile, -(-high // tile)) * tile - low
+        some = np.logical_or.reduceat(some, np.maximum(places, 0), axis)
+    return some
+
+
+def _whole_of_powers(path: Recoding, survey: Array | None, out: Array) -> None:
+    import numpy as np
+
+    powers, chain = _whole_powers(path, survey), path.chains[1]
+    spelled = spell(chain, np.ldexp(1.0, powers))
+    dtype = stands_for(chain.grid, path.target)
+    entries = np.ldexp(np.float32(1), np.arange(least_power(dtype), most_power(dtype) + 1))
+    with np.errstate(all="ignore"):
+        made = scales(chain, entries, spelled.reshape(-1, 1))
+        wanted = np.ldexp(entries, powers.reshape(-1, 1))
+    if not np.array_equal(made, wanted):
+        raise OpError(
+            "M406",
+            f"recode: {path.target.layout.name} has no scale of all numbers that is 2^"
+            f"{int(powers.reshape(-1)[0])}, {spelled.reshape(-1)[0]:.9g} is not in float32",
+            help=HELP,
+        )
+    _put_whole(path, spelled, out)
+
+
+def _put_whole(path: Recoding, spelled: Array, out: Array) -> None:
+    import numpy as np
+
+    whole = path.chains[1].whole
+    dtype = path.parts[whole.role].dtype if whole is not None else "float32"
+    stored = as_stored(spelled, dtype)
+    if stored.size == out.size:
+        out[...] = stored.reshape(out.shape)
+    else:
+        out[...] = np.broadcast_to(stored.reshape(-1)[:1], out.shape)
+
+
+def spell(chain: Chain, factor: Array) -> Array:
+    """What a chain stores for scales of all numbers, float64, as float32."""
+    import numpy as np
+
+    for number in chain.factors:
+        # constants are reciprocals of integers, rounded to float32: 2688, 1536
+        whole = round(1 / number)
+        exact = float(np.float32(1 / whole)) == number
+        factor = factor * whole if exact else factor / number
+    with np.errstate(all="ignore"):
+        found = 1 / factor if chain.how == "/" else factor
+        return found.astype("f4")
+
+
+def factor_of(chain: Chain, stored: Array) -> Array:
+    """The scale of all numbers that a chain stores as this, in float64."""
+    import numpy as np
+
+    found = stored.astype("f8")
+    with np.errstate(all="ignore"):
+        if chain.how == "/":
+            found = 1 / found
+        for number in chain.factors:
+            whole = round(1 / number)
+            exact = float(np.float32(1 / whole)) == number
+            found = found / whole if exact else found * number
+    return found
+
+
+def scales(chain: Chain, entries: Array, stored: Array) -> Array:
+    """The scales, each step in float32, of entries and what is stored for all numbers."""
+    import numpy as np
+
+    found = entries * stored if chain.how == "*" else entries / stored
+    for number in chain.factors:
+        found = found * np.float32(number)
+    return found
+
+
+def _whole(path: Recoding, arrays: Mapping[str, Array], out: Array, meter: Meter | None) -> None:
+    """The scale of all numbers, in the target's spelling; M406 where numbers would be others."""
+    import numpy as np
+
+    one, other = path.chains
+    if one.whole is None:
+        given = np.ones(1, "f4")
+    else:
+        dtype = path.source.spec(one.whole.role).dtype
+        given = widened(np.ascontiguousarray(arrays[one.whole.role]), dtype).reshape(-1)
+    wrong = ~(np.isfinite(given) & (given > 0))
+    if wrong.any() and one.whole is not None:
+        _refuse_whole(path, int(wrong.argmax()), given, "it is no positive number")
+    made = (
+        given
+        if one[2:] == other[2:] and one.whole is not None
+        else spell(other, factor_of(one, given))
+    )
+    _certify(path, given, made)
+    if meter is not None:
+        meter.add(factor_of(one, given), factor_of(other, made))
+    _put_whole(path, made, out)
+
+
+def _refuse_whole(path: Recoding, at: int, given: Array, why: str) -> None:
+    whole = path.chains[0].whole
+    if whole is None:
+        where, value = "a scale of all numbers", ""
+    else:
+        index = [*coordinates(at, path.source.spec(whole.role).shape)]
+        where, value = f"the {whole.role}" + (f" at {index}" if index else ""), f"{given[at]:.9g}"
+    raise OpError(
+        "M406",
+        f"recode: {where} is {value}, {why}" if value else f"recode: {where}: {why}",
+        help=HELP
+        if path.exact_in
+        else "`exact_in: bfloat16` asks that the numbers be the same in bfloat16, and no more",
+    )
+
+
+def _certify(path: Recoding, given: Array, made: Array) -> None:
+    """M406 for the first scale of all numbers with which any product of a code and a scale is
+    another, in float32 or what it is rounded to.
+    """
+    import numpy as np
+
+    one, other = path.chains
+    dtype = path.exact_in or "float32"
+    entries = np.array(entry_values(stands_for(one.grid, path.source)), "f4")
+    table = values(path.source.layout.elements)
+    codes = np.unique(np.abs(table[np.isfinite(table)]))
+    for at, (old, new) in enumerate(zip(given, made, strict=True)):
+        with np.errstate(all="ignore"):
+            first = scales(one, entries, old) if one.whole is not None else entries
+            products = [codes[:, None] * s for s in (first, scales(other, entries, new))]
+            rounded = []
+            for product in products:
+                raw = np.empty(product.shape, carrier(dtype))
+                narrowed(product.astype("f4"), dtype, raw)
+                rounded.append(raw)
+        differ = rounded[0] != rounded[1]
+        if differ.any():
+            i, j = coordinates(int(differ.reshape(-1).argmax()), differ.shape)
+            _refuse_whole(
+                path,
+                at,
+                given,
+                f"and {new:.9g} in the other spelling: {int(differ.sum())} of {differ.size} "
+                f"products of codes and scales differ in {dtype}, the first {codes[i]:g} * "
+                f"{entries[j]:g}",
+            )
+
+
+__all__ = ["recode", "survey_powers"]

@@ -1,0 +1,241 @@
+"""Parts of one layout made of parts of another, plainly: what `recoding_boxes` is checked against.
+
+It shares with that which parts there are and which shifts are taken, and nothing else: every number
+is worked out in float64, in which products of a code and a scale are exact, and its code in the
+other format is looked for among all of that format's numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...core.spec import Spec
+from ...elements.raw import carrier
+from .geometry import Extents
+from .layout import Grid, Packing
+from .recoding import Chain, Recoding, least_power, most_power, stands_for
+from .reference import _all_codes as all_codes
+from .reference import _entries as all_entries
+from .reference import _widened as widened
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+
+def recoded_parts(path: Recoding, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """role -> raw elements of each part, of whole parts of the source."""
+    import numpy as np
+
+    source, target = path.source, path.target
+    one, other = path.chains
+    lead = source.full[:-2]
+    out = {role: np.zeros(spec.shape, carrier(spec.dtype)) for role, spec in path.parts.items()}
+    whole = _whole_of(path, arrays)
+    codes, grids = [], []
+    with np.errstate(all="ignore"):
+        for at in np.ndindex(lead):
+            given = all_codes(source, arrays, at)
+            numbers = _elements(source)[given]
+            entries = all_entries(source, one.grid, arrays, at)
+            mine, theirs = (_spread(source, tile) for tile in path.tiles)
+            if path.path == "split":
+                factor = whole[at] if other.whole is not None and other.whole.leading else whole
+                lowest = 2.0 ** least_power(stands_for(other.grid, target))
+                made = np.fmax(entries / np.asarray(factor).reshape(-1)[0], lowest)
+                made = np.where(np.isnan(entries), np.nan, made)
+            elif path.coarse:
+                made = _of_blocks(path, entries)
+            else:
+                made = entries * 2.0**-path.shift
+            if not path.coarse:
+                rows, columns = (
+                    np.arange(-(-n // t)) * t // w
+                    for n, t, w in zip(source.full[-2:], path.tiles[1], path.tiles[0], strict=True)
+                )
+                made = made[rows][:, columns]
+            if path.path == "direct":
+                scale = entries[mine[0]][:, mine[1]]
+                moved = numbers * scale / made[theirs[0]][:, theirs[1]]
+                # a scale without a quotient stays beside its code, unless another takes its place
+                alone = np.full(numbers.shape, np.nan) if path.coarse else numbers * 2.0**path.shift
+                numbers = np.where(np.isfinite(scale) & (scale != 0), moved, alone)
+            # of NaN by a scale the sign means nothing
+            negative = (given >= len(_elements(source)) // 2) & ~(
+                np.isnan(numbers) & ~np.isnan(_elements(source)[given])
+            )
+            found = _codes_of(target, numbers, negative)
+            # of several NaN each stays what it is
+            codes.append(given if path.same_codes and not path.coarse else found)
+            grids.append(made)
+    _place_codes(path, np.array(codes).reshape(source.full), out[target.layout.role])
+    inner = np.array(grids).reshape(*lead, *grids[0].shape) if grids else np.zeros((*lead, 0, 0))
+    _place_entries(path, inner, out[other.grid.role])
+    if other.whole is not None:
+        spelled = _spelled(path, arrays, whole)
+        stored = spelled.astype("f4").view("<u4").reshape(-1)
+        found = out[other.whole.role]
+        found[...] = stored.reshape(found.shape) if stored.size == found.size else stored[0]
+    return out
+
+
+def _elements(geo: Extents) -> Array:
+    import numpy as np
+
+    return np.array(geo.layout.elements.values())
+
+
+def _spread(geo: Extents, tile: tuple[int, int]) -> tuple[Array, Array]:
+    """For each row and column of a matrix the number of its entry."""
+    import numpy as np
+
+    rows, columns = (np.arange(n) // t for n, t in zip(geo.full[-2:], tile, strict=True))
+    return rows, columns
+
+
+def _of_blocks(path: Recoding, entries: Array) -> Array:
+    """The power of two of each block of the target, from the largest that it holds."""
+    import numpy as np
+
+    (high, wide), (rows, columns) = path.tiles[1], path.source.full[-2:]
+    row, column = (np.arange(n) // t for n, t in zip((rows, columns), path.tiles[0], strict=True))
+    dtype = stands_for(path.grid, path.target)
+    out = np.empty((-(-rows // high), -(-columns // wide)))
+    for i, j in np.ndindex(out.shape):
+        block = entries[np.unique(row[i * high : (i + 1) * high])]
+        block = block[:, np.unique(column[j * wide : (j + 1) * wide])]
+        known = block[~np.isnan(block)]
+        largest = known.max() if known.size else 2.0**path.shift
+        out[i, j] = max(largest / 2.0**path.shift, 2.0 ** least_power(dtype))
+    return out
+
+
+def _codes_of(geo: Extents, numbers: Array, negative: Array) -> Array:
+    """The code of each number that the elements have, by looking at all of them. Zeros and NaN are
+    `negative` or not, where there are two of them.
+    """
+    import numpy as np
+
+    known = _elements(geo)
+    out = np.zeros(numbers.shape, "u1")
+    for alike in (np.isnan(known), known == 0):
+        there = np.flatnonzero(alike)
+        mine = np.isnan(numbers) if np.isnan(known[there]).any() else numbers == 0
+        if len(there):
+            out[mine] = np.where(negative[mine], there[-1], there[0])
+    for code in np.flatnonzero(~np.isnan(known) & (known != 0)):
+        out[numbers == known[code]] = code
+    return out
+
+
+def _place_codes(path: Recoding, codes: Array, out: Array) -> None:
+    """Fills `out` with codes of a byte each, packed as the target packs them."""
+    packing = path.target.layout.codes
+    if not isinstance(packing, Packing):
+        raise TypeError(packing)
+    word = path.boxes.word
+    if word < 8 or word == packing.bits:
+        out[...] = codes.reshape(out.shape)
+        return
+    per = word // packing.bits
+    order = packing.order or tuple(range(per))
+    lines = out.reshape(*codes.shape[:-1], -1)
+    lines[...] = 0
+    for number in range(codes.shape[-1]):
+        field = order[number % per] * packing.bits
+        lines[..., number // per] |= codes[..., number].astype(out.dtype) << field
+
+
+def _place_entries(path: Recoding, entries: Array, out: Array) -> None:
+    """Fills `out` with the entries of the target's grid where they are stored."""
+    import numpy as np
+
+    grid: Grid = path.grid
+    raw = _raw(entries, stands_for(grid, path.target)).astype(out.dtype)
+    form = path.target.form(grid)
+    whole = out.reshape(form)
+    raw = raw if grid.leading else raw[(slice(0, 1),) * (raw.ndim - 2)]
+    for i, j in np.ndindex(raw.shape[-2:]):
+        if grid.swizzled:
+            across = form[-1] // 16
+            place = (i // 128 * across + j // 4) * 512 + i % 32 * 16 + i % 128 // 32 * 4 + j % 4
+            whole[..., place // form[-1], place % form[-1]] = raw[..., i, j]
+        elif grid.transposed:
+            whole[..., j, i] = raw[..., i, j]
+        else:
+            whole[..., i, j] = raw[..., i, j]
+
+
+def _raw(numbers: Array, dtype: str) -> Array:
+    """float64 as raw elements of a dtype that holds them, by looking for each among its numbers."""
+    import numpy as np
+
+    if dtype in ("float32", "float16"):
+        width = 4 if dtype == "float32" else 2
+        made = numbers.astype(f"<f{width}")
+        quiet = {4: 0x7FC00000, 2: 0x7E00}[width]
+        return np.where(np.isnan(numbers), quiet, made.view(f"<u{width}")).astype(f"<u{width}")
+    if dtype == "bfloat16":
+        bits = numbers.astype("<f4").view("<u4") >> 16
+        return np.where(np.isnan(numbers), 0x7FC0, bits).astype("<u2")
+    known = widened(np.arange(256, dtype="u1"), dtype)
+    out = np.zeros(numbers.shape, "u1")
+    for code in reversed(range(256)):
+        if np.isnan(known[code]):
+            out[np.isnan(numbers)] = code
+        else:
+            mine = numbers == known[code]
+            if known[code] == 0:
+                mine &= np.signbit(numbers) == np.signbit(known[code])
+            out[mine] = code
+    return out
+
+
+def _whole_of(path: Recoding, arrays: Mapping[str, Array]) -> Array:
+    """The scale of all numbers of the source, or what a split makes it; float64."""
+    import numpy as np
+
+    one, other = path.chains
+    source, lead = path.source, path.source.full[:-2]
+    if path.path == "split":
+        found = np.zeros(lead)
+        for at in np.ndindex(lead):
+            entries = all_entries(source, one.grid, arrays, at)
+            known = entries[~np.isnan(entries)]
+            found[at] = known.max() if known.size else np.nan
+        if other.whole is None or not other.whole.leading:
+            found = np.full((1,) * len(lead), np.fmax.reduce(found, axis=None))
+        top = 2.0 ** most_power(stands_for(path.grid, path.target))
+        return np.where(np.isnan(found), 1.0, np.maximum(found / top, 2.0**-126))
+    if one.whole is None:
+        return np.ones(1)
+    spec: Spec = source.spec(one.whole.role)
+    return _meaning(one, widened(arrays[one.whole.role], spec.dtype).reshape(-1))
+
+
+def _integer(number: float) -> float:
+    """What a constant divides by: 2688 for its reciprocal in float32."""
+    import numpy as np
+
+    whole = round(1 / number)
+    return float(whole) if float(np.float32(1 / whole)) == number else 1 / number
+
+
+def _meaning(chain: Chain, stored: Array) -> Array:
+    found = 1 / stored if chain.how == "/" else stored
+    for number in chain.factors:
+        found = found / _integer(number)
+    return found
+
+
+def _spelled(path: Recoding, arrays: Mapping[str, Array], whole: Array) -> Array:
+    one, other = path.chains
+    if one.whole is not None and one[2:] == other[2:]:
+        spec = path.source.spec(one.whole.role)
+        return widened(arrays[one.whole.role], spec.dtype).reshape(-1)
+    found = whole
+    for number in other.factors:
+        found = found * _integer(number)
+    return 1 / found if other.how == "/" else found

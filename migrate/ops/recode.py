@@ -1,0 +1,316 @@
+"""`recode`: the stored parts of a number format become those of another, never through numbers.
+
+Both sides are declared as `dequantize` and `quantize` declare one, so that what becomes of each
+part follows from two layouts (`codecs/kit/recoding.py`): many are copied as they are, under other
+names and in other shapes. What cannot be exact is refused, while planning where shapes tell, else
+where a box is computed. The inverse is the other direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..codecs.base import Codec
+from ..codecs.kit.codec import LayoutCodec
+from ..core import view
+from ..core.declaration import NumberFormat
+from ..core.spec import spec as spec_of
+from .base import (
+    Formatted,
+    Loss,
+    OneWay,
+    OpCall,
+    OpError,
+    Text,
+    ValueOp,
+    arg,
+    dataclass,
+    step,
+)
+from .dequantize import codec_called
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..codecs.kit.recoding import Move, Recoding
+    from ..core.spec import Spec
+    from ..core.view import View
+    from .base import Box, Meter
+
+# dtypes in which numbers may be asked to stay what they are
+EXACT_IN = ("float32", "bfloat16", "float16")
+
+
+class Recode(ValueOp):
+    kind = "exchange"
+    summary = "makes the stored parts of one number format of those of another, without rounding"
+    by_rows: ClassVar[bool] = False
+    on_device: ClassVar[bool] = False
+
+    @dataclass(frozen=True, slots=True)
+    class Args:
+        from_: Formatted = arg("the number format of the parts: `{codec: …}`", alias="from")
+        to: Formatted = arg("the number format that they become: `{codec: …}`")
+        exact_in: Text | None = arg(
+            "where a scale of the whole tensor is stored as its reciprocal or an amax, the dtype "
+            "in which all numbers must stay what they are, by default float32",
+            words=EXACT_IN,
+            default=None,
+        )
+
+    def validate(self, args: Args) -> None:
+        super().validate(args)
+        for said, encoding in ((args.from_, False), (args.to, True)):
+            codec = codec_called(said.codec)
+            if not isinstance(codec, LayoutCodec):
+                raise OpError("M308", f"recode: {codec.name} does not say how its parts are stored")
+            if encoding and not codec.encodes:
+                raise OpError(
+                    "M308",
+                    f"recode: {codec.name} is only decoded, nothing makes its parts",
+                    help="`dequantize` reads it",
+                )
+            codec.validate(said.args, encoding)
+
+    def takes(self, args: Any) -> tuple[str, ...]:
+        return _parts_of(args.from_)
+
+    def gives(self, args: Any) -> tuple[str, ...]:
+        return args.outputs if isinstance(args, Between) else _parts_of(args.to)
+
+    def inputs(self, args: Any) -> tuple[str, ...]:
+        return args.inputs if isinstance(args, Between) else self.takes(args)
+
+    def optional(self, said: NumberFormat) -> tuple[str, ...]:
+        """The parts that tensors of this format may be without."""
+        return codec_called(said.codec).optional
+
+    def settles(self, args: Any, named: Collection[str]) -> bool:
+        return True
+
+    def reads(self, args: Args) -> tuple[str, ...]:
+        return codec_called(args.from_.codec).planning
+
+    def settle(
+        self,
+        args: Args,
+        roles: Sequence[str],
+        specs: Sequence[Spec],
+        values: Mapping[str, bytes],
+    ) -> Between:
+        self.validate(args)
+        codec = _layout_codec(args.from_)
+        lacking = [r for r in codec.parts if r not in roles and r not in codec.optional]
+        if lacking:
+            raise OpError(
+                "M408",
+                f"recode: {codec.name} is not whole without its {', '.join(lacking)}; there is "
+                f"only the {', '.join(roles)}",
+            )
+        there = dict(zip(roles, specs, strict=True))
+        own = codec.settle(args.from_.args, [there.get(r) for r in codec.parts], values)
+        path = _path(args.from_._replace(args=own), args.to, args.exact_in, tuple(there.items()))
+        return Between(
+            args.from_._replace(args=own), args.to, args.exact_in, path.inputs, tuple(path.parts)
+        )
+
+    def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:
+        return list(_path_of(_settled(self, args, specs), specs).parts.values())
+
+    def copied(self, args: Between, specs: Sequence[Spec], output: int) -> tuple[int, Any] | None:
+        """Which input an output copies, and what leads to its places; None where it is computed."""
+        path = _path_of(args, specs)
+        found = path.copies.get(args.outputs[output])
+        return None if found is None else (args.inputs.index(found.role), found.moves)
+
+    def moved(self, of: View, moves: Iterable[Move], dtype: str) -> View:
+        """The view of a part in the places that `moves` lead to; what is over is zero."""
+        # a byte of E8M0 is a power of two
+        nothing = 2.0**-127 if dtype == "float8_e8m0fnu" else 0.0
+        for name, how in moves:
+            if name == "reshape":
+                of = view.reshape(of, how)
+            elif name == "permute":
+                of = view.permute(of, how)
+            elif name == "slice":
+                of = view.slice_(of, how[0], 0, how[1])
+            else:
+                of = view.pad(of, how[0], 0, how[1] - of.shape[how[0]], nothing)
+        return of
+
+    def needs(self, args: Any, specs: Sequence[Spec], output: int, box: Box) -> list[Box]:
+        args = _settled(self, args, specs)
+        found = _path_of(args, specs).needs(args.outputs[output], box)
+        return [found[role] for role in args.inputs]
+
+    def grain(self, args: Any, specs: Sequence[Spec], output: int) -> tuple[int, ...]:
+        args = _settled(self, args, specs)
+        return _path_of(args, specs).grain(args.outputs[output])
+
+    def torch(self, args: Any, specs: Sequence[Spec]) -> bool:
+        return False
+
+    def surveys(self, args: Any, specs: Sequence[Spec]) -> bool:
+        return _path_of(_settled(self, args, specs), specs).surveyed
+
+    def survey(
+        self, args: Any, specs: Sequence[Spec], box: Box, array: Any, known: Any = None
+    ) -> Any:
+        from ..codecs.kit.recoding_boxes import survey_powers
+
+        return survey_powers(_path_of(_settled(self, args, specs), specs), box, array, known)
+
+    def compute(
+        self,
+        args: Any,
+        arrays: Sequence[Any],
+        specs: Sequence[Spec],
+        output: int,
+        box: Box,
+        out: Any,
+        meter: Meter | None = None,
+        survey: Any = None,
+    ) -> None:
+        from ..codecs.kit.recoding_boxes import recode
+
+        args = _settled(self, args, specs)
+        path, held = _path_of(args, specs), dict(zip(args.inputs, arrays, strict=True))
+        recode(path, held, args.outputs[output], box, out, meter, survey)
+
+    def eager(
+        self,
+        args: Any,
+        arrays: Sequence[np.ndarray[Any, Any]],
+        parts: int = 1,
+        dtypes: Sequence[str] = (),
+    ) -> list[np.ndarray[Any, Any]]:
+        from ..codecs.kit.recoding_reference import recoded_parts
+
+        specs = [spec_of(d, a.shape) for d, a in zip(dtypes, arrays, strict=True)]
+        args = _settled(self, args, specs)
+        held = dict(zip(args.inputs, arrays, strict=True))
+        made = recoded_parts(_path_of(args, specs), held)
+        return [made[role] for role in args.outputs]
+
+    def loss(self, args: Args) -> Loss:
+        return Loss.LOSSLESS if args.exact_in in (None, "float32") else Loss.LOSSY
+
+    def loss_on(self, args: Any, specs: Sequence[Spec]) -> Loss:
+        path = _path_of(_settled(self, args, specs), specs)
+        if path.merges or (path.respells and path.exact_in not in ("", "float32")):
+            return Loss.LOSSY
+        return Loss.LOSSLESS
+
+    def invert(self, args: Args, enumerated: bool = False) -> OpCall | OneWay:
+        if not codec_called(args.from_.codec).encodes:
+            return OneWay(
+                f"{args.from_.codec} is only decoded, nothing makes its parts",
+                "keep the source: a way back needs its files",
+            )
+        return step("recode", from_=args.to, to=args.from_, exact_in=args.exact_in)
+
+    def samples(self) -> Iterable[tuple[dict[str, Any], list[tuple[int, ...]]]]:
+        yield (
+            {
+                "from": {"codec": "fp8-block", "scale": "f32"},
+                "to": {"codec": "fp8-block", "scale": "ue8m0"},
+            },
+            [(256, 200), (2, 2)],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Between(Recode.Args):
+    """The arguments for parts that were looked at: the roles that are read, and those that are
+    made, in order.
+    """
+
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+
+def _parts_of(said: NumberFormat) -> tuple[str, ...]:
+    from .. import codecs
+
+    try:
+        found: Codec = codecs.get(said.codec)
+    except LookupError:
+        return ()
+    return found.parts
+
+
+def _layout_codec(said: NumberFormat) -> LayoutCodec:
+    codec = codec_called(said.codec)
+    if not isinstance(codec, LayoutCodec):
+        raise OpError("M308", f"recode: {codec.name} does not say how its parts are stored")
+    return codec
+
+
+def _settled(op: Recode, args: Any, specs: Sequence[Spec]) -> Between:
+    """The arguments for parts of these specs, in the order of the codec's where nothing says it."""
+    if isinstance(args, Between):
+        return args
+    roles = codec_called(args.from_.codec).parts[: len(specs)]
+    return op.settle(args, roles, specs, {})
+
+
+def _path_of(args: Between, specs: Sequence[Spec]) -> Recoding:
+    there = tuple(zip(args.inputs, specs, strict=True))
+    return _path(args.from_, args.to, args.exact_in, there)
+
+
+@lru_cache(maxsize=1024)
+def _path(
+    source: NumberFormat,
+    target: NumberFormat,
+    exact_in: str | None,
+    there: tuple[tuple[str, Spec], ...],
+) -> Recoding:
+    from ..codecs.kit.recoding import recoding
+
+    codec, other = _layout_codec(source), _layout_codec(target)
+    specs = dict(there)
+    layout = codec.layout(source.args, specs)
+    ordered = tuple((r, specs[r]) for r in codec.parts if r in specs)
+    shape = codec.decoded(source.args, [specs.get(r) for r in codec.parts], _numbers(codec)).shape
+    made = other.encoded(target.args, spec_of(_numbers(other), shape))
+    parts = {r: s for r, s in zip(other.parts, made, strict=True) if s is not None}
+    first = other.layout(target.args, parts)
+    parts = _kept(other, target.args, parts, first, specs)
+    last = other.layout(target.args, parts)
+    return recoding(layout, ordered, last, tuple(parts.items()), exact_in or "")
+
+
+def _numbers(codec: Codec) -> str:
+    """A dtype of numbers of this format."""
+    return "float32" if not codec.numbers or "float32" in codec.numbers else min(codec.numbers)
+
+
+def _kept(
+    codec: LayoutCodec,
+    args: Any,
+    parts: Mapping[str, Spec],
+    layout: Any,
+    given: Mapping[str, Spec],
+) -> dict[str, Spec]:
+    """The parts with the dtypes of those that are there, where `args` have an argument of the
+    part's name, leave it open, and the layout takes that dtype in the same room.
+    """
+    known = {grid.role: grid.dtypes for grid in layout.grids()}
+    known[layout.role] = getattr(layout.codes, "dtypes", ())
+    out = dict(parts)
+    for role, part in parts.items():
+        there = given.get(role)
+        if there is None or there.dtype == part.dtype or there.dtype not in known.get(role, ()):
+            continue
+        if not hasattr(args, role) or getattr(args, role) is not None:
+            continue
+        if role != layout.role or prod(there.shape) == prod(part.shape):
+            out[role] = spec_of(there.dtype, part.shape)
+    return out
+
+
+OP = Recode()

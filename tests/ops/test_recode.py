@@ -1,0 +1,287 @@
+"""`recode` in rule files: parts for parts, there and back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from header_files import NAMES
+
+import migrate
+from migrate import codecs, ops
+from migrate.core.declaration import NumberFormat
+from migrate.core.errors import MigrateError, page
+from migrate.core.spec import spec
+from migrate.elements.raw import carrier
+from migrate.ops.base import Loss, OneWay, OpCall, OpError
+from migrate.rules.arguments import as_written, resolve
+
+RECODE: Any = ops.get("recode")
+FP8: Any = codecs.get("fp8-block").Args
+CODES = "float8_e4m3fn"
+BACK = {safetensors: name for name, (safetensors, _) in NAMES.items()}
+
+RULE = """
+id: x/b/powers
+title: Powers of two in a byte
+lineage: x
+edge: [a, b]
+params: {KEPT: {type: str, default: ue8m0}}
+rules:
+  - name: blocks
+    from: {weight: "{m...}.weight", scale: "{m...}.weight_scale_inv"}
+    to: {weight: "{m...}.weight", scale: "{m...}.scale"}
+    via:
+      - recode: STEP
+"""
+STEP = (
+    "{from: {codec: fp8-block, block: [4, 8], scale: f32}, "
+    "to: {codec: fp8-block, block: [4, 8], scale: $KEPT}}"
+)
+
+
+def number_format(codec: str = "fp8-block", **own: Any) -> NumberFormat:
+    return NumberFormat(codec, FP8(**own))
+
+
+def arguments(one: NumberFormat, other: NumberFormat, exact_in: str | None = None) -> Any:
+    return RECODE.Args(from_=one, to=other, exact_in=exact_in)
+
+
+def refused(call: Any) -> OpError:
+    with pytest.raises(OpError) as caught:
+        call()
+    page(caught.value.code)
+    return caught.value
+
+
+def stop(call: Any) -> str:
+    with pytest.raises(MigrateError) as caught:
+        call()
+    return str(caught.value)
+
+
+def write(folder: Path, tensors: dict[str, tuple[str, Any]]) -> Path:
+    """A folder with one safetensors file of these, key -> (dtype, raw elements)."""
+    folder.mkdir()
+    header: dict[str, Any] = {}
+    end = 0
+    for key, (dtype, array) in tensors.items():
+        size = array.nbytes
+        places = [end, end + size]
+        header[key] = {"dtype": NAMES[dtype][0], "shape": [*array.shape], "data_offsets": places}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    raw = b"".join(array.tobytes() for _, array in tensors.values())
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + raw)
+    return folder
+
+
+def read(folder: Path) -> dict[str, tuple[str, Any]]:
+    """key -> (dtype, raw elements) of what `write` or a run wrote."""
+    data = (folder / "model.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    out = {}
+    for key, said in json.loads(data[8 : 8 + size]).items():
+        if key != "__metadata__":
+            low, high = said["data_offsets"]
+            dtype = BACK[said["dtype"]]
+            raw = np.frombuffer(data[8 + size + low : 8 + size + high], carrier(dtype))
+            out[key] = dtype, raw.reshape(said["shape"])
+    return out
+
+
+def checkpoint(folder: Path, layers: int = 2) -> Path:
+    dice = np.random.default_rng(1)
+    tensors: dict[str, tuple[str, Any]] = {}
+    for layer in range(layers):
+        codes = dice.integers(0, 127, (10, 20), "u1")
+        powers = (dice.integers(118, 130, (3, 3)) << 23).astype("<u4")
+        tensors[f"l.{layer}.weight"] = CODES, codes
+        tensors[f"l.{layer}.weight_scale_inv"] = "float32", powers
+    return write(folder, tensors)
+
+
+def rule(folder: Path, step: str = STEP) -> Path:
+    path = folder / "rule.yaml"
+    path.write_text(RULE.replace("STEP", step))
+    return path
+
+
+def test_scales_become_bytes_and_come_back(tmp_path: Path) -> None:
+    source, rules = checkpoint(tmp_path / "old"), rule(tmp_path)
+    report = migrate.apply(source, tmp_path / "new", rules=rules)
+    assert report.to_json()["downgrade"]["exact"] is True
+    made, was = read(tmp_path / "new"), read(source)
+    for layer in range(2):
+        dtype, scale = made[f"l.{layer}.scale"]
+        assert dtype == "float8_e8m0fnu"
+        assert (scale == was[f"l.{layer}.weight_scale_inv"][1] >> 23).all()
+        dtype, codes = made[f"l.{layer}.weight"]
+        assert dtype == CODES
+        assert (codes == was[f"l.{layer}.weight"][1]).all()
+    assert migrate.verify(tmp_path / "new", source=source, rules=rules).to_json()["equal"] is True
+    migrate.downgrade(tmp_path / "new", tmp_path / "back", rules=rules)
+    back = read(tmp_path / "back")
+    assert back.keys() == was.keys()
+    for key, (dtype, raw) in was.items():
+        assert back[key][0] == dtype
+        assert back[key][1].tobytes() == raw.tobytes()
+
+
+def test_codes_are_views_in_the_plan_and_only_scales_are_computed(tmp_path: Path) -> None:
+    source, rules = checkpoint(tmp_path / "old"), rule(tmp_path)
+    changes = {
+        row["to"].rpartition(".")[2]: row["change"]
+        for row in json.loads(migrate.plan(source, rules=rules).to_json())["rows"]
+    }
+    assert changes == {"weight": "rearranged", "scale": "computed"}
+    # a rename, with the dtype that the scale has
+    only = STEP.replace("scale: $KEPT", "scale: f32")
+    rows = json.loads(migrate.plan(source, rules=rule(tmp_path, only)).to_json())["rows"]
+    assert {row["change"] for row in rows} == {"rearranged"}
+
+
+def test_what_cannot_be_a_power_is_refused_by_tensor_index_and_value(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "old")
+    tensors = {key: (dtype, raw.copy()) for key, (dtype, raw) in read(source).items()}
+    tensors["l.1.weight_scale_inv"][1].view("<f4")[2, 1] = 0.3
+    odd = write(tmp_path / "odd", tensors)
+    said = stop(lambda: migrate.apply(odd, tmp_path / "new", rules=rule(tmp_path)))
+    assert "M406" in said
+    assert "l.1.weight" in said
+    assert "the scale at [2, 1] is 0.300000012, and float8_e8m0fnu holds powers of two" in said
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "code", "words"),
+    [
+        ("{from: {codec: fp8-block}}", "M101", "`to` is missing"),
+        ("{from: {codec: fp8-block}, to: {block: [4, 8]}}", "M101", "`codec` is missing"),
+        ("{from: {codec: fp8-block}, to: fp8-block}", "M106", "a mapping is expected"),
+        (
+            "{from: {codec: fp8-block}, to: {codec: fp8-block, blocks: [4, 8]}}",
+            "M103",
+            "fp8-block: there is no argument `blocks`",
+        ),
+        (
+            "{from: {codec: fp8-blocks}, to: {codec: fp8-block}}",
+            "M308",
+            "there is no codec 'fp8-blocks'",
+        ),
+        (
+            "{from: {codec: fp8-block}, to: {codec: fp8-block, scale: f64}}",
+            "M308",
+            "`scale` is f64",
+        ),
+        (
+            "{from: {codec: fp8-block}, to: {codec: fp8-block}, exact_in: float8_e4m3fn}",
+            "M308",
+            "`exact_in` is float8_e4m3fn",
+        ),
+        (
+            "{from: {codec: fp8-block}, to: {codec: fp8-block}, into: x}",
+            "M103",
+            "`into`",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_rule_may_not_say(tmp_path: Path, step: str, code: str, words: str) -> None:
+    source = checkpoint(tmp_path / "old")
+    said = stop(lambda: migrate.plan(source, rules=rule(tmp_path, step)))
+    assert code in said
+    assert words in said
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "words"),
+    [
+        ('scale: "{m...}.scale"}', 'amax: "{m...}.scale"}', "`to` has weight, amax"),
+        (
+            'from: {weight: "{m...}.weight", scale: "{m...}.weight_scale_inv"}',
+            'from: "{m...}.weight"',
+            "`from` has no roles",
+        ),
+        (
+            "      - recode",
+            "      - dequantize: {codec: fp8-block, dtype: bfloat16}\n      - recode",
+            "is not the only op of its rule that takes or makes roles",
+        ),
+    ],
+)
+def test_roles_of_both_sides_are_those_of_their_formats(
+    tmp_path: Path, was: str, now: str, words: str
+) -> None:
+    source, path = checkpoint(tmp_path / "old"), rule(tmp_path)
+    path.write_text(path.read_text().replace(was, now))
+    assert words in stop(lambda: migrate.plan(source, rules=path))
+
+
+def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "old")
+    tensors = read(source)
+    del tensors["l.0.weight_scale_inv"]
+    odd = write(tmp_path / "odd", tensors)
+    said = stop(lambda: migrate.plan(odd, rules=rule(tmp_path)))
+    assert "M207" in said
+    assert "l.0.weight_scale_inv" in said
+
+
+def test_shapes_that_do_not_fit_are_refused_while_planning(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "old")
+    step = STEP.replace("[4, 8]", "[5, 8]")
+    said = stop(lambda: migrate.plan(source, rules=rule(tmp_path, step)))
+    assert "M310" in said
+    assert "[2, 3]" in said
+
+
+def test_the_inverse_is_the_other_direction() -> None:
+    one, other = number_format(scale="f32"), number_format(scale="ue8m0")
+    back = RECODE.invert(arguments(one, other, "bfloat16"))
+    assert back == OpCall("recode", arguments(other, one, "bfloat16"))
+    assert as_written("recode", back.args) == {
+        "from": {"codec": "fp8-block", "scale": "ue8m0"},
+        "to": {"codec": "fp8-block", "scale": "f32"},
+        "exact_in": "bfloat16",
+    }
+    assert resolve("recode", as_written("recode", back.args), {}) == back.args
+
+
+def test_what_is_only_decoded_is_no_goal_and_has_no_way_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kind = type(codecs.get("fp8-block"))
+    monkeypatch.setattr(kind, "encodes", property(lambda self: False))
+    args = arguments(number_format(), number_format())
+    error = refused(lambda: RECODE.validate(args))
+    assert error.message == "recode: fp8-block is only decoded, nothing makes its parts"
+    back = RECODE.invert(args)
+    assert isinstance(back, OneWay)
+    assert "fp8-block is only decoded" in back.because
+
+
+def test_a_codec_without_a_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("migrate.ops.recode.LayoutCodec", int)
+    error = refused(lambda: RECODE.validate(arguments(number_format(), number_format())))
+    assert "does not say how its parts are stored" in error.message
+
+
+def test_a_scale_keeps_its_dtype_unless_the_rule_says_another() -> None:
+    weight = spec(CODES, (256, 200))
+    for dtype in ("float32", "bfloat16", "float8_e8m0fnu"):
+        given = [weight, spec(dtype, (2, 2))]
+        assert RECODE.infer(arguments(number_format(), number_format()), given) == given
+        said = arguments(number_format(), number_format(scale="bf16"))
+        assert RECODE.infer(said, given)[1].dtype == "bfloat16"
+
+
+def test_nothing_is_lost_and_nothing_imports_torch() -> None:
+    given = [spec(CODES, (256, 200)), spec("float32", (2, 2))]
+    args = arguments(number_format(), number_format(scale="ue8m0"))
+    assert RECODE.loss_on(args, given) is Loss.LOSSLESS
+    assert RECODE.torch(args, given) is False
