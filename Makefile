@@ -5,6 +5,7 @@ JOBS ?= 2
 PIP = bin/python -m pip --disable-pip-version-check install -qq -c $(CONSTRAINTS)
 SIZE ?= 1.2GB
 BENCH ?=
+GENUINE ?=
 PYTEST ?=
 MARKS ?= thorough or ranks or libraries or servers or filesystems or hypothesis
 
@@ -18,7 +19,7 @@ SOURCES := $(shell find migrate rules schemas -type f -not -name '*.pyc')
 OLDEST ?= python3.10
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: help check test test-oldest marks gpu wheels demo campaign bench docs lint clean
+.PHONY: help check test test-oldest marks gpu wheels genuine demo campaign bench docs lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -28,6 +29,7 @@ help:
 	@echo "make test-oldest  make test with the oldest Python and the oldest libraries that pyproject.toml admits"
 	@echo "make gpu       the tests and rows that need a GPU, by PYTHON as it is; without a GPU it lists them"
 	@echo "make wheels    fill wheels/ with what make gpu may lack where there is no network"
+	@echo "make genuine   make tests/data/genuine again, by the libraries themselves (GENUINE='ct-nvfp4 modelopt-fp8')"
 	@echo "make demo      a checkpoint there and back again"
 	@echo "make lint      ruff and mypy"
 	@echo "make campaign  hundreds of random cases, kills and injected failures"
@@ -85,6 +87,16 @@ check: lint
 	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq torch==2.6.0 numpy
 	@touch $@
 
+# the libraries that make tests/data/genuine; ModelOpt's own requirements exclude transformers as it is
+.venv-peers/.ready: pyproject.toml constraints.txt
+	$(environment)
+	@$(@D)/$(PIP) -e '.[test]' compressed-tensors==0.20.0 torchao==0.18.0 omegaconf ninja nvidia-ml-py 'pulp<4' regex scipy
+	@$(@D)/$(PIP) --no-deps nvidia-modelopt==0.47.0
+	@touch $@
+
+genuine: .venv-peers/.ready
+	.venv-peers/bin/python tests/genuine/make_genuine.py $(GENUINE)
+
 test-oldest: .venv-oldest/.ready
 	.venv-oldest/bin/python -m pytest -q $(PARALLEL) $(PYTEST)
 
@@ -123,5 +135,5 @@ lint: .venv-test/.lint
 	.venv-test/bin/mypy
 
 clean:
-	rm -rf .venv-test .venv-oldest .venv-demo .venv-lint demo wheels bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv-test .venv-oldest .venv-peers .venv-demo .venv-lint demo wheels bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -24,7 +24,7 @@ class Checkpoint(NamedTuple):
 
 
 def names() -> list[str]:
-    return sorted(file.stem for file in FOLDER.glob("*.json"))
+    return sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
 
 
 @cache
@@ -33,9 +33,11 @@ def checkpoint(name: str) -> Checkpoint:
     return Checkpoint(FOLDER / name, **said)
 
 
+def digest(dtype: str, shape: tuple[int, ...], data: bytes) -> str:
+    """dtype, shape and SHA-256 of the bytes of a tensor."""
+    return f"{dtype} {list(shape)} {hashlib.sha256(data).hexdigest()}"
+
+
 def digests(folder: Path) -> dict[str, str]:
-    """key -> dtype, shape and SHA-256 of the bytes, of all tensors of a folder."""
-    return {
-        key: f"{dtype} {list(shape)} {hashlib.sha256(data).hexdigest()}"
-        for key, (dtype, shape, data) in contents(folder).items()
-    }
+    """key -> `digest`, of all tensors of a folder."""
+    return {key: digest(*tensor) for key, tensor in contents(folder).items()}

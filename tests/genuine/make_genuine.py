@@ -1,12 +1,11 @@
 """Makes tiny checkpoints by the libraries that define number formats, and what these libraries
 themselves decode them to.
 
-    python tests/genuine/make_genuine.py [NAME ...]
+    make genuine [GENUINE="NAME ..."]
 
 writes tests/data/genuine/NAME, a folder as a user would have it, and NAME.json beside it: which
 releases made it, and by which of them its tensors were decoded, each with dtype, shape and the
-SHA-256 of its bytes. Needs transformers, compressed-tensors, torchao, ModelOpt (`make
-.venv-peers/.ready`), and a CPU.
+SHA-256 of its bytes. It needs transformers, compressed-tensors, torchao, ModelOpt and no GPU.
 
 What no library encodes on a CPU is said where it is made: the codes are then those of torchao, in
 the parts that transformers reads and decodes.

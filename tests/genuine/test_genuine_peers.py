@@ -1,0 +1,125 @@
+"""What compressed-tensors' `convert_checkpoint` makes of the same folders, and where it fails; what
+GPTQModel's `dequantize_model` made of them when it was run once (`gptqmodel.json`).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import contents
+from genuine import checkpoint, digests
+
+pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]
+
+# all that is called `weight` and has no scale; without these it refuses formats whose codes are
+# called so as well
+PLAIN = ["re:.*(embed_tokens|norm)$"]
+# name -> (arguments of CompressedTensorsDequantizer, what it says)
+REFUSED = {
+    # `targets: [Linear]` is taken for every module, the embedding too
+    "ct-fp8-tensor": ({}, "model.embed_tokens.weight_scale not found"),
+    "ct-fp8-channel": ({}, "model.embed_tokens.weight_scale not found"),
+    "ct-fp8-block": ({}, "model.embed_tokens.weight_scale not found"),
+    "ct-mxfp8": ({}, "model.embed_tokens.weight_scale not found"),
+    # scales of inputs that its own library wrote
+    "ct-nvfp4": ({}, "14 residual quantization param"),
+    "ct-fp8-tensor, ignore": ({"ignore": PLAIN}, "7 residual quantization param"),
+    # a ragged block is a part of a padded tensor, which it cannot save
+    "ct-fp8-block, ignore": ({"ignore": PLAIN}, "non contiguous tensor"),
+}
+
+
+@pytest.fixture(scope="module")
+def convert() -> Any:
+    """`convert_checkpoint` and its converters; it needs Python 3.11."""
+    made = pytest.importorskip("compressed_tensors.entrypoints.convert")
+    from loguru import logger
+
+    logger.disable("compressed_tensors")
+    return made
+
+
+def converted(convert: Any, folder: Path, into: Path, *converters: Any) -> Path:
+    convert.convert_checkpoint(folder, into, list(converters), max_workers=1, device="cpu")
+    return into
+
+
+@pytest.mark.parametrize(
+    "name", ["ct-fp8-channel", "ct-nvfp4a16", "ct-mxfp4", "ct-mxfp8", "ct-mixed"]
+)
+def test_convert_checkpoint_decodes_what_its_library_wrote(
+    convert: Any, name: str, tmp_path: Path
+) -> None:
+    one = checkpoint(name)
+    decode = convert.CompressedTensorsDequantizer(one.folder, ignore=PLAIN)
+    assert digests(converted(convert, one.folder, tmp_path / "out", decode)) == one.tensors
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_convert_checkpoint_refuses_some_of_it(convert: Any, case: str, tmp_path: Path) -> None:
+    arguments, said = REFUSED[case]
+    folder = checkpoint(case.split(",")[0]).folder
+    with pytest.raises(ValueError, match=said):
+        converted(
+            convert,
+            folder,
+            tmp_path / "out",
+            convert.CompressedTensorsDequantizer(folder, **arguments),
+        )
+
+
+def test_convert_checkpoint_reads_no_scales_of_one_byte(convert: Any, tmp_path: Path) -> None:
+    folder = checkpoint("hf-fp8-block-ue8m0").folder
+    decode = convert.FP8BlockDequantizer.from_pretrained(folder, weight_block_size=(32, 32))
+    with pytest.raises(KeyError, match="F8_E8M0"):
+        converted(convert, folder, tmp_path / "out", decode)
+
+
+@pytest.mark.parametrize("name", ["hf-fp8-block", "hf-fp8-block-moe"])
+def test_convert_checkpoint_decodes_blocks_as_transformers_does(
+    convert: Any, name: str, tmp_path: Path
+) -> None:
+    one = checkpoint(name)
+    decode = convert.FP8BlockDequantizer.from_pretrained(one.folder, weight_block_size=(32, 32))
+    assert digests(converted(convert, one.folder, tmp_path / "out", decode)) == one.tensors
+
+
+def test_convert_checkpoint_leaves_codes_whose_scales_it_does_not_know(
+    convert: Any, tmp_path: Path
+) -> None:
+    """As transformers does with what it saved itself: nothing is said, and codes stay codes."""
+    one = checkpoint("hf-fp8-block-moe-saved")
+    decode = convert.FP8BlockDequantizer.from_pretrained(one.folder, weight_block_size=(32, 32))
+    made = digests(converted(convert, one.folder, tmp_path / "out", decode))
+    assert made["model.layers.0.mlp.experts.0.down_proj.weight"].startswith("F8_E4M3")
+
+
+@pytest.mark.parametrize("name", ["modelopt-nvfp4", "modelopt-nvfp4-moe"])
+def test_convert_checkpoint_takes_over_nvfp4_of_modelopt(
+    convert: Any, name: str, tmp_path: Path
+) -> None:
+    """Codes and scales of blocks as they are, reciprocals of the others. hf_quant_config.json
+    stays, and says that this is ModelOpt's.
+    """
+    source = checkpoint(name).folder
+    take = convert.ModelOptNvfp4Converter(
+        targets=["Linear"], ignore=["re:.*mlp.gate$", "lm_head", *PLAIN]
+    )
+    folder = converted(convert, source, tmp_path / "out", take)
+    before, after = contents(source), contents(folder)
+    names = {"weight": "weight_packed", "weight_scale": "weight_scale"}
+    inverted = {"weight_scale_2": "weight_global_scale", "input_scale": "input_global_scale"}
+    modules = {key.removesuffix("_2") for key in before if key.endswith("weight_scale_2")}
+    for module in (name.removesuffix(".weight_scale") for name in modules):
+        for one, other in names.items():
+            assert after[f"{module}.{other}"] == before[f"{module}.{one}"]
+        for one, other in inverted.items():
+            (value,) = struct.unpack("<f", before[f"{module}.{one}"][2])
+            assert after[f"{module}.{other}"][2] == struct.pack("<f", 1 / value)
+    assert (folder / "hf_quant_config.json").exists()
+    said = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert said["format"] == "nvfp4-pack-quantized"
