@@ -14,14 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.part_names import ACTIVATIONS, Convention
+from ..core.part_names import ACTIVATIONS, COLUMNWISE, Convention
 
-# a second copy for the other direction of a product
-_COLUMNWISE = {
-    "columnwise_data": "{w}._columnwise_data",
-    "columnwise_scale": "{w}._columnwise_scale_inv",
-}
-_PACKED_8 = "uint8|int8"
 _TENSOR = {"granularity": "tensor"}
 _CHANNEL = {"granularity": "channel"}
 
@@ -84,75 +78,11 @@ _FP8_BLOCK = tuple(
             "weight": "{w}._rowwise_data uint8 [N, K]",
             "scale": f"{{w}}._rowwise_scale_inv float32 {scales}",
         },
-        beside=_COLUMNWISE,
+        beside=COLUMNWISE,
         arguments={"rows": rows, "columns": 128, "form": "te"},
     )
     # scales of single rows are stored transposed
     for rows, scales in ((128, "[N/128, K/128:4]"), (1, "[K/128, N:4]"))
-)
-_MXFP8 = (
-    Convention(
-        "compressed-tensors, ModelOpt",
-        {
-            "weight": "{w}.weight float8 [*, N, K]",
-            "scale": "{w}.weight_scale uint8|float8_e8m0fnu [*, N, K/32]",
-        },
-        beside=ACTIVATIONS,
-    ),
-    Convention(
-        "transformers",
-        {
-            "weight": "{w}.weight float8 [*, N, K]",
-            "scale": "{w}.weight_scale_inv uint8|float8_e8m0fnu [*, N, K/32]",
-        },
-    ),
-    Convention(
-        "Transformer Engine",
-        {
-            "weight": "{w}._rowwise_data uint8 [N, K]",
-            "scale": "{w}._rowwise_scale_inv uint8 [N:128, K/32:4]",
-        },
-        beside=_COLUMNWISE,
-        arguments={"form": "te"},
-        either={"swizzled": (False, True)},
-    ),
-)
-_MXFP4 = (
-    Convention(
-        "gpt-oss, transformers",
-        {"weight": "{w}_blocks uint8 [*, N, G, 16]", "scale": "{w}_scales uint8 [*, N, G]"},
-    ),
-    Convention(
-        "gpt-oss, OpenAI",
-        {"weight": "{w}.blocks uint8 [*, N, G, 16]", "scale": "{w}.scales uint8 [*, N, G]"},
-    ),
-    Convention(
-        "compressed-tensors",
-        {
-            "weight": "{w}.weight_packed uint8 [*, N, K/2]",
-            "scale": "{w}.weight_scale uint8|float8_e8m0fnu [*, N, K/32]",
-        },
-        beside=ACTIVATIONS,
-    ),
-    Convention(
-        "ModelOpt",
-        {
-            "weight": "{w}.weight uint8 [*, N, K/2]",
-            "scale": "{w}.weight_scale uint8|float8_e8m0fnu [*, N, K/32]",
-        },
-        beside=ACTIVATIONS,
-    ),
-    *(
-        Convention(
-            "DeepSeek",
-            {
-                "weight": f"{{w}}.weight {codes}",
-                "scale": f"{{w}}.{scale} float8_e8m0fnu|float32 [*, N, K/32]",
-            },
-        )
-        for codes in (f"{_PACKED_8} [*, N, K/2]", "float4_e2m1fn [*, N, K]")
-        for scale in ("scale", "weight_scale_inv")
-    ),
 )
 # as unpacked experts, but in one tensor, whose name is not `weight`
 _STACKED = {"input_scale": "{w}_input_scale"}
@@ -313,22 +243,6 @@ FORMATS: tuple[tuple[str, Convention], ...] = (
     *_torchao("fp8", "float8 [*, N, K]", "float32 [*, N, 1]", arguments=_CHANNEL, accepts=_rows),
     *(("fp8-block", convention) for convention in _FP8_BLOCK),
     ("fp8", _STACKED_FP8),
-    *(("mxfp8", convention) for convention in _MXFP8),
-    *_torchao("mxfp8", "float8 [*, N, K]", "uint8|float8_e8m0fnu [*, N, K/32]"),
-    *_torchao(
-        "mxfp8",
-        "float8 [*, N, K]",
-        "uint8|float8_e8m0fnu [*, 32*N/128, 16*K/128]",
-        arguments={"swizzled": True},
-    ),
-    *(("mxfp4", convention) for convention in _MXFP4),
-    *_torchao("mxfp4", "uint8 [*, N, K/2]", "uint8|float8_e8m0fnu [*, N, K/32]"),
-    *_torchao(
-        "mxfp4",
-        "uint8 [*, N, K/2]",
-        "uint8|float8_e8m0fnu [*, 32*N/128, 16*K/128]",
-        arguments={"swizzled": True},
-    ),
     *(("nvfp4", convention) for convention in _STACKED_NVFP4),
     *(("int-pack", convention) for convention in _INT_PACK),
     *(("int8", convention) for convention in _INT8),

@@ -99,11 +99,11 @@ WRITTEN = {
     ),
     "gpt-oss": (
         {"gate_up_proj_blocks": "uint8 4 64 8 16", "gate_up_proj_scales": "uint8 4 64 8"},
-        [("mxfp4", {})],
+        [("mxfp4", {"form": "blocks"})],
     ),
     "gpt-oss of OpenAI": (
         {"mlp1_weight.blocks": "uint8 4 64 8 16", "mlp1_weight.scales": "uint8 4 64 8"},
-        [("mxfp4", {})],
+        [("mxfp4", {"form": "blocks"})],
     ),
     "stacked experts of transformers 5": (
         {"gate_up_proj": "float8_e4m3fn 4 256 512", "gate_up_proj_scale_inv": "float32 4 2 4"},

@@ -38,7 +38,7 @@ FORMATS = {
         (8, "fp8-block", "DeepSeek-V4", BLOCKS),
         (6, "mxfp4", "DeepSeek", {}),
     ],
-    "gpt-oss": [(2, "mxfp4", "gpt-oss, transformers", {})],
+    "gpt-oss": [(2, "mxfp4", "gpt-oss, transformers", {"form": "blocks"})],
     "torchao-fp8-row": [(7, "fp8", "torchao", {"granularity": "channel"})],
     "torchao-fp8-tensor": [(7, "fp8", "torchao", {"granularity": "tensor"})],
     "torchao-mxfp8": [(7, "mxfp8", "torchao", {"swizzled": True})],

@@ -93,7 +93,7 @@ def test_formats_are_told_apart_within_a_checkpoint():
         (g["names"], g["count"], g["readings"][0]["format"], g["readings"][0]["arguments"])
         for g in found["number_formats"]
     ] == [
-        (["gate_up_proj"], 1, "mxfp4", {}),
+        (["gate_up_proj"], 1, "mxfp4", {"form": "blocks"}),
         # of one block of rows the shape does not tell how many they are
         (["q_proj", "k_proj"], 2, "fp8-block", {"rows": 128, "columns": 128}),
         (["v_proj"], 1, "bnb-int8", {}),

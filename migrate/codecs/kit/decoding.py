@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from ...core.spec import Spec
 from ...elements.numbers import is_numpy
 from .box_decoding import BoxDecoder
-from .decoding_error import check_exact, measure
+from .decoding_error import check_exact, check_powers, measure
 from .exactness import is_exact
 from .geometry import Extents, geometry
-from .layout import NumberLayout
+from .layout import FLOATS, NumberLayout
 
 if TYPE_CHECKING:
     from ...ops.base import Box, Meter
@@ -41,6 +41,9 @@ def decode(
         return
     full = geo.inner(box)
     work = BoxDecoder(geo, arrays, dtype, full)
+    for grid in layout.grids():
+        if grid.powers and specs[grid.role].dtype in FLOATS:
+            check_powers(geo, work, grid, full)
     if layout.flat:
         target, own = _row(full, out)
     else:

@@ -29,6 +29,27 @@ MEASURED, SPARSEST = 1 << 13, 509
 _TOGETHER = 1 << 10
 
 
+def check_powers(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None:
+    """OpError M406 at the first entry of a grid that is neither a power of two nor NaN."""
+    import numpy as np
+
+    held = geo.entries_held(grid, full)
+    for at in work.matrices():
+        entries = _near(work.entries(grid, at))
+        odd = (np.frexp(entries)[0] != 0.5) & ~np.isnan(entries)
+        if odd.any():
+            row, column = coordinates(int(odd.reshape(-1).argmax()), odd.shape)
+            lead = [i + low for i, (low, _) in zip(at, full, strict=False)]
+            place = [*lead, row + held.rows[0], column + held.columns[0]]
+            raise OpError(
+                "M406",
+                f"dequantize: the {grid.role} at {place[-len(geo.spec(grid.role).shape) :]} is "
+                f"{float(entries[row, column]):g}, which is no power of two as scales of "
+                f"{geo.layout.name} are",
+                help="the parts belong to different tensors, or are of another format",
+            )
+
+
 def check_exact(geo: Extents, work: BoxDecoder, dtype: str, full: Box, made: Any) -> None:
     """OpError M406 at the first number that is not the product of its code and scale."""
     import numpy as np

@@ -320,14 +320,13 @@ def _grid(encoding: TensorEncoding, entries: Array) -> Array:
     grid, part = encoding.grid, encoding.parts[encoding.grid.role]
     if grid.swizzled:
         rows, columns = entries.shape[-2:]
-        out = np.zeros(prod(part.shape), entries.dtype)
+        matrices = entries.reshape(-1, rows, columns)
+        out = np.zeros((len(matrices), prod(part.shape[-2:])), entries.dtype)
         wide = -(-columns // 4)
-        flat = entries.reshape(rows, columns)
         for i in range(rows):
             for j in range(columns):
-                out[
-                    ((i // 128) * wide + j // 4) * 512 + i % 32 * 16 + i % 128 // 32 * 4 + j % 4
-                ] = flat[i, j]
+                at = ((i // 128) * wide + j // 4) * 512 + i % 32 * 16 + i % 128 // 32 * 4 + j % 4
+                out[:, at] = matrices[:, i, j]
         return out.reshape(part.shape)
     if grid.transposed:
         entries = entries.swapaxes(-1, -2)

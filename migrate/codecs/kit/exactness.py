@@ -10,8 +10,9 @@ from .layout import Grid, NumberLayout
 
 
 def is_exact(layout: NumberLayout, specs: Mapping[str, Spec], dtype: str) -> bool:
-    """Whether decoding to `dtype` keeps every value: codes times powers of two by their dtype
-    (E8M0). `decode` refuses the few products that are beyond the range of `dtype`.
+    """Whether decoding to `dtype` keeps every value: codes times powers of two, by their dtype
+    (E8M0) or because `decode` refuses others. It refuses as well the few products that are beyond
+    the range of `dtype`.
     """
     form, elements = FLOATS[dtype], layout.elements
     # float16 has so few exponents that most scales of a checkpoint would be beyond it
@@ -24,7 +25,7 @@ def is_exact(layout: NumberLayout, specs: Mapping[str, Spec], dtype: str) -> boo
         term.how == "*"
         and isinstance(term.what, Grid)
         and term.what.elements is None
-        and _stands_for(term.what, specs) == "float8_e8m0fnu"
+        and (term.what.powers or _stands_for(term.what, specs) == "float8_e8m0fnu")
         for term in layout.scale
     )
 

@@ -206,6 +206,8 @@ class Grid:
     dtypes: tuple[str, ...] = FLOATS
     # the float dtype whose codes entries stored as uint8 are
     byte: str = "float8_e8m0fnu"
+    # entries are powers of two, or NaN, whatever their dtype: any other is refused
+    powers: bool = False
     # what entries stand for that are codes, and how these lie; zeros are integers
     elements: ElementType | None = None
     packing: Packing | None = None

@@ -224,7 +224,7 @@ def mx(power: str, elements: ElementType, amax: Array, mantissa_bits: int | None
     most = int(np.float32(largest_of(elements)).view("<i4"))
     top, fraction = (most >> 23) - 127, most & 0x7FFFFF
     if power == "even":
-        kept = _mantissa(elements) if mantissa_bits is None else mantissa_bits
+        kept = mantissa_of(elements) if mantissa_bits is None else mantissa_bits
         found = (bits + (1 << (22 - kept))) >> 23
     else:
         above = {
@@ -313,5 +313,6 @@ def rounded_to(numbers: Array, dtype: str) -> Array:
     return np.where(np.isnan(wide), wide, near).reshape(wide.shape)
 
 
-def _mantissa(elements: ElementType) -> int:
+def mantissa_of(elements: ElementType) -> int:
+    """The bits behind the point of a float type."""
     return {"float8_e4m3fn": 3, "float8_e5m2": 2, "float4_e2m1fn": 1}[elements.dtype]
