@@ -230,6 +230,7 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "mixtral": _copied("mixtral__v4"),
     "qwen2-moe": _copied("qwen2_moe__v4"),
     "deepseek": _copied("fp8_dequant_deepseek_v3"),
+    "gpt-oss": _copied("mxfp4_dequant_gpt_oss"),
     "training-checkpoint": _training,
     "dcp": _distributed,
     "te-1.13": _te,

@@ -58,6 +58,19 @@ def pair(name: str, *to: str, back: bool = True, **asked: Any) -> Case:
     return Case(old, new, {"to": to, **asked}, back, {"config": config})
 
 
+def mxfp8() -> Case:
+    codes = torch.randint(0, 127, (4, 64), dtype=torch.uint8).view(torch.float8_e4m3fn)
+    scales = torch.randint(120, 134, (4, 2), dtype=torch.uint8)
+    factors = torch.exp2(scales.float() - 127).repeat_interleave(32, 1)
+    at, norm = "model.layers.0.mlp.up_proj.weight", {"model.norm.weight": random(4, seed="norm")}
+    return Case(
+        {at: codes, f"{at}_scale": scales, **norm},
+        {at: (codes.float() * factors).bfloat16(), **norm},
+        {"to": "mxfp8@bf16"},
+        back=False,
+    )
+
+
 def meta_llama() -> Case:
     (old,) = llama(1, 3, 2).values()
     new = convert_llama_weights_to_hf({"one": old}, 3, 2)
@@ -181,6 +194,8 @@ CASES: dict[str, Callable[[], Case]] = {
         back=False,
         allow={"lossy"},
     ),
+    "gpt-oss": lambda: pair("mxfp4_dequant_gpt_oss", "gpt-oss@bf16", back=False),
+    "mxfp8": mxfp8,
     "meta-llama": meta_llama,
     "megatron-gqa-qkv": megatron,
     "torch-wrappers": wrappers,
