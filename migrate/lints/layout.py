@@ -95,6 +95,7 @@ def _implies(one: Detect, other: Detect) -> bool:
         and _agree(one.config, other.config)
         and _agree(one.module_version, other.module_version)
         and other.extra_state in ("", one.extra_state)
+        and other.unless in (None, one.unless)
     )
 
 

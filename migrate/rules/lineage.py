@@ -38,7 +38,7 @@ class Detect:
     """The signs of a layout. `dtype`, `ndim` and `shape` map a pattern to what one of its keys has.
 
     An axis of `shape` is a size, None for any, `$key.path` for what config.json says there, or a
-    name: the same size wherever it stands.
+    name: the same size wherever it stands. Where all signs of `unless` hold, the layout does not.
     """
 
     present: tuple[str, ...] = ()
@@ -49,6 +49,7 @@ class Detect:
     module_version: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     extra_state: str = ""
     shape: Mapping[str, tuple[int | str | None, ...]] = field(default_factory=dict)
+    unless: Detect | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +340,7 @@ def detect(
         else None
     )
     asks = any(
-        layout.detect and (layout.detect.config or layout.detect.shape)
+        layout.detect and (layout.detect.config or layout.detect.shape or layout.detect.unless)
         for layout in lineage.layouts
     )
     config = _config(read_side) if asks else None
@@ -454,6 +455,12 @@ def _signs(
         yield _version_sign(pattern, versions, module_versions)
     if signs.extra_state:
         yield _age_sign(signs.extra_state, states)
+    if signs.unless is not None:
+        found = list(_signs(signs.unless, match, config, module_versions, states))
+        counted = [holds for holds, _ in found if holds is not None]
+        held = bool(counted) and all(counted)
+        said = "; ".join(text for holds, text in found if holds is held)
+        yield not held, f"{said}: signs of something else" if held else said
 
 
 def _shape_signs(

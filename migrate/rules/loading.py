@@ -680,6 +680,11 @@ class DetectFields(Model):
         "states is one of them",
         examples=["2.0 to 2.17"],
     )
+    unless: DetectFields | None = Field(
+        None,
+        description="signs of something else: where all of these hold, the layout does not",
+        examples=[{"config": {"model_type": "deepseek_v3"}}],
+    )
 
 
 class LayoutFields(Model):
@@ -752,19 +757,21 @@ def load_layouts(path: Any, report: Report) -> Lineage | None:
 
 
 def _layout(name: str, fields: LayoutFields) -> Layout:
-    signs = fields.detect
-    detect = (
-        None
-        if signs is None
-        else Detect(
-            signs.present,
-            signs.absent,
-            signs.dtype,
-            signs.ndim,
-            signs.config,
-            signs.module_version,
-            signs.extra_state,
-            signs.shape,
-        )
-    )
+    detect = _signs(fields.detect)
     return Layout(name, fields.title, detect, fields.status, fields.message, fields.note)
+
+
+def _signs(signs: DetectFields | None) -> Detect | None:
+    if signs is None:
+        return None
+    return Detect(
+        signs.present,
+        signs.absent,
+        signs.dtype,
+        signs.ndim,
+        signs.config,
+        signs.module_version,
+        signs.extra_state,
+        signs.shape,
+        _signs(signs.unless),
+    )

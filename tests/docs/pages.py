@@ -195,6 +195,15 @@ def _copied(name: str) -> Callable[[Path], None]:
     return lambda folder: shutil.copytree(DATA / name / "hub", folder / "OLD") and None
 
 
+def _fp8(folder: Path) -> None:
+    """A model in FP8, and one that was trained in bfloat16, which has no stamp."""
+    import migrate
+
+    shutil.copytree(ROOT / "tests" / "data" / "genuine" / "hf-fp8-block", folder / "OLD")
+    migrate.apply(folder / "OLD", folder / "TRAINED", to="fp8@bf16", allow=["lossy"])
+    (folder / "TRAINED" / "migrate.history.json").unlink()
+
+
 def _training(folder: Path) -> None:
     import torch
 
@@ -230,6 +239,7 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "mixtral": _copied("mixtral__v4"),
     "qwen2-moe": _copied("qwen2_moe__v4"),
     "deepseek": _copied("fp8_dequant_deepseek_v3"),
+    "fp8": _fp8,
     "gpt-oss": _copied("mxfp4_dequant_gpt_oss"),
     "training-checkpoint": _training,
     "dcp": _distributed,

@@ -72,6 +72,7 @@ layouts:
         ('layouts: {a: {title: t, detect: {shape: {"{p": [1]}}}}\n', "M201", "{p"),
         ("layouts: {a: {title: t, detect: {dtype: {w: bfloat}}}}\n", "M114", "bfloat"),
         ("layouts: {a: {title: t, detect: {present: ['{a']}}}\n", "M201", "{a"),
+        ("layouts: {a: {title: t, detect: {unless: {present: ['{a']}}}}\n", "M201", "{a"),
     ],
 )
 def test_a_mistake_is_reported_at_its_place(tmp_path, text, code, at):

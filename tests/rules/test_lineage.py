@@ -343,3 +343,30 @@ def test_layouts_are_mixed_where_the_own_names_of_two_stand_side_by_side(
     )
     index = Index({key: Stored(spec("float32", (1,)), 0, 0) for key in keys.split()}, ("x",))
     assert mixes(Lineage("l", layouts=layouts), index) is mixed
+
+
+@pytest.mark.parametrize(
+    ("config", "unless", "holds", "said"),
+    [
+        (
+            None,
+            Detect(present=("{p...}.w",)),
+            False,
+            "a.0.w fits {p...}.w: signs of something else",
+        ),
+        (None, Detect(present=("{p...}.w",), absent=("{p...}.x",)), True, "a.0.x fits {p...}.x"),
+        (b'{"m": 1}', Detect(present=("{p...}.w",), config={"m": (2,)}), True, "m = 1, not 2"),
+        (b'{"m": 2}', Detect(present=("{p...}.w",), config={"m": (2,)}), False, "m = 2: signs"),
+        # without config.json what it would say does not count
+        (None, Detect(present=("{p...}.w",), config={"m": (2,)}), False, "signs of something else"),
+    ],
+)
+def test_where_all_signs_of_something_else_hold_a_layout_does_not(
+    config: bytes | None, unless: Detect, holds: bool, said: str
+) -> None:
+    tensors = {k: Stored(spec("float32", (1,)), 0, 0) for k in ("a.0.w", "a.0.x", "b")}
+    signs = Detect(present=("b",), unless=unless)
+    found = Lineage("l", layouts=(Layout("v1", detect=signs),))
+    (one,) = detect(found, Index(tensors, ("f",)), {"config.json": config}.get)
+    assert one.holds is holds
+    assert said in one.evidence[-1]

@@ -1,0 +1,182 @@
+"""The pack `fp8` on checkpoints that libraries made: what they decode is what comes out, to the
+bit, and it loads as any plain checkpoint does.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import files, folder, side
+from commandline import contents, done
+from genuine import checkpoint, digests
+
+HF = ("hf-fp8-block", "hf-fp8-block-moe", "hf-fp8-block-ue8m0")
+TO = ("--to", "fp8@bf16", "--allow", "lossy")
+# key -> dtype and shape
+Tensors = dict[str, tuple[str, list[int]]]
+
+
+def decoded(name: str, tmp_path: Path) -> Path:
+    done("apply", checkpoint(name).folder, "-o", tmp_path / "plain", *TO)
+    return tmp_path / "plain"
+
+
+def shapes(folder: Path) -> dict[str, tuple[str, Any]]:
+    return {key: (dtype, shape) for key, (dtype, shape, _) in contents(folder).items()}
+
+
+def stands_in(folder: Path) -> set[str]:
+    """The layouts of `fp8` and `deepseek-v3` that the checkpoint is in."""
+    found = done("inspect", folder, "--format", "json").json["layouts"]
+    return {
+        f"{x['lineage']}@{x['layout']}" for x in found if x["lineage"] in ("fp8", "deepseek-v3")
+    }
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", HF)
+def test_what_comes_out_is_what_the_library_decodes(name: str, tmp_path: Path) -> None:
+    source = checkpoint(name)
+    assert stands_in(source.folder) == {"fp8@hf"}
+    out = decoded(name, tmp_path)
+    assert digests(out) == source.tensors
+    said = side(source.folder)
+    del said["quantization_config"]
+    assert side(out) == said
+    verified = done("verify", out, "--source", source.folder, "--format", "json").json
+    assert verified["equal"] is True
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", HF)
+def test_the_way_back_has_the_parts_and_the_configuration_that_were_there(
+    name: str, tmp_path: Path
+) -> None:
+    source = checkpoint(name).folder
+    out = decoded(name, tmp_path)
+    done("downgrade", out, "-o", tmp_path / "back", "--allow", "lossy")
+    assert shapes(tmp_path / "back") == shapes(source)
+    assert files(tmp_path / "back")["config.json"] == files(source)["config.json"]
+    before, after = contents(source), contents(tmp_path / "back")
+    plain = [key for key, (dtype, _, _) in before.items() if dtype == "BF16"]
+    assert plain
+    assert all(before[key] == after[key] for key in plain)
+    if name == "hf-fp8-block-ue8m0":
+        # a block without large codes comes back as others, twice as large, with half the scale
+        done("apply", tmp_path / "back", "-o", tmp_path / "again", *TO)
+        assert digests(tmp_path / "again") == checkpoint(name).tensors
+    else:
+        codes = [key for key, (dtype, _, _) in before.items() if dtype == "F8_E4M3"]
+        assert all(before[key] == after[key] for key in codes)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["hf-fp8-block", "hf-fp8-block-moe"])
+def test_a_trained_model_is_encoded_with_the_configuration_that_describes_it(
+    name: str, tmp_path: Path
+) -> None:
+    source = checkpoint(name).folder
+    plain = decoded(name, tmp_path)
+    (plain / "migrate.history.json").unlink()
+    (plain / "migrate.parts").unlink(missing_ok=True)
+    coded = tmp_path / "coded"
+    answer = done(
+        "apply", plain, "-o", coded, "--from", "fp8@bf16", "--to", "fp8@hf", "--set",
+        "block=[32, 32]", "--allow", "lossy",
+    )  # fmt: skip
+    assert "M519" not in answer.out + answer.err
+    assert shapes(coded) == shapes(source)
+    said = side(coded)["quantization_config"]
+    assert said["weight_block_size"] == [32, 32]
+    assert {"lm_head", "model.embed_tokens"} <= set(said["modules_to_not_convert"])
+    assert not any("proj" in module for module in said["modules_to_not_convert"])
+    assert stands_in(coded) == {"fp8@hf"}
+    again = done("plan", coded, *TO)
+    assert "M315" not in again.out + again.err
+
+
+@pytest.mark.heavy
+def test_codes_whose_scales_are_elsewhere_are_refused_by_name(tmp_path: Path) -> None:
+    source = checkpoint("hf-fp8-block-moe-saved").folder
+    answer = done("apply", source, "-o", tmp_path / "x", *TO, "--format", "json", exit=3).json
+    found = [(d["code"], d["message"]) for d in answer["diagnostics"]]
+    assert {code for code, _ in found} == {"M207"}
+    assert any("gate_up_proj_scale_inv stands alone" in message for _, message in found)
+    assert any("experts.0.down_proj.weight_scale_inv" in message for _, message in found)
+    assert not (tmp_path / "x").exists()
+
+
+MLA: Tensors = {
+    "model.layers.0.self_attn.kv_a_proj_with_mqa.weight": ("F8_E4M3", [128, 128]),
+    "model.layers.0.self_attn.kv_a_proj_with_mqa.weight_scale_inv": ("F32", [1, 1]),
+    "model.layers.0.self_attn.o_proj.weight": ("F8_E4M3", [128, 128]),
+    "model.layers.0.self_attn.o_proj.weight_scale_inv": ("F32", [1, 1]),
+}
+INDEXER: Tensors = {
+    "model.layers.0.self_attn.indexer.wk.weight": ("F8_E4M3", [128, 128]),
+    "model.layers.0.self_attn.indexer.wk.weight_scale_inv": ("F32", [1, 1]),
+}
+OTHER: Tensors = {k: s for k, s in MLA.items() if "kv_a" not in k}
+
+
+def described(model: str) -> dict[str, Any]:
+    return {
+        "model_type": model,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "layout"),
+    [
+        (MLA, described("deepseek_v3"), "deepseek-v3@fp8"),
+        (MLA, None, "deepseek-v3@fp8"),
+        (MLA, described("kimi_k2"), "fp8@hf"),
+        (MLA | INDEXER, described("deepseek_v32"), "fp8@hf"),
+        (MLA | INDEXER, described("deepseek_v3"), "fp8@hf"),
+        (MLA | INDEXER, described("glm_moe_dsa"), "fp8@hf"),
+        (MLA | INDEXER, None, "fp8@hf"),
+        (OTHER, described("qwen3"), "fp8@hf"),
+        (OTHER, described("deepseek_v3"), "fp8@hf"),
+        (OTHER, None, "fp8@hf"),
+    ],
+)
+def test_one_of_two_lineages_holds(
+    tmp_path: Path, tensors: Tensors, config: Any, layout: str
+) -> None:
+    source = folder(tmp_path / "m", tensors, **({} if config is None else {"config": config}))
+    assert stands_in(source) == {layout}
+    plan = done("plan", source, "--to", f"{layout.split('@')[0]}@bf16", "--allow", "lossy")
+    assert plan.exit == 0
+
+
+@pytest.mark.libraries
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", HF)
+def test_it_loads_in_transformers_strictly_with_equal_logits(name: str, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, FineGrainedFP8Config
+
+    tokens = torch.arange(24).reshape(2, 12) % 32
+
+    def loaded(path: Path, **more: Any) -> Any:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.bfloat16, output_loading_info=True, **more
+        )
+        assert not any(found[kind] for kind in ("missing_keys", "unexpected_keys")), found
+        assert not found["mismatched_keys"]
+        with torch.no_grad():
+            return model.eval()(tokens).logits
+
+    config = json.loads((checkpoint(name).folder / "config.json").read_text())
+    block = config["quantization_config"]["weight_block_size"]
+    theirs = loaded(
+        checkpoint(name).folder,
+        quantization_config=FineGrainedFP8Config(weight_block_size=block, dequantize=True),
+    )
+    ours = loaded(decoded(name, tmp_path))
+    assert torch.equal(ours, theirs)
