@@ -29,10 +29,11 @@ def blob(tmp_path):
 
 
 def test_short_reads_of_the_system_are_continued(blob, monkeypatch):
-    real = os.preadv
+    real, whole = os.preadv, os.pread
     monkeypatch.setattr(
         os, "preadv", lambda fd, buffers, offset: real(fd, [buffers[0][:7]], offset)
     )
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: whole(fd, min(size, 7), offset))
     assert bytes(blob.read(3, 1000)) == (bytes(range(256)) * 100)[3:1003]
 
 
@@ -53,7 +54,8 @@ def test_a_system_error_is_unreadable(blob, monkeypatch):
     def broken(*_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(os, "preadv", broken)
+    for name in ("pread", "preadv"):
+        monkeypatch.setattr(os, name, broken)
     with pytest.raises(CheckpointError, match="Input/output error") as caught:
         blob.read(0, 1)
     assert caught.value.diagnostics[0].code == "M901"

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from migrate.source import zip_archive
 from migrate.source.zip_archive import combine, crc32, zeros
 
 
@@ -51,6 +52,15 @@ def test_any_cut_of_a_long_text_combines_in_any_order() -> None:
         (left, size), (right, more) = parts[at : at + 2]
         parts[at : at + 2] = [(combine(left, right, more), size + more)]
     assert parts == [(zlib.crc32(data), len(data))]
+
+
+def test_parts_combine_alike_with_isal_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = (0, 1, 5, 4096, (1 << 31) - 1, 1 << 32, (1 << 32) + 5, 10**13)
+    found = [combine(0x12345678, 0x9ABCDEF0, length) for length in lengths]
+    monkeypatch.setattr(zip_archive, "_combining", lambda: None)
+    assert [combine(0x12345678, 0x9ABCDEF0, length) for length in lengths] == found
+    test_any_cut_of_a_long_text_combines_in_any_order()
+    test_lengths_beyond_four_gib_add_up()
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 63, 64, 1000, 65_537])
