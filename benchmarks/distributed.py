@@ -22,6 +22,7 @@ from tasks import (
     DCP_COLUMNS,
     DCP_COLUMNS_PRIVATE,
     DCP_CONVERT,
+    DCP_FILES_BYTES,
     DCP_LINEAR,
     DCP_NAMES,
     DCP_OPEN,
@@ -31,7 +32,6 @@ from tasks import (
     DCP_ROWS,
     DCP_ROWS_ZLIB,
     DCP_SHARED,
-    DCP_SHARED_BYTES,
     DCP_STACK,
     Limit,
 )
@@ -295,33 +295,40 @@ def _disk(bench: Bench, nbytes: int) -> Iterator[Path]:
 def sharing(bench: Bench) -> list[Limit]:
     """Names that change where the file system lets the data files share their extents."""
     try:
-        with _disk(bench, 4 * DCP_SHARED_BYTES) as disk:
+        with _disk(bench, 4 * DCP_FILES_BYTES) as disk:
             return _shared(bench, disk)
     except NoDiskError as error:
         print(f"dcp-shared: left out, no XFS can be mounted: {error}", file=sys.stderr)
         return []
 
 
-def _shared(bench: Bench, disk: Path) -> list[Limit]:
+def _of_eight_files(bench: Bench, root: Path, name: str) -> Path:
+    """A checkpoint of 64 tensors in 8 files, each tensor in all of them: "whole", of
+    `DCP_FILES_BYTES`, or "tiny".
+    """
     import data
 
-    rows = DCP_SHARED_BYTES // 2 // 4096 // 64
-    names, seconds = [f"layers.{n}.weight" for n in range(64)], {}
-    rule = disk / "same.yaml"
-    rule.write_text(IDENTITY)
-    for name, shape in (("tiny", (8, 8)), ("whole", (rows, 4096))):
-        flat, old, out = disk / f"{name}.safetensors", disk / name, disk / "out"
-        head, nbytes = data.header(dict.fromkeys(names, shape))
+    folder, flat = root / name, root / f"{name}.safetensors"
+    shape = (8, 8) if name == "tiny" else (DCP_FILES_BYTES // 2 // 4096 // 64, 4096)
+    if not folder.exists():
+        head, nbytes = data.header({f"layers.{n}.weight": shape for n in range(64)})
         with flat.open("wb") as file:
             file.write(head)
             for part in data.Noise(7).take(nbytes):
                 file.write(part)
-        process.run(
-            [*bench.migrate, "apply", flat, "-o", old, "--output-format", "dcp", "--chunks", "8"]
-        )
+        cut = ["--output-format", "dcp", "--chunks", "8"]
+        process.run([*bench.migrate, "apply", flat, "-o", folder, *cut])
         flat.unlink()
+    return folder
+
+
+def _shared(bench: Bench, disk: Path) -> list[Limit]:
+    seconds = {}
+    rule, out = disk / "same.yaml", disk / "out"
+    rule.write_text(IDENTITY)
+    for name in ("tiny", "whole"):
+        old, taken = _of_eight_files(bench, disk, name), []
         memory.read_through(old)
-        taken = []
         for _ in range(2 * bench.args.rounds + 1):
             argv = [*bench.migrate, "apply", old, "-o", out, "--rules", rule, "--no-fsync"]
             taken.append(process.run(argv).wall)
@@ -329,7 +336,7 @@ def _shared(bench: Bench, disk: Path) -> list[Limit]:
         seconds[name] = statistics.median(taken)
     return [
         Limit(
-            f"DCP of 8 files, {DCP_SHARED_BYTES / MB:.0f} MB, renamed on XFS: beside start-up",
+            f"DCP of 8 files, {DCP_FILES_BYTES / MB:.0f} MB, renamed on XFS: beside start-up",
             1000 * (seconds["whole"] - seconds["tiny"]),
             DCP_SHARED,
             unit=" ms",
@@ -339,26 +346,41 @@ def _shared(bench: Bench, disk: Path) -> list[Limit]:
 
 
 def renaming(bench: Bench) -> list[Limit]:
-    """Names that change over data files that are copied."""
-    old = bench.root / "dcp-8"
-    if not old.exists():
-        process.run(
-            [
-                *bench.migrate, "apply", bench.root / "v4", "-o", old,
-                "--output-format", "dcp", "--chunks", "8",
-            ]
-        )  # fmt: skip
-    memory.read_through(old)
-    tiny = bench.root / "tiny-dcp-8"
-    if not tiny.exists():
-        process.run(
-            [
-                *bench.migrate, "apply", bench.root / "tiny-v4", "-o", tiny,
-                "--output-format", "dcp", "--chunks", "8",
-            ]
-        )  # fmt: skip
+    """Names that change over data files that are copied: few large chunks, and the many of a model
+    whose every tensor lies in all files.
+    """
+    root = bench.root / "renamed"
+    root.mkdir(exist_ok=True)
+    few, none = (_of_eight_files(bench, root, name) for name in ("whole", "tiny"))
+    many, small = (_in_eight(bench, name) for name in ("v4", "tiny-v4"))
+    megabytes = sum(path.stat().st_size for path in many.iterdir()) / MB
+    return [
+        _renamed(bench, f"{DCP_FILES_BYTES / MB:.0f} MB", few, none),
+        _renamed(bench, f"{megabytes:,.0f} MB, {_chunks(many):,} chunks", many, small),
+    ]
+
+
+def _in_eight(bench: Bench, source: str) -> Path:
+    """The checkpoint as 8 ranks would have it."""
+    folder = bench.root / f"{source.replace('v4', 'dcp-8')}"
+    if not folder.exists():
+        cut = ["--output-format", "dcp", "--chunks", "8"]
+        process.run([*bench.migrate, "apply", bench.root / source, "-o", folder, *cut])
+    return folder
+
+
+def _chunks(folder: Path) -> int:
+    """The archives in the data files: the name of its stream stands in each of them twice."""
+    files = (path.read_bytes() for path in folder.glob("*.distcp"))
+    return sum(content.count(b"archive/data.pkl") for content in files) // 2
+
+
+def _renamed(bench: Bench, what: str, old: Path, tiny: Path) -> Limit:
+    """A rename against `cp -r` of the same folder."""
     rule = bench.root / "same.yaml"
     rule.write_text(IDENTITY)
+    # not in the pieces that a run of ours has written
+    memory.read_through(old, anew=True)
 
     def argv(folder: Path) -> Callable[[Path], list[Any]]:
         return lambda out: [
@@ -370,11 +392,8 @@ def renaming(bench: Bench) -> list[Limit]:
     walls = {name: [t.wall for t in taken] for name, taken in rounds.items()}
     found = report.spread(report.ratios([w - start for w in walls["migrate"]], walls["cp"]))
     note = f" ({report.shown(found)}; start-up {start:.2f} s apart)"
-    return [
-        Limit(
-            "DCP of 8 files renamed: less start-up, against cp -r", found[0], DCP_RENAME, note=note
-        )
-    ]
+    title = f"DCP of 8 files renamed, {what}: less start-up, against cp -r"
+    return Limit(title, found[0], DCP_RENAME, note=note)
 
 
 def ranks(bench: Bench) -> list[Limit]:

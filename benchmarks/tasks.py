@@ -211,7 +211,7 @@ DCP_PRIVATE, DCP_COLUMNS_PRIVATE, DCP_CONVERT = 80.0, 150.0, 3.0
 DCP_CHUNKS, DCP_OPEN, DCP_LINEAR = 100_000, 8.0, 12.0
 # seconds of `apply` where names alone change; ms of a run of so many bytes whose files the file
 # system can share, beside start-up
-DCP_NAMES, DCP_SHARED, DCP_SHARED_BYTES = 8.0, 100.0, 400_000_000
+DCP_NAMES, DCP_SHARED, DCP_FILES_BYTES = 8.0, 100.0, 400_000_000
 # names alone, against cp -r; two processes against one; one chunk of a stack against one a rank
 DCP_RENAME, DCP_RANKS, DCP_STACK = 1.0, 0.75, 1.0
 # verify against the apply whose output it checks; MB above what it announces: the interpreter, its
