@@ -29,18 +29,6 @@ def _whole_groups(arguments: Mapping[str, Any]) -> bool:
     return "group" not in arguments or arguments["K"] % arguments["group"] == 0
 
 
-def _fp8(
-    producer: str, scale: str, tensor: str, channel: str, **more: Any
-) -> tuple[Convention, ...]:
-    weight = "{w}.weight float8 [*, N, K]"
-    return tuple(
-        Convention(producer, {"weight": weight, "scale": f"{scale} {shapes}"}, arguments=said,
-        accepts=accepts, **more)
-        for shapes, said, accepts in ((tensor, _TENSOR, None), (channel, _CHANNEL, _rows))
-        if shapes
-    )  # fmt: skip
-
-
 def _torchao(form: str, codes: str, scale: str, **more: Any) -> list[tuple[str, Convention]]:
     """A format of torchao, in safetensors and as an object in a pickle."""
     out = []
@@ -53,24 +41,6 @@ def _torchao(form: str, codes: str, scale: str, **more: Any) -> list[tuple[str, 
     return out
 
 
-_FP8 = (
-    *_fp8("ModelOpt", "{w}.weight_scale wide", "[*]", "[*, N]", beside=ACTIVATIONS),
-    *_fp8("compressed-tensors", "{w}.weight_scale wide", "[*, 1]", "[*, N, 1]", beside=ACTIVATIONS),
-    *_fp8(
-        "Mistral",
-        "{w}.weight_scale_inv wide",
-        "[*] | [*, 1]",
-        "",
-        beside=ACTIVATIONS,
-    ),
-    Convention(
-        "Transformer Engine",
-        {"weight": "{w}._data uint8", "scale": "{w}._scale_inv float32 [1]"},
-        beside={"transpose": "{w}._transpose"},
-        arguments=_TENSOR,
-        either={"codes": ("float8_e4m3fn", "float8_e5m2")},
-    ),
-)
 _FP8_BLOCK = tuple(
     Convention(
         "Transformer Engine",
@@ -102,12 +72,6 @@ _STACKED_NVFP4 = tuple(
         ("ModelOpt, stacked experts", "[*, N, K/2]", "[*, N, K/16]"),
         ("ModelOpt, stacked experts with groups along rows", "[*, K/2, N]", "[*, K/16, N]"),
     )
-)
-_STACKED_FP8 = Convention(
-    "ModelOpt, stacked experts",
-    {"weight": "{w} float8 [*, N, K]", "scale": "{w}_weight_scale wide [] | [*] | [*, 1, 1]"},
-    beside=_STACKED,
-    arguments=_TENSOR,
 )
 _TINYGEMM = tuple(
     Convention(
@@ -238,11 +202,7 @@ _BNB_INT8 = (
 )
 
 FORMATS: tuple[tuple[str, Convention], ...] = (
-    *(("fp8", convention) for convention in _FP8),
-    *_torchao("fp8", "float8 [*, N, K]", "float32 [1, 1]", arguments=_TENSOR),
-    *_torchao("fp8", "float8 [*, N, K]", "float32 [*, N, 1]", arguments=_CHANNEL, accepts=_rows),
     *(("fp8-block", convention) for convention in _FP8_BLOCK),
-    ("fp8", _STACKED_FP8),
     *(("nvfp4", convention) for convention in _STACKED_NVFP4),
     *(("int-pack", convention) for convention in _INT_PACK),
     *(("int8", convention) for convention in _INT8),

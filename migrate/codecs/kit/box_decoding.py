@@ -62,7 +62,7 @@ class BoxDecoder:
                 self._check_index(grid)
         self._near = is_numpy(self._raw)
         self._by_products = self._near and self._takes_products()
-        self._tables = ByteTables(self._layout, geo, dtype, self._known) if self._near else None
+        self._tables = ByteTables(self._layout, geo, dtype, self.known) if self._near else None
 
     def _takes_products(self) -> bool:
         """Whether numbers are codes of e4m3 times scales, each code a byte, as bfloat16."""
@@ -147,7 +147,7 @@ class BoxDecoder:
                 help="the parts belong to different tensors, or one of them is damaged",
             )
 
-    def _known(self, grid: Grid) -> Any:
+    def known(self, grid: Grid) -> Any:
         """The entries of a grid as float32."""
         if grid not in self._numbers:
             self._numbers[grid] = self._widened(grid, self._stored[grid])
@@ -414,7 +414,7 @@ class BoxDecoder:
     def entries(self, grid: Grid, at: tuple[int, ...]) -> Any:
         """All entries of a grid that a matrix of the box needs, as float32."""
         if grid.field is None:
-            found = self._known(grid)
+            found = self.known(grid)
             return found[at] if grid.leading else found[(0,) * len(at)]
         return self._of_records(
             grid.field, grid.elements, records(self._raw[at], self._layout.record.nbytes)
@@ -462,7 +462,7 @@ class BoxDecoder:
             found = self._of_records(grid.field, grid.elements, raw)
             first: tuple[int, int] = held.rows[0], held.columns[0] // self._geo.block(grid)[1]
         else:
-            found = self._known(grid)
+            found = self.known(grid)
             found = found[at] if grid.leading else found[(0,) * len(at)]
             inside = self._geo.entries_held(grid, self._full)
             first = inside.rows[0], inside.columns[0]

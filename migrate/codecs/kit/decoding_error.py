@@ -7,7 +7,7 @@ becomes infinite or zero is counted in all, where scales are such that anything 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isfinite, prod
+from math import inf, isfinite, prod
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import OpError
@@ -73,6 +73,29 @@ def check_exact(geo: Extents, work: BoxDecoder, dtype: str, full: Box, made: Any
                     f"{factor:g}, which {dtype} cannot hold",
                     help="no weight is of that size: look where the scale comes from",
                 )
+
+
+def check_positive(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None:
+    """OpError M406 at the first entry that a box needs and that is not above zero and finite."""
+
+    entries = work.known(grid)
+    if entries.shape[-1] * entries.shape[-2] == 0 or (
+        float(entries.min()) > 0 and float(entries.max()) < inf
+    ):
+        return
+    found = _near(entries)
+    wrong = ~((found > 0) & (found < inf))
+    index = coordinates(int(wrong.reshape(-1).argmax()), wrong.shape)
+    held, block = geo.entries_held(grid, full), geo.block(grid)
+    lead = [low * grid.leading + i for (low, _), i in zip(full[:-2], index, strict=False)]
+    inner = [(i + low) * b for i, (low, _), b in zip(index[-2:], held, block, strict=True)]
+    first = [*lead, *inner][-len(geo.shape) :] if geo.shape else []
+    raise OpError(
+        "M406",
+        f"dequantize: the {grid.role} of the numbers from {first} on is {float(found[index]):g}",
+        help="a scale is positive and finite, and numbers under another would be zero, NaN or of "
+        "the wrong sign: look where it comes from; `non_finite: keep` decodes what is stored",
+    )
 
 
 def measure(geo: Extents, work: BoxDecoder, dtype: str, full: Box, made: Any, meter: Meter) -> None:

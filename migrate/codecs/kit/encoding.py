@@ -225,8 +225,11 @@ class TensorEncoding(PlacedParts):
         import numpy as np
 
         entries = self._entries_box(role, box)
-        if not prod(b - a for a, b in entries):
+        if not (self.spec.numel and prod(b - a for a, b in entries)):
             out[...] = 0
+            if not self.spec.numel and role == self.grid.role and self.whole is None:
+                scale = self.rule.of_nothing(self.layout.elements, self.spec.dtype)
+                self._fill(out, scale, self.parts[role].dtype)
             return
         if self.surveys_tiles:
             if survey is None:

@@ -98,7 +98,9 @@ def parts_of_survey(encoding: TensorEncoding, survey: Array) -> dict[str, Array]
             whole = rule.whole(survey.max(initial=0), spec.dtype)
             found[role] = np.zeros(parts[role].shape, carrier(parts[role].dtype))
             found[role][...] = _stored(whole.reshape(-1), parts[role].dtype)[0]
-        if encoding.surveys_tiles:
+        if encoding.surveys_tiles and not spec.numel:
+            found |= _scale_of_nothing(encoding)
+        elif encoding.surveys_tiles:
             scales = _scales(rule, encoding.layout.elements, spec.dtype, survey, whole)
             entries = _stored(
                 scales.stored.reshape(encoding.entries), parts[encoding.grid.role].dtype
@@ -128,9 +130,10 @@ def reference_parts(
     low, high = np.zeros(grid, "f4"), np.zeros(grid, "f4")
     out = {role: np.zeros(part.shape, carrier(part.dtype)) for role, part in encoding.parts.items()}
     if not spec.numel:
-        if encoding.whole is not None:
-            role, nothing = encoding.whole.role, rule.whole(np.zeros(1, "f4"), spec.dtype)
-            out[role][...] = _stored(nothing, encoding.parts[role].dtype)[0]
+        if encoding.whole is None:
+            return out | _scale_of_nothing(encoding)
+        role, nothing = encoding.whole.role, rule.whole(np.zeros(1, "f4"), spec.dtype)
+        out[role][...] = _stored(nothing, encoding.parts[role].dtype)[0]
         return out
     # words of one row side by side
     codes = out[layout.role].reshape((-1,) if layout.flat else (*raw.shape[:-1], -1))
@@ -197,6 +200,16 @@ def reference_parts(
     if "shape" in encoding.parts:
         out["shape"] = np.array(spec.shape, "<i8").view("<u8")
     return out
+
+
+def _scale_of_nothing(encoding: TensorEncoding) -> dict[str, Array]:
+    """The scales of a tensor without numbers: those of zeros."""
+    import numpy as np
+
+    role = encoding.grid.role
+    scale = encoding.rule.of_nothing(encoding.layout.elements, encoding.spec.dtype)
+    part = encoding.parts[role]
+    return {role: np.full(part.shape, _stored(scale, part.dtype)[0, 0], carrier(part.dtype))}
 
 
 def _some_rows(raw: Array) -> Iterator[tuple[tuple[int, ...], slice]]:

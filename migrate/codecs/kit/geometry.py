@@ -270,7 +270,8 @@ class Extents:
         """The shapes that a grid may be stored in."""
         lacking = self.whole(grid, len(form))
         kept = tuple(n for n, whole in zip(form, lacking, strict=True) if not whole)
-        return list(dict.fromkeys([form, kept]))
+        # of two axes that it may lack it may have one
+        return list(dict.fromkeys([form, kept, *([(*kept, 1)] if all(lacking[-2:]) else [])]))
 
     def block(self, grid: Grid) -> tuple[int, int]:
         """Rows and columns of the numbers that share an entry; 0 is a whole axis."""
@@ -346,9 +347,10 @@ class Extents:
             return box
         if prod(form) == 1:
             return ((0, 1),) * len(stored)
-        return tuple(
+        kept = tuple(
             side for side, whole in zip(box, self.whole(grid, len(form)), strict=True) if not whole
         )
+        return (*kept, *((0, 1),) * (len(stored) - len(kept)))
 
 
 def geometry(layout: NumberLayout, specs: Mapping[str, Spec]) -> Extents:

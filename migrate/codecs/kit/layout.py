@@ -220,6 +220,8 @@ class Grid:
     swizzled: bool = False
     # the role of a part that holds, for each column, the number of its entry along the last axis
     index: str = ""
+    # decoding refuses an entry that is zero, negative, infinite or NaN
+    positive: bool = False
 
 
 How: TypeAlias = Literal["*", "/", "+"]

@@ -43,6 +43,9 @@ SPAN = 2688.0
 # the distance from 1 to the next number
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
+# dtypes that scales are rounded to, as `rounding` has them
+_ROUNDED = {"f32": "float32", "bf16": "bfloat16"}
+
 Kind: TypeAlias = Literal["float", "mx", "nvfp4", "integer", "table"]
 
 
@@ -68,7 +71,8 @@ class ScaleRule:
 
     kind: Kind
     like: str
-    # what becomes of an fp8 scale before it is stored: f32 (nothing), bf16 or pow2
+    # what becomes of an fp8 scale before it is stored: f32 (nothing), bf16, pow2, or a dtype that
+    # it is rounded to
     rounding: str = "f32"
     # what shares an fp8 scale: a tensor, a stack of matrices, a row or a block
     region: Literal["tensor", "stack", "row", "block"] = "block"
@@ -86,7 +90,9 @@ class ScaleRule:
     def saturates(self) -> bool:
         """Whether finite numbers can lie beyond the largest code."""
         return (
-            (self.kind == "mx" and self.power in ("floor", "even"))
+            # a scale that is rounded to few digits, as a subnormal one is, may be much too small
+            (self.kind == "float" and self.like not in ("deepseek", "hf"))
+            or (self.kind == "mx" and self.power in ("floor", "even"))
             or (self.kind == "nvfp4" and self.like in ("torchao", "te"))
             or (self.kind == "integer" and self.like in ("compressed-tensors", "torchao"))
         )
@@ -144,6 +150,15 @@ class ScaleRule:
                 return Scales(amax, np.where(amax == 0, np.float32(1), amax), True)
             return _of_floats(self, largest_of(elements), dtype, amax)
 
+    def of_nothing(self, elements: ElementType, dtype: str) -> Array:
+        """The scale of a block without numbers: that of zeros."""
+        import numpy as np
+
+        none = np.zeros((1, 1), "f4")
+        if self.asymmetric:
+            return self.ranges(elements, dtype, none, none)[0].stored
+        return self.scales(elements, dtype, none).stored
+
     def ranges(
         self, elements: ElementType, dtype: str, low: Array, high: Array
     ) -> tuple[Scales, Array]:
@@ -173,6 +188,7 @@ def _of_floats(rule: ScaleRule, largest: float, dtype: str, amax: Array) -> Scal
         scale = amax / most
         if not modelopt or rule.region == "block":
             scale = rounded_to(scale, dtype)
+        scale = rounded_to(scale, _ROUNDED.get(stored, stored))
         nothing = EPSILON[dtype] if like == "compressed-tensors" else 1
         scale = np.where(scale == 0, np.float32(nothing), scale)
         # a matrix over a tensor without axes keeps its dtype

@@ -1,0 +1,150 @@
+"""`fp8`: codes of eight bits with one scale for a tensor, or one for each of its rows.
+
+A weight [..., N, K] has a scale of shape [], [1] or [1, 1], one for each matrix of a stack, [...],
+[..., 1] or [..., 1, 1], or one for each row, [..., N] or [..., N, 1]. A number is float32(code) *
+float32(scale), rounded once more where the dtype is narrower. Codes are E4M3, E5M2 or AMD's `fnuz`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..core.part_names import ACTIVATIONS, FLOAT8, Convention
+from ..core.spec import Spec
+from .base import ACTIVATION_SCALES, OpError, Text, arg, dataclass
+from .kit.arguments import like_arg, non_finite_arg, rounding_bound
+from .kit.encoding_codec import EncodingCodec
+from .kit.layout import NUMBERS, Grid, NumberLayout, floats, plain, times
+from .kit.scale_rules import ScaleRule
+
+CT, MODELOPT, TORCHAO = "compressed-tensors", "modelopt", "torchao"
+_STACKED = {"input_scale": "{w}_input_scale"}
+
+# producer, its names, what travels with them, and scales of a tensor and of each row
+_NAMES: tuple[tuple[Any, ...], ...] = (
+    ("ModelOpt", ".weight", ".weight_scale", ACTIVATIONS, "wide [*]", "wide [*, N]"),
+    (CT, ".weight", ".weight_scale", ACTIVATIONS, "wide [*, 1]", "wide [*, N, 1]"),
+    ("Mistral", ".weight", ".weight_scale_inv", ACTIVATIONS, "wide [*] | [*, 1]"),
+    ("ModelOpt, stacked experts", "", "_weight_scale", _STACKED, "wide [] | [*] | [*, 1, 1]"),
+    (TORCHAO, "._weight_qdata", "._weight_scale", {}, "float32 [1, 1]", "float32 [*, N, 1]"),
+    (TORCHAO, ".qdata", ".scale", {}, "float32 [1, 1]", "float32 [*, N, 1]"),
+)
+
+
+def _several_rows(arguments: Mapping[str, Any]) -> bool:
+    """Whether a scale of each row is not that of the tensor."""
+    return bool(arguments["N"] > 1)
+
+
+def _conventions() -> Iterable[Convention]:
+    for producer, weight, scale, beside, *shapes in _NAMES:
+        for what, shape in zip(("tensor", "channel"), shapes, strict=False):
+            parts = {"weight": f"{{w}}{weight} float8 [*, N, K]", "scale": f"{{w}}{scale} {shape}"}
+            accepts = _several_rows if what == "channel" else None
+            yield Convention(producer, parts, beside, {"granularity": what}, accepts=accepts)
+
+
+class Fp8(EncodingCodec):
+    name = "fp8"
+    summary = "e4m3 or e5m2 codes with a scale for the tensor or for each row"
+    parts = ("weight", "scale")
+    unused = ACTIVATION_SCALES
+    names = (
+        *_conventions(),
+        Convention(
+            "Transformer Engine",
+            {"weight": "{w}._data uint8", "scale": "{w}._scale_inv float32 [1]"},
+            {"transpose": "{w}._transpose"},
+            {"granularity": "tensor"},
+            {"codes": FLOAT8[:2]},
+        ),
+    )
+    numbers = NUMBERS
+
+    @dataclass(frozen=True, slots=True)
+    class Args:
+        granularity: Text | None = arg(
+            "what has a scale: tensor (the default, or as shapes say), channel (a row) or stack",
+            words=("tensor", "channel", "stack"),
+            default=None,
+        )
+        codes: Text | None = arg(
+            "what codes stand for, by default float8_e4m3fn; decoding needs it for codes in uint8",
+            words=FLOAT8,
+            default=None,
+        )
+        like: Text = like_arg(MODELOPT, CT, TORCHAO)
+        form: Text | None = arg(
+            "how scales are stored: [] and [N] (modelopt), [1] and [N, 1] (compressed-tensors, and "
+            "te with codes in uint8) or [1, 1] and [N, 1] (torchao); by default that of `like`",
+            words=(MODELOPT, CT, TORCHAO, "te"),
+            encoding=True,
+            default=None,
+        )
+        scale: Text | None = arg(
+            "the dtype of scales, by default float32, of compressed-tensors that of the numbers",
+            words=("float32", "bfloat16"),
+            encoding=True,
+            default=None,
+        )
+        non_finite: Text = non_finite_arg()
+
+    def layout(self, args: Any, specs: Mapping[str, Spec]) -> NumberLayout:
+        dtype, lead, scale = specs["weight"].dtype, specs["weight"].shape[:-2], specs["scale"]
+        codes = args.codes or dtype
+        if codes not in FLOAT8 or dtype not in (codes, "uint8"):
+            wanted = args.codes or f"one of {', '.join(FLOAT8)}"
+            hint = "`codes` says what codes in uint8 stand for" if codes == "uint8" else None
+            raise OpError("M303", f"fp8: the weight is {dtype}, not {wanted}", help=hint)
+        one = scale.shape in (lead, (*lead, 1), (*lead, 1, 1))
+        seen = "stack" if scale.numel == 1 else "tensor" if one else "channel"
+        of = args.granularity if seen != "stack" or args.granularity == "channel" else seen
+        return self._layout(args, codes, dtype, of or seen)
+
+    def written(self, args: Any, spec: Spec) -> NumberLayout:
+        codes, of = args.codes or FLOAT8[0], args.granularity or "tensor"
+        return self._layout(args, codes, "uint8" if args.form == "te" else codes, of)
+
+    def _layout(self, args: Any, codes: str, stored: str, granularity: str) -> NumberLayout:
+        channel, positive = granularity == "channel", args.non_finite != "keep"
+        scale = Grid("scale", (int(channel), 0), granularity != "stack", positive=positive)
+        return NumberLayout(self.name, floats(codes), plain(stored), times(scale), axes=2 * channel)
+
+    def dtypes(self, args: Any, spec: Spec) -> dict[str, str]:
+        own = (args.form or args.like) == CT
+        return {"scale": args.scale or (spec.dtype if own else "float32")}
+
+    def encoded(self, args: Any, spec: Spec) -> Sequence[Spec | None]:
+        weight, _ = super().encoded(args, spec)
+        # the axes that have a scale each, and those of length 1
+        kept = {"stack": 0, "channel": -1}.get(args.granularity, -2)
+        lead = spec.shape[:kept] if kept else ()
+        ones = {MODELOPT: 0, TORCHAO: len(spec.shape) - len(lead)}.get(args.form or args.like, 1)
+        return [weight, Spec(self.dtypes(args, spec)["scale"], (*lead, *(1,) * ones))]
+
+    def rule(self, args: Any, spec: Spec) -> ScaleRule:
+        region: Any = "row" if args.granularity == "channel" else "tensor"
+        return ScaleRule("float", args.like, self.dtypes(args, spec)["scale"], region)
+
+    def returns(self, args: Any, spec: Spec) -> str:
+        return f"codes and scales of what the same arithmetic encoded from {spec.dtype}"
+
+    def bound(self, args: Any) -> str:
+        return rounding_bound(floats(args.codes or FLOAT8[0]), of="amax of what shares a scale")
+
+    def samples(self) -> Iterable[tuple[Any, Spec]]:
+        for dtype, shape, said in (
+            ("bfloat16", (57, 200), {}),
+            ("float32", (3, 5, 70), {"granularity": "channel", "codes": "float8_e5m2fnuz"}),
+            ("bfloat16", (2, 9, 33), {"granularity": "stack", "non_finite": "saturate"}),
+            ("float16", (4, 9, 30), {"like": CT}),
+            ("bfloat16", (7, 50), {"like": CT, "granularity": "channel", "non_finite": "keep"}),
+            ("bfloat16", (2, 3, 17), {"like": TORCHAO, "codes": "float8_e5m2"}),
+            ("float32", (40,), {"codes": "float8_e4m3fnuz", "scale": "bfloat16"}),
+            ("bfloat16", (8, 24), {"form": "te", "codes": "float8_e5m2"}),
+        ):
+            yield self.Args(**said), Spec(dtype, shape)
+
+
+CODEC = Fp8()
