@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from dcp_folders import rows, save
+from genuine import checkpoint, digest
 from resharding import same_bits
 from safetensors.torch import load_file
 from test_layout_packs import (
@@ -56,6 +57,27 @@ def pair(name: str, *to: str, back: bool = True, **asked: Any) -> Case:
     old, new = (load_file(home / which / "model.safetensors") for which in ("hub", "v5"))
     config = json.loads((home / "hub" / "config.json").read_text())
     return Case(old, new, {"to": to, **asked}, back, {"config": config})
+
+
+def genuine(name: str, to: str, *allow: str) -> Case:
+    """A checkpoint that a library made becomes what that library decodes it to."""
+    found = checkpoint(name)
+
+    def is_decoded(wanted: str) -> Callable[[torch.Tensor], bool]:
+        def check(made: torch.Tensor) -> bool:
+            assert made.dtype == torch.bfloat16
+            raw = made.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            return digest("BF16", tuple(made.shape), raw) == wanted
+
+        return check
+
+    return Case(
+        load_file(found.folder / "model.safetensors"),
+        {key: is_decoded(wanted) for key, wanted in found.tensors.items()},
+        {"to": to, "allow": set(allow)},
+        back=False,
+        side={"config": json.loads((found.folder / "config.json").read_text())},
+    )
 
 
 def mxfp8() -> Case:
@@ -196,6 +218,8 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "gpt-oss": lambda: pair("mxfp4_dequant_gpt_oss", "gpt-oss@bf16", back=False),
     "mxfp8": mxfp8,
+    "fp8": lambda: genuine("hf-fp8-block", "fp8@bf16", "lossy"),
+    "nvfp4": lambda: genuine("ct-nvfp4", "nvfp4@bf16", "lossy", "drop"),
     "meta-llama": meta_llama,
     "megatron-gqa-qkv": megatron,
     "torch-wrappers": wrappers,
