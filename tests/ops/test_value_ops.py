@@ -63,7 +63,7 @@ def refused(call, code="M406"):
     return caught.value
 
 
-@pytest.mark.parametrize("name", ["cast", "affine", "neg_exp", "lora_merge"])
+@pytest.mark.parametrize("name", ["cast", "affine", "neg_exp", "lora_merge", "reciprocal"])
 def test_an_op_that_computes_satisfies_the_kit(name):
     assert valuekit.check(name) >= 8
 
