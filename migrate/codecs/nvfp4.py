@@ -30,18 +30,19 @@ OVER = {448: float.fromhex("0x1.861862p-12"), 256: float.fromhex("0x1.555556p-11
 PADDED = ((128, 4), (16, 1), (1, 1))
 # the scale of all is written without axes, or with one
 WHOLE = {MODELOPT: spec_of("float32", ()), **dict.fromkeys(FORMS[1:], spec_of("float32", (1,)))}
-# dtypes and shapes of scales, and what all parts are called
+# dtypes and shapes of codes, scales and those of all, and what all parts are called
+CODES, EACH = "uint8 [*, N, K/2]", "float32 [*] | [*, 1]"
 ROWS, TILES = f"{E4M3} [*, N, K/16]", f"{E4M3} [*, 32*N/128, 16*K/64]"
-EACH = "float32 [*] | [*, 1]"
-NAMED: tuple[tuple[str, Mapping[str, str], Mapping[str, Any], str, str, str], ...] = (
-    ("ModelOpt", ACTIVATIONS, {"form": MODELOPT}, "weight", f"weight_scale {ROWS}",
+PARTS = ("weight", "scale", "global")
+NAMED: tuple[tuple[Any, ...], ...] = (
+    ("ModelOpt", ACTIVATIONS, {"form": MODELOPT}, f"weight {CODES}", f"weight_scale {ROWS}",
      f"weight_scale_2 {EACH}"),
-    ("compressed-tensors", ACTIVATIONS, {"form": COMPRESSED}, "weight_packed",
+    ("compressed-tensors", ACTIVATIONS, {"form": COMPRESSED}, f"weight_packed {CODES}",
      f"weight_scale {ROWS}", f"weight_global_scale {EACH}"),
     ("Transformer Engine", {**COLUMNWISE, "columnwise_amax": "{w}._amax_columnwise"}, {"form": TE},
-     "_rowwise_data", "_rowwise_scale_inv uint8 [N:128, K/16:4]", "_amax_rowwise float32"),
+     f"_rowwise_data {CODES}", "_rowwise_scale_inv uint8 [N:128, K/16:4]", "_amax_rowwise float32"),
     *(
-        ("torchao", {}, said, f"{at}qdata", f"{at}scale {scale}",
+        ("torchao", {}, said, f"{at}qdata {CODES}", f"{at}scale {scale}",
          f"{at}per_tensor_scale? float32 [] | [*, 1, 1]")
         for at in ("_weight_", "")
         for scale, said in ((ROWS, {}), (TILES, {"swizzled": True}))
@@ -52,23 +53,14 @@ NAMED: tuple[tuple[str, Mapping[str, str], Mapping[str, Any], str, str, str], ..
 class Nvfp4(EncodingCodec):
     name = "nvfp4"
     summary = "e2m1 codes with an e4m3 scale for each 16 of a row and one scale for all"
-    parts = ("weight", "scale", "global")
+    parts = PARTS
     optional = ("global",)
     unused = ACTIVATION_SCALES
     follow = ("scale", "global")
     numbers = ("float32", "bfloat16", "float16")
     names = tuple(
-        Convention(
-            producer,
-            {
-                "weight": f"{{w}}.{weight} uint8 [*, N, K/2]",
-                "scale": f"{{w}}.{scale}",
-                "global": f"{{w}}.{whole}",
-            },
-            beside,
-            arguments,
-        )
-        for producer, beside, arguments, weight, scale, whole in NAMED
+        Convention(who, {r: f"{{w}}.{t}" for r, t in zip(PARTS, texts, strict=True)}, beside, said)
+        for who, beside, said, *texts in NAMED
     )
 
     @dataclass(frozen=True, slots=True)

@@ -100,6 +100,7 @@ def check_pairs(
         return
     wanted = {key for pair in pairs for key in (pair.weight, pair.part)}
     users = _users(outputs, {*wanted, *(stored if unscaled else ())})
+    _add_equal(users, wanted, steps)
     if unscaled:
         check_unscaled(stored, unscaled, users, outputs, steps, known, report)
     planned = _Planned(stored, outputs, steps, table)
@@ -215,6 +216,24 @@ def _users(outputs: Mapping[str, Tensor], wanted: set[str]) -> dict[str, dict[st
         ):
             users.setdefault(source, {})[key] = None
     return users
+
+
+def _add_equal(
+    users: dict[str, dict[str, None]], wanted: set[str], steps: Sequence[StepResult]
+) -> None:
+    """What is made of one of several tensors that have to be equal is made of all of them: modules
+    that become one share the scale of all their numbers.
+    """
+    for bound in steps:
+        for check in bound.checks:
+            if check.kind != "equal":
+                continue
+            sources = (source for tensor in check.tensors for source in tensor.sources)
+            keys = [key_of(s) for s in sources if not isinstance(s, ComputedTensor)]
+            made = {output: None for key in keys for output in users.get(key, ())}
+            for key in keys:
+                if made and key in wanted and key not in users:
+                    users[key] = made
 
 
 def _apart(fate: _Fate, planned: _Planned) -> tuple[str | None, str | None] | None:

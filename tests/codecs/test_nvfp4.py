@@ -8,12 +8,17 @@ from typing import Any
 import goldens_by_rules
 import numpy as np
 import pytest
+import torch
 from kit_layouts import FORMATS, goldens
+from safetensors.torch import load_file, save_file
 from test_kit_encoding import FAULTS as ENCODING_FAULTS
 from test_kit_goldens import BITS, UNSIGNED_ZERO, equal, fault
 
+import migrate
 from migrate.codecs import get
-from migrate.core.spec import Spec
+from migrate.codecs.base import OpError
+from migrate.core.errors import MigrateError
+from migrate.core.spec import Spec, spec
 from migrate.testing import codeckit
 
 CT = "compressed-tensors"
@@ -124,3 +129,161 @@ def as_stored(made: Spec, raw: Any, wanted: Spec) -> tuple[Spec, bytes]:
         assert not np.delete(raw, np.s_[: wanted.shape[1]], 1).any()
         made, raw = Spec(made.dtype, wanted.shape), np.ascontiguousarray(raw[place])
     return made, raw.tobytes()
+
+
+WEIGHT, SCALE, WHOLE = Spec("uint8", (4, 32)), Spec(E4M3, (4, 4)), Spec("float32", ())
+
+
+@pytest.mark.parametrize(
+    ("args", "parts", "code", "words"),
+    [
+        ({}, (Spec("int32", (4, 32)), SCALE, WHOLE), "M303", "the weight is int32"),
+        ({}, (WEIGHT, Spec("float32", (4, 4)), WHOLE), "M303", "the scale is float32"),
+        ({}, (WEIGHT, SCALE, Spec("bfloat16", ())), "M303", "the global is bfloat16"),
+        ({}, (WEIGHT, Spec(E4M3, (4, 2)), WHOLE), "M310", "the scale is [4, 2]"),
+        ({}, (WEIGHT, Spec(E4M3, (4,)), WHOLE), "M310", "the scale is [4]"),
+        ({}, (WEIGHT, SCALE, Spec("float32", (4,))), "M310", "the global is [4]"),
+        ({"swizzled": True}, (WEIGHT, SCALE, WHOLE), "M310", "is [32, 16]"),
+        ({}, (Spec("uint8", (32,)), Spec(E4M3, (4,)), WHOLE), "M304", "2 or more axes"),
+        ({"form": CT}, (WEIGHT, SCALE, None), "M408", "without its global"),
+        ({"form": "te"}, (WEIGHT, SCALE, None), "M408", "without its global"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_from_their_specs(
+    args: dict[str, Any], parts: Any, code: str, words: str
+) -> None:
+    with pytest.raises(OpError) as caught:
+        CODEC.decoded(CODEC.Args(**args), parts, "bfloat16")
+    assert caught.value.code == code
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("args", "encoding"),
+    [
+        ({"form": CT, "like": "torchao"}, False),
+        ({"like": CT}, True),
+        ({"e4m3_max": 256}, False),
+        ({"form": "te", "e4m3_max": 256}, True),
+        ({"form": "te", "swizzled": True}, False),
+        ({"levels": 1}, True),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused(
+    args: dict[str, Any], encoding: bool
+) -> None:
+    with pytest.raises(OpError) as caught:
+        CODEC.validate(CODEC.Args(**args), encoding)
+    assert caught.value.code == "M308"
+
+
+def test_rows_that_are_no_multiple_of_16_are_refused_while_planning(tmp_path: Path) -> None:
+    held = {"w": (Spec("bfloat16", (2, 24)), np.zeros((2, 24), "<u2"))}
+    with pytest.raises(MigrateError, match=r"multiple of 16 numbers, these are bfloat16 \[2, 24\]"):
+        goldens_by_rules.encoded(
+            tmp_path / "x", held, CODEC.parts, {"codec": "nvfp4", "from": "bfloat16"}
+        )
+
+
+@pytest.mark.parametrize("role", ["weight", "scale"])
+def test_a_part_that_is_missing_is_named(role: str, tmp_path: Path) -> None:
+    (case, parts), *_ = parts_of("modelopt_nvfp4").items()
+    cases = {case: {r: one for r, one in parts.items() if r != role}, "whole": parts}
+    with pytest.raises(MigrateError) as caught:
+        goldens_by_rules.decoded(
+            tmp_path / "x", cases, {"codec": "nvfp4", "dtype": "bfloat16"}, ("lossy",)
+        )
+    (found,) = caught.value.diagnostics
+    assert found.code == "M207"
+    assert f"{case}.{role}" in str(found)
+
+
+@pytest.mark.parametrize("args", [{}, {"form": CT}, {"form": "te"}, {"like": "torchao"}])
+@pytest.mark.parametrize("zeros", ["all", "a block"])
+def test_zeros_never_make_nan(args: dict[str, Any], zeros: str) -> None:
+    made, of = CODEC.Args(**args), spec("float32", (4, 64))
+    numbers = np.zeros((4, 64), "f4")
+    if zeros == "a block":
+        numbers[:, 16:] = np.linspace(-1, 1, 48)
+    parts = codeckit.encoded(CODEC, made, numbers.view("<u4"), of)
+    back = codeckit.decoded(CODEC, made, parts, CODEC.encoded(made, of), "float32").view("f4")
+    assert np.isfinite(back).all()
+    assert not back[:, :16].any()
+    assert np.allclose(back, numbers, atol=0.18)
+
+
+@pytest.mark.parametrize("form", ["modelopt", CT, "te"])
+def test_no_more_than_boxes_are_in_memory_for_the_scale_of_a_whole_tensor(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from migrate.codecs.kit.encoding import TensorEncoding
+
+    rows, columns = 9000, 2048
+    raw = np.random.default_rng(1).integers(0x3C00, 0x3D00, (rows, columns)).astype("<u2")
+    given: dict[str, list[int]] = {"survey": [], "encode": []}
+    for name in given:
+        way = getattr(TensorEncoding, name)
+
+        def watched(
+            self: Any, array: Any, *rest: Any, way: Any = way, name: str = name, **more: Any
+        ) -> Any:
+            if array is not None:
+                given[name].append(array.size)
+            return way(self, array, *rest, **more)
+
+        monkeypatch.setattr(TensorEncoding, name, watched)
+    held = {"w": (Spec("bfloat16", raw.shape), raw)}
+    call = {"codec": "nvfp4", "from": "bfloat16", "form": form}
+    made = goldens_by_rules.encoded(tmp_path / "x", held, CODEC.parts, call)["w"]
+    # all numbers once for the scale of all
+    assert sum(given["survey"]) == raw.size
+    # scales are computed beside the codes, or once more by another thread
+    assert raw.size <= sum(given["encode"]) <= 2 * raw.size
+    assert 2 * max(given["survey"] + given["encode"]) < raw.size
+    largest = float((raw.astype("<u4") << 16).view("f4").max())
+    whole = float(made["global"][1].view("f4").reshape(()))
+    assert whole == pytest.approx(
+        {"te": largest, CT: 2688 / largest}.get(form, largest / 2688), rel=0.01
+    )
+
+
+FUSED = """id: fused/one/1
+title: Projections become one
+lineage: fused
+edge: [one, other]
+requires: ">=0.1"
+rules:
+  - name: codes
+    from: "{p...}.{w:q|k|v}.{r:weight|weight_scale}"
+    to: "{p}.qkv.{r}"
+    via: [{concat: {over: w}}]
+  - name: whole
+    from: "{p...}.{w:q|k|v}.weight_scale_2"
+    to: "{p}.qkv.weight_scale_2"
+    via: [{same: {over: w}}]
+"""
+
+
+@pytest.mark.parametrize("globals_", [(1, 1, 1), (1, 1, 2)])
+def test_modules_with_different_scales_of_all_are_not_fused(
+    globals_: tuple[int, ...], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(2)
+    source, out, rules = (tmp_path / n for n in ("a.safetensors", "b.safetensors", "r.yaml"))
+    rules.write_text(FUSED)
+    state = {}
+    for name, whole in zip("qkv", globals_, strict=True):
+        state[f"l.{name}.weight"] = torch.from_numpy(rng.integers(0, 256, (4, 16), dtype="u1"))
+        state[f"l.{name}.weight_scale"] = torch.ones(4, 2).to(torch.float8_e4m3fn)
+        state[f"l.{name}.weight_scale_2"] = torch.tensor(float(whole))
+    save_file(state, source)
+    if globals_ == (1, 1, 1):
+        migrate.apply(source, out, rules=rules)
+        assert load_file(out)["l.qkv.weight"].shape == (12, 16)
+        return
+    with pytest.raises(MigrateError) as caught:
+        migrate.apply(source, out, rules=rules)
+    (found,) = caught.value.diagnostics
+    assert found.code == "M404"
+    assert "l.v.weight_scale_2" in str(found), found
+    assert not out.exists()
