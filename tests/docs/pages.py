@@ -204,6 +204,11 @@ def _fp8(folder: Path) -> None:
     (folder / "TRAINED" / "migrate.history.json").unlink()
 
 
+def _nvfp4(folder: Path) -> None:
+    """A model in NVFP4, as ModelOpt writes it."""
+    shutil.copytree(ROOT / "tests" / "data" / "genuine" / "modelopt-nvfp4", folder / "OLD")
+
+
 def _training(folder: Path) -> None:
     import torch
 
@@ -241,6 +246,7 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "deepseek": _copied("fp8_dequant_deepseek_v3"),
     "fp8": _fp8,
     "gpt-oss": _copied("mxfp4_dequant_gpt_oss"),
+    "nvfp4": _nvfp4,
     "training-checkpoint": _training,
     "dcp": _distributed,
     "te-1.13": _te,

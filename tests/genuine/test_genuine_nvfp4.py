@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commandline import contents, done
+from commandline import contents, done, run
 from genuine import checkpoint, digests
 
 CT = ["ct-nvfp4", "ct-nvfp4a16"]
@@ -72,3 +72,72 @@ def test_the_two_layouts_are_told_apart(name: str, layout: str) -> None:
         "plan", checkpoint(name).folder, "--to", "nvfp4@bf16", *ALLOW, "--format", "json"
     ).json
     assert [step["from"] for step in plan["path"]] == [layout]
+
+
+def scale_of(data: bytes) -> np.float32:
+    return np.float32(np.frombuffer(data, "<f4")[0])
+
+
+@pytest.mark.parametrize("name", MODELOPT)
+def test_modelopts_parts_become_those_that_its_converter_makes(name: str, tmp_path: Path) -> None:
+    """compressed-tensors' `ModelOptNvfp4Converter` renames, and takes 1 / x of two scales; it
+    leaves them without the axis that its own files have.
+    """
+    genuine, out = checkpoint(name), tmp_path / "out"
+    done("apply", genuine.folder, "-o", out, "--to", "nvfp4@compressed-tensors", *ALLOW[:2])
+    renamed = {
+        "weight_scale_2": "weight_global_scale",
+        "input_scale": "input_global_scale",
+        "weight": "weight_packed",
+    }
+    wanted = {}
+    for key, (dtype, shape, data) in contents(genuine.folder).items():
+        module, _, leaf = key.rpartition(".")
+        if leaf in ("weight_scale_2", "input_scale"):
+            shape, data = [1], (np.float32(1) / scale_of(data)).tobytes()
+        is_plain = leaf == "weight" and dtype != "U8"
+        name_there = leaf if is_plain else renamed.get(leaf, leaf)
+        wanted[f"{module}.{name_there}"] = (dtype, list(shape), data)
+    found = {key: (d, list(s), b) for key, (d, s, b) in contents(out).items()}
+    assert found == wanted
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    peer = json.loads((checkpoint(CT[0]).folder / "config.json").read_text())["quantization_config"]
+    (ours,), (theirs,) = (c["config_groups"].values() for c in (config, peer))
+    for which in ("weights", "input_activations"):
+        assert all(theirs[which][field] == value for field, value in ours[which].items())
+    assert config["format"] == peer["format"]
+    assert not (out / "hf_quant_config.json").exists()
+    # every number is what it was, in bfloat16
+    done("apply", out, "-o", tmp_path / "plain", "--to", "nvfp4@bf16", *ALLOW)
+    assert unsigned_zeros(tmp_path / "plain") == genuine.tensors
+
+
+def test_the_other_way_needs_no_stamp_and_writes_modelopts_configuration(tmp_path: Path) -> None:
+    genuine, out, plain = checkpoint(CT[0]), tmp_path / "out", tmp_path / "plain"
+    done("apply", genuine.folder, "-o", out, "--to", "nvfp4@modelopt", *ALLOW[:2])
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    beside = json.loads((out / "hf_quant_config.json").read_text())["quantization"]
+    assert (config["quant_method"], config["quant_algo"]) == ("modelopt", "NVFP4")
+    assert config["ignore"] == beside["exclude_modules"] == ["lm_head", "model.embed_tokens"]
+    assert beside["group_size"] == 16
+    one, other = contents(genuine.folder), contents(out)
+    for key, (dtype, shape, data) in one.items():
+        module, _, leaf = key.rpartition(".")
+        if leaf in ("weight_global_scale", "input_global_scale"):
+            there = other[f"{module}.{'weight_scale_2' if leaf[0] == 'w' else 'input_scale'}"]
+            assert there == ("F32", (), (np.float32(1) / scale_of(data)).tobytes())
+        else:
+            assert other[key.replace("weight_packed", "weight")] == (dtype, shape, data)
+    done("apply", out, "-o", plain, "--to", "nvfp4@bf16", *ALLOW)
+    assert digests(plain) == genuine.tensors
+
+
+def test_weights_without_scales_of_inputs_are_not_made_to_look_like_those_with(
+    tmp_path: Path,
+) -> None:
+    folder = checkpoint("ct-nvfp4a16").folder
+    failed = run("apply", folder, "-o", tmp_path / "x", "--to", "nvfp4@modelopt", *ALLOW)
+    assert failed.exit == 3
+    assert "M206" in failed.err
+    assert "input_global_scale" in failed.err
+    assert not (tmp_path / "x").exists()
