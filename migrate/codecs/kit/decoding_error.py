@@ -7,6 +7,7 @@ becomes infinite or zero is counted in all, where scales are such that anything 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import inf, isfinite, prod
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,8 @@ from ...elements.codes import FLOATS
 from ...elements.numbers import is_numpy
 from .box_decoding import BoxDecoder
 from .geometry import Extents, Held
-from .layout import Grid
-from .tables import widened
+from .layout import ElementType, Grid
+from .tables import values, widened
 
 if TYPE_CHECKING:
     from ...ops.base import Box, Meter
@@ -103,14 +104,14 @@ def measure(geo: Extents, work: BoxDecoder, dtype: str, full: Box, made: Any, me
     import numpy as np
 
     sampled, sure = _sampled(geo, full), _every(geo) == 1
-    largest = _largest(_near(work.values()))
+    _, largest = _magnitudes(geo, work)
     for at in work.matrices():
         lost, zeros = _lost(geo, work, at, dtype, full, made[at])
         for chunk, got in _parts(sampled, full, made[at]):
             codes, scale, less = (_near(x) for x in work.plain(at, chunk))
             with np.errstate(all="ignore"):
                 wanted = _product(codes, scale, less)
-                reach = np.abs(scale) * largest + np.zeros(wanted.shape)
+                reach = np.abs(scale) * largest
             meter.add(wanted, _widened(got, dtype), reach, non_finite=0, sure=sure)
         none = np.empty(0)
         meter.add(none, none, saturated=lost, underflowed=zeros, non_finite=lost, sure=sure)
@@ -190,17 +191,32 @@ def _one_of(side: tuple[int, int], step: int, every: int) -> list[tuple[int, int
     return [(first, stop) for first, stop in found if first < stop]
 
 
-def _largest(values: Any) -> float:
+def _magnitudes(geo: Extents, work: BoxDecoder) -> tuple[float, float]:
+    """The smallest magnitude of a code that is not zero, and the largest."""
+    elements = geo.layout.elements
+    if elements.part:
+        found = _near(work.values())
+        return _least(found), _largest(found)
+    return _magnitudes_of(elements)
+
+
+@lru_cache(maxsize=64)
+def _magnitudes_of(elements: ElementType) -> tuple[float, float]:
+    found = values(elements).astype("f8")
+    return _least(found), _largest(found)
+
+
+def _largest(numbers: Any) -> float:
     import numpy as np
 
-    finite = np.abs(values[np.isfinite(values)])
+    finite = np.abs(numbers[np.isfinite(numbers)])
     return float(finite.max()) if finite.size else 0.0
 
 
-def _least(values: Any) -> float:
+def _least(numbers: Any) -> float:
     import numpy as np
 
-    magnitudes = np.abs(values)
+    magnitudes = np.abs(numbers)
     some = magnitudes[magnitudes > 0]
     return float(some.min()) if some.size else float("inf")
 
@@ -228,7 +244,7 @@ def _bounds(geo: Extents, work: BoxDecoder, at: tuple[int, ...]) -> tuple[float,
 
 def _is_tame(geo: Extents, work: BoxDecoder, high: float, dtype: str) -> bool:
     """Whether no product with scales up to `high` can become infinite."""
-    reach = _largest(_near(work.values()))
+    _, reach = _magnitudes(geo, work)
     if geo.layout.zero is not None:
         reach += 1 << geo.layout.elements.bits
     return isfinite(high) and high * reach <= FLOATS[dtype].largest and not geo.layout.less
@@ -236,7 +252,7 @@ def _is_tame(geo: Extents, work: BoxDecoder, high: float, dtype: str) -> bool:
 
 def _stays(geo: Extents, work: BoxDecoder, low: float, dtype: str) -> bool:
     """Whether no product with scales from `low` on is so small that digits or all are lost."""
-    step = 1.0 if geo.layout.zero is not None else _least(_near(work.values()))
+    step = 1.0 if geo.layout.zero is not None else _magnitudes(geo, work)[0]
     return low * step >= FLOATS[dtype].quantum or bool(geo.layout.less)
 
 
