@@ -93,8 +93,7 @@ def tests(environment: dict[str, str], seconds: float, *, listed: bool) -> dict[
 def codec(folder: Path, run: Callable[..., Any]) -> Any:
     """fp8-block on one matrix of 4096 x 4096 in memory: milliseconds, beside clone and peers."""
     figures = folder / "codec.json"
-    words = ["--device", "cuda", "--only", "fp8-block", "--rounds", ROUNDS, "--json", figures]
-    run(HERE / "format_speed.py", *words)
+    run(HERE / "codec_speed.py", "--device", "cuda", "--rounds", ROUNDS, "--json", figures)
     return json.loads(figures.read_text())
 
 

@@ -9,18 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import files, folder, side
+from checkpoints import files, folder, refusal, side
 from commandline import contents, done
-from genuine import checkpoint, digests
+from genuine import checkpoint, digests, names
 
 HF = ("hf-fp8-block", "hf-fp8-block-moe", "hf-fp8-block-ue8m0")
+LAYOUTS = {
+    **dict.fromkeys(HF, "hf"),
+    **dict.fromkeys(("ct-fp8-tensor", "ct-fp8-channel", "ct-fp8-block"), "compressed-tensors"),
+    **dict.fromkeys(("modelopt-fp8", "modelopt-fp8-channel"), "modelopt"),
+}
+# the scales of activations, which none has beside plain weights
+STATIC = ("ct-fp8-tensor", "modelopt-fp8")
 TO = ("--to", "fp8@bf16", "--allow", "lossy")
 # key -> dtype and shape
 Tensors = dict[str, tuple[str, list[int]]]
 
 
 def decoded(name: str, tmp_path: Path) -> Path:
-    done("apply", checkpoint(name).folder, "-o", tmp_path / "plain", *TO)
+    drop = ("--allow", "drop") if name in STATIC else ()
+    done("apply", checkpoint(name).folder, "-o", tmp_path / "plain", *TO, *drop)
     return tmp_path / "plain"
 
 
@@ -37,40 +45,108 @@ def stands_in(folder: Path) -> set[str]:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", HF)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_what_comes_out_is_what_the_library_decodes(name: str, tmp_path: Path) -> None:
     source = checkpoint(name)
-    assert stands_in(source.folder) == {"fp8@hf"}
+    assert stands_in(source.folder) == {f"fp8@{LAYOUTS[name]}"}
     out = decoded(name, tmp_path)
     assert digests(out) == source.tensors
     said = side(source.folder)
     del said["quantization_config"]
+    assert files(out).keys() == {"config.json"}
     assert side(out) == said
     verified = done("verify", out, "--source", source.folder, "--format", "json").json
     assert verified["equal"] is True
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", HF)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_the_way_back_has_the_parts_and_the_configuration_that_were_there(
     name: str, tmp_path: Path
 ) -> None:
     source = checkpoint(name).folder
     out = decoded(name, tmp_path)
     done("downgrade", out, "-o", tmp_path / "back", "--allow", "lossy")
-    assert shapes(tmp_path / "back") == shapes(source)
-    assert files(tmp_path / "back")["config.json"] == files(source)["config.json"]
+    there = {k: s for k, s in shapes(source).items() if not k.endswith("input_scale")}
+    assert shapes(tmp_path / "back") == there
+    assert files(tmp_path / "back") == files(source)
     before, after = contents(source), contents(tmp_path / "back")
-    plain = [key for key, (dtype, _, _) in before.items() if dtype == "BF16"]
-    assert plain
+    plain = [k for k, (dtype, _, _) in before.items() if dtype == "BF16" and "_scale" not in k]
+    assert len(plain) > 4
     assert all(before[key] == after[key] for key in plain)
     if name == "hf-fp8-block-ue8m0":
-        # a block without large codes comes back as others, twice as large, with half the scale
+        # a block without large codes comes back with others, twice as large, and half the scale
         done("apply", tmp_path / "back", "-o", tmp_path / "again", *TO)
         assert digests(tmp_path / "again") == checkpoint(name).tensors
-    else:
+    elif name.startswith(("hf", "modelopt")):
         codes = [key for key, (dtype, _, _) in before.items() if dtype == "F8_E4M3"]
         assert all(before[key] == after[key] for key in codes)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", STATIC)
+def test_scales_of_activations_go_only_where_that_is_allowed(name: str, tmp_path: Path) -> None:
+    found = refusal("plan", checkpoint(name).folder, *TO, exit=3)
+    assert found["code"] == "M402"
+
+
+@pytest.mark.heavy
+def test_one_scale_for_each_tensor_under_the_names_of_mistral(tmp_path: Path) -> None:
+    # the numbers are ModelOpt's, whose scales have no axes either
+    made = checkpoint("modelopt-fp8")
+    raw = (made.folder / "model.safetensors").read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = raw[8 : 8 + size].replace(b".weight_scale", b".weight_scale_inv")
+    header = header.replace(b".input_scale", b".activation_scale")
+    source = tmp_path / "mistral"
+    source.mkdir()
+    (source / "model.safetensors").write_bytes(
+        len(header).to_bytes(8, "little") + header + raw[8 + size :]
+    )
+    config = side(made.folder) | {
+        "quantization_config": {
+            "quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None,
+            "modules_to_not_convert": ["lm_head"],
+        },
+    }  # fmt: skip
+    (source / "config.json").write_text(json.dumps(config))
+    assert stands_in(source) == {"fp8@mistral"}
+    done("apply", source, "-o", tmp_path / "plain", *TO, "--allow", "drop")
+    assert digests(tmp_path / "plain") == made.tensors
+    assert "quantization_config" not in side(tmp_path / "plain")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("ct-fp8-channel", ()),
+        ("ct-fp8-tensor", ("--set", "strategy=tensor")),
+        ("ct-fp8-block", ("--set", "strategy=block", "--set", "block=[32, 32]")),
+        ("modelopt-fp8-channel", ("--set", "algorithm=FP8_PER_CHANNEL_PER_TOKEN")),
+        ("modelopt-fp8", ()),
+    ],
+)
+def test_a_trained_model_is_encoded_as_other_libraries_do(
+    name: str, asked: tuple[str, ...], tmp_path: Path
+) -> None:
+    plain, source = decoded(name, tmp_path), checkpoint(name).folder
+    (plain / "migrate.history.json").unlink()
+    (plain / "migrate.parts").unlink(missing_ok=True)
+    coded, layout = tmp_path / "coded", f"fp8@{LAYOUTS[name]}"
+    answer = done(
+        "apply", plain, "-o", coded, "--from", "fp8@bf16", "--to", layout, *asked,
+        "--allow", "lossy",
+    )  # fmt: skip
+    assert "M519" not in answer.out + answer.err
+    assert shapes(coded) == {
+        k: s for k, s in shapes(source).items() if not k.endswith("input_scale")
+    }
+    assert files(coded).keys() == files(source).keys()
+    assert {"lm_head", "model.embed_tokens"} <= set(side(coded)["quantization_config"]["ignore"])
+    assert stands_in(coded) == {layout}
+    again = done("apply", coded, "-o", tmp_path / "again", *TO)
+    assert "M315" not in again.out + again.err
 
 
 @pytest.mark.heavy
@@ -122,11 +198,28 @@ INDEXER: Tensors = {
 OTHER: Tensors = {k: s for k, s in MLA.items() if "kv_a" not in k}
 
 
-def described(model: str) -> dict[str, Any]:
-    return {
-        "model_type": model,
-        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+TENSOR: Tensors = {
+    "l.o_proj.weight": ("F8_E4M3", [128, 128]), "l.o_proj.weight_scale_inv": ("BF16", []),
+}  # fmt: skip
+ROWS: Tensors = {"l.o.weight": ("F8_E4M3", [128, 128]), "l.o.weight_scale": ("F32", [128])}
+COLUMN: Tensors = {"l.o.weight": ("F8_E4M3", [128, 128]), "l.o.weight_scale": ("BF16", [128, 1])}
+SCALARS: Tensors = {"l.o.weight": ("F8_E4M3", [128, 128]), "l.o.weight_scale": ("F32", [])}
+GROUPS = {"group_0": {"targets": ["Linear"], "weights": {
+    "num_bits": 8, "type": "float", "strategy": "channel",
+}}}  # fmt: skip
+MODELOPT = {
+    "quantization_config": {
+        "quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN",
     }
+}  # fmt: skip
+COMPRESSED = {
+    "quantization_config": {"quant_method": "compressed-tensors", "config_groups": GROUPS}
+}
+
+
+def described(model: str, block: Any = (128, 128)) -> dict[str, Any]:
+    said = {"quant_method": "fp8", "weight_block_size": block}
+    return {"model_type": model, "quantization_config": said}
 
 
 @pytest.mark.parametrize(
@@ -142,6 +235,12 @@ def described(model: str) -> dict[str, Any]:
         (OTHER, described("qwen3"), "fp8@hf"),
         (OTHER, described("deepseek_v3"), "fp8@hf"),
         (OTHER, None, "fp8@hf"),
+        (TENSOR, described("mistral3", None), "fp8@mistral"),
+        (TENSOR, None, "fp8@mistral"),
+        (ROWS, MODELOPT, "fp8@modelopt"),
+        (COLUMN, COMPRESSED, "fp8@compressed-tensors"),
+        (COLUMN, None, "fp8@compressed-tensors"),
+        (SCALARS, None, "fp8@modelopt"),
     ],
 )
 def test_one_of_two_lineages_holds(
@@ -153,10 +252,15 @@ def test_one_of_two_lineages_holds(
     assert plan.exit == 0
 
 
+@pytest.mark.parametrize("name", sorted({*names()} - {*LAYOUTS, "hf-fp8-block-moe-saved"}))
+def test_checkpoints_in_other_formats_are_in_no_layout_of_it(name: str) -> None:
+    assert stands_in(checkpoint(name).folder) == set()
+
+
 @pytest.mark.libraries
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", HF)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_it_loads_in_transformers_strictly_with_equal_logits(name: str, tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, FineGrainedFP8Config
@@ -172,11 +276,15 @@ def test_it_loads_in_transformers_strictly_with_equal_logits(name: str, tmp_path
         with torch.no_grad():
             return model.eval()(tokens).logits
 
+    ours = loaded(decoded(name, tmp_path))
+    assert ours.isfinite().all()
+    if name not in HF:
+        # what the library decodes is held against its own account of bits
+        return
     config = json.loads((checkpoint(name).folder / "config.json").read_text())
     block = config["quantization_config"]["weight_block_size"]
     theirs = loaded(
         checkpoint(name).folder,
         quantization_config=FineGrainedFP8Config(weight_block_size=block, dequantize=True),
     )
-    ours = loaded(decoded(name, tmp_path))
     assert torch.equal(ours, theirs)
