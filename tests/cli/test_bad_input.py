@@ -8,12 +8,12 @@ import json
 import os
 import shutil
 import struct
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from commandline import Result, fingerprint, length, mixtral, rules, run, safetensors, shards
+from disks import mounted
 
 TWO = {"a": ("F32", [2]), "b": ("F32", [2])}
 KEEP = "keep: ['{k...}']\nrules: [{name: r, from: a, to: c, optional: true}]\n"
@@ -398,21 +398,8 @@ def after(monkeypatch: pytest.MonkeyPatch, step: str, action: Callable[[], objec
 @pytest.fixture
 def small_disk(tmp_path: Path):
     """A file system of 1 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    try:
-        mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except OSError as error:
-        pytest.skip(f"there is no mount command: {error}")
-    if mounted.returncode:
-        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    with mounted(tmp_path / "disk", "1m", lazily=True) as disk:
+        yield disk
 
 
 def test_a_full_disk_is_seen_before_the_first_byte(tmp_path: Path, small_disk: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from commandline import ROOT, done, fingerprint, rules, safetensors
+from disks import mounted
 from work import HANG
 
 pytestmark = pytest.mark.ranks
@@ -162,17 +163,8 @@ def test_a_rank_that_is_killed_ends_all_and_another_number_goes_on(
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 40 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    try:
-        command = ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(disk)]
-        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as error:
-        pytest.skip(f"there is no mount command: {error}")
-    if mounted.returncode:
-        pytest.skip(f"a tmpfs cannot be mounted: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    with mounted(tmp_path / "disk", "40m", lazily=True) as disk:
+        yield disk
 
 
 def test_a_disk_that_fills_up_under_several_ends_all_and_can_be_resumed(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from disks import mounted
 from marks import thorough
 from raw_files import (
     MemoryBlob,
@@ -561,20 +562,8 @@ def test_a_full_disk_is_seen_before_the_first_byte(
 
 @pytest.fixture
 def small_disk(tmp_path: Path):
-    place = tmp_path / "disk"
-    place.mkdir()
-    try:
-        made = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(place)],
-            capture_output=True,
-            check=False,
-        )
-    except OSError as error:
-        pytest.skip(f"there is no mount command: {error}")
-    if made.returncode:
-        pytest.skip(f"a tmpfs cannot be mounted: {made.stderr.decode().strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    with mounted(tmp_path / "disk", "12m") as disk:
+        yield disk
 
 
 def test_a_disk_too_small_keeps_nothing(
