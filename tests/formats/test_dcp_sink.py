@@ -186,6 +186,23 @@ def test_without_chunks_a_file_is_no_larger_than_asked(tmp_path: Path) -> None:
     same(loaded(out, {key: torch.zeros_like(one) for key, one in made.items()}), made)
 
 
+def test_without_chunks_a_chunk_has_at_most_512_mib() -> None:
+    specs = {
+        "w": spec("bfloat16", (100_000, 8192)),
+        "wide": spec("bfloat16", (3, 300_000_000)),
+        "small": spec("float32", (7, 3)),
+    }
+    target = FORMAT.describe(specs, folder=True, max_shard_size=5 * 10**9, metadata={}, stamp=None)
+    sizes = {file.name: file.size for file in target.files}
+    found = read_metadata(target.small[".metadata"], "x", sizes)
+    assert {key: [c.sizes for c in entry.chunks] for key, entry in found.tensors.items()} == {
+        "w": [(32_768, 8192)] * 3 + [(1696, 8192)],
+        # a row is never cut
+        "wide": [(1, 300_000_000)] * 3,
+        "small": [(7, 3)],
+    }
+
+
 def test_a_rank_goes_on_in_another_file(tmp_path: Path) -> None:
     made = {f"w{n}": numbers(4, 10) for n in range(3)}
     out = written(tmp_path, made, chunks=2, max_shard_size=160)
@@ -325,6 +342,11 @@ def test_what_requires_grad_still_does(tmp_path: Path) -> None:
     assert [note for note in answer.notes if "class" in note] == [
         "a distributed checkpoint has no place for classes and attributes of tensors: c"
     ]
+    # by way of a format that has no such flag, and cut anew
+    migrate.apply(tmp_path / "out", tmp_path / "between", output_format="safetensors")
+    migrate.apply(tmp_path / "between", tmp_path / "again", output_format="dcp", chunks=2)
+    found = metadata(tmp_path / "again").tensors
+    assert {key: entry.requires_grad for key, entry in found.items()} == flags
 
 
 def test_tensors_in_tuples_go_with_them(tmp_path: Path) -> None:
