@@ -19,7 +19,7 @@ SOURCES := $(shell find migrate rules schemas -type f -not -name '*.pyc')
 OLDEST ?= python3.10
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: help check test test-oldest marks gpu wheels genuine demo campaign bench docs lint clean
+.PHONY: help check test test-oldest marks gpu wheels genuine demo campaign bench peers docs lint clean
 .DELETE_ON_ERROR:
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo "make lint      ruff and mypy"
 	@echo "make campaign  hundreds of random cases, kills and injected failures"
 	@echo "make bench     the speed and memory table        (SIZE=1.2GB|4.4GB, BENCH='--rounds 5 --rows pack')"
+	@echo "make peers     .venv-peers, whose libraries make bench compares number formats with: some GB"
 	@echo "make docs      the site of docs/, in site/"
 	@echo "make clean     remove environments and everything made"
 
@@ -87,12 +88,14 @@ check: lint
 	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq torch==2.6.0 numpy
 	@touch $@
 
-# the libraries that make tests/data/genuine; ModelOpt's own requirements exclude transformers as it is
+# the libraries that make tests/data/genuine, and that make bench compares number formats with; ModelOpt's own requirements exclude transformers as it is
 .venv-peers/.ready: pyproject.toml constraints.txt
 	$(environment)
 	@$(@D)/$(PIP) -e '.[test]' compressed-tensors==0.20.0 torchao==0.18.0 omegaconf ninja nvidia-ml-py 'pulp<4' regex scipy
 	@$(@D)/$(PIP) --no-deps nvidia-modelopt==0.47.0
 	@touch $@
+
+peers: .venv-peers/.ready
 
 genuine: .venv-peers/.ready
 	.venv-peers/bin/python tests/genuine/make_genuine.py $(GENUINE)

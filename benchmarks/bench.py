@@ -27,6 +27,7 @@ import compare
 import data
 import data_fp8
 import distributed
+import format_speed
 import live
 import memory
 import plans
@@ -38,7 +39,7 @@ from tasks import BEFORE_MEMORY, BEFORE_TIMES, TASKS, Limit, Task
 
 HERE = Path(__file__).resolve().parent
 PYTHON = sys.executable
-COMMANDS = {**plans.COMMANDS, **live.COMMANDS}
+COMMANDS = {**plans.COMMANDS, **format_speed.COMMANDS, **live.COMMANDS}
 ROWS = {**verifying.ROWS, **distributed.ROWS}
 MB = 1_000_000
 

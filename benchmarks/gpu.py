@@ -93,7 +93,8 @@ def tests(environment: dict[str, str], seconds: float, *, listed: bool) -> dict[
 def codec(folder: Path, run: Callable[..., Any]) -> Any:
     """fp8-block on one matrix of 4096 x 4096 in memory: milliseconds, beside clone and peers."""
     figures = folder / "codec.json"
-    run(HERE / "codec_speed.py", "--device", "cuda", "--rounds", ROUNDS, "--json", figures)
+    words = ["--device", "cuda", "--only", "fp8-block", "--rounds", ROUNDS, "--json", figures]
+    run(HERE / "format_speed.py", *words)
     return json.loads(figures.read_text())
 
 

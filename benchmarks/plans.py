@@ -14,8 +14,6 @@ import data
 import process
 import report
 from tasks import (
-    CODEC_CLONES,
-    CODEC_FASTER,
     FEW_FILES,
     FILES_TIMES,
     HELP_CLICKS,
@@ -252,60 +250,10 @@ def rules(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> li
     return found
 
 
-def codec(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> list[Limit]:
-    """Decoding FP8 blocks in memory, one thread, against copying the result and against the fastest
-    peer.
-    """
-    out = folder / "codec.json"
-    process.run([python, HERE / "codec_speed.py", "--json", out])
-    measured = json.loads(out.read_text())
-    times = measured["dequantize fp8-block to bfloat16"]
-    best = min(
-        (name for name in times if not name.startswith(("clone", "migrate"))), key=times.__getitem__
-    )
-    where = f" ({measured['allocator']})"
-    return [
-        Limit(
-            "FP8 blocks in memory: against clone of the result",
-            times["migrate"] / times["clone of the result"],
-            CODEC_CLONES,
-            note=where,
-        ),
-        Limit(
-            f"FP8 blocks in memory: faster than {best}",
-            times[best] / times["migrate"],
-            CODEC_FASTER,
-            at_least=True,
-            note=where,
-        ),
-    ]
-
-
-def layouts(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> list[Limit]:
-    """Decoding each kind of number format in memory, one thread, against a clone of the result."""
-    from layout_speed import BARS
-
-    out = folder / "layouts.json"
-    process.run([python, HERE / "layout_speed.py", "--json", out])
-    measured = json.loads(out.read_text())
-    return [
-        Limit(
-            f"{name} in memory: against clone of the result",
-            measured["beside torch"][name] / measured["clone"],
-            bar,
-            note=f" ({measured['numpy alone'][name] / measured['clone']:.2f} without torch)",
-        )
-        for name, bar in BARS.items()
-        if bar is not None
-    ]
-
-
 COMMANDS: dict[str, Callable[[list[str], str, Path, Path], list[Limit]]] = {
     "start": help_and_plan,
     "plan": many_keys,
     "files": many_files,
     "index": indexing,
     "rules": rules,
-    "codec": codec,
-    "layouts": layouts,
 }

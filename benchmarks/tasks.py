@@ -199,8 +199,6 @@ HOOK_KEYS, HOOK_FIRST, HOOK_AGAIN = 20_000, 2.5, 0.25
 HELP_CLICKS, PLAN_CLICKS = 3.0, 5.0
 # of all shipped rules, against PyYAML's loader in Python over the same files
 LINT_TIMES, SPECS_TIMES = 4.0, 6.0
-# decoding in memory against clone of the result, and against the fastest peer
-CODEC_CLONES, CODEC_FASTER = 2.2, 3.5
 # against an earlier commit in the same rounds
 BEFORE_TIMES, BEFORE_MEMORY = 1.03, 1.05
 # distributed checkpoints: against cp -r of the output's bytes, with rows and with columns of ranks;
@@ -218,6 +216,38 @@ DCP_RENAME, DCP_RANKS, DCP_STACK = 1.0, 0.75, 1.0
 # libraries, the plan
 VERIFY_LAYOUTS, VERIFY_BLOCKS, VERIFY_PRIVATE = 3.0, 2.0, 120.0
 
+
+@dataclass(frozen=True, slots=True)
+class DecodeBars:
+    """What decoding a matrix may take in clones of the result, and how many times faster it is to
+    be than the fastest peer; None where that is not judged.
+    """
+
+    clones: float | None
+    faster: float | None = None
+
+
+DECODED = {
+    "fp8 tensor": DecodeBars(1, 6),
+    "fp8 row": DecodeBars(1, 6),
+    "fp8-block": DecodeBars(1, 6),
+    "mxfp8": DecodeBars(1, 6),
+    "mxfp4": DecodeBars(2, 10),
+    "nvfp4": DecodeBars(2.2, 5),
+    "int-pack sym": DecodeBars(2),
+    "int-pack asym": DecodeBars(2.5),
+    "gptq": DecodeBars(4),
+    "gptq, columns out of order": DecodeBars(None),
+    "awq": DecodeBars(10),
+    "nf4": DecodeBars(3),
+    "int8": DecodeBars(None),
+    "Q8_0": DecodeBars(6),
+    "Q4_K": DecodeBars(6),
+}
+# encoding, against the fastest peer
+ENCODED_FASTER = {
+    "fp8 tensor": 2, "fp8 row": 2, "fp8-block": 2, "mxfp8": 2, "mxfp4": 8, "nvfp4": 8,
+}  # fmt: skip
 
 _MANY = """\
 id: bench/many

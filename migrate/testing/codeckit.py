@@ -301,8 +301,9 @@ def _check_parts_of_rows(
             made = codec.reference_parts(args, rows, Spec(spec.dtype, rows.shape))[number]
         else:
             continue
-        if rows is None:
-            made = made[slice(*box[0])] if box else made
+        if box and (rows is None or len(made) != box[0][1] - box[0][0]):
+            # what follows from all numbers, or from the survey, is made whole
+            made = made[slice(*box[0])]
         _same(f"{label}: {codec.parts[number]} of rows {first} to {last}", made, _cut(whole, box))
 
 

@@ -420,6 +420,15 @@ class BoxDecoder:
             grid.field, grid.elements, records(self._raw[at], self._layout.record.nbytes)
         )
 
+    def stored(self, grid: Grid, at: tuple[int, ...]) -> Any:
+        """The entries of a grid that a matrix of the box needs as they are stored, where each is a
+        byte of numpy's; else None.
+        """
+        found = self._stored.get(grid)
+        if not self._near or found is None or found.itemsize != 1 or grid.elements is not None:
+            return None
+        return found[at] if grid.leading else found[(0,) * len(at)]
+
     def matrices(self) -> list[tuple[int, ...]]:
         """The indices of the matrices of the box."""
         return list(product(*map(range, self._lead)))

@@ -7,6 +7,7 @@ becomes infinite or zero is counted in all, where scales are such that anything 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import inf, isfinite, prod
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,8 @@ from ...elements.codes import FLOATS
 from ...elements.numbers import is_numpy
 from .box_decoding import BoxDecoder
 from .geometry import Extents, Held
-from .layout import Grid
-from .tables import widened
+from .layout import ElementType, Grid, Term
+from .tables import values, widened
 
 if TYPE_CHECKING:
     from ...ops.base import Box, Meter
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 MEASURED, SPARSEST = 1 << 13, 509
 # numbers that are measured together; rows that are shorter are measured several at a time
 _TOGETHER = 1 << 10
+# of bytes whose numbers grow with their codes, the bits that are no sign
+_ORDERED = {"float8_e4m3fn": 0x7F, "float8_e8m0fnu": 0xFF}
 
 
 def check_powers(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None:
@@ -55,8 +58,8 @@ def check_exact(geo: Extents, work: BoxDecoder, dtype: str, full: Box, made: Any
     import numpy as np
 
     for at in work.matrices():
-        low, high = _bounds(geo, work, at)
-        if _is_tame(geo, work, high, dtype) and _stays(geo, work, low, dtype):
+        low, high = _scales_between(geo, work, at)
+        if _is_tame(geo, work, at, high, dtype) and _stays(geo, work, low, dtype):
             continue
         for chunk, got in _parts(work.chunks(), full, made[at]):
             codes, scale, _ = (_near(x) for x in work.plain(at, chunk))
@@ -103,14 +106,14 @@ def measure(geo: Extents, work: BoxDecoder, dtype: str, full: Box, made: Any, me
     import numpy as np
 
     sampled, sure = _sampled(geo, full), _every(geo) == 1
-    largest = _largest(_near(work.values()))
+    _, largest = _magnitudes(geo, work)
     for at in work.matrices():
         lost, zeros = _lost(geo, work, at, dtype, full, made[at])
         for chunk, got in _parts(sampled, full, made[at]):
             codes, scale, less = (_near(x) for x in work.plain(at, chunk))
             with np.errstate(all="ignore"):
                 wanted = _product(codes, scale, less)
-                reach = np.abs(scale) * largest + np.zeros(wanted.shape)
+                reach = np.abs(scale) * largest
             meter.add(wanted, _widened(got, dtype), reach, non_finite=0, sure=sure)
         none = np.empty(0)
         meter.add(none, none, saturated=lost, underflowed=zeros, non_finite=lost, sure=sure)
@@ -122,8 +125,8 @@ def _lost(
     """How many finite products of a matrix became infinite, and how many that are not 0 did."""
     import numpy as np
 
-    low, high = _bounds(geo, work, at)
-    count, vanish = not _is_tame(geo, work, high, dtype), not _stays(geo, work, low, dtype)
+    low, high = _scales_between(geo, work, at)
+    count, vanish = not _is_tame(geo, work, at, high, dtype), not _stays(geo, work, low, dtype)
     lost = zeros = 0
     if count or vanish:
         for chunk, raw in _parts(work.chunks(), full, made):
@@ -190,53 +193,97 @@ def _one_of(side: tuple[int, int], step: int, every: int) -> list[tuple[int, int
     return [(first, stop) for first, stop in found if first < stop]
 
 
-def _largest(values: Any) -> float:
+def _magnitudes(geo: Extents, work: BoxDecoder) -> tuple[float, float]:
+    """The smallest magnitude of a code that is not zero, and the largest."""
+    elements = geo.layout.elements
+    if elements.part:
+        found = _near(work.values())
+        return _least(found), _largest(found)
+    return _magnitudes_of(elements)
+
+
+@lru_cache(maxsize=64)
+def _magnitudes_of(elements: ElementType) -> tuple[float, float]:
+    found = values(elements).astype("f8")
+    return _least(found), _largest(found)
+
+
+def _largest(numbers: Any) -> float:
     import numpy as np
 
-    finite = np.abs(values[np.isfinite(values)])
+    finite = np.abs(numbers[np.isfinite(numbers)])
     return float(finite.max()) if finite.size else 0.0
 
 
-def _least(values: Any) -> float:
+def _least(numbers: Any) -> float:
     import numpy as np
 
-    magnitudes = np.abs(values)
+    magnitudes = np.abs(numbers)
     some = magnitudes[magnitudes > 0]
     return float(some.min()) if some.size else float("inf")
 
 
-def _bounds(geo: Extents, work: BoxDecoder, at: tuple[int, ...]) -> tuple[float, float]:
-    """Bounds of the magnitudes of the scales of a matrix, from below of those that are not zero;
-    NaN where one is NaN.
+def _scales_between(geo: Extents, work: BoxDecoder, at: tuple[int, ...]) -> tuple[float, float]:
+    """Bounds of the scales of a matrix, as `_bounds`."""
+    low, high = _bounds(geo, work, at, geo.layout.scale)
+    after = 1.0 if geo.layout.after is None else abs(geo.layout.after)
+    return low * after, high * after
+
+
+def _bounds(
+    geo: Extents, work: BoxDecoder, at: tuple[int, ...], terms: tuple[Term, ...]
+) -> tuple[float, float]:
+    """Bounds of the magnitudes of what a chain makes for a matrix, from below of those that are not
+    zero; NaN where one is NaN.
     """
     low = high = 1.0
-    for how, what in geo.layout.scale:
-        if isinstance(what, Grid):
-            found = abs(work.entries(what, at))
-            below, above = _least(_near(found)), float(found.max())
-        else:
-            below = above = abs(what)
+    for how, what in terms:
+        below, above = (
+            _extremes(geo, work, what, at) if isinstance(what, Grid) else (abs(what),) * 2
+        )
         if how == "*":
             low, high = low * below, high * above
         elif how == "/":
             low, high = low / above if above else 0.0, high / below if below else float("inf")
         else:
             low, high = 0.0, high + above
-    after = 1.0 if geo.layout.after is None else abs(geo.layout.after)
-    return low * after, high * after
+    return low, high
 
 
-def _is_tame(geo: Extents, work: BoxDecoder, high: float, dtype: str) -> bool:
+def _extremes(
+    geo: Extents, work: BoxDecoder, grid: Grid, at: tuple[int, ...]
+) -> tuple[float, float]:
+    """The smallest magnitude of the entries of a grid that is not zero, and the largest."""
+    import numpy as np
+
+    bytes_of = work.stored(grid, at)
+    dtype = "" if bytes_of is None else geo.spec(grid.role).dtype
+    dtype = grid.byte if dtype == "uint8" else dtype
+    if bytes_of is not None and bytes_of.size and dtype in _ORDERED:
+        # without its sign a code is the larger the larger its number is, and NaN is the largest
+        codes = bytes_of & np.uint8(_ORDERED[dtype])
+        least = codes if dtype == "float8_e8m0fnu" else codes - np.uint8(1)
+        ends = np.array([least.min(), codes.max()])
+        ends[0] += dtype != "float8_e8m0fnu"
+        below, above = widened(ends, dtype)
+        return float(below) or float("inf"), float(above)
+    found = abs(work.entries(grid, at))
+    return _least(_near(found)), float(found.max())
+
+
+def _is_tame(geo: Extents, work: BoxDecoder, at: tuple[int, ...], high: float, dtype: str) -> bool:
     """Whether no product with scales up to `high` can become infinite."""
-    reach = _largest(_near(work.values()))
+    _, reach = _magnitudes(geo, work)
     if geo.layout.zero is not None:
         reach += 1 << geo.layout.elements.bits
-    return isfinite(high) and high * reach <= FLOATS[dtype].largest and not geo.layout.less
+    less = _bounds(geo, work, at, geo.layout.less)[1] if geo.layout.less else 0.0
+    most = high * reach + less
+    return isfinite(high) and isfinite(less) and most <= FLOATS[dtype].largest
 
 
 def _stays(geo: Extents, work: BoxDecoder, low: float, dtype: str) -> bool:
     """Whether no product with scales from `low` on is so small that digits or all are lost."""
-    step = 1.0 if geo.layout.zero is not None else _least(_near(work.values()))
+    step = 1.0 if geo.layout.zero is not None else _magnitudes(geo, work)[0]
     return low * step >= FLOATS[dtype].quantum or bool(geo.layout.less)
 
 

@@ -177,7 +177,6 @@ def tell(meter: Meter, encoding: PartBoxes, lanes: Lanes, made: Made, at: Measur
     if made.zero is not None:
         table = np.arange(-(1 << (elements.bits - 1)), 1 << (elements.bits - 1), dtype="f4")
     back = made.scales.stored if made.scales.back is None else made.scales.back
-    every = np.arange(part.shape[0]), np.arange(part.shape[1])
 
     def here(array: Any, rows: Any, columns: Any) -> Array:
         kept = array[rows if isinstance(array, np.ndarray) else lanes.of(rows)]
@@ -185,9 +184,14 @@ def tell(meter: Meter, encoding: PartBoxes, lanes: Lanes, made: Made, at: Measur
         return found if columns.size == found.shape[1] else found[:, columns]
 
     def spread(grid: Array, rows: Any, columns: Any) -> Array:
-        down, across = (at.first + rows) // at.high, (at.left + columns) // at.wide
-        found: Array = (grid.reshape(1, -1) if flat else grid)[down][:, across]
-        return found
+        found: Array = (grid.reshape(1, -1) if flat else grid)[(at.first + rows) // at.high]
+        if columns.size == part.shape[1]:
+            skip = at.left // at.wide * at.wide
+            low = at.left - skip
+            every = np.repeat(found[:, skip // at.wide :], at.wide, 1)
+            return every[:, low : low + columns.size]
+        across: Array = found[:, (at.left + columns) // at.wide]
+        return across
 
     def compared(rows: Any, columns: Any) -> tuple[Array, Array]:
         raw = np.ascontiguousarray(here(part, rows, columns))
@@ -204,11 +208,14 @@ def tell(meter: Meter, encoding: PartBoxes, lanes: Lanes, made: Made, at: Measur
         saturated = 0 if over is None else lanes.count(over)
         underflowed = _vanished(part, codes, elements, dtype, made.zero is not None)
     else:
+        every = np.arange(part.shape[0]), np.arange(part.shape[1])
         non_finite, saturated, underflowed = _lost(
             *compared(*every), None if over is None else here(over, *every)
         )
-    wanted, got = compared(at.sampled_rows, at.sampled_columns)
-    amax = spread(made.largest, at.sampled_rows, at.sampled_columns)
+    wanted = got = amax = np.empty(0, "f4")
+    if at.sampled_rows.size:
+        wanted, got = compared(at.sampled_rows, at.sampled_columns)
+        amax = spread(made.largest, at.sampled_rows, at.sampled_columns)
     sure = wanted.size == part.shape[0] * part.shape[1]
     meter.add(
         wanted, got, amax, saturated=saturated,
@@ -274,14 +281,17 @@ def _rare(codes: Array, given: Array, dtype: str, mask: int) -> int:
     """
     import numpy as np
 
-    room = scratch("vanished", codes.size).reshape(codes.shape)
-    made, of = np.bitwise_and(codes, mask, out=room).reshape(-1), given.reshape(-1)
+    made, of = codes.reshape(-1), given.reshape(-1)
     whole = made.size // RUN * RUN
     runs, beside = made[:whole].reshape(-1, RUN), of[:whole].reshape(-1, RUN)
-    at = np.flatnonzero(np.minimum.reduce(runs, 1) == 0)
-    found = int(np.count_nonzero((made[whole:] == 0) & _some(of[whole:], dtype)))
+    # zero is the least code, and with a sign the least signed one
+    least = np.minimum.reduce(runs, 1) == 0
+    least |= np.minimum.reduce(runs.view("i1"), 1) == -128
+    at = np.flatnonzero(least)
+    found = int(np.count_nonzero((made[whole:] & mask == 0) & _some(of[whole:], dtype)))
     if not at.size:
         return found
     few = at.size < len(runs) // 4
     runs, beside = (runs[at], beside[at]) if few else (runs, beside)
-    return found + int(np.count_nonzero((runs == 0) & _some(np.ascontiguousarray(beside), dtype)))
+    some = _some(np.ascontiguousarray(beside), dtype)
+    return found + int(np.count_nonzero((runs & mask == 0) & some))

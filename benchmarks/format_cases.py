@@ -1,22 +1,10 @@
-"""How fast the codec kit decodes each kind of number format, beside a clone of the result: one
-matrix of 4096 x 4096 in memory, to bfloat16 or float16, one thread.
-
-    python benchmarks/layout_speed.py [--rounds 5] [--only nvfp4] [--json results.json]
-
-Each format is decoded twice: where nothing has imported torch, which takes a second or more of a
-run, numpy works alone; where torch is there, conversions and products are its own. The bits are the
-same. Times are the smallest CPU time of this thread over all rounds, in which the candidates take
-turns; `clone` is torch's, into fresh memory, while decoding writes into memory that is reused, as
-in a run. Compare figures of one run only.
+"""The number formats that are timed in memory: one matrix of 4096 x 4096 in each, as stored parts
+to decode, and how numbers are encoded.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,8 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from migrate.codecs.kit.decoding import decode
-from migrate.codecs.kit.geometry import geometry
+from migrate.codecs import get
 from migrate.codecs.kit.layout import (
     BitPiece,
     Field,
@@ -41,17 +28,13 @@ from migrate.codecs.kit.layout import (
     table_of,
     times,
 )
+from migrate.codecs.kit.scale_rules import ScaleRule
 from migrate.core.spec import Spec
 
 SIDE = 4096
 E4M3, E2M1, E8M0 = "float8_e4m3fn", "float4_e2m1fn", "float8_e8m0fnu"
+NUMBERS = Spec("bfloat16", (SIDE, SIDE))
 Case = tuple[NumberLayout, dict[str, tuple[str, Any]], str]
-# what each format may take, in clones of the result
-BARS = {
-    "fp8 tensor": 1, "fp8 row": 1, "fp8-block": 1, "mxfp8": 1, "mxfp4": 2, "nvfp4": 2.2,
-    "int-pack sym": 2, "int-pack asym": 2.5, "gptq": 4, "gptq, columns out of order": None,
-    "awq": 10, "nf4": 3, "int8": None, "Q8_0": 6, "Q4_K": 6,
-}  # fmt: skip
 
 
 def cases() -> dict[str, Callable[[], Case]]:
@@ -183,7 +166,7 @@ def cases() -> dict[str, Callable[[], Case]]:
 
     return {
         "fp8 tensor": lambda: fp8((0, 0)),
-        "fp8 row": lambda: fp8((1, 0), SIDE),
+        "fp8 row": lambda: fp8((1, 0), SIDE, 1),
         "fp8-block": lambda: fp8((128, 128), SIDE // 128, SIDE // 128),
         "mxfp8": lambda: mx(8),
         "mxfp4": lambda: mx(4),
@@ -237,64 +220,39 @@ def q4_k() -> NumberLayout:
     )  # fmt: skip
 
 
-def measured(rounds: int, only: str, torch: Any) -> dict[str, float]:
-    """name -> milliseconds, and those of a clone where torch is there."""
-    out = np.empty((SIDE, SIDE), "<u2")
-    best: dict[str, float] = {}
-    work: dict[str, Callable[[], Any]] = {}
-    if torch is not None:
-        torch.set_num_threads(1)
-        numbers = torch.from_numpy(np.zeros((SIDE, SIDE), "<i2"))
-        warm = torch.empty_like(numbers)
-        work["clone"], work["copy_"] = numbers.clone, lambda: warm.copy_(numbers)
-    for name, make in cases().items():
-        if only in name:
-            layout, parts, dtype = make()
-            specs = {role: Spec(kind, a.shape) for role, (kind, a) in parts.items()}
-            arrays = {role: a for role, (_, a) in parts.items()}
-            box = tuple((0, n) for n in geometry(layout, specs).shape)
-            work[name] = lambda given=(layout, specs, arrays, dtype, box): decode(*given, out)
-    for _ in range(rounds):
-        for name, run in work.items():
-            start = time.thread_time()
-            run()
-            ms = (time.thread_time() - start) * 1e3
-            best[name] = min(best.get(name, ms), ms)
-    return best
+def _fp8(block: tuple[int, int], scale: Spec, rule: ScaleRule, leading: bool = True) -> Any:
+    grid = Grid("scale", block, leading=leading, dtypes=(scale.dtype,))
+    parts = {"weight": Spec(E4M3, (SIDE, SIDE)), "scale": scale}
+    return NumberLayout("fp8", floats(E4M3), plain(E4M3), times(grid)), parts, rule
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="speed of decoding by the codec kit")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--alone", action="store_true", help="print the times without torch")
-    given = parser.parse_args()
-    if given.alone:
-        print(json.dumps(measured(given.rounds, given.only, None)))
-        return
-    command = [sys.executable, __file__, "--alone", f"--rounds={given.rounds}"]
-    made = subprocess.run([*command, f"--only={given.only}"], capture_output=True, check=True)
-    alone = json.loads(made.stdout)
-    import torch
-
-    beside = measured(given.rounds, given.only, torch)
-    clone, copy = beside.pop("clone"), beside.pop("copy_")
-    print(
-        f"decode {SIDE} x {SIDE}, one thread; a clone of the result takes {clone:.1f} ms, a copy "
-        f"into warm memory {copy:.1f} ms"
-    )
-    print(f"{'':<28} {'numpy alone':>22} {'beside torch':>22} {'bar':>6}")
-    for name, ms in beside.items():
-        bar = BARS[name]
-        print(
-            f"  {name:<26} {alone[name]:8.1f} ms {alone[name] / clone:6.2f} x   "
-            f"{ms:8.1f} ms {ms / clone:6.2f} x   {'' if bar is None else bar:>6}"
-        )
-    if given.json:
-        found = {"clone": clone, "copy_": copy, "numpy alone": alone, "beside torch": beside}
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+def _fp4(name: str, block: int, dtype: str, rule: ScaleRule) -> Any:
+    grids = [Grid("scale", (1, block), dtypes=(dtype,))]
+    parts = {
+        "weight": Spec("uint8", (SIDE, SIDE // 2)),
+        "scale": Spec(dtype, (SIDE, SIDE // block)),
+    }
+    if name == "nvfp4":
+        grids.append(Grid("global", (0, 0), leading=False))
+        parts["global"] = Spec("float32", ())
+    return NumberLayout(name, floats(E2M1), Packing(4), times(*grids)), parts, rule
 
 
-if __name__ == "__main__":
-    main()
+def _fp8_block() -> Any:
+    """What the codec makes of bfloat16, as DeepSeek does."""
+    codec: Any = get("fp8-block")
+    encoding = codec.encoding(codec.Args(block=(128, 128), like="deepseek"), NUMBERS)
+    return encoding.layout, encoding.parts, encoding.rule
+
+
+# name -> the layout, the specs of its parts, and whose arithmetic encodes
+ENCODED = {
+    "fp8 tensor": _fp8((0, 0), Spec("float32", ()), ScaleRule("float", "hf"), False),
+    "fp8 row": _fp8(
+        (1, 0), Spec("float32", (SIDE, 1)), ScaleRule("float", "torchao", region="row")
+    ),
+    "mxfp8": _fp8((1, 32), Spec("uint8", (SIDE, SIDE // 32)), ScaleRule("mx", "torchao")),
+    "mxfp4": _fp4("mxfp4", 32, "uint8", ScaleRule("mx", "torchao")),
+    "nvfp4": _fp4("nvfp4", 16, E4M3, ScaleRule("nvfp4", "torchao")),
+    "fp8-block": _fp8_block(),
+}
