@@ -16,6 +16,11 @@ pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]
 # folder -> layouts that it is brought to; transformers decodes these itself, those of
 # compressed-tensors by that library
 DECODED = {
+    "hf-fp8-block": ["fp8@bf16"],
+    "hf-fp8-block-ue8m0": ["fp8@bf16"],
+    "hf-fp8-block-moe": ["fp8@bf16"],
+    "gpt-oss": ["gpt-oss@bf16"],
+    "ct-mxfp8": ["mxfp8@bf16"],
     "ct-nvfp4": ["nvfp4@bf16"],
     "ct-nvfp4a16": ["nvfp4@bf16"],
 }
@@ -23,6 +28,7 @@ DECODED = {
 LOADED = {
     "modelopt-nvfp4": ["nvfp4@bf16"],
     "modelopt-nvfp4-moe": ["nvfp4@bf16"],
+    "modelopt-mxfp8": ["mxfp8@bf16"],
 }
 
 
