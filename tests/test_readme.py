@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import format_table
 from commandline import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,3 +43,12 @@ def test_the_exit_statuses_are_those_of_the_errors() -> None:
     said = {int(n) for n in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
     # no error: an answer of no, a bug
     assert said == {0, 1, 70, 130} | {c.exit_code for c in errors.MigrateError.__subclasses__()}
+
+
+def test_the_number_formats_are_those_of_codecs_rules_and_data() -> None:
+    assert format_table.shown(README) == format_table.table(), "python tests/format_table.py"
+
+
+def test_what_is_recoded_is_planned() -> None:
+    for codec, goals in format_table.RECODED.items():
+        assert format_table.recodings(codec) == list(goals)

@@ -1,0 +1,143 @@
+"""The README's table of number formats: what the codecs, the included rules and the data of the
+tests say.
+
+    python tests/format_table.py
+
+writes it into the README, between its first line and the empty line after the last.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from migrate.codecs.base import Codec
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "tests" / "data"
+README = ROOT / "README.md"
+HEAD = "| format | stored by | read | written | recoded to | lineages | compared with |"
+
+# beginnings of the names of goldens and of genuine checkpoints, and whose bytes these are
+PEERS = {
+    "ao": "torchao", "torchao": "torchao", "ct": "compressed-tensors", "hf": "transformers",
+    "modelopt": "ModelOpt", "te": "Transformer Engine", "deepgemm": "DeepGEMM",
+    "gptoss": "gpt-oss", "gpt": "transformers", "gguf": "gguf-py",
+    "deepseek": "transformers", "mxfp4": "ModelOpt",
+}  # fmt: skip
+# what their names call the formats
+FORMATS = {
+    "fp8": r"(?<!mx)fp8(?![_-]block)|float8", "fp8-block": r"fp8[_-]block|deepseek-v4",
+    "mxfp8": "mxfp8", "mxfp4": "mxfp4|fp4_ue8m0|gpt-oss|deepseek-v4", "nvfp4": "nvfp4",
+}  # fmt: skip
+
+# what one becomes without numbers where its scales permit it, which most files' do
+RECODED = {
+    "fp8": ("fp8", "fp8-block", "mxfp8"),
+    "fp8-block": ("fp8-block", "mxfp8"),
+    "mxfp8": ("mxfp8", "fp8-block"),
+    "mxfp4": ("mxfp4", "mxfp8", "fp8-block", "nvfp4"),
+    "nvfp4": ("nvfp4",),
+}
+
+
+def table() -> str:
+    """The table, one row for each codec, and one for the formats that are named and not read."""
+    from migrate import codecs
+    from migrate.codecs._formats import FORMATS as named
+
+    rows = [HEAD, re.sub("[^|]+", "---", HEAD)]
+    for name in codecs.names():
+        codec = codecs.get(name)
+        cells = (
+            f"`{name}`",
+            producers(codec),
+            "yes",
+            "yes" if codec.encodes else "no",
+            quoted(recodings(name)),
+            quoted(lineages(name)),
+            ", ".join(peers(name)),
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    rest = dict.fromkeys(name for name, _ in named if name not in codecs.names())
+    if rest:
+        said = "named by `inspect`, and their parts kept together"
+        rows.append(f"| {quoted(rest)} | {said} | no | no | | | |")
+    return "\n".join(rows)
+
+
+def producers(codec: Codec) -> str:
+    """Who stores it, each once; releases and forms of one are one."""
+    said = [word for names in codec.names for word in names.producer.split(", ")]
+    words = [re.sub(r"-V\d$| \d$", "", word) for word in said if word != "stacked experts"]
+    return ", ".join(dict.fromkeys(words))
+
+
+def quoted(words: Iterable[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def lineages(codec: str) -> list[str]:
+    """The included lineages whose rules use the codec."""
+    used = re.compile(rf"codec: {re.escape(codec)}(?![\w-])")
+    return sorted({
+        file.relative_to(ROOT / "rules").parts[0]
+        for file in (ROOT / "rules").rglob("*.yaml")
+        if used.search(file.read_text(encoding="utf-8"))
+    })  # fmt: skip
+
+
+def recodings(codec: str) -> list[str]:
+    """Those of `RECODED` that `recode` has a way to: with some arguments of the samples of both, a
+    matrix is planned.
+    """
+    from migrate import codecs
+
+    return [
+        other for other in RECODED.get(codec, ()) if _planned(codecs.get(codec), codecs.get(other))
+    ]
+
+
+def _planned(one: Codec, other: Codec) -> bool:
+    from migrate import ops
+    from migrate.core.declaration import NumberFormat
+    from migrate.core.errors import OpError
+    from migrate.core.spec import Spec
+
+    recode: Any = ops.get("recode")
+    for given, _ in one.samples():
+        parts = zip(one.parts, one.encoded(given, Spec("bfloat16", (256, 256))), strict=True)
+        there = {role: spec for role, spec in parts if spec is not None}
+        for wanted, _ in other.samples():
+            said = NumberFormat(one.name, given), NumberFormat(other.name, wanted)
+            try:
+                recode.settle(recode.Args(*said), list(there), list(there.values()), {})
+            except OpError:
+                continue
+            return True
+    return False
+
+
+def peers(codec: str) -> list[str]:
+    """Whose files the tests compare with, bit for bit."""
+    with tarfile.open(DATA / "quant" / "goldens.tar.xz") as archive:
+        kinds = {Path(member.name).parts[0] for member in archive}
+    kinds |= {path.name for path in (DATA / "genuine").iterdir() if path.is_dir()}
+    form = FORMATS.get(codec, re.escape(codec.replace("-", "_")))
+    found = {PEERS[re.split("[_-]", kind)[0]] for kind in kinds if re.search(form, kind)}
+    return sorted(found, key=str.lower)
+
+
+def shown(text: str) -> str:
+    """The table that a page has now."""
+    _, found, rest = text.partition(HEAD)
+    return found + rest.split("\n\n")[0].rstrip("\n") if found else ""
+
+
+if __name__ == "__main__":
+    page = README.read_text(encoding="utf-8")
+    README.write_text(page.replace(shown(page), table()), encoding="utf-8")
