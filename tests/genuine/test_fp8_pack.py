@@ -257,24 +257,57 @@ def test_checkpoints_in_other_formats_are_in_no_layout_of_it(name: str) -> None:
     assert stands_in(checkpoint(name).folder) == set()
 
 
+def loaded(path: Path, **more: Any) -> Any:
+    """The logits of the model that transformers makes of a folder, every key of which has a place
+    there, and no other.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model, found = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.bfloat16, output_loading_info=True, **more
+    )
+    kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
+    assert not any(found[kind] for kind in kinds), found
+    with torch.no_grad():
+        return model.eval()(torch.arange(24).reshape(2, 12) % 32).logits
+
+
+@pytest.mark.libraries
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["hf-fp8-block", "hf-fp8-block-moe"])
+def test_what_was_encoded_loads_in_transformers_by_the_configuration_that_was_written(
+    name: str, tmp_path: Path
+) -> None:
+    import torch
+    from transformers import FineGrainedFP8Config
+
+    plain = decoded(name, tmp_path)
+    (plain / "migrate.history.json").unlink()
+    coded = tmp_path / "coded"
+    asked = ("--from", "fp8@bf16", "--to", "fp8@hf", "--set", "block=[32, 32]")
+    done("apply", plain, "-o", coded, *asked, "--allow", "lossy")
+    said = side(coded)["quantization_config"]
+    theirs = loaded(
+        coded,
+        quantization_config=FineGrainedFP8Config(
+            weight_block_size=said["weight_block_size"],
+            modules_to_not_convert=said["modules_to_not_convert"],
+            dequantize=True,
+        ),
+    )
+    done("apply", coded, "-o", tmp_path / "again", *TO)
+    assert torch.equal(loaded(tmp_path / "again"), theirs)
+
+
 @pytest.mark.libraries
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_it_loads_in_transformers_strictly_with_equal_logits(name: str, tmp_path: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, FineGrainedFP8Config
-
-    tokens = torch.arange(24).reshape(2, 12) % 32
-
-    def loaded(path: Path, **more: Any) -> Any:
-        model, found = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.bfloat16, output_loading_info=True, **more
-        )
-        assert not any(found[kind] for kind in ("missing_keys", "unexpected_keys")), found
-        assert not found["mismatched_keys"]
-        with torch.no_grad():
-            return model.eval()(tokens).logits
+    from transformers import FineGrainedFP8Config
 
     ours = loaded(decoded(name, tmp_path))
     assert ours.isfinite().all()

@@ -453,3 +453,12 @@ def test_a_dict_without_wrappers_is_torchs_own_business_where_they_are_the_goal(
     with pytest.raises(RuntimeError, match="Missing key"):
         model.load_state_dict({"other": torch.zeros(1)})
     refused(model, {"module.other": torch.zeros(1), "more": torch.zeros(1)}, "M960")
+
+
+def test_codes_without_the_scale_beside_them_are_refused_where_names_change(tmp_path):
+    model = torch.nn.ModuleDict({"fc": torch.nn.Linear(512, 256, bias=False)})
+    file = rule(tmp_path, 'rules: [{name: r, from: "old.{k...}", to: "fc.{k}"}]\n')
+    migrate.attach(model, rules=[file])
+    codes = torch.ones(256, 512).to(torch.float8_e4m3fn)
+    state = {"old.weight": codes, "old.weight_scale_inv": torch.full((2, 4), 1e-3)}
+    refused(model, state, "M409", strict=False)
