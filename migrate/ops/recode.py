@@ -269,7 +269,7 @@ def _path(
     exact_in: str | None,
     there: tuple[tuple[str, Spec], ...],
 ) -> Recoding:
-    from ..codecs.kit.recoding import recoding
+    from ..codecs.kit.recoding import recoding, whole_of
 
     codec, other = _layout_codec(source), _layout_codec(target)
     specs = dict(there)
@@ -278,7 +278,11 @@ def _path(
     shape = codec.decoded(source.args, [specs.get(r) for r in codec.parts], _numbers(codec)).shape
     made = other.encoded(target.args, spec_of(_numbers(other), shape))
     parts = {r: s for r, s in zip(other.parts, made, strict=True) if s is not None}
-    first = other.layout(target.args, parts)
+    first, several = other.layout(target.args, parts), whole_of(layout)
+    if several is not None and specs[several.role].numel > 1 and (one := whole_of(first)):
+        # each matrix of a stack has its own, and keeps it
+        parts[one.role] = spec_of(parts[one.role].dtype, shape[:-2])
+        first = other.layout(target.args, parts)
     parts = _kept(other, target.args, parts, first, specs)
     last = other.layout(target.args, parts)
     return recoding(layout, ordered, last, tuple(parts.items()), exact_in or "")

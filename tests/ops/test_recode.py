@@ -285,3 +285,44 @@ def test_nothing_is_lost_and_nothing_imports_torch() -> None:
     args = arguments(number_format(), number_format(scale="ue8m0"))
     assert RECODE.loss_on(args, given) is Loss.LOSSLESS
     assert RECODE.torch(args, given) is False
+
+
+NVFP4: Any = codecs.get("nvfp4").Args
+SPELLED = {
+    "modelopt": NumberFormat("nvfp4", NVFP4("modelopt")),
+    "compressed-tensors": NumberFormat("nvfp4", NVFP4("compressed-tensors")),
+    "te": NumberFormat("nvfp4", NVFP4("te")),
+}
+
+
+@pytest.mark.parametrize("one", SPELLED)
+@pytest.mark.parametrize("other", SPELLED)
+def test_nvfp4_keeps_its_codes_and_scales_in_each_spelling(one: str, other: str) -> None:
+    shapes = {"modelopt": (), "compressed-tensors": (1,), "te": (1,)}
+    scale = ("uint8", (128, 8)) if one == "te" else (CODES, (40, 6))
+    given = [spec("uint8", (40, 48)), spec(*scale), spec("float32", shapes[one])]
+    args = arguments(SPELLED[one], SPELLED[other], "bfloat16")
+    made = RECODE.infer(args, given)
+    scale = ("uint8", (128, 8)) if other == "te" else (CODES, (40, 6))
+    assert made == [spec("uint8", (40, 48)), spec(*scale), spec("float32", shapes[other])]
+    settled = RECODE.settle(args, ("weight", "scale", "global"), given, {})
+    copies = [RECODE.copied(settled, given, n) is not None for n in range(3)]
+    assert copies == [True, True, one == other]
+    # a reciprocal is another number, and may not come back
+    lossy = RECODE.loss_on(args, given) is Loss.LOSSY
+    assert lossy is (one != other)
+    exact = arguments(SPELLED[one], SPELLED[other])
+    assert RECODE.loss_on(exact, given) is Loss.LOSSLESS
+
+
+def test_each_matrix_of_a_stack_keeps_its_own_scale_of_all() -> None:
+    given = [spec("uint8", (3, 40, 48)), spec(CODES, (3, 40, 6)), spec("float32", (3,))]
+    args = arguments(SPELLED["modelopt"], SPELLED["compressed-tensors"], "bfloat16")
+    made = RECODE.infer(args, given)
+    assert made[2] == spec("float32", (3,))
+    settled = RECODE.settle(args, ("weight", "scale", "global"), given, {})
+    whole = np.array([0.25, 2.0, 1 / 3], "<f4").view("<u4")
+    out = np.empty(3, "<u4")
+    held = [np.zeros((0, 0, 0), "u1"), np.zeros((0, 0, 0), "u1"), whole]
+    RECODE.compute(settled, held, given, 2, ((0, 3),), out)
+    assert (out.view("<f4") == np.float32(1) / whole.view("<f4")).all()

@@ -254,6 +254,13 @@ class Recoding:
         lead = prod(self.source.full[:-2])
         if one.grid.leading and not other.grid.leading and lead > 1:
             raise self._none(f"one scale cannot stand for those of {lead} matrices")
+        if one.whole is not None and other.whole is not None:
+            several, wanted = (
+                geo.spec(grid.role).numel
+                for geo, grid in ((self.source, one.whole), (self.target, other.whole))
+            )
+            if several not in (1, wanted):
+                raise self._none(f"the {other.whole.role} has no room for {several} scales")
         if not coarse:
             return False
         if self.path != "direct":
@@ -353,6 +360,12 @@ class Recoding:
         if all(name == "reshape" for name, _ in moves):
             moves = [moves[-1]] if stored != target.spec(other.role).shape else []
         return tuple(moves)
+
+
+def whole_of(layout: NumberLayout) -> Grid | None:
+    """The grid of a layout's scale of all numbers, where blocks have their own as well."""
+    grids = [term.what for term in layout.scale if isinstance(term.what, Grid)]
+    return grids[1] if len(grids) > 1 else None
 
 
 @lru_cache(maxsize=1024)
