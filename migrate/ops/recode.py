@@ -210,6 +210,8 @@ class Recode(ValueOp):
                 f"{args.from_.codec} is only decoded, nothing makes its parts",
                 "keep the source: a way back needs its files",
             )
+        if why := _one_way(args.from_, args.to, args.exact_in):
+            return OneWay(why, "keep the source: a way back needs its files")
         return step("recode", from_=args.to, to=args.from_, exact_in=args.exact_in)
 
     def samples(self) -> Iterable[tuple[dict[str, Any], list[tuple[int, ...]]]]:
@@ -240,6 +242,34 @@ def _parts_of(said: NumberFormat) -> tuple[str, ...]:
     except LookupError:
         return ()
     return found.parts
+
+
+# a shape of numbers that all formats have
+_SHAPE = (256, 1024)
+
+
+@lru_cache(maxsize=256)
+def _one_way(source: NumberFormat, target: NumberFormat, exact_in: str | None) -> str:
+    """Why parts of the one format cannot be made of those of the other again; empty where they can
+    be, as far as formats say.
+    """
+    codec, other = _layout_codec(source), _layout_codec(target)
+    try:
+        was = codec.encoded(source.args, spec_of(_numbers(codec), _SHAPE))
+        there = tuple((r, s) for r, s in zip(codec.parts, was, strict=True) if s is not None)
+        path = _path(source, target, exact_in, there)
+    except OpError:
+        # what does not fit is said of the tensors that there are
+        return ""
+    if path.coarse:
+        return (
+            f"one scale of {other.name} stands for several of {codec.name}, which it does not say"
+        )
+    try:
+        _path(target, source, exact_in, tuple(path.parts.items()))
+    except OpError as error:
+        return error.message
+    return ""
 
 
 def _layout_codec(said: NumberFormat) -> LayoutCodec:

@@ -180,6 +180,7 @@ PATHS: dict[str, tuple[Form, Form, tuple[int, ...]]] = {
     "NVFP4 for kernels": (nvfp4(), nvfp4(scale="uint8", padded=(128, 4)), (5, 96)),
     "NVFP4 swizzled back": (nvfp4(swizzled=True), nvfp4("/"), (5, 96)),
     "fn to fnuz": (FN_BLOCK, fp8((8, 16), codes=FNUZ), (20, 40)),
+    "rows to a tensor": (fp8(ROWS), fp8(TENSOR), (5, 40)),
     "E5M2 to E5M2": (fp8(ROWS, codes=E5M2), fp8(ROWS, "bfloat16", codes=E5M2), (20, 40)),
 }  # fmt: skip
 
@@ -443,3 +444,27 @@ def test_formats_of_integers_have_no_path_yet() -> None:
     )
     assert error.code == "M308"
     assert "no exact path leads from or to awq yet" in error.message
+
+
+def test_one_scale_may_stand_for_several_that_are_the_same() -> None:
+    one, other, shape = fp8(ROWS), fp8(TENSOR), (5, 40)
+    path, arrays = path_of(one, other, shape), given(one, shape)
+    floats_of(arrays["scale"])[...] = 0.3
+    parts = made(path, arrays)
+    same_numbers(path, arrays, parts)
+    assert (floats_of(parts["scale"]) == np.float32(0.3)).all()
+    assert (parts["weight"] == arrays["weight"]).all()
+    floats_of(arrays["scale"])[3] = 0.6
+    error = refused(lambda: made(path, arrays))
+    assert "the scale at [0, 0] is 0.300000012, and no power of two" in error.message
+
+
+def test_scales_that_have_to_be_powers_are_looked_at_though_their_dtype_stays() -> None:
+    one, other, shape = fp8(BLOCKS), fp8(GROUPS, powers=True), (9, 64)
+    path, arrays = path_of(one, other, shape), given(one, shape)
+    same_numbers(path, arrays, made(path, arrays))
+    floats_of(arrays["scale"])[0, 0] = 0.3
+    error = refused(lambda: made(path, arrays))
+    assert "the scale at [0, 0] is 0.300000012, and no power of two" in error.message
+    assert "scale" not in path_of(fp8(GROUPS), other, shape).copies
+    assert "scale" in path_of(other, fp8(GROUPS), shape).copies

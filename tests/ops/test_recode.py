@@ -326,3 +326,36 @@ def test_each_matrix_of_a_stack_keeps_its_own_scale_of_all() -> None:
     held = [np.zeros((0, 0, 0), "u1"), np.zeros((0, 0, 0), "u1"), whole]
     RECODE.compute(settled, held, given, 2, ((0, 3),), out)
     assert (out.view("<f4") == np.float32(1) / whole.view("<f4")).all()
+
+
+MXFP4: Any = codecs.get("mxfp4").Args
+MXFP8: Any = codecs.get("mxfp8").Args
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "because"),
+    [
+        (
+            NumberFormat("mxfp4", MXFP4()),
+            number_format(),
+            "one scale of fp8-block stands for several",
+        ),
+        (
+            NumberFormat("mxfp4", MXFP4()),
+            SPELLED["modelopt"],
+            "recode: there is no exact path from nvfp4 to mxfp4",
+        ),
+        (NumberFormat("mxfp4", MXFP4("blocks")), NumberFormat("mxfp4", MXFP4()), ""),
+        (NumberFormat("mxfp4", MXFP4()), NumberFormat("mxfp8", MXFP8()), ""),
+        (number_format(scale="ue8m0"), NumberFormat("mxfp8", MXFP8()), ""),
+    ],
+)
+def test_a_path_that_forgets_has_no_way_back(
+    one: NumberFormat, other: NumberFormat, because: str
+) -> None:
+    back = RECODE.invert(arguments(one, other))
+    if because:
+        assert isinstance(back, OneWay)
+        assert because in back.because
+    else:
+        assert back == OpCall("recode", arguments(other, one))

@@ -137,6 +137,13 @@ class Recoding:
         return self._tiles
 
     @property
+    def stricter(self) -> bool:
+        """Whether scales must be powers of two in the target, and need not be in the source."""
+        one, other = (chain.grid for chain in self.chains)
+        free = not one.powers and stands_for(one, self.source) != "float8_e8m0fnu"
+        return other.powers and free
+
+    @property
     def surveyed(self) -> bool:
         """Whether the largest scale has to be known before the first box."""
         return self.path == "split"
@@ -289,7 +296,11 @@ class Recoding:
                 return None
             if stands_for(one.grid, source) != stands_for(other.grid, target):
                 return None
-            if self._tiles[0] != self._tiles[1] or one.grid.leading != other.grid.leading:
+            if (
+                self.stricter
+                or self._tiles[0] != self._tiles[1]
+                or one.grid.leading != other.grid.leading
+            ):
                 return None
             if BITS[source.spec(one.grid.role).dtype] != BITS[target.spec(role).dtype]:
                 return None

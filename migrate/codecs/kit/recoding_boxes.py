@@ -239,8 +239,9 @@ def _levels(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array | N
     if not path.coarse:
         return None
     wider = path.on_tiles(full)
-    powers = _powers(path, arrays, wider)
-    chosen = _chosen(path, _largest(path, powers, wider))
+    alike = _alike(path, arrays, wider)
+    powers = _powers(path, arrays, wider, alike)
+    chosen = _chosen(path, _reduced(path, powers, wider, np.maximum))
     was, now = path.tiles
     cell = min(was[1], now[1])
     (top, bottom), (left, right) = full[-2:]
@@ -254,6 +255,9 @@ def _levels(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array | N
     own = at(powers, was).astype("i4")
     level = path.shift - (own - at(chosen, now))
     level = np.where(own == NO_POWER, DEEPEST + 1, np.clip(level, 0, DEEPEST)).astype("u1")
+    if alike is not None:
+        # codes whose scale is that of the block stay what they are
+        level[at(alike, now)] = 0
     heights = tuple(b - a for a, b in full[:-1])
     return np.broadcast_to(level, (*heights, len(columns))).reshape(-1, len(columns))
 
@@ -276,19 +280,49 @@ def _first(path: Recoding, full: Box) -> list[int]:
     return [*lead, held.rows[0], held.columns[0]]
 
 
-def _powers(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array:
+def _powers(
+    path: Recoding, arrays: Mapping[str, Array], full: Box, alike: Array | None = None
+) -> Array:
     """The exponents of the source's entries for a box of numbers; M406 for one that is no power of
-    two.
+    two, but in the blocks of the target of which all are `alike`.
     """
     import numpy as np
 
     grid, raw = path.chains[0].grid, _raw(path, arrays, full)
     dtype = stands_for(grid, path.source)
     found, odd = powers_of(raw, dtype)
+    if alike is not None and odd.any():
+        odd &= ~_of_source(path, alike, full)
     if odd.any():
         index = coordinates(int(odd.reshape(-1).argmax()), odd.shape)
         value = float(widened(np.ascontiguousarray(raw), dtype)[index])
         _refuse_entry(path, grid.role, index, full, value, "and no power of two")
+    return found
+
+
+def _alike(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array | None:
+    """In which blocks of the target all entries of the source are the same, so that they stay and
+    so do codes; None where codes are others in any case.
+    """
+    import numpy as np
+
+    if not path.same_codes:
+        return None
+    raw = _raw(path, arrays, full)
+    least, most = (_reduced(path, raw, full, f) for f in (np.minimum, np.maximum))
+    number = widened(np.ascontiguousarray(most), stands_for(path.chains[0].grid, path.source))
+    return np.asarray((least == most) & ~np.isnan(number))
+
+
+def _of_source(path: Recoding, found: Array, full: Box) -> Array:
+    """What is said of blocks of the target, for each block of the source in a box."""
+    import numpy as np
+
+    for axis in (-2, -1):
+        was, now = (tile[axis] for tile in path.tiles)
+        low, high = full[axis]
+        blocks = np.arange(low // was, -(-high // was))
+        found = found.take(np.maximum(blocks * was, low) // now - low // now, axis)
     return found
 
 
@@ -317,8 +351,10 @@ def _refuse_entry(
     )
 
 
-def _largest(path: Recoding, powers: Array, full: Box) -> Array:
-    """The largest power in each block of the target, for a box of whole blocks."""
+def _reduced(path: Recoding, entries: Array, full: Box, how: Any) -> Array:
+    """The largest entry, or what `how` takes of several, in each block of the target, for a box of
+    whole blocks.
+    """
     import numpy as np
 
     for axis in (-2, -1):
@@ -326,11 +362,8 @@ def _largest(path: Recoding, powers: Array, full: Box) -> Array:
         low, high = full[axis]
         blocks = np.arange(low // now, -(-high // now))
         places = blocks * now // was - low // was
-        if now > was:
-            powers = np.maximum.reduceat(powers, places, axis)
-        else:
-            powers = powers.take(places, axis)
-    return powers
+        entries = how.reduceat(entries, places, axis) if now > was else entries.take(places, axis)
+    return entries
 
 
 def _chosen(path: Recoding, largest: Array) -> Array:
@@ -357,7 +390,11 @@ def _entries(
     if path.path == "split":
         made = _split(path, arrays, full, survey)
     elif path.coarse:
-        chosen = _chosen(path, _largest(path, _powers(path, arrays, full), full))
+        alike = _alike(path, arrays, full)
+        powers = _powers(path, arrays, full, alike)
+        chosen = _chosen(path, _reduced(path, powers, full, np.maximum))
+        if alike is not None:
+            chosen[alike] = 0
         dtype = stands_for(path.grid, path.target)
         if chosen.max() > most_power(dtype):
             index = coordinates(int(chosen.argmax()), chosen.shape)
@@ -368,6 +405,9 @@ def _entries(
                 help=HELP,
             )
         made = as_stored(np.ldexp(np.float32(1), chosen), dtype)
+        if alike is not None and alike.any():
+            kept = _reduced(path, _shifted(path, arrays, full), full, np.maximum)
+            made = np.where(alike, kept, made)
     else:
         made = _shifted(path, arrays, full)
         made = _spread(path, made, full)
@@ -394,7 +434,7 @@ def _shifted(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array:
 
     raw, one = _raw(path, arrays, full), path.chains[0].grid
     was, now = stands_for(one, path.source), stands_for(path.grid, path.target)
-    if was == now and not path.shift:
+    if was == now and not path.shift and not path.stricter:
         return raw
     given = widened(np.ascontiguousarray(raw), was)
     with np.errstate(all="ignore"):
@@ -405,6 +445,12 @@ def _shifted(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array:
     with np.errstate(all="ignore"):
         lost = np.ldexp(back.astype("f8"), path.shift) != given.astype("f8")
     lost &= ~(np.isnan(given) & np.isnan(back))
+    if path.stricter and not lost.any():
+        _, odd = powers_of(made, now)
+        if odd.any():
+            index = coordinates(int(odd.reshape(-1).argmax()), odd.shape)
+            value = float(given[index])
+            _refuse_entry(path, one.role, index, full, value, "and no power of two")
     if lost.any():
         index = coordinates(int(lost.reshape(-1).argmax()), lost.shape)
         value = float(given[index])

@@ -106,6 +106,9 @@ def _of_blocks(path: Recoding, entries: Array) -> Array:
     for i, j in np.ndindex(out.shape):
         block = entries[np.unique(row[i * high : (i + 1) * high])]
         block = block[:, np.unique(column[j * wide : (j + 1) * wide])]
+        if path.same_codes and (block == block[0, 0]).all():
+            out[i, j] = block[0, 0]
+            continue
         known = block[~np.isnan(block)]
         largest = known.max() if known.size else 2.0**path.shift
         out[i, j] = max(largest / 2.0**path.shift, 2.0 ** least_power(dtype))
