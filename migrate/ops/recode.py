@@ -263,7 +263,8 @@ def _one_way(source: NumberFormat, target: NumberFormat, exact_in: str | None) -
         return ""
     if path.coarse:
         return (
-            f"one scale of {other.name} stands for several of {codec.name}, which it does not say"
+            f"one scale of {other.name} stands for several of {codec.name}, and does not say what "
+            "they were"
         )
     try:
         _path(target, source, exact_in, tuple(path.parts.items()))

@@ -468,3 +468,14 @@ def test_scales_that_have_to_be_powers_are_looked_at_though_their_dtype_stays() 
     assert "the scale at [0, 0] is 0.300000012, and no power of two" in error.message
     assert "scale" not in path_of(fp8(GROUPS), other, shape).copies
     assert "scale" in path_of(other, fp8(GROUPS), shape).copies
+
+
+@pytest.mark.parametrize("odd", [0.0, -1.0, np.inf, np.nan])
+def test_scales_that_have_to_be_positive_are_looked_at(odd: float) -> None:
+    one, other, shape = fp8(BLOCKS), fp8(BLOCKS, positive=True), (9, 64)
+    path, arrays = path_of(one, other, shape), given(one, shape)
+    same_numbers(path, arrays, made(path, arrays))
+    assert path.copies.keys() == {"weight"}
+    floats_of(arrays["scale"])[0, 0] = odd
+    error = refused(lambda: made(path, arrays))
+    assert f"the scale at [0, 0] is {odd:.9g}, and no positive number" in error.message

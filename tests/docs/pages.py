@@ -195,6 +195,11 @@ def _copied(name: str) -> Callable[[Path], None]:
     return lambda folder: shutil.copytree(DATA / name / "hub", folder / "OLD") and None
 
 
+def _genuine(name: str) -> Callable[[Path], None]:
+    source = ROOT / "tests" / "data" / "genuine" / name
+    return lambda folder: shutil.copytree(source, folder / "OLD") and None
+
+
 def _fp8(folder: Path) -> None:
     """A model in FP8, and one that was trained in bfloat16, which has no stamp."""
     import migrate
@@ -244,6 +249,7 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "mixtral": _copied("mixtral__v4"),
     "qwen2-moe": _copied("qwen2_moe__v4"),
     "deepseek": _copied("fp8_dequant_deepseek_v3"),
+    "deepseek-v4": _genuine("deepseek-v4"),
     "fp8": _fp8,
     "gpt-oss": _copied("mxfp4_dequant_gpt_oss"),
     "nvfp4": _nvfp4,

@@ -65,9 +65,9 @@ def genuine(name: str, to: str, *allow: str) -> Case:
 
     def is_decoded(wanted: str) -> Callable[[torch.Tensor], bool]:
         def check(made: torch.Tensor) -> bool:
-            assert made.dtype == torch.bfloat16
+            named = {torch.bfloat16: "BF16", torch.int64: "I64"}[made.dtype]
             raw = made.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-            return digest("BF16", tuple(made.shape), raw) == wanted
+            return digest(named, tuple(made.shape), raw) == wanted
 
         return check
 
@@ -218,6 +218,7 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "gpt-oss": lambda: pair("mxfp4_dequant_gpt_oss", "gpt-oss@bf16", back=False),
     "mxfp8": mxfp8,
+    "deepseek-v4": lambda: genuine("deepseek-v4", "deepseek-v4@bf16"),
     "fp8": lambda: genuine("hf-fp8-block", "fp8@bf16", "lossy"),
     "nvfp4": lambda: genuine("ct-nvfp4", "nvfp4@bf16", "lossy", "drop"),
     "meta-llama": meta_llama,

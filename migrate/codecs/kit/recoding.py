@@ -137,11 +137,22 @@ class Recoding:
         return self._tiles
 
     @property
-    def stricter(self) -> bool:
+    def asks_powers(self) -> bool:
         """Whether scales must be powers of two in the target, and need not be in the source."""
         one, other = (chain.grid for chain in self.chains)
         free = not one.powers and stands_for(one, self.source) != "float8_e8m0fnu"
         return other.powers and free
+
+    @property
+    def asks_positive(self) -> bool:
+        """Whether scales must be positive numbers in the target, and need not be in the source."""
+        one, other = (chain.grid for chain in self.chains)
+        return other.positive and not one.positive
+
+    @property
+    def stricter(self) -> bool:
+        """Whether scales of the same dtype may be refused."""
+        return self.asks_powers or self.asks_positive
 
     @property
     def surveyed(self) -> bool:

@@ -445,12 +445,13 @@ def _shifted(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array:
     with np.errstate(all="ignore"):
         lost = np.ldexp(back.astype("f8"), path.shift) != given.astype("f8")
     lost &= ~(np.isnan(given) & np.isnan(back))
-    if path.stricter and not lost.any():
-        _, odd = powers_of(made, now)
-        if odd.any():
+    for asked, why, odd in (
+        (path.asks_positive, "no positive number", ~(np.isfinite(given) & (given > 0))),
+        (path.asks_powers, "no power of two", powers_of(made, now)[1]),
+    ):
+        if asked and odd.any():
             index = coordinates(int(odd.reshape(-1).argmax()), odd.shape)
-            value = float(given[index])
-            _refuse_entry(path, one.role, index, full, value, "and no power of two")
+            _refuse_entry(path, one.role, index, full, float(given[index]), f"and {why}")
     if lost.any():
         index = coordinates(int(lost.reshape(-1).argmax()), lost.shape)
         value = float(given[index])
