@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.part_names import ACTIVATIONS, COLUMNWISE, Convention
+from ..core.part_names import ACTIVATIONS, Convention
 
 _TENSOR = {"granularity": "tensor"}
 _CHANNEL = {"granularity": "channel"}
@@ -41,19 +41,6 @@ def _torchao(form: str, codes: str, scale: str, **more: Any) -> list[tuple[str, 
     return out
 
 
-_FP8_BLOCK = tuple(
-    Convention(
-        "Transformer Engine",
-        {
-            "weight": "{w}._rowwise_data uint8 [N, K]",
-            "scale": f"{{w}}._rowwise_scale_inv float32 {scales}",
-        },
-        beside=COLUMNWISE,
-        arguments={"rows": rows, "columns": 128, "form": "te"},
-    )
-    # scales of single rows are stored transposed
-    for rows, scales in ((128, "[N/128, K/128:4]"), (1, "[K/128, N:4]"))
-)
 # as unpacked experts, but in one tensor, whose name is not `weight`
 _STACKED = {"input_scale": "{w}_input_scale"}
 _STACKED_GLOBAL = "{w}_weight_scale_2 float32 [] | [*] | [*, 1] | [*, 1, 1]"
@@ -202,7 +189,6 @@ _BNB_INT8 = (
 )
 
 FORMATS: tuple[tuple[str, Convention], ...] = (
-    *(("fp8-block", convention) for convention in _FP8_BLOCK),
     *(("nvfp4", convention) for convention in _STACKED_NVFP4),
     *(("int-pack", convention) for convention in _INT_PACK),
     *(("int8", convention) for convention in _INT8),

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from golden_rules import decoded, same_numbers, tensor_of, vectors
+from kit_layouts import goldens
 from safetensors.torch import load_file
 
 from migrate.codecs import get, names
 from migrate.codecs.base import OpError
 from migrate.codecs.kit.encoding_boxes import PartBoxes
-from migrate.core.errors import page
+from migrate.core.errors import CheckpointError, page
 from migrate.core.spec import Spec
 from migrate.elements.raw import carrier
 from migrate.testing import codeckit
@@ -66,7 +68,9 @@ def test_the_codec_is_described() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_decoding_is_bit_for_bit_what_the_libraries_decode(path: Path, dtype: str) -> None:
     held, parts, specs = parts_of(path)
-    made = codeckit.decoded(CODEC, Args(), parts, specs, dtype)
+    # some were made of infinities
+    args = Args(non_finite="keep" if "inf" in path.stem else "refuse")
+    made = codeckit.decoded(CODEC, args, parts, specs, dtype)
     compared = 0
     for key, wanted in held.items():
         # a result of float32, rounded, is what they round to; one of bfloat16 says nothing about
@@ -122,7 +126,7 @@ def test_every_code_with_every_kind_of_scale_decodes_as_the_formula_says(
         least = 3 if dtype == "bfloat16" else 0
         picked = np.where((picked >= 247) | (picked < least), 255, picked).astype("u1")
     specs = [Spec("float8_e4m3fn", (64, 256)), Spec(scale, (64, 1))]
-    args = Args(block=(1, 256))
+    args = Args(block=(1, 256), non_finite="keep")
     parts = [codes, picked.reshape(64, 1)]
     assert np.array_equal(
         codeckit.decoded(CODEC, args, parts, specs, dtype),
@@ -584,3 +588,142 @@ def test_the_kit_notices_a_box_that_is_computed_from_the_wrong_blocks(
     monkeypatch.setattr(PartBoxes, "_on_tiles", lambda self, box: box)
     with pytest.raises(AssertionError, match=r"weight in"):
         codeckit.check_sample("fp8-block", 0)
+
+
+# what Transformer Engine, compressed-tensors and ModelOpt store, through rule files
+
+KINDS: dict[str, tuple[str, str, str]] = {
+    "te_fp8_block_2d_fp32scale": ("_rowwise_data", "_rowwise_scale_inv", "form: te"),
+    "te_fp8_block_1d": ("_rowwise_data", "_rowwise_scale_inv", "form: te, block: [1, 128]"),
+    "ct_fp8_block": ("weight", "weight_scale", ""),
+    "modelopt_fp8_block": ("weight", "weight_scale", ""),
+    "hf_fp8_block": ("weight", "weight_scale_inv", ""),
+    "hf_fp8_block_ue8m0": ("weight", "weight_scale_inv", ""),
+    "deepgemm_fp8_block": ("weight", "weight_scale_inv", ""),
+    "deepgemm_fp8_block_ue8m0": ("weight", "weight_scale_inv", ""),
+}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("kind", "case", "of"), list(vectors(KINDS)), ids="/".join)
+def test_a_rule_decodes_every_golden_bit_for_bit(
+    kind: str, case: str, of: str, tmp_path: Path
+) -> None:
+    found = goldens()[kind][case]
+    weight, scale, said = KINDS[kind]
+    spec, wanted = found[of]
+    stored = {
+        role: tensor_of(found[f"q/{name}"][0].dtype, found[f"q/{name}"][1])
+        for role, name in (("weight", weight), ("scale", scale))
+    }
+    if "inf" in case:
+        with pytest.raises(CheckpointError, match="the scale of the numbers from"):
+            decoded(tmp_path, "fp8-block", stored, spec.dtype, said)
+        (tmp_path / "a.safetensors").unlink()
+        said = f"{said}, non_finite: keep".removeprefix(", ")
+    made = decoded(tmp_path, "fp8-block", stored, spec.dtype, said)
+    assert same_numbers(made, spec.dtype, wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("ct_fp8_block", {"like": "compressed-tensors"}),
+        ("modelopt_fp8_block", {"like": "modelopt"}),
+    ],
+)
+def test_blocks_are_encoded_as_other_libraries_do(kind: str, said: dict[str, Any]) -> None:
+    for case, found in goldens()[kind].items():
+        (spec, numbers), weight, scale = (
+            found[name] for name in ("input", "q/weight", "q/weight_scale")
+        )
+        non_finite = "keep" if "inf" in case else "refuse"
+        args = Args(**said, scale=scale[0].dtype, non_finite=non_finite)
+        assert list(CODEC.encoded(args, spec)) == [weight[0], scale[0]]
+        made = codeckit.encoded(CODEC, args, np.array(numbers), spec)
+        for one, (_, wanted) in zip(made, (weight, scale), strict=True):
+            assert one.tobytes() == wanted.tobytes(), case
+
+
+@pytest.mark.parametrize(
+    ("block", "shape", "grid"),
+    [((128, 128), (129, 130), (2, 4)), ((1, 128), (129, 130), (2, 132)), ((1, 8), (3, 16), (2, 4))],
+)
+def test_the_scales_of_transformer_engine_are_padded_and_those_of_rows_transposed(
+    block: tuple[int, int], shape: tuple[int, int], grid: tuple[int, int]
+) -> None:
+    args, spec = Args(block=block, form="te"), Spec("bfloat16", shape)
+    assert CODEC.encoded(args, spec) == [Spec("uint8", shape), Spec("float32", grid)]
+    array = codeckit.numbers(spec)
+    parts, specs = codeckit.encoded(CODEC, args, array, spec), CODEC.encoded(args, spec)
+    plain = Args(block=block)
+    codes, scales = codeckit.encoded(CODEC, plain, array, spec)
+    rows, columns = scales.shape
+    kept = parts[1].T[:rows, :columns] if block[0] == 1 else parts[1][:rows, :columns]
+    assert np.array_equal(parts[0], codes)
+    assert np.array_equal(kept, scales)
+    # padding means nothing: not even that it is no scale
+    parts[1][parts[1] == 0] = 0xFFFFFFFF
+    assert np.array_equal(
+        codeckit.decoded(CODEC, args, parts, specs, "float32"),
+        codeckit.decoded(CODEC, plain, [codes, scales], CODEC.encoded(plain, spec), "float32"),
+    )
+    with pytest.raises(OpError) as caught:
+        CODEC.decoded(plain, specs, "bfloat16")
+    assert caught.value.code == "M303"
+
+
+def test_bytes_of_powers_of_two_are_scales_too() -> None:
+    array, spec = raw(torch.randn(40, 24, generator=torch.Generator().manual_seed(5)))
+    one, other = (Args(block=(8, 8), scale=scale) for scale in ("ue8m0", "uint8"))
+    parts = codeckit.encoded(CODEC, one, array, spec)
+    assert CODEC.encoded(other, spec)[1] == Spec("uint8", (5, 3))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(parts, codeckit.encoded(CODEC, other, array, spec), strict=True)
+    )
+    read = [
+        codeckit.decoded(CODEC, args, parts, CODEC.encoded(args, spec), "bfloat16")
+        for args in (one, other)
+    ]
+    assert np.array_equal(*read)
+    assert CODEC.exact(other, CODEC.encoded(other, spec), "bfloat16")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_scale_that_is_none_is_refused_by_its_place(value: float) -> None:
+    codes, scales = np.full((6, 10), 0x38, "u1"), np.ones((3, 3), "f4")
+    scales[2, 1] = value
+    specs = [Spec("float8_e4m3fn", (6, 10)), Spec("float32", (3, 3))]
+    parts = [codes, scales.view("<u4")]
+    with pytest.raises(OpError) as caught:
+        codeckit.decoded(CODEC, Args(block=(2, 4)), parts, specs, "bfloat16")
+    assert (caught.value.code, caught.value.message) == (
+        "M406",
+        f"dequantize: the scale of the numbers from [4, 4] on is {value:g}",
+    )
+    args = Args(block=(2, 4), non_finite="keep")
+    made = codeckit.decoded(CODEC, args, parts, specs, "float32").view("<f4")
+    assert np.array_equal(made[4:, 4:8], np.full((2, 4), value, "f4"), equal_nan=True)
+
+
+@pytest.mark.parametrize("like", ["compressed-tensors", "modelopt"])
+@pytest.mark.parametrize("scale", ["pow2", "ue8m0", "bf16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_scales_of_other_libraries_are_rounded_as_they_are_stored(
+    like: str, scale: str, dtype: torch.dtype
+) -> None:
+    numbers = torch.randn(40, 24, generator=torch.Generator().manual_seed(5)) * 1e-3
+    numbers[:8] = 0
+    array, spec = raw(numbers.to(dtype))
+    args = Args(block=(8, 8), like=like, scale=scale)
+    parts, specs = codeckit.encoded(CODEC, args, array, spec), CODEC.encoded(args, spec)
+    wanted = CODEC.reference_parts(args, array, spec)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, wanted, strict=True))
+    made = codeckit.decoded(CODEC, args, parts, specs, "float32").view("<f4")
+    error = np.abs(made - numbers.to(dtype).float().numpy()).max()
+    assert error <= float(numbers.abs().max()) / 14
+    if scale != "bf16":
+        stored = parts[1] if scale == "ue8m0" else parts[1] >> 23
+        assert scale == "ue8m0" or not (parts[1] & 0x7FFFFF).any()
+        assert stored.min() > 0

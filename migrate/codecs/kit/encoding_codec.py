@@ -117,8 +117,9 @@ class EncodingCodec(LayoutCodec):
 
     def reference_by_rows(self, args: Any, spec: Spec) -> bool:
         layout = self.encoding(args, spec).layout
-        # the blocks of a flat layout are not those of rows, and some rows have no padding
-        whole = layout.flat or any(grid.padded[0] > 1 for grid in layout.grids())
+        # the blocks of a flat layout are not those of rows, and some rows have no padding or are
+        # columns of what is stored
+        whole = layout.flat or any(g.padded[0] > 1 or g.transposed for g in layout.grids())
         return bool(spec.shape) and not whole
 
     def reference_survey(

@@ -188,7 +188,11 @@ def _of_floats(rule: ScaleRule, largest: float, dtype: str, amax: Array) -> Scal
         scale = amax / most
         if not modelopt or rule.region == "block":
             scale = rounded_to(scale, dtype)
-        scale = rounded_to(scale, _ROUNDED.get(stored, stored))
+        if stored == "pow2":
+            scale = np.where(scale == 0, scale, _power_above(scale))
+            scale = np.where(np.isfinite(amax), scale, np.float32(np.nan))
+        else:
+            scale = rounded_to(scale, _ROUNDED.get(stored, stored))
         nothing = EPSILON[dtype] if like == "compressed-tensors" else 1
         scale = np.where(scale == 0, np.float32(nothing), scale)
         # a matrix over a tensor without axes keeps its dtype
@@ -205,13 +209,19 @@ def _of_floats(rule: ScaleRule, largest: float, dtype: str, amax: Array) -> Scal
     if stored == "bf16":
         scale = rounded_to(scale, "bfloat16")
     else:
-        bits = scale.view("<i4")
-        exponents = (bits >> 23) + (bits & 0x7FFFFF != 0)
-        powers = (exponents.clip(1, 254) << 23).view("<f4")
+        powers = _power_above(scale)
         if like != "deepseek":
             powers = np.where(np.isfinite(scale), powers, np.float32(np.nan))
         scale = powers
     return Scales(scale, one / scale)
+
+
+def _power_above(scale: Array) -> Array:
+    """The least normal powers of two that are not below float32 numbers above zero."""
+    bits = scale.view("<i4")
+    exponents = (bits >> 23) + (bits & 0x7FFFFF != 0)
+    powers: Array = (exponents.clip(1, 254) << 23).view("<f4")
+    return powers
 
 
 def _powers(rule: ScaleRule, elements: ElementType, amax: Array) -> Scales:
