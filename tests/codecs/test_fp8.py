@@ -69,7 +69,8 @@ def test_a_sample_is_what_the_reference_makes_whole_and_box_by_box(name: str, nu
 
 def test_the_codec_is_described_and_takes_numbers_of_0_to_4_axes() -> None:
     codeckit.check_description("fp8")
-    assert codeckit.check_axes("fp8") > 0
+    # several, for axes of length 1 are what shapes of scales leave out
+    assert all(codeckit.check_axes("fp8", seed) > 0 for seed in range(6))
 
 
 @pytest.mark.heavy

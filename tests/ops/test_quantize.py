@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from migrate import codecs, ops
+from migrate.codecs.base import ACTIVATION_SCALES
 from migrate.core.errors import page
 from migrate.core.spec import spec
 from migrate.ops.base import Loss, OneWay, OpCall, OpError
@@ -43,7 +44,8 @@ def test_quantize_satisfies_the_kit():
 
 
 def test_roles_are_the_parts_of_the_codec():
-    assert DEQUANTIZE.roles("fp8-block") == QUANTIZE.roles("fp8-block") == ("weight", "scale")
+    assert QUANTIZE.roles("fp8-block") == ("weight", "scale")
+    assert DEQUANTIZE.roles("fp8-block") == ("weight", "scale", *ACTIVATION_SCALES)
     assert QUANTIZE.parts(QUANTIZE.Args(codec="fp8-block"), (4, 4), 2) == 2
     assert DEQUANTIZE.roles("no-such-codec") == ()
 
@@ -68,7 +70,10 @@ def test_options_are_checked_without_a_tensor():
     error = refused(lambda: QUANTIZE.validate(encoding(like="deepsek")))
     assert (error.code, error.message) == (
         "M308",
-        "fp8-block: `like` is deepsek, it must be one of deepseek, hf",
+        (
+            "fp8-block: `like` is deepsek, it must be one of deepseek, hf, compressed-tensors, "
+            "modelopt"
+        ),
     )
     assert refused(lambda: DEQUANTIZE.validate(decoding(block=(0, 1)))).code == "M308"
 

@@ -157,12 +157,11 @@ class PartBoxes:
 
     def _stored_axes(self, shape: tuple[int, ...]) -> list[int]:
         """The axes of `entries` that a part of fewer axes has: the others have length 1."""
-        kept, at = [], 0
+        kept: list[int] = []
         for axis, length in enumerate(self.entries):
-            rest = len(self.entries) - axis
-            if at < len(shape) and (length != 1 or rest <= len(shape) - at):
+            # of several of length 1 either will do
+            if len(kept) < len(shape) and length == shape[len(kept)]:
                 kept.append(axis)
-                at += 1
         return kept
 
     def _outer(self, full: Box) -> Box:
