@@ -349,3 +349,26 @@ def test_the_error_is_within_what_the_codec_says(codec: str, args: dict[str, Any
     assert (scale <= amax / divisor * 1.001).all()
     # and not much smaller
     assert (error > 0.9 * bound).any()
+
+
+def test_a_number_out_of_range_is_found_among_blocks_of_zeros_and_nan() -> None:
+    """Only rows with such a scale are looked at: in large tensors, and in boxes of them."""
+    dice = np.random.default_rng(2)
+    codes = dice.integers(0x30, 0x40, (2, 300, 4096)).astype("u1")
+    scales = np.full((2, 300, 128), 127, "u1")
+    # blocks of zeros as libraries store them, and one that is NaN
+    codes[:, 7, :64], scales[:, 7, :2], scales[1, 8, 5] = 0, 0, 255
+    codec = get("mxfp8")
+    own, specs = codec.Args(), [spec(E4M3, codes.shape), spec("uint8", scales.shape)]
+    box = ((1, 2), (3, 300), (32, 4096))
+    cut = [codes[1:2, 3:300, 32:4096], scales[1:2, 3:300, 1:128]]
+    assert codec.decode_needs(own, specs, box) == [box, ((1, 2), (3, 300), (1, 128))]
+    out = np.empty((1, 297, 4064), "<u2")
+    codec.decode(own, cut, specs, "bfloat16", box, out)
+    assert np.isnan(numbers_of(out)).sum() == 32
+    for row, column, code, scale in ((7, 60, 1, 0), (299, 4095, 0x7E, 254)):
+        codes[1, row, column], scales[1, row, column // 32] = code, scale
+        with pytest.raises(OpError, match=rf"the number at \[1, {row}, {column}\] is") as caught:
+            codec.decode(own, cut, specs, "bfloat16", box, out)
+        assert caught.value.code == "M406"
+        codes[1, row, column] = 0

@@ -17,7 +17,7 @@ from ...elements.codes import FLOATS
 from ...elements.numbers import is_numpy
 from .box_decoding import BoxDecoder
 from .geometry import Extents, Held
-from .layout import ElementType, Grid, Term
+from .layout import ElementType, Grid, Packing, Term
 from .tables import values, widened
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def check_exact(geo: Extents, work: BoxDecoder, dtype: str, full: Box, made: Any
         low, high = _scales_between(geo, work, at)
         if _is_tame(geo, work, at, high, dtype) and _stays(geo, work, low, dtype):
             continue
-        for chunk, got in _parts(work.chunks(), full, made[at]):
+        for chunk, got in _parts(_doubtful(geo, work, at, dtype, full), full, made[at]):
             codes, scale, _ = (_near(x) for x in work.plain(at, chunk))
             with np.errstate(all="ignore"):
                 wanted = codes * scale
@@ -76,6 +76,37 @@ def check_exact(geo: Extents, work: BoxDecoder, dtype: str, full: Box, made: Any
                     f"{factor:g}, which {dtype} cannot hold",
                     help="no weight is of that size: look where the scale comes from",
                 )
+
+
+def _doubtful(
+    geo: Extents, work: BoxDecoder, at: tuple[int, ...], dtype: str, full: Box
+) -> list[Held]:
+    """The parts of a matrix that may hold a product out of the range of `dtype`: rows of which one
+    scale is so small or large. A block of zeros alone has the smallest scale that there is.
+    """
+    import numpy as np
+
+    (term, *more), packing = geo.layout.scale, geo.layout.codes
+    grid = term.what
+    by_rows = isinstance(packing, Packing) and packing.axis == -1
+    if more or not by_rows or not isinstance(grid, Grid) or not grid.block[0]:
+        return work.chunks()
+    least, largest = _magnitudes(geo, work)
+    entries, form = abs(_near(work.entries(grid, at))), FLOATS[dtype]
+    with np.errstate(all="ignore"):
+        small = (entries * least < form.quantum) & (entries > 0)
+        rows = (small | (entries * largest > form.largest)).any(1)
+    # one for each row of numbers
+    first = geo.entries_held(grid, full).rows[0] * grid.block[0]
+    rows = np.repeat(rows, grid.block[0])
+    out = []
+    for (low, high), columns in work.chunks():
+        found = np.flatnonzero(rows[low - first : high - first]) + low
+        if found.size:
+            # neighbours together
+            runs = np.split(found, np.flatnonzero(np.diff(found) > 1) + 1)
+            out += [Held((int(run[0]), int(run[-1]) + 1), columns) for run in runs]
+    return out
 
 
 def check_positive(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None:
