@@ -106,7 +106,9 @@ class Nvfp4(EncodingCodec):
         if whole is not None or args.form != MODELOPT:
             # of a stack there may be one for each matrix
             several = whole is not None and whole.numel != 1
-            grid = Grid("global", (0, 0), leading=several, dtypes=("float32",))
+            # the largest magnitude may be zero
+            positive = args.form != TE and args.non_finite != "keep"
+            grid = Grid("global", (0, 0), several, ("float32",), positive=positive)
             terms += (Term("/" if args.form == COMPRESSED else "*", grid),)
         if args.form == TE:
             terms += times(OVER[args.e4m3_max])

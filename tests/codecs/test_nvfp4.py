@@ -37,6 +37,11 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "te_nvfp4_16x16": ({"form": "te"}, None),
     "te_nvfp4_4over6": ({"form": "te", "e4m3_max": 256}, None),
 }
+# of which the scale of all is zero or no number: refused, unless a rule says to keep it
+UNUSABLE = {
+    ("modelopt_nvfp4", "zeros_bf16"),
+    ("ao_nvfp4_two_level", "zeros_bf16"),
+}
 ENCODED = [kind for kind, (_, said) in KINDS.items() if said is not None]
 
 
@@ -62,7 +67,7 @@ def test_the_codec_is_described_and_takes_any_axes() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_goldens_decode_through_a_rule_file(kind: str, tmp_path: Path) -> None:
-    stored, seen = parts_of(kind), dict[str, Any]()
+    stored, seen, unusable = parts_of(kind), dict[str, Any](), set[str]()
     for dtype in BITS:
         wanted = {
             (case, name): raw
@@ -72,6 +77,16 @@ def test_goldens_decode_through_a_rule_file(kind: str, tmp_path: Path) -> None:
         }
         parts = {case: stored[case] for case, _ in wanted}
         call = {"codec": "nvfp4", "dtype": dtype, **KINDS[kind][0]}
+        for case in parts:
+            if (kind, case) in UNUSABLE:
+                with pytest.raises(MigrateError) as caught:
+                    goldens_by_rules.decoded(
+                        tmp_path / f"{dtype} {case}", {case: parts[case]}, call, ("lossy",)
+                    )
+                assert caught.value.diagnostics[0].code == "M406"
+                assert "the global of" in caught.value.diagnostics[0].message
+                unusable.add(case)
+        call["non_finite"] = "keep"
         made = goldens_by_rules.decoded(tmp_path / dtype, parts, call, ("lossy",)) if parts else {}
         for (case, name), one in wanted.items():
             a, b = equal(made[case][1], dtype), equal(one, dtype)
@@ -79,6 +94,7 @@ def test_goldens_decode_through_a_rule_file(kind: str, tmp_path: Path) -> None:
                 a, b = (np.where(x & BITS[dtype][2], x, 0) for x in (a, b))
             assert (a == b).all(), f"{case} {name}: {(a != b).sum()} of {a.size} differ"
         seen |= parts
+    assert unusable == {case for of, case in UNUSABLE if of == kind}
     # what no function of a library decoded are its faults alone
     assert all(
         fault(kind, case, name) for case in stored.keys() - seen for name in names_of(kind, case)
@@ -196,6 +212,24 @@ def test_a_part_that_is_missing_is_named(role: str, tmp_path: Path) -> None:
     (found,) = caught.value.diagnostics
     assert found.code == "M207"
     assert f"{case}.{role}" in str(found)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("form", ["modelopt", CT, "te"])
+def test_a_scale_of_all_that_scales_nothing_is_refused(form: str, value: float) -> None:
+    specs = [WEIGHT, SCALE, WHOLE]
+    arrays = [np.full((4, 32), 0x21, "u1"), np.full((4, 4), 0x38, "u1")]
+    arrays.append(np.array(value, "<f4").view("<u4"))
+    kept = CODEC.Args(form=form, non_finite="keep")
+    made = codeckit.decoded(CODEC, kept, arrays, specs, "float32").view("f4")
+    if form == "te" and value == 0:
+        # of a tensor of zeros the largest magnitude is zero
+        assert not made.any()
+        return
+    if form != "te":
+        with pytest.raises(OpError, match="the global of the numbers from") as caught:
+            codeckit.decoded(CODEC, CODEC.Args(form=form), arrays, specs, "float32")
+        assert caught.value.code == "M406"
 
 
 @pytest.mark.parametrize("args", [{}, {"form": CT}, {"form": "te"}, {"like": "torchao"}])

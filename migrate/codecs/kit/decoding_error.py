@@ -294,9 +294,9 @@ def _extremes(
         # without its sign a code is the larger the larger its number is, and NaN is the largest
         codes = bytes_of & np.uint8(_ORDERED[dtype])
         least = codes if dtype == "float8_e8m0fnu" else codes - np.uint8(1)
-        ends = np.array([least.min(), codes.max()])
-        ends[0] += dtype != "float8_e8m0fnu"
-        below, above = widened(ends, dtype)
+        # of zeros alone it is 255, to which 1 is 0 again
+        first = int(least.min()) + (dtype != "float8_e8m0fnu") & 0xFF
+        below, above = widened(np.array([first, codes.max()], "u1"), dtype)
         return float(below) or float("inf"), float(above)
     found = abs(work.entries(grid, at))
     return _least(_near(found)), float(found.max())
