@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from genuine import checkpoint, digests
 
 CT = ["ct-nvfp4", "ct-nvfp4a16"]
 MODELOPT = ["modelopt-nvfp4", "modelopt-nvfp4-moe"]
+MIXED = "modelopt-mixed"
 ALLOW = ("--allow", "lossy", "--allow", "drop")
 
 
@@ -26,7 +28,7 @@ def unsigned_zeros(folder: Path) -> dict[str, str]:
     return out
 
 
-@pytest.mark.parametrize("name", [*CT, *MODELOPT])
+@pytest.mark.parametrize("name", [*CT, *MODELOPT, MIXED])
 def test_what_is_decoded_is_what_its_library_decodes(name: str, tmp_path: Path) -> None:
     genuine, out = checkpoint(name), tmp_path / "out"
     done("apply", genuine.folder, "-o", out, "--to", "nvfp4@bf16", *ALLOW)
@@ -65,7 +67,7 @@ def test_the_way_back_encodes_what_was_encoded_and_restores_the_configuration(
 
 
 @pytest.mark.parametrize(
-    ("name", "layout"), [(CT[0], "compressed-tensors"), (MODELOPT[0], "modelopt")]
+    ("name", "layout"), [(CT[0], "compressed-tensors"), (MODELOPT[0], "modelopt"), (MIXED, MIXED)]
 )
 def test_the_two_layouts_are_told_apart(name: str, layout: str) -> None:
     plan = done(
@@ -141,3 +143,66 @@ def test_weights_without_scales_of_inputs_are_not_made_to_look_like_those_with(
     assert "M206" in failed.err
     assert "input_global_scale" in failed.err
     assert not (tmp_path / "x").exists()
+
+
+def test_modules_in_other_formats_are_not_left_behind(tmp_path: Path) -> None:
+    failed = run(
+        "apply", checkpoint("ct-mixed").folder, "-o", tmp_path / "x", "--to", "nvfp4@bf16", *ALLOW
+    )
+    assert "M504" in failed.err
+    assert "is float8_e4m3fn: signs of something else" in failed.err
+
+
+def test_which_modules_were_in_fp8_nothing_tells_afterwards(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done("apply", checkpoint(MIXED).folder, "-o", out, "--to", "nvfp4@bf16", *ALLOW)
+    failed = run("downgrade", out, "-o", tmp_path / "back", *ALLOW)
+    assert "M405" in failed.err
+    assert not (tmp_path / "back").exists()
+
+
+def with_configuration(folder: Path, **change: object) -> Path:
+    """ModelOpt's checkpoint with something else in its configuration, which is all of it."""
+    shutil.copytree(checkpoint(MODELOPT[0]).folder, folder)
+    (folder / "hf_quant_config.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"].update(change)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("to", ["bf16", "compressed-tensors"])
+def test_a_configuration_of_another_format_is_refused_with_both_readings(
+    to: str, tmp_path: Path
+) -> None:
+    folder = with_configuration(tmp_path / "in", quant_algo="FP8")
+    failed = run("apply", folder, "-o", tmp_path / "x", "--to", f"nvfp4@{to}", *ALLOW)
+    assert "M315" in failed.err
+    assert "is nvfp4, modelopt by its tensors" in failed.err
+    assert "fp8, 8 bits, a scale for each tensor" in failed.err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_module_that_is_encoded_and_plain_by_the_configuration_is_decoded_with_a_warning(
+    tmp_path: Path,
+) -> None:
+    folder = with_configuration(tmp_path / "in", ignore=["model.layers.0.*"])
+    made = done("apply", folder, "-o", tmp_path / "x", "--to", "nvfp4@bf16", *ALLOW)
+    assert "is nvfp4, modelopt by its tensors, and plain by the configuration" in made.err
+    assert unsigned_zeros(tmp_path / "x") == checkpoint(MODELOPT[0]).tensors
+
+
+def test_a_model_that_was_trained_is_encoded_but_for_what_loaders_keep_plain(
+    tmp_path: Path,
+) -> None:
+    trained, out = tmp_path / "trained", tmp_path / "out"
+    done("apply", checkpoint(MODELOPT[1]).folder, "-o", trained, "--to", "nvfp4@bf16", *ALLOW)
+    (trained / "migrate.history.json").unlink()
+    wanted = {k for k in contents(checkpoint(MODELOPT[1]).folder) if not k.endswith("input_scale")}
+    done("apply", trained, "-o", out, "--from", "nvfp4@bf16", "--to", "nvfp4@modelopt", *ALLOW)
+    encoded = [k for k in contents(out) if k.endswith("weight_scale_2")]
+    assert {k for k in wanted if k.endswith("weight_scale_2")} <= set(encoded)
+    assert not [k for k in encoded if k.split(".")[-2] in ("embed_tokens", "lm_head", "gate")]
+    said = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert (said["quant_method"], said["quant_algo"]) == ("modelopt", "NVFP4")
+    assert {"lm_head", "model.embed_tokens"} <= set(said["ignore"])
