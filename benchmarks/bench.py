@@ -27,6 +27,7 @@ import compare
 import data
 import data_fp8
 import distributed
+import folders
 import format_speed
 import live
 import memory
@@ -40,7 +41,7 @@ from tasks import BEFORE_MEMORY, BEFORE_TIMES, TASKS, Limit, Task
 HERE = Path(__file__).resolve().parent
 PYTHON = sys.executable
 COMMANDS = {**plans.COMMANDS, **format_speed.COMMANDS, **live.COMMANDS}
-ROWS = {**verifying.ROWS, **distributed.ROWS}
+ROWS = {**verifying.ROWS, **folders.ROWS, **distributed.ROWS}
 MB = 1_000_000
 
 
