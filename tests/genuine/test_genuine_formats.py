@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from genuine import checkpoint, names
+from genuine import FOLDER, checkpoint, names
 
 import migrate
 
@@ -86,3 +86,22 @@ def test_what_is_decoded_and_what_stays_plain_are_all_matrices(name: str) -> Non
     matrices = sum(1 for text in texts if "," in text and not text.startswith("I64"))
     counted = [*report.number_formats, *report.plain]
     assert sum(group.count for group in counted) == matrices
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("float8_row", ("fp8", {"granularity": "channel"})),
+        ("mx", ("mxfp8", {})),
+        ("nvfp4_two", ("nvfp4", {})),
+        ("int8_dyn", ("int8", {"granularity": "channel"})),
+    ],
+)
+def test_objects_of_torchao_in_pickles_are_named(
+    name: str, said: tuple[str, dict[str, object]]
+) -> None:
+    report = migrate.inspect(FOLDER.parent / "torchao" / f"{name}.pt")
+    (group,) = report.number_formats
+    (reading,) = group.readings
+    assert (reading.format, reading.arguments) == said
+    assert reading.producer == "torchao"

@@ -20,12 +20,17 @@ DECODED = {
     "hf-fp8-block-ue8m0": ["fp8@bf16"],
     "hf-fp8-block-moe": ["fp8@bf16"],
     "gpt-oss": ["gpt-oss@bf16"],
+    "ct-fp8-tensor": ["fp8@bf16"],
+    "ct-fp8-channel": ["fp8@bf16"],
+    "ct-fp8-block": ["fp8@bf16"],
     "ct-mxfp8": ["mxfp8@bf16"],
     "ct-nvfp4": ["nvfp4@bf16"],
     "ct-nvfp4a16": ["nvfp4@bf16"],
 }
 # what transformers cannot read
 LOADED = {
+    "modelopt-fp8": ["fp8@bf16"],
+    "modelopt-fp8-channel": ["fp8@bf16"],
     "modelopt-nvfp4": ["nvfp4@bf16"],
     "modelopt-nvfp4-moe": ["nvfp4@bf16"],
     "modelopt-mxfp8": ["mxfp8@bf16"],
