@@ -53,11 +53,16 @@ _STACKED_NVFP4 = tuple(
             "global": _STACKED_GLOBAL,
         },
         beside=_STACKED,
-        arguments={"form": "modelopt"},
+        arguments={"form": "modelopt", **said},
     )
-    for producer, codes, scales in (
-        ("ModelOpt, stacked experts", "[*, N, K/2]", "[*, N, K/16]"),
-        ("ModelOpt, stacked experts with groups along rows", "[*, K/2, N]", "[*, K/16, N]"),
+    for producer, codes, scales, said in (
+        ("ModelOpt, stacked experts", "[*, N, K/2]", "[*, N, K/16]", {}),
+        (
+            "ModelOpt, stacked experts with groups along rows",
+            "[*, K/2, N]",
+            "[*, K/16, N]",
+            {"transposed": True},
+        ),
     )
 )
 _TINYGEMM = tuple(

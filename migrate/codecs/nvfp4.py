@@ -1,9 +1,9 @@
 """`nvfp4`: e2m1 codes, two in a byte, with an e4m3 scale for each 16 of a row and a float32 one for
 all of them.
 
-What is stored for all of them no name and no shape tells (`form`): ModelOpt and torchao multiply by
-it, compressed-tensors divides by it, and of Transformer Engine it is the largest magnitude, which
-is taken times 1 / (6 * e4m3_max) after the scale of the block. torchao may do without.
+What is stored for all no name or shape tells (`form`): ModelOpt and torchao multiply by it,
+compressed-tensors divides by it, and of Transformer Engine it is the largest magnitude, which is
+taken times 1 / (6 * e4m3_max) after the scale of the block. torchao may do without.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Nvfp4(EncodingCodec):
             default=MODELOPT,
         )
         swizzled: Flag = arg("scales lie in the tiles of 128 x 4 of cuBLAS", default=False)
+        transposed: Flag = arg("rows and columns are stored in the other order", default=False)
         e4m3_max: Integer = arg(
             "of the form te, the scale of the block with the largest magnitude: 448, or 256 where "
             "weights were made as 4 over 6",
@@ -92,7 +93,8 @@ class Nvfp4(EncodingCodec):
         for wrong, why in (
             (args.form != made, another),
             (args.e4m3_max != 448 and not te, "`e4m3_max` is of the form te"),
-            (args.swizzled and te, "scales of the form te are not swizzled"),
+            ((args.swizzled or args.transposed) and te, "the form te has one order of scales"),
+            (encoding and args.transposed, "parts that are `transposed` are only decoded"),
             (args.levels == 1 and like != "torchao", "`levels: 1` is torchao's (`like`)"),
             (encoding and args.e4m3_max != 448, "no arithmetic is known for an `e4m3_max` of 256"),
         ):
@@ -100,31 +102,29 @@ class Nvfp4(EncodingCodec):
                 raise OpError("M308", f"nvfp4: {why}")
 
     def layout(self, args: Any, specs: Mapping[str, Spec]) -> NumberLayout:
-        padded = fitting_padding(specs, (1, 16), PADDED) if args.form == TE else (1, 1)
-        scale = Grid("scale", (1, 16), True, (E4M3, "uint8"), E4M3, padded=padded)
-        terms, whole = times(replace(scale, swizzled=args.swizzled)), specs.get("global")
+        pad = fitting_padding(specs, (1, 16), PADDED) if args.form == TE else (1, 1)
+        scale = Grid("scale", (1, 16), True, (E4M3, "uint8"), E4M3, padded=pad)
+        scale = replace(scale, swizzled=args.swizzled, transposed=args.transposed)
+        terms, whole = times(scale), specs.get("global")
         if whole is not None or args.form != MODELOPT:
-            # of a stack there may be one for each matrix
+            # of a stack there may be one for each matrix; the largest magnitude may be zero
             several = whole is not None and whole.numel != 1
-            # the largest magnitude may be zero
             positive = args.form != TE and args.non_finite != "keep"
             grid = Grid("global", (0, 0), several, ("float32",), positive=positive)
             terms += (Term("/" if args.form == COMPRESSED else "*", grid),)
         if args.form == TE:
             terms += times(OVER[args.e4m3_max])
-        codes = Packing(4, ("uint8", "int8", E2M1))
+        codes = Packing(4, ("uint8", "int8", E2M1), transposed=args.transposed)
         return NumberLayout(self.name, floats(E2M1), codes, terms, axes=2)
 
     def written(self, args: Any, spec: Spec) -> NumberLayout:
         return self.layout(args, {"global": WHOLE[args.form]} if args.levels == 2 else {})
 
-    def dtypes(self, args: Any, spec: Spec) -> dict[str, str]:
-        return {"scale": "uint8"} if args.form == TE else {}
-
     def encoded(self, args: Any, spec: Spec) -> Sequence[Spec | None]:
         weight, scale, whole = EncodingCodec.encoded(self, args, spec)
         if spec.shape[-1] % 16:
             raise OpError("M304", f"nvfp4 is of rows of a multiple of 16 numbers, these are {spec}")
+        scale = spec_of("uint8" if args.form == TE else E4M3, scale.shape if scale else ())
         return [weight, scale, whole and WHOLE[args.form]]
 
     def making(self, args: Any, roles: Collection[str]) -> Any:

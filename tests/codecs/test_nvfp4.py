@@ -182,6 +182,8 @@ def test_parts_that_do_not_fit_are_refused_from_their_specs(
         ({"e4m3_max": 256}, False),
         ({"form": "te", "e4m3_max": 256}, True),
         ({"form": "te", "swizzled": True}, False),
+        ({"form": "te", "transposed": True}, False),
+        ({"transposed": True}, True),
         ({"levels": 1}, True),
     ],
 )
@@ -321,3 +323,21 @@ def test_modules_with_different_scales_of_all_are_not_fused(
     assert found.code == "M404"
     assert "l.v.weight_scale_2" in str(found), found
     assert not out.exists()
+
+
+def test_experts_that_are_stored_transposed_are_the_same_numbers() -> None:
+    rng = np.random.default_rng(5)
+    codes = rng.integers(0, 256, (3, 40, 32), dtype="u1")
+    scales = rng.integers(0x30, 0x40, (3, 40, 4), dtype="u1")
+    whole = np.array([1, 2, 3], "<f4").view("<u4")
+    plain = [codes, scales, whole]
+    specs = [Spec("uint8", codes.shape), Spec(E4M3, scales.shape), Spec("float32", (3,))]
+    wanted = codeckit.decoded(CODEC, CODEC.Args(), plain, specs, "bfloat16")
+    args = CODEC.Args(transposed=True)
+    turned = [np.ascontiguousarray(a.swapaxes(1, 2)) for a in plain[:2]]
+    there = [Spec(s.dtype, a.shape) for s, a in zip(specs, turned, strict=False)]
+    parts, of = [*turned, whole], [*there, specs[2]]
+    assert (codeckit.decoded(CODEC, args, parts, of, "bfloat16") == wanted).all()
+    codeckit.check_decoding(CODEC, args, parts, of, "bfloat16")
+    with pytest.raises(OpError, match="the scale is"):
+        CODEC.decoded(args, specs, "bfloat16")
