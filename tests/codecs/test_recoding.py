@@ -416,6 +416,7 @@ def test_what_only_moves_is_copied() -> None:
         (nvfp4(), fp4(), "the scale of all numbers has no place there"),
         (fp8(GROUPS), nvfp4(), "neither codes nor scales are those of the other"),
         (fp4(), fp8((4, 48)), "blocks of 32 and of 48 overlap"),
+        (fp8((2, 2)), fp4(), "the largest code has none there, whatever its scale"),
         (fp8(TENSOR), fp8(TENSOR, leading=False), "one scale cannot stand for those of 3"),
         (nvfp4(), nvfp4("/"), ""),
     ],

@@ -119,7 +119,10 @@ class Recoding:
         if not self.same_codes and not self.coarse:
             self.shift = best_shift(layout.elements, target.elements)
         elif self.coarse:
-            self.shift = headroom(layout.elements, target.elements)
+            largest = headroom(layout.elements, target.elements)
+            if largest is None:
+                raise self._none("the largest code has none there, whatever its scale")
+            self.shift = largest
         self.copies = {role: copied for role in parts if (copied := self._copied(role)) is not None}
 
     @property
@@ -470,10 +473,11 @@ def best_shift(source: ElementType, target: ElementType) -> int:
 
 
 @lru_cache(maxsize=256)
-def headroom(source: ElementType, target: ElementType) -> int:
-    """The largest shift under which the largest code has one of the other's."""
+def headroom(source: ElementType, target: ElementType) -> int | None:
+    """The largest shift under which the largest code has one of the other's; None without one."""
     top = max(range(len(source.values())), key=lambda code: _size(source.values()[code]))
-    return max(s for s in range(-64, 65) if code_map(source, target, s)[top] >= 0)
+    fitting = (s for s in range(-64, 65) if code_map(source, target, s)[top] >= 0)
+    return max(fitting, default=None)
 
 
 def _size(number: float) -> float:
