@@ -28,6 +28,7 @@ from .base import (
     ValueOp,
     arg,
     dataclass,
+    replace,
     step,
 )
 from .dequantize import codec_called
@@ -307,16 +308,46 @@ def _path(
     layout = codec.layout(source.args, specs)
     ordered = tuple((r, specs[r]) for r in codec.parts if r in specs)
     shape = codec.decoded(source.args, [specs.get(r) for r in codec.parts], _numbers(codec)).shape
-    made = other.encoded(target.args, spec_of(_numbers(other), shape))
+    of = spec_of(_numbers(other), shape)
+    own, made = _as_given(other, target.args, of, layout, specs)
     parts = {r: s for r, s in zip(other.parts, made, strict=True) if s is not None}
-    first, several = other.layout(target.args, parts), whole_of(layout)
+    first, several = other.layout(own, parts), whole_of(layout)
     if several is not None and specs[several.role].numel > 1 and (one := whole_of(first)):
         # each matrix of a stack has its own, and keeps it
         parts[one.role] = spec_of(parts[one.role].dtype, shape[:-2])
-        first = other.layout(target.args, parts)
-    parts = _kept(other, target.args, parts, first, specs)
-    last = other.layout(target.args, parts)
+        first = other.layout(own, parts)
+    parts = _kept(other, own, parts, first, specs)
+    last = other.layout(own, parts)
     return recoding(layout, ordered, last, tuple(parts.items()), exact_in or "")
+
+
+def _as_given(
+    codec: LayoutCodec, args: Any, of: Spec, layout: Any, given: Mapping[str, Spec]
+) -> tuple[Any, Sequence[Spec | None]]:
+    """The arguments and the specs of the parts; where `args` leave open what codes stand for or how
+    many numbers share a scale, as it is in the parts that are there, if that is possible.
+    """
+    if getattr(args, "codes", "") is None:
+        try:
+            own = replace(args, codes=layout.elements.dtype)
+            codec.validate(own, True)
+            args = own
+        except OpError:
+            # codes of another format
+            pass
+    made, there = codec.encoded(args, of), given.get("scale")
+    if there is None or getattr(args, "granularity", "") is not None:
+        return args, made
+    for said in ("tensor", "channel", "stack"):
+        own = replace(args, granularity=said)
+        try:
+            found = codec.encoded(own, of)
+        except OpError:
+            continue
+        scale = found[codec.parts.index("scale")]
+        if scale is not None and scale.numel == there.numel:
+            return own, found
+    return args, made
 
 
 def _numbers(codec: Codec) -> str:

@@ -359,3 +359,105 @@ def test_a_path_that_forgets_has_no_way_back(
         assert because in back.because
     else:
         assert back == OpCall("recode", arguments(other, one))
+
+
+OF_FP8: Any = codecs.get("fp8").Args
+
+
+@pytest.mark.parametrize(
+    ("shape", "form", "wanted"),
+    [
+        ((), "compressed-tensors", (1,)),
+        ((1,), "modelopt", ()),
+        ((40,), "torchao", (40, 1)),
+        ((40, 1), "modelopt", (40,)),
+        ((1, 1), "te", (1,)),
+    ],
+)
+def test_fp8_keeps_as_many_scales_as_there_are(
+    shape: tuple[int, ...], form: str, wanted: tuple[int, ...]
+) -> None:
+    target = NumberFormat("fp8", OF_FP8(form=form))
+    args = arguments(NumberFormat("fp8", OF_FP8()), target)
+    given = [spec(CODES, (40, 48)), spec("float32", shape)]
+    codes = "uint8" if form == "te" else CODES
+    assert RECODE.infer(args, given) == [spec(codes, (40, 48)), spec("float32", wanted)]
+    settled = RECODE.settle(args, ("weight", "scale"), given, {})
+    assert all(RECODE.copied(settled, given, n) is not None for n in range(2))
+
+
+def test_fn_becomes_fnuz_and_says_that_zeros_lose_their_sign() -> None:
+    fnuz = NumberFormat("fp8", OF_FP8(codes="float8_e4m3fnuz"))
+    fn = NumberFormat("fp8", OF_FP8(codes=CODES))
+    args = arguments(fn, fnuz)
+    given = [spec(CODES, (2, 4)), spec("float32", (2,))]
+    assert RECODE.loss_on(args, given) is Loss.LOSSY
+    settled = RECODE.settle(args, ("weight", "scale"), given, {})
+    codes = np.array([[0, 0x80, 1, 0x7E], [0x7F, 0xFF, 0x81, 0xFE]], "u1")
+    held = [codes, np.array([0.25, 3], "<f4").view("<u4")]
+    made = RECODE.eager(settled, held, dtypes=[s.dtype for s in given])
+    assert made[0].tolist() == [[0, 0, 1, 0x7E], [0x80, 0x80, 0x81, 0xFE]]
+    assert made[1].view("<f4").tolist() == [0.5, 6]
+    back = RECODE.invert(args).args
+    there = [spec("float8_e4m3fnuz", (2, 4)), spec("float32", (2,))]
+    assert RECODE.loss_on(back, there) is Loss.LOSSLESS
+    settled = RECODE.settle(back, ("weight", "scale"), there, {})
+    out = np.empty((2, 4), "u1")
+    needed = RECODE.needs(settled, there, 0, ((0, 2), (0, 4)))
+    cut = [a[tuple(slice(*side) for side in b)] for a, b in zip(made, needed, strict=True)]
+    RECODE.compute(settled, cut, there, 0, ((0, 2), (0, 4)), out)
+    assert out.tolist() == [[0, 0, 1, 0x7E], [0x7F, 0x7F, 0x81, 0xFE]]
+    cut[0] = np.where(cut[0] == 0x81, 0x7F, cut[0])
+    error = refused(lambda: RECODE.compute(settled, cut, there, 0, ((0, 2), (0, 4)), out))
+    assert "the number at [1, 2] has no code in fp8: its code stands for 240" in error.message
+
+
+def test_codes_stay_what_they_are_unless_the_rule_says_another() -> None:
+    args = arguments(NumberFormat("fp8", OF_FP8()), NumberFormat("fp8", OF_FP8(form="torchao")))
+    given = [spec("float8_e5m2", (40, 48)), spec("float32", ())]
+    assert RECODE.infer(args, given)[0] == given[0]
+    to_mx = arguments(NumberFormat("mxfp4", MXFP4()), NumberFormat("mxfp8", MXFP8()))
+    packed = [spec("uint8", (40, 48)), spec("uint8", (40, 3))]
+    assert RECODE.infer(to_mx, packed)[0] == spec(CODES, (40, 96))
+
+
+STACKED = """
+id: x/b/experts
+title: Experts by themselves
+lineage: x
+edge: [a, b]
+rules:
+  - name: experts
+    from: {weight: "{p...}.{w:up|down}_blocks", scale: "{p...}.{w}_scales"}
+    to: {weight: "{p}.{e:int}.{w}.weight_packed", scale: "{p}.{e}.{w}.weight_scale"}
+    via:
+      - recode: {from: {codec: mxfp4, form: blocks}, to: {codec: mxfp4}}
+      - unbind: {into: e, dim: 0, count: 3}
+"""
+
+
+def test_stacked_blocks_become_experts_by_themselves_and_come_back(tmp_path: Path) -> None:
+    dice = np.random.default_rng(2)
+    tensors: dict[str, tuple[str, Any]] = {}
+    for w in ("up", "down"):
+        tensors[f"l.0.{w}_blocks"] = "uint8", dice.integers(0, 256, (3, 6, 2, 16), "u1")
+        tensors[f"l.0.{w}_scales"] = "uint8", dice.integers(0, 256, (3, 6, 2), "u1")
+    source, rules = write(tmp_path / "old", tensors), tmp_path / "rule.yaml"
+    rules.write_text(STACKED)
+    plan = json.loads(migrate.plan(source, rules=rules).to_json())
+    assert {row["change"] for row in plan["rows"]} == {"rearranged"}
+    report = migrate.apply(source, tmp_path / "new", rules=rules)
+    assert report.to_json()["downgrade"]["exact"] is True
+    made = read(tmp_path / "new")
+    assert len(made) == 12
+    for e in range(3):
+        _, codes = made[f"l.0.{e}.up.weight_packed"]
+        assert codes.shape == (6, 32)
+        assert codes.tobytes() == tensors["l.0.up_blocks"][1][e].tobytes()
+        _, scales = made[f"l.0.{e}.down.weight_scale"]
+        assert scales.tobytes() == tensors["l.0.down_scales"][1][e].tobytes()
+    migrate.downgrade(tmp_path / "new", tmp_path / "back", rules=rules)
+    back = read(tmp_path / "back")
+    for key, (_, raw) in tensors.items():
+        assert back[key][1].shape == raw.shape
+        assert back[key][1].tobytes() == raw.tobytes()

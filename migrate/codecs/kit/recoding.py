@@ -446,12 +446,14 @@ def code_map(source: ElementType, target: ElementType, shift: int) -> tuple[int,
             codes.setdefault((number, _is_negative(number)), code)
     found = []
     given = source.values()
+    # one NaN has no sign, whatever its bits
+    signed = sum(map(isnan, given)) > 1
     for code, number in enumerate(given):
         if isnan(number):
             if code < len(numbers) and isnan(numbers[code]):
                 found.append(code)
                 continue
-            sign = code >= len(given) // 2
+            sign = signed and code >= len(given) // 2
             found.append(nans.get(sign, nans.get(not sign, -1)))
             continue
         wanted = number if isinf(number) else number * 2.0**shift

@@ -63,8 +63,9 @@ def recoded_parts(path: Recoding, arrays: Mapping[str, Array]) -> dict[str, Arra
                 alone = np.full(numbers.shape, np.nan) if path.coarse else numbers * 2.0**path.shift
                 numbers = np.where(np.isfinite(scale) & (scale != 0), moved, alone)
             # of NaN by a scale the sign means nothing
+            alone = np.isnan(_elements(source)).sum() == 1
             negative = (given >= len(_elements(source)) // 2) & ~(
-                np.isnan(numbers) & ~np.isnan(_elements(source)[given])
+                np.isnan(numbers) & (alone | ~np.isnan(_elements(source)[given]))
             )
             found = _codes_of(target, numbers, negative)
             # of several NaN each stays what it is
