@@ -20,6 +20,7 @@ DECODED = {
     "hf-fp8-block-ue8m0": ["fp8@bf16"],
     "hf-fp8-block-moe": ["fp8@bf16"],
     "gpt-oss": ["gpt-oss@bf16"],
+    "deepseek-v4": ["deepseek-v4@bf16"],
     "ct-fp8-tensor": ["fp8@bf16"],
     "ct-fp8-channel": ["fp8@bf16"],
     "ct-fp8-block": ["fp8@bf16"],
@@ -34,6 +35,7 @@ LOADED = {
     "modelopt-nvfp4": ["nvfp4@bf16"],
     "modelopt-nvfp4-moe": ["nvfp4@bf16"],
     "modelopt-mxfp8": ["mxfp8@bf16"],
+    "modelopt-mixed": ["nvfp4@bf16"],
 }
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import contents
+from commandline import contents, done
 from genuine import checkpoint, digests
 
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]
 
+ALLOW = ("--allow", "lossy", "--allow", "drop")
 # all that is called `weight` and has no scale; without these it refuses formats whose codes are
 # called so as well
 PLAIN = ["re:.*(embed_tokens|norm)$"]
@@ -102,8 +103,8 @@ def test_convert_checkpoint_leaves_codes_whose_scales_it_does_not_know(
 def test_convert_checkpoint_takes_over_nvfp4_of_modelopt(
     convert: Any, name: str, tmp_path: Path
 ) -> None:
-    """Codes and scales of blocks as they are, reciprocals of the others. hf_quant_config.json
-    stays, and says that this is ModelOpt's.
+    """Codes and scales of blocks as they are, reciprocals of the others: what the lineage nvfp4
+    makes of it. hf_quant_config.json stays, and says that this is ModelOpt's.
     """
     source = checkpoint(name).folder
     take = convert.ModelOptNvfp4Converter(
@@ -120,6 +121,14 @@ def test_convert_checkpoint_takes_over_nvfp4_of_modelopt(
         for one, other in inverted.items():
             (value,) = struct.unpack("<f", before[f"{module}.{one}"][2])
             assert after[f"{module}.{other}"][2] == struct.pack("<f", 1 / value)
+    ours = tmp_path / "ours"
+    done("apply", source, "-o", ours, "--to", "nvfp4@compressed-tensors", *ALLOW)
+    made = contents(ours)
+    # without the axis that its own library gives them
+    odd = {key for key, (_, shape, _) in after.items() if not shape}
+    assert {key.rpartition(".")[2] for key in odd} == set(inverted.values())
+    assert made == {**after, **{key: ("F32", (1,), after[key][2]) for key in odd}}
     assert (folder / "hf_quant_config.json").exists()
+    assert not (ours / "hf_quant_config.json").exists()
     said = json.loads((folder / "config.json").read_text())["quantization_config"]
     assert said["format"] == "nvfp4-pack-quantized"
