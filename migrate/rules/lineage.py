@@ -570,7 +570,7 @@ class Matcher:
     it.
     """
 
-    __slots__ = ("_beside", "_first", "_having", "_patterns", "_templates", "_tensors")
+    __slots__ = ("_beside", "_first", "_fits", "_having", "_patterns", "_templates", "_tensors")
 
     def __init__(self, index: Index, states: States | None = None) -> None:
         self._tensors = index.tensors
@@ -584,6 +584,9 @@ class Matcher:
         ]
         self._patterns: dict[str, Pattern] = {}
         self._first: dict[str, str | None] = {}
+        # the keys that fit a pattern as far as they were asked for, and those to come: several
+        # layouts ask other things of the same keys
+        self._fits: dict[str, tuple[list[str], Iterator[str]]] = {}
         # keys without a form are many templates, most of which lack a segment that a pattern asks
         # for
         self._having: dict[str, list[tuple[Template, tuple[Template, int | None]]]] = {}
@@ -599,16 +602,21 @@ class Matcher:
         if pattern not in self._patterns:
             self._patterns[pattern] = parse(pattern)
         found = next(
-            (
-                key
-                for key in self.fitting(self._patterns[pattern])
-                if test is None or test(self._spec(key))
-            ),
-            None,
+            (key for key in self._fitting(pattern) if test is None or test(self._spec(key))), None
         )
         if test is None:
             self._first[pattern] = found
         return found
+
+    def _fitting(self, pattern: str) -> Iterator[str]:
+        """`fitting` of a parsed pattern; what was found once is not looked for again."""
+        if pattern not in self._fits:
+            self._fits[pattern] = [], self.fitting(self._patterns[pattern])
+        found, rest = self._fits[pattern]
+        yield from found
+        for key in rest:
+            found.append(key)
+            yield key
 
     def fitting(self, pattern: Pattern) -> Iterator[str]:
         """The keys that fit the pattern, those of one template after the other."""
