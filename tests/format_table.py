@@ -27,12 +27,13 @@ PEERS = {
     "ao": "torchao", "torchao": "torchao", "ct": "compressed-tensors", "hf": "transformers",
     "modelopt": "ModelOpt", "te": "Transformer Engine", "deepgemm": "DeepGEMM",
     "gptoss": "gpt-oss", "gpt": "transformers", "gguf": "gguf-py",
-    "deepseek": "transformers", "mxfp4": "ModelOpt",
+    "deepseek": "transformers", "mxfp4": "ModelOpt", "gptq": "GPTQModel", "awq": "AutoAWQ",
 }  # fmt: skip
 # what their names call the formats
 FORMATS = {
     "fp8": r"(?<!mx)fp8(?![_-]block)|float8", "fp8-block": r"fp8[_-]block|deepseek-v4",
     "mxfp8": "mxfp8", "mxfp4": "mxfp4|fp4_ue8m0|gpt-oss|deepseek-v4", "nvfp4": "nvfp4",
+    "awq": "^awq",
 }  # fmt: skip
 
 # what one becomes without numbers where its scales permit it, which most files' do

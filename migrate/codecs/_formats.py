@@ -137,39 +137,6 @@ _INT4_ROWS = (
         beside=ACTIVATIONS,
     ),
 )
-_GPTQ = (
-    Convention(
-        "GPTQModel, AutoGPTQ",
-        {
-            "weight": "{w}.qweight int32 [K*bits/32, N]",
-            "zero": "{w}.qzeros int32 [K/group, N*bits/32]",
-            "scale": "{w}.scales wide [K/group, N]",
-            "group": "{w}.g_idx? int32 [K]",
-        },
-        either={"form": ("v1", "v2")},
-    ),
-)
-_AWQ = (
-    Convention(
-        "AutoAWQ",
-        {
-            "weight": "{w}.qweight int32 [K, N/8]",
-            "zero": "{w}.qzeros int32 [K/group, N/8]",
-            "scale": "{w}.scales wide [K/group, N]",
-        },
-        arguments={"form": "gemm"},
-        accepts=_whole_groups,
-    ),
-    Convention(
-        "AutoAWQ",
-        {
-            "weight": "{w}.qweight int32 [N, K/8]",
-            "zero": "{w}.qzeros int32 [N, Z]",
-            "scale": "{w}.scales wide [N, 8*Z]",
-        },
-        arguments={"form": "gemv"},
-    ),
-)
 _BNB_4BIT = tuple(
     Convention(
         "bitsandbytes",
@@ -199,8 +166,6 @@ FORMATS: tuple[tuple[str, Convention], ...] = (
     *(("int8", convention) for convention in _INT8),
     *_torchao("int8", "int8 [*, N, K]", "wide [*, N, 1] | [*, N]", arguments=_CHANNEL),
     *(("int4-rows", convention) for convention in _INT4_ROWS),
-    *(("gptq", convention) for convention in _GPTQ),
-    *(("awq", convention) for convention in _AWQ),
     *(("bnb-4bit", convention) for convention in _BNB_4BIT),
     *(("bnb-int8", convention) for convention in _BNB_INT8),
     *(("tinygemm", convention) for convention in _TINYGEMM),

@@ -47,6 +47,15 @@ def non_finite_arg() -> Any:
     )
 
 
+def scales_arg() -> Any:
+    """`non_finite` of a codec that does not encode: what becomes of odd scales."""
+    return arg(
+        "refuse or keep scales that are zero, negative, infinite or NaN",
+        words=NON_FINITE[::2],
+        default=NON_FINITE[0],
+    )
+
+
 def rounding_bound(elements: ElementType, amax: str = "amax", of: str = "amax of the block") -> str:
     """The largest error of rounding to the nearest of these numbers, as a sentence: blocks are
     scaled such that `amax`, which `of` explains, becomes the largest number.

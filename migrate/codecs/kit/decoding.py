@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.spec import Spec
 from ...elements.numbers import is_numpy
 from .box_decoding import BoxDecoder
-from .decoding_error import check_exact, check_positive, check_powers, measure
+from .decoding_error import check_exact, check_nonzero, check_positive, check_powers, measure
 from .exactness import is_exact
 from .geometry import Extents, geometry
 from .layout import FLOATS, NumberLayout
@@ -32,7 +32,7 @@ def decode(
     `arrays` holds the raw elements of the boxes that `Extents.needs` names, numpy's or torch's, as
     `out` is; the bits do not depend on which. OpError as `geometry`.
 
-    OpError M406 for an entry of a grid that has to be `positive` and is not.
+    OpError M406 for an entry of a grid that has to be `positive` or `nonzero` and is not.
 
     What `is_exact` says is checked: OpError M406 names the first number that `dtype` cannot hold.
     Else `meter`, if there is one, is given the error of a sample of the numbers, and how many of
@@ -48,6 +48,8 @@ def decode(
             check_powers(geo, work, grid, full)
         if grid.positive:
             check_positive(geo, work, grid, full)
+        if grid.nonzero:
+            check_nonzero(geo, work, grid, full)
     if layout.flat:
         target, own = _row(full, out)
     else:

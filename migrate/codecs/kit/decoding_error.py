@@ -6,7 +6,7 @@ becomes infinite or zero is counted in all, where scales are such that anything 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import inf, isfinite, prod
 from typing import TYPE_CHECKING, Any
@@ -111,7 +111,6 @@ def _doubtful(
 
 def check_positive(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None:
     """OpError M406 at the first entry that a box needs and that is not above zero and finite."""
-
     entries = work.known(grid)
     if entries.shape[-1] * entries.shape[-2] == 0 or (
         float(entries.min()) > 0 and float(entries.max()) < inf
@@ -120,16 +119,40 @@ def check_positive(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> Non
     found = _near(entries)
     wrong = ~((found > 0) & (found < inf))
     index = coordinates(int(wrong.reshape(-1).argmax()), wrong.shape)
-    held, block = geo.entries_held(grid, full), geo.block(grid)
-    lead = [low * grid.leading + i for (low, _), i in zip(full[:-2], index, strict=False)]
-    inner = [(i + low) * b for i, (low, _), b in zip(index[-2:], held, block, strict=True)]
-    first = [*lead, *inner][-len(geo.shape) :] if geo.shape else []
     raise OpError(
         "M406",
-        f"dequantize: the {grid.role} of the numbers from {first} on is {float(found[index]):g}",
+        f"dequantize: the {grid.role} of {_whose(geo, grid, full, index)} is "
+        f"{float(found[index]):g}",
         help="a scale is positive and finite, and numbers under another would be zero, NaN or of "
         "the wrong sign: look where it comes from; `non_finite: keep` decodes what is stored",
     )
+
+
+def check_nonzero(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None:
+    """OpError M406 at the first entry that a box needs and that is 0."""
+    entries = work.known(grid)
+    if entries.shape[-1] * entries.shape[-2] == 0 or float(entries.min()) > 0:
+        return
+    found = _near(entries) == 0
+    index = coordinates(int(found.reshape(-1).argmax()), found.shape)
+    largest = (1 << geo.layout.elements.bits) - 1
+    raise OpError(
+        "M406",
+        f"dequantize: the {grid.role} of {_whose(geo, grid, full, index)} is stored as {largest}, "
+        f"which less 1 can be 0 or {largest + 1}",
+        help="GPTQModel subtracts 1 from whole words, and reads it as 0 that borrowed from its "
+        "neighbour: `zeros: words` does the same",
+    )
+
+
+def _whose(geo: Extents, grid: Grid, full: Box, index: Sequence[int]) -> str:
+    """The numbers that an entry of those that a box needs belongs to."""
+    held, block = geo.entries_held(grid, full), geo.block(grid)
+    if grid.index:
+        return f"row {index[-2] + held.rows[0]} and group {index[-1]}"
+    lead = [low * grid.leading + i for (low, _), i in zip(full[:-2], index, strict=False)]
+    inner = [(i + low) * b for i, (low, _), b in zip(index[-2:], held, block, strict=True)]
+    return f"the numbers from {[*lead, *inner][-len(geo.shape) :] if geo.shape else []} on"
 
 
 def measure(geo: Extents, work: BoxDecoder, dtype: str, full: Box, made: Any, meter: Meter) -> None:

@@ -442,6 +442,38 @@ def fitting_padding(
     return choices[0]
 
 
+def check_axes(name: str, specs: Mapping[str, Spec], axes: Mapping[str, int]) -> None:
+    """That these parts are there, with so many axes. OpError M408 and M304 by their roles."""
+    for role, count in axes.items():
+        if role not in specs:
+            raise OpError(
+                "M408", f"{name} cannot be decoded without its {role}, which is not there"
+            )
+        if len(shape := specs[role].shape) != count:
+            raise OpError("M304", f"{name}: the {role} is {list(shape)}, not of {count} axes")
+
+
+def group_of(name: str, columns: int, groups: int, said: int | None) -> int:
+    """The columns of a group, where there are so many groups: `said`, or the power of two, or all
+    columns, that shapes show. OpError M310 where they do not, or show something else.
+    """
+    if said is not None and -(-columns // said) != groups:
+        raise OpError(
+            "M310",
+            f"{name}: {columns} columns in groups of {said} are {-(-columns // said)} groups, the "
+            f"scale has {groups}",
+        )
+    each = said or columns // max(groups, 1)
+    if said is None and (each * groups != columns or (groups > 1 and each & (each - 1))):
+        raise OpError(
+            "M310",
+            f"{name}: no power of two divides {columns} columns into {groups} groups",
+            help="write `group`, the columns that share a scale: it is in the checkpoint's "
+            "quantization config",
+        )
+    return each
+
+
 def _capacity(layout: NumberLayout, stored: Spec) -> Shape:
     """The largest shape of numbers whose codes are stored so."""
     codes, shape = layout.codes, stored.shape
