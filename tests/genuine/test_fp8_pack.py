@@ -276,6 +276,44 @@ def loaded(path: Path, **more: Any) -> Any:
 @pytest.mark.libraries
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model", ["deepseek_v32", "glm_moe_dsa"])
+def test_attention_with_an_indexer_comes_out_as_transformers_decodes_it(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, FineGrainedFP8Config
+    from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
+
+    # it asks for a GPU, and needs none to encode
+    monkeypatch.setattr(FineGrainedFP8HfQuantizer, "validate_environment", lambda *_, **__: None)
+    config = AutoConfig.for_model(
+        model, hidden_size=64, intermediate_size=96, moe_intermediate_size=32, vocab_size=32,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, n_routed_experts=2,
+        num_experts_per_tok=1, n_group=1, topk_group=1, max_position_embeddings=64, q_lora_rank=32,
+        kv_lora_rank=32, qk_rope_head_dim=32, qk_nope_head_dim=32, v_head_dim=32,
+        first_k_dense_replace=1, mlp_layer_types=["dense"], index_n_heads=2, index_head_dim=32,
+        index_topk=8,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    plain, coded = tmp_path / "plain", tmp_path / "coded"
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(plain)
+    encoding = FineGrainedFP8Config(weight_block_size=(32, 32))
+    AutoModelForCausalLM.from_pretrained(
+        plain, dtype=torch.bfloat16, quantization_config=encoding
+    ).save_pretrained(coded)
+    assert any(".indexer." in key and key.endswith("_scale_inv") for key in shapes(coded))
+    assert stands_in(coded) == {"fp8@hf"}
+    theirs = loaded(
+        coded,
+        quantization_config=FineGrainedFP8Config(weight_block_size=(32, 32), dequantize=True),
+    )
+    done("apply", coded, "-o", tmp_path / "out", *TO)
+    assert torch.equal(loaded(tmp_path / "out"), theirs)
+
+
+@pytest.mark.libraries
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["hf-fp8-block", "hf-fp8-block-moe"])
 def test_what_was_encoded_loads_in_transformers_by_the_configuration_that_was_written(
     name: str, tmp_path: Path
