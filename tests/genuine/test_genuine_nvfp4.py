@@ -153,12 +153,16 @@ def test_modules_in_other_formats_are_not_left_behind(tmp_path: Path) -> None:
     assert "is float8_e4m3fn: signs of something else" in failed.err
 
 
-def test_which_modules_were_in_fp8_nothing_tells_afterwards(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    done("apply", checkpoint(MIXED).folder, "-o", out, "--to", "nvfp4@bf16", *ALLOW)
-    failed = run("downgrade", out, "-o", tmp_path / "back", *ALLOW)
+def test_which_modules_were_in_fp8_only_what_was_kept_for_the_way_back_tells(
+    tmp_path: Path,
+) -> None:
+    source, out, undo = checkpoint(MIXED).folder, tmp_path / "out", tmp_path / "undo"
+    done("apply", source, "-o", out, "--to", "nvfp4@bf16", *ALLOW, "--undo", undo)
+    failed = run("downgrade", out, "-o", tmp_path / "x", *ALLOW)
     assert "M405" in failed.err
-    assert not (tmp_path / "back").exists()
+    assert not (tmp_path / "x").exists()
+    done("downgrade", out, "-o", tmp_path / "back", "--undo", undo)
+    assert contents(tmp_path / "back") == contents(source)
 
 
 def with_configuration(folder: Path, **change: object) -> Path:
