@@ -257,10 +257,15 @@ def _vanished(part: Any, codes: Any, elements: ElementType, dtype: str, shifted:
         return int(((codes & mask) == zero).logical_and_(magnitudes != 0).sum())
     if elements.dtype and elements.bits == 8:
         return _rare(codes, part, dtype, mask)
-    room = scratch("vanished", codes.size).reshape(codes.shape)
-    made = np.bitwise_and(codes, mask, out=room)
-    zeros = np.equal(made, zero, out=made.view("?"))
-    return int(np.count_nonzero(np.logical_and(zeros, _some(part, dtype), out=zeros)))
+    # a zero that was given has the code of zero, whatever the scale is: both are counted by
+    # themselves, which is a pass less than looking at both
+    made = np.bitwise_and(codes, mask, out=scratch("vanished", codes.size).reshape(codes.shape))
+    if zero:
+        np.bitwise_xor(made, zero, out=made)
+    kept = np.count_nonzero(made)
+    magnitudes = scratch("not zero", part.nbytes).view(part.dtype).reshape(part.shape)
+    np.bitwise_and(part, (1 << BITS[dtype] - 1) - 1, out=magnitudes)
+    return int(np.count_nonzero(magnitudes) - kept)
 
 
 def _some(given: Array, dtype: str) -> Array:
