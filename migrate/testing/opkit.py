@@ -25,6 +25,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from .. import codecs, ops
+from ..core.declaration import NumberFormat
 from ..core.spec import Spec, spec
 from ..core.view import Fill, Piece, View, covers, stored
 from ..elements.raw import carrier, raw
@@ -58,11 +59,19 @@ def arguments(op: Op, written: dict[str, Any]) -> Any:
     """
     known = {f.metadata.get("alias", f.name): f.name for f in fields(op.Args)}
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in written.items()}
-    made = {known[k]: v for k, v in values.items() if k in known}
+    made = {known[k]: _formatted(v) for k, v in values.items() if k in known}
     if rest := {k: v for k, v in values.items() if k not in known}:
         # what stands beside the op's own arguments is its codec's
         made["codec_args"] = codecs.get(written["codec"]).Args(**rest)
     return op.Args(**made)
+
+
+def _formatted(value: Any) -> Any:
+    """A codec with its arguments, where that is what a mapping is."""
+    if not isinstance(value, dict) or "codec" not in value:
+        return value
+    rest = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "codec"}
+    return NumberFormat(value["codec"], codecs.get(value["codec"]).Args(**rest))
 
 
 def elements(shape: Sequence[int], dtype: str = "int64", first: int = 0) -> Array:

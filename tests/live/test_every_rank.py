@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 
 import migrate
 from migrate import codecs, ops
+from migrate.codecs.kit.codec import LayoutCodec
 from migrate.core.errors import MigrateError
 from migrate.core.spec import BITS, Spec, spec
 from migrate.elements.raw import carrier, raw, typed
@@ -61,6 +62,13 @@ class Case(NamedTuple):
     made: dict[str, tuple[Spec, Any, Any]]
 
 
+# what some formats become with codes and scales that are computed
+FINER = {
+    "mxfp4": ({"codec": "mxfp8"}, {"codec": "fp8-block", "block": [4, 64]}, {"codec": "nvfp4"}),
+    "mxfp8": ({"codec": "fp8-block", "block": [2, 64]},),
+}
+
+
 def said_by(args: Any) -> dict[str, Any]:
     """The arguments of a codec as a rule has them."""
     return {
@@ -77,15 +85,24 @@ def samples() -> list[tuple[Op, dict[str, Any], list[Any]]]:
     found: list[Any] = []
     for name in ops.names():
         op = ops.get(name)
-        if isinstance(op, ValueOp) and "codec" not in op.Args.__dataclass_fields__:
+        if op.kind == "exchange" or not isinstance(op, ValueOp):
+            continue
+        if "codec" not in op.Args.__dataclass_fields__:
             found += [(op, written, shapes) for written, shapes in op.samples()]
     for name in codecs.names():
         for args, numbers in codecs.get(name).samples():
+            if not all(holdable(p) for p in codecs.get(name).encoded(args, numbers) if p):
+                # torch has no tensor with one code of four bits an element
+                continue
             said = said_by(args)
             found.append((ops.get("quantize"), {"codec": name, **said}, [numbers]))
             found.append(
                 (ops.get("dequantize"), {"codec": name, "dtype": "float32", **said}, [numbers])
             )
+            if isinstance(codecs.get(name), LayoutCodec):
+                one = {"codec": name, **said}
+                for other in (one, *FINER.get(name, ())):
+                    found.append((ops.get("recode"), {"from": one, "to": other}, [numbers]))
         for args, parts in codecs.get(name).stored():
             written = {"codec": name, "dtype": "float32", **said_by(args)}
             found.append((ops.get("dequantize"), written, parts))
@@ -122,7 +139,7 @@ def shapes_like(
 
 def infer(op: Op, args: Any, specs: list[Spec]) -> list[Spec]:
     """The outputs of any op; OpError where it refuses."""
-    if "roles" not in args.__dataclass_fields__:
+    if not {"roles", "inputs"} & args.__dataclass_fields__.keys():
         op.validate(args)
     found = op.infer(args, specs, op.parts(args, specs[0].shape, None) if op.kind == "part" else 1)
     if found is None:
@@ -137,7 +154,11 @@ def infer(op: Op, args: Any, specs: list[Spec]) -> list[Spec]:
 
 def settled(op: Op, args: Any, roles: tuple[str, ...], specs: Any, arrays: Any) -> Any:
     """The arguments for the parts that are there, or that are made."""
-    if not (isinstance(op, ValueOp) and op.settles(args, op.roles(args.codec))):
+    if not isinstance(op, ValueOp):
+        return args
+    if op.kind == "exchange":
+        return op.settle(args, roles, specs, {})
+    if not op.settles(args, op.roles(getattr(args, "codec", ""))):
         return args
     if op.kind == "part":
         return op.settle(args, op.makes(args, specs[0]), specs, {})
@@ -160,6 +181,10 @@ def chained(
         )
         dtypes = [s.dtype for s in specs]
         args = settled(op, args, roles, specs, arrays)
+        if op.kind == "exchange":
+            order = [roles.index(role) for role in args.inputs]
+            specs, arrays = [specs[n] for n in order], [arrays[n] for n in order]
+            dtypes = [s.dtype for s in specs]
         made = infer(op, args, specs)
         twins = op.eager(args, arrays, len(made), dtypes)
         slack: list[Any] = [None] * len(made)
@@ -185,19 +210,21 @@ def case(
     it refuses.
     """
     args, roles = arguments(op, written), ("",)
-    if "codec" in written:
-        codec = codecs.get(written["codec"])
+    source = written["from"] if op.kind == "exchange" else written
+    if name := source.get("codec"):
+        codec = codecs.get(name)
         if not isinstance(sample[0], Spec):
             roles, given = codec.parts, list(sample)
             return made_of(op, written, roles, given)
         numbers = spec(sample[0].dtype, tuple(dice.choice([0, 1, 2, 5, 9]) for _ in range(axes)))
         given = [(numbers, elements(numbers, dice))]
-        if op.name == "dequantize":
+        if op.name in ("dequantize", "recode"):
+            own = args.from_.args if op.name == "recode" else dequantize.called(args).own
             try:
-                specs = codec.encoded(dequantize.called(args).own, numbers)
+                specs = codec.encoded(own, numbers)
             except OpError:
                 return [numbers, spec("float32", ())]
-            parts = codec.reference_parts(dequantize.called(args).own, given[0][1], numbers)
+            parts = codec.reference_parts(own, given[0][1], numbers)
             there = [n for n, part in enumerate(parts) if part is not None]
             roles = tuple(codec.parts[n] for n in there)
             given = [(specs[n], parts[n]) for n in there]
@@ -240,8 +267,11 @@ def made_of(
     if op.kind == "part":
         assert isinstance(op, ValueOp)
         out = op.roles(written.get("codec", ""))
-        if op.settles(args := arguments(op, written), op.roles(args.codec)):
+        if op.settles(args := arguments(op, written), op.roles(getattr(args, "codec", ""))):
             out = op.makes(arguments(op, written), given[0][0])
+    if op.kind == "exchange":
+        specs = [of for of, _ in given]
+        out = op.settle(arguments(op, written), roles, specs, {}).outputs
     return Case(
         ((op.name, written),),
         dict(zip(roles, given, strict=True)),
@@ -417,11 +447,15 @@ def tried(folder: Path, seed: int) -> None:
 
 
 def roles_in(op: Any, written: dict[str, Any], specs: list[Spec]) -> tuple[str, ...]:
+    if op.kind == "exchange":
+        return op.takes(arguments(op, written))[: len(specs)]
     return op.roles(written.get("codec", ""))[: len(specs)] if op.kind == "join" else ("",)
 
 
 def refused_rule(op: Any, written: dict[str, Any], specs: list[Spec]) -> dict[str, Any]:
     out = op.roles(written.get("codec", "")) if op.kind == "part" else ("",)
+    if op.kind == "exchange":
+        out = op.gives(arguments(op, written))
     return rule(0, [(op.name, written)], roles_in(op, written, specs), out)
 
 

@@ -514,7 +514,10 @@ def _whole_powers(path: Recoding, survey: Array | None) -> Array:
     import numpy as np
 
     if survey is None:
-        raise ValueError(f"{path.target.layout.name}: nothing is known of the whole tensor")
+        if path.source.spec(path.chains[0].grid.role).numel:
+            raise ValueError(f"{path.target.layout.name}: nothing is known of the whole tensor")
+        # of no scales none is the largest
+        survey = survey_powers(path, (), np.empty(0, "u1"))
     whole = path.chains[1].whole
     largest = survey if whole is None or whole.leading else survey.max(keepdims=True)
     top = most_power(stands_for(path.grid, path.target))

@@ -36,7 +36,7 @@ def recoded_parts(path: Recoding, arrays: Mapping[str, Array]) -> dict[str, Arra
     whole = _whole_of(path, arrays)
     codes, grids = [], []
     with np.errstate(all="ignore"):
-        for at in np.ndindex(lead):
+        for at in np.ndindex(lead) if source.full[-1] and source.full[-2] else ():
             given = all_codes(source, arrays, at)
             numbers = _elements(source)[given]
             entries = all_entries(source, one.grid, arrays, at)
@@ -71,9 +71,10 @@ def recoded_parts(path: Recoding, arrays: Mapping[str, Array]) -> dict[str, Arra
             # of several NaN each stays what it is
             codes.append(given if path.same_codes and not path.coarse else found)
             grids.append(made)
-    _place_codes(path, np.array(codes).reshape(source.full), out[target.layout.role])
-    inner = np.array(grids).reshape(*lead, *grids[0].shape) if grids else np.zeros((*lead, 0, 0))
-    _place_entries(path, inner, out[other.grid.role])
+    if codes:
+        _place_codes(path, np.array(codes).reshape(source.full), out[target.layout.role])
+        inner = np.array(grids).reshape(*lead, *grids[0].shape)
+        _place_entries(path, inner, out[other.grid.role])
     if other.whole is not None:
         spelled = _spelled(path, arrays, whole)
         stored = spelled.astype("f4").view("<u4").reshape(-1)
@@ -205,7 +206,8 @@ def _whole_of(path: Recoding, arrays: Mapping[str, Array]) -> Array:
     source, lead = path.source, path.source.full[:-2]
     if path.path == "split":
         found = np.zeros(lead)
-        for at in np.ndindex(lead):
+        found[...] = np.nan
+        for at in np.ndindex(lead) if source.full[-1] and source.full[-2] else ():
             entries = all_entries(source, one.grid, arrays, at)
             known = entries[~np.isnan(entries)]
             found[at] = known.max() if known.size else np.nan
