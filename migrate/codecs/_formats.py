@@ -86,27 +86,6 @@ UNDECODABLE = {
         "bfloat16, each in its own order, so that no formula gives them to the bit"
     )
 }
-_INT_PACK = tuple(
-    Convention(
-        "compressed-tensors",
-        {
-            "weight": f"{{w}}.weight_packed int32 {packed}",
-            "scale": "{w}.weight_scale wide [N, K/group]",
-            "shape": "{w}.weight_shape? int64|int32 [2]",
-            "zero": f"{{w}}.weight_zero_point? int32 {zeros}",
-            "group": "{w}.weight_g_idx? int32|int64 [K]",
-        },
-        beside=ACTIVATIONS,
-        arguments=said,
-        sizes={"shape": ("N", "K")},
-        accepts=_whole_groups,
-    )
-    # three bits within words came before three bits across their borders
-    for packed, zeros, said in (
-        ("[N, K*bits/32]", "[N*bits/32, K/group]", {}),
-        ("[N, K/10]", "[N/10, K/group]", {"bits": 3, "form": "words"}),
-    )
-)
 _INT8 = (
     *(
         Convention(
@@ -162,7 +141,6 @@ _BNB_INT8 = (
 
 FORMATS: tuple[tuple[str, Convention], ...] = (
     *(("nvfp4", convention) for convention in _STACKED_NVFP4),
-    *(("int-pack", convention) for convention in _INT_PACK),
     *(("int8", convention) for convention in _INT8),
     *_torchao("int8", "int8 [*, N, K]", "wide [*, N, 1] | [*, N]", arguments=_CHANNEL),
     *(("int4-rows", convention) for convention in _INT4_ROWS),

@@ -28,7 +28,7 @@ from .magnitudes import SHORT, amax, extremes
 from .placing import PlacedParts, copy_raw
 from .rounding import Lanes, lanes_of
 from .scale_rules import ScaleRule, Scales
-from .stored_scales import as_stored
+from .stored_scales import as_stored, shape_stored_as
 
 if TYPE_CHECKING:
     import numpy as np
@@ -173,13 +173,11 @@ class TensorEncoding(PlacedParts):
         """Fills `out`, raw elements, with `box` of a part, from the box of the numbers that `needs`
         names. `survey` is what `survey` found, where `surveyed`.
         """
-        import numpy as np
-
         if self.whole is not None and role == self.whole.role:
             self._fill(out, self._scale_of_all(survey), self.parts[role].dtype)
             return
         if role == "shape":
-            wanted = np.array(self.spec.shape, "<i8").view("<u8")
+            wanted = shape_stored_as(self.parts[role].dtype, self.spec.shape)
             copy_raw(out, wanted[tuple(slice(a, b) for a, b in box)])
             return
         if role != self.layout.role:

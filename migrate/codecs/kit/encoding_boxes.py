@@ -125,8 +125,10 @@ class PartBoxes:
         return (*rows, (min(low, last), min(high, last)))
 
     def _on_tiles(self, box: Box) -> Box:
-        sides = zip(box[-2:], self.tile, self.full[-2:], strict=True)
-        return (*box[:-2], *((a // t * t, min(n, -(-b // t) * t)) for (a, b), t, n in sides))
+        # a tile need not begin with a word: 128 numbers are no words of ten codes each
+        starts = (self.tile[0], lcm(self.tile[1], self.unit))
+        sides = zip(box[-2:], starts, self.tile, self.full[-2:], strict=True)
+        return (*box[:-2], *((a // s * s, min(n, -(-b // t) * t)) for (a, b), s, t, n in sides))
 
     def _entries_box(self, role: str, box: Box) -> Box:
         """The entries, a box of `entries`, that a box of a stored grid holds."""

@@ -129,6 +129,8 @@ def reference_parts(
     grid = (*raw.shape[:-2], *(-(-n // t) for n, t in zip(raw.shape[-2:], tile, strict=True)))
     low, high = np.zeros(grid, "f4"), np.zeros(grid, "f4")
     out = {role: np.zeros(part.shape, carrier(part.dtype)) for role, part in encoding.parts.items()}
+    if "shape" in out:
+        out["shape"][...] = spec.shape
     if not spec.numel:
         if encoding.whole is None:
             return out | _scale_of_nothing(encoding)
@@ -197,8 +199,6 @@ def reference_parts(
         packing, word = layout.zero.packing, BITS[encoding.parts[layout.zero.role].dtype]
         words = _packed(fields, packing.bits, word, packing.order, packing.dense)
         out[layout.zero.role] = np.ascontiguousarray(words.swapaxes(-1, -2))
-    if "shape" in encoding.parts:
-        out["shape"] = np.array(spec.shape, "<i8").view("<u8")
     return out
 
 

@@ -1,0 +1,191 @@
+"""How integers of a few bits lie in words of 32, where a part says how many of them a row has.
+
+Three bits do not fill a word: codes go on across the borders of words (`dense`), or the two bits
+that are left of each word mean nothing (`words`). Other widths have one form, None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ...core.errors import OpError
+from ...core.spec import Spec
+from ..base import arg
+from .encoding_boxes import TILE_MOST
+from .layout import Grid, NumberLayout, Packing, integers, times
+
+BITS = (2, 3, 4, 8)
+FORMS = ("dense", "words")
+# dtypes of parts that are shapes
+WHOLE = ("int64", "int32")
+
+
+def bits_arg() -> Any:
+    """`bits`: how wide codes are."""
+    return arg(
+        "bits of a code, by default as lengths say; what encodes makes 4", values=BITS, default=None
+    )
+
+
+def group_arg() -> Any:
+    """`group`: what shares a scale."""
+    return arg(
+        "numbers of a row that share a scale, by default as lengths say; what encodes makes one "
+        "scale of each row",
+        least=1,
+        default=None,
+    )
+
+
+def form_arg() -> Any:
+    """`form`: how codes of 3 bits lie in words."""
+    return arg(
+        "how 3 bits lie, where lengths do not tell: dense, across the borders of words (by default "
+        "what encodes makes), or words, as compressed-tensors had them until 2026",
+        words=FORMS,
+        default=None,
+    )
+
+
+def shape_arg() -> Any:
+    """`shape`: how the shape is stored."""
+    return arg(
+        "the dtype of the part that says the shape", words=WHOLE, encoding=True, default=WHOLE[0]
+    )
+
+
+class WordForm(NamedTuple):
+    """A width of codes and how they lie in words."""
+
+    bits: int
+    form: str | None
+
+    def packing(self) -> Packing:
+        """Along rows, in int32."""
+        return Packing(self.bits, ("int32",), dense=self.bits == 3 and self.form != "words")
+
+    def layout(
+        self,
+        name: str,
+        group: int | None,
+        size: tuple[int, ...] | None,
+        has_zero: bool,
+        positive: bool = False,
+        index: str = "",
+    ) -> NumberLayout:
+        """Of numbers of this size, of which each `group` of a row, or those that the part `index`
+        names, share a scale, and a zero that is packed down the rows.
+        """
+        codes, block, zero = self.packing(), (1, 1 if index else group or 0), None
+        if has_zero:
+            elements, down = integers(self.bits), replace(codes, axis=-2)
+            zero = Grid("zero", block, elements=elements, packing=down, index=index)
+        elements = integers(self.bits, 0 if has_zero else 1 << (self.bits - 1))
+        scale = times(Grid("scale", block, index=index, positive=positive))
+        return NumberLayout(name, elements, codes, scale, zero, shape=size, axes=2)
+
+    def __str__(self) -> str:
+        where = {"dense": " across words", "words": " within words"}.get(self.form or "", "")
+        return f"{self.bits} bits{where}"
+
+
+def size_stored(name: str, specs: Mapping[str, Spec], value: bytes) -> tuple[int, int]:
+    """The rows and columns that the bytes of the part `shape` say. OpError M310 where they are no
+    two integers, or where the weight has other rows.
+    """
+    shape, weight = specs["shape"], specs["weight"]
+    if shape.dtype not in WHOLE or shape.shape != (2,):
+        raise OpError("M310", f"{name}: the shape is {shape}, not two of {' or '.join(WHOLE)}")
+    half = len(value) // 2
+    rows, columns = (int.from_bytes(value[i : i + half], "little", signed=True) for i in (0, half))
+    if len(weight.shape) != 2 or min(rows, columns) < 0 or weight.shape[0] != rows:
+        raise OpError("M310", f"{name}: the shape says {[rows, columns]}, the weight is {weight}")
+    return rows, columns
+
+
+def size_bytes(shape: tuple[int, ...], dtype: str) -> bytes:
+    """What `size_stored` reads."""
+    return b"".join(n.to_bytes({"int64": 8, "int32": 4}[dtype], "little") for n in shape)
+
+
+def form_stored(
+    name: str,
+    said: WordForm | tuple[int | None, str | None],
+    size: tuple[int, int],
+    specs: Mapping[str, Spec],
+) -> WordForm:
+    """The form in which numbers of this size have as many words as `weight`, and as `zero`, which
+    is packed down the rows; `said` is what is known of it. OpError M310 where none has, or several.
+    """  # fmt: skip
+    found = list(_forms(said, size, specs))
+    if len(found) == 1:
+        return found[0]
+    bits, form = said
+    text = f"{name}: the shape says {list(size)}, the weight is {specs['weight']}"
+    if "zero" in specs:
+        text += f" and the zero {specs['zero']}"
+    if not found:
+        known = WordForm(bits, form) if bits else f"{', '.join(map(str, BITS[:-1]))} or 8 bits"
+        raise OpError("M310", f"{text}, which codes of {known} do not have")
+    arguments = [
+        ", ".join([f"bits: {one.bits}"] * (bits is None) + [f"form: {one.form}"] * bool(one.form))
+        for one in found
+    ]
+    raise OpError(
+        "M310",
+        f"{text}: codes may have {' or '.join(map(str, found))}",
+        help=f"write {' or '.join(f'`{said}`' for said in arguments)}",
+    )
+
+
+def _forms(
+    said: tuple[int | None, str | None], size: tuple[int, int], specs: Mapping[str, Spec]
+) -> Iterator[WordForm]:
+    bits, form = said
+    codes, zero = specs["weight"].shape, specs.get("zero")
+    # up to ten codes of 3 bits are the same in both forms
+    longest = max(size[1], 0 if zero is None else size[0])
+    both = FORMS if longest > 10 else FORMS[:1]
+    for width in BITS if bits is None else (bits,):
+        for one in (None,) if width != 3 else (form,) if form else both:
+            packing = WordForm(width, one).packing()
+            if packing.words(size[1], "int32") != codes[1]:
+                continue
+            if zero is None or zero.shape[:1] == (packing.words(size[0], "int32"),):
+                yield WordForm(width, one)
+
+
+def group_stored(name: str, columns: int, scale: Spec) -> int | None:
+    """The columns that share an entry of the scale; None: all. OpError M310 where groups differ in
+    length.
+    """
+    if len(scale.shape) != 2 or scale.shape[1] < 2:
+        return None
+    if columns % scale.shape[1]:
+        raise OpError(
+            "M310",
+            f"{name}: the scale is {list(scale.shape)}, and {columns} columns are not "
+            f"{scale.shape[1]} groups of one length",
+            help="`group` says how long all but the last are",
+        )
+    return columns // scale.shape[1]
+
+
+def check_groups(name: str, spec: Spec, group: int | None, asymmetric: bool = False) -> None:
+    """OpError M304 for numbers that are no rows and columns, or whose rows are no whole groups or
+    too long for one zero.
+    """
+    if len(spec.shape) != 2:
+        raise OpError("M304", f"{name} is of rows and columns, these are {spec}")
+    columns = spec.shape[1]
+    if group and columns % group:
+        raise OpError("M304", f"{name}: {columns} columns are no multiple of groups of {group}")
+    if asymmetric and (group or columns) > TILE_MOST:
+        raise OpError("M304", f"{name}: one zero for {group or columns} numbers; write `group`")
+
+
+def has_whole_groups(arguments: Mapping[str, Any]) -> bool:
+    """Whether columns that a convention found are whole groups."""
+    return "group" not in arguments or arguments["K"] % arguments["group"] == 0

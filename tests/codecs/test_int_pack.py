@@ -1,0 +1,356 @@
+"""`int-pack`: golden vectors through rule files, both layouts of 3 bits, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import goldens_by_rules
+import numpy as np
+import pytest
+from kit_layouts import goldens
+from test_kit_goldens import BITS, equal
+
+from migrate.codecs import get
+from migrate.codecs.base import OpError
+from migrate.core.errors import MigrateError
+from migrate.core.spec import Spec
+from migrate.testing import codeckit
+
+CODEC: Any = get("int-pack")
+NAMES = {
+    "weight": "weight_packed",
+    "scale": "weight_scale",
+    "shape": "weight_shape",
+    "zero": "weight_zero_point",
+}
+# golden format -> what a rule says to encode
+KINDS: dict[str, dict[str, Any]] = {
+    "ct_w8a16_pack": {"bits": 8},
+    "ct_w4a16_g128_sym": {"bits": 4, "group": 128},
+    "ct_w4a16_g128_asym": {"bits": 4, "group": 128, "symmetric": False},
+    "ct_w3a16_dense": {"bits": 3, "group": 128},
+}
+Held = tuple[Spec, Any]
+
+
+def parts_of(kind: str) -> dict[str, dict[str, Held]]:
+    """case -> role -> (spec, raw elements)."""
+    return {
+        case: {role: found[f"q/{name}"] for role, name in NAMES.items() if f"q/{name}" in found}
+        for case, found in goldens()[kind].items()
+    }
+
+
+@pytest.mark.parametrize("number", range(len(list(CODEC.samples()))))
+def test_the_codec_passes_the_kit(number: int) -> None:
+    codeckit.check_sample("int-pack", number)
+
+
+def test_the_codec_is_described_and_takes_any_axes() -> None:
+    codeckit.check_description("int-pack")
+    assert codeckit.check_axes("int-pack") > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_goldens_decode_through_a_rule_file(kind: str, tmp_path: Path) -> None:
+    stored, compared = parts_of(kind), 0
+    for dtype in BITS:
+        wanted = {
+            case: found["dq/ct.decompress"][1]
+            for case, found in goldens()[kind].items()
+            if found["dq/ct.decompress"][0].dtype == dtype
+        }
+        if not wanted:
+            continue
+        # neither bits nor groups are said
+        call = {"codec": "int-pack", "dtype": dtype, "non_finite": "keep"}
+        made = goldens_by_rules.decoded(
+            tmp_path / dtype, {case: stored[case] for case in wanted}, call, ("lossy",)
+        )
+        for case, one in wanted.items():
+            assert (equal(made[case][1], dtype) == equal(one, dtype)).all(), case
+            compared += 1
+    assert compared == len(stored)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_goldens_encode_through_a_rule_file(kind: str, tmp_path: Path) -> None:
+    stored, compared = parts_of(kind), 0
+    for dtype in BITS:
+        cases = {
+            case: found["input"]
+            for case, found in goldens()[kind].items()
+            if found["input"][0].dtype == dtype
+        }
+        if not cases:
+            continue
+        roles = tuple(stored[next(iter(cases))])
+        call = {"codec": "int-pack", "from": dtype, "non_finite": "keep", **KINDS[kind]}
+        made = goldens_by_rules.encoded(tmp_path / dtype, cases, roles, call)
+        for case in cases:
+            for role, (spec, raw) in stored[case].items():
+                assert made[case][role][0] == spec, (case, role)
+                assert made[case][role][1].tobytes() == raw.tobytes(), (case, role)
+            compared += 1
+    assert compared == len(stored)
+
+
+def shape(*size: int, dtype: str = "int64") -> Held:
+    raw = np.array(size, {"int64": "<i8", "int32": "<i4"}[dtype])
+    return Spec(dtype, (len(size),)), raw.view(raw.dtype.str.replace("i", "u"))
+
+
+def words(codes: Any, bits: int, dense: bool) -> Held:
+    """Codes packed along rows, one bit at a time."""
+    rows, columns = codes.shape
+    per = 32 // bits
+    count = -(-columns * bits // 32) if dense else -(-columns // per)
+    out = np.zeros((rows, count), "<u8")
+    for column in range(columns):
+        for bit in range(bits):
+            at = column * bits + bit if dense else column // per * 32 + column % per * bits + bit
+            out[:, at // 32] |= (codes[:, column].astype("<u8") >> bit & 1) << (at % 32)
+    return Spec("int32", out.shape), out.astype("<u4")
+
+
+def numbers_of(tmp_path: Path, parts: dict[str, Held], **said: Any) -> Any:
+    call = {"codec": "int-pack", "dtype": "float32", **said}
+    made = goldens_by_rules.decoded(tmp_path / "x", {"c": parts}, call, ("lossy",))
+    return made["c"][1].view("<f4")
+
+
+def scale(rows: int, groups: int) -> Held:
+    made = (1 + np.arange(rows * groups, dtype="<f4").reshape(rows, groups)) / 8
+    return Spec("float32", made.shape), made.view("<u4")
+
+
+@pytest.mark.parametrize("columns", [64, 70])
+@pytest.mark.parametrize("form", ["dense", "words"])
+def test_both_layouts_of_three_bits_are_decoded(form: str, columns: int, tmp_path: Path) -> None:
+    codes = np.random.default_rng(3).integers(0, 8, (5, columns)).astype("u1")
+    parts = {
+        "weight": words(codes, 3, form == "dense"), "scale": scale(5, 2), "shape": shape(5, columns)
+    }  # fmt: skip
+    # of 64 columns the lengths tell, of 70 they are the same
+    said = {"form": form} if columns == 70 else {}
+    made = numbers_of(tmp_path, parts, **said)
+    wide = np.repeat(parts["scale"][1].view("<f4"), columns // 2, axis=1)
+    assert (made == (codes.astype("f4") - 4) * wide).all()
+
+
+def test_three_bits_that_fit_both_layouts_are_refused_with_what_decides(tmp_path: Path) -> None:
+    codes = np.zeros((5, 70), "u1")
+    parts = {"weight": words(codes, 3, True), "scale": scale(5, 2), "shape": shape(5, 70)}
+    with pytest.raises(MigrateError) as caught:
+        numbers_of(tmp_path, parts, bits=3)
+    (found,) = caught.value.diagnostics
+    assert found.code == "M310"
+    assert "codes may have 3 bits across words or 3 bits within words" in found.message
+    assert found.help == "write `form: dense` or `form: words`"
+    assert any("c.weight" in note for note in found.notes)
+
+
+def test_zeros_tell_what_codes_do_not(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    codes, zeros = (rng.integers(0, 8, n).astype("u1") for n in ((64, 70), (64, 2)))
+    for dense in (True, False):
+        spec, raw = words(np.ascontiguousarray(zeros.T), 3, dense)
+        parts = {
+            "weight": words(codes, 3, dense), "scale": scale(64, 2), "shape": shape(64, 70),
+            "zero": (Spec("int32", spec.shape[::-1]), np.ascontiguousarray(raw.T)),
+        }  # fmt: skip
+        (tmp_path / str(dense)).mkdir()
+        made = numbers_of(tmp_path / str(dense), parts)
+        wide = np.repeat(parts["scale"][1].view("<f4"), 35, axis=1)
+        assert (made == (codes.astype("f4") - np.repeat(zeros, 35, axis=1)) * wide).all()
+
+
+@pytest.mark.parametrize("has_zero", [False, True])
+def test_groups_that_a_part_names_for_each_column(has_zero: bool, tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    codes, zeros = (rng.integers(0, 16, n).astype("u1") for n in ((8, 64), (8, 2)))
+    of = rng.permutation(64) % 2
+    spec, raw = words(np.ascontiguousarray(zeros.T), 4, True)
+    parts = {
+        "weight": words(codes, 4, True), "scale": scale(8, 2),
+        "shape": shape(8, 64, dtype="int32"),
+        "group": (Spec("int32", (64,)), of.astype("<i4").view("<u4")),
+    }  # fmt: skip
+    if has_zero:
+        parts["zero"] = (Spec("int32", spec.shape[::-1]), np.ascontiguousarray(raw.T))
+    made = numbers_of(tmp_path, parts)
+    zero = zeros.astype("f4")[:, of] if has_zero else 8
+    assert (made == (codes.astype("f4") - zero) * parts["scale"][1].view("<f4")[:, of]).all()
+
+
+WEIGHT, SCALE = Spec("int32", (4, 16)), Spec("bfloat16", (4, 4))
+
+
+def settled(size: Held, *specs: Spec | None, **said: Any) -> Any:
+    weight, scale_, zero, group = (*specs, None, None)[:4]
+    there = [weight, scale_, size[0], zero, group]
+    args = CODEC.settle(CODEC.Args(**said), there, {"shape": size[1].tobytes()})
+    return CODEC.decoded(args, there, "bfloat16")
+
+
+def test_bits_and_groups_follow_from_the_parts() -> None:
+    for bits, columns in ((2, 256), (4, 128), (8, 64), (3, 170)):
+        size = shape(4, columns)
+        wide = Spec("bfloat16", (4, 2))
+        assert settled(size, WEIGHT, wide).shape == (4, columns)
+        read = CODEC.settle(CODEC.Args(), [WEIGHT, wide, size[0], None, None],
+                            {"shape": size[1].tobytes()})  # fmt: skip
+        assert (read.bits, read.group) == (bits, columns // 2)
+
+
+@pytest.mark.parametrize(
+    ("size", "specs", "said", "words_"),
+    [
+        (shape(5, 128), (WEIGHT, SCALE), {}, "the shape says [5, 128], the weight is int32"),
+        (shape(4, 100), (WEIGHT, SCALE), {}, "which codes of 2, 3, 4 or 8 bits do not have"),
+        (shape(4, 128), (WEIGHT, SCALE), {"bits": 8}, "which codes of 8 bits do not have"),
+        (shape(4, -1), (WEIGHT, SCALE), {}, "the shape says [4, -1]"),
+        (shape(4, 128, 1), (WEIGHT, SCALE), {}, "the shape is int64 [3]"),
+        (shape(4, 128), (Spec("int32", (4, 16, 1)), SCALE), {}, "the weight is int32 [4, 16, 1]"),
+        (shape(4, 128), (WEIGHT, Spec("bfloat16", (4, 3))), {}, "128 columns are not 3 groups"),
+        (shape(4, 128), (WEIGHT, Spec("bfloat16", (2, 4))), {}, "the scale is [2, 4]"),
+        (shape(4, 128), (WEIGHT, SCALE), {"group": 64}, "in blocks of 1 x 64 is [4, 2]"),
+        (shape(4, 128), (WEIGHT, SCALE, Spec("int32", (2, 4))), {}, "and the zero int32 [2, 4]"),
+        (shape(4, 128), (WEIGHT, SCALE, Spec("int32", (1, 2))), {}, "the zero is [1, 2]"),
+        (shape(4, 128), (WEIGHT, SCALE, None, Spec("int32", (64,))), {}, "the group is [64]"),
+    ],
+)  # fmt: skip
+def test_parts_that_do_not_fit_are_refused_from_their_specs(
+    size: Held, specs: tuple[Spec, ...], said: dict[str, Any], words_: str
+) -> None:
+    with pytest.raises(OpError) as caught:
+        settled(size, *specs, **said)
+    assert caught.value.code == "M310"
+    assert words_ in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("specs", "words_"),
+    [
+        ((Spec("int64", (4, 16)), SCALE), "the weight is int64, not int32"),
+        ((WEIGHT, Spec("int32", (4, 4))), "the scale is int32"),
+        ((WEIGHT, SCALE, Spec("uint8", (1, 4))), "the zero is uint8, not int32"),
+    ],
+)
+def test_other_dtypes_are_refused(specs: tuple[Spec, ...], words_: str) -> None:
+    with pytest.raises(OpError) as caught:
+        settled(shape(4, 128), *specs)
+    assert caught.value.code == "M303"
+    assert words_ in caught.value.message
+
+
+def test_a_shape_that_says_otherwise_is_named_while_planning(tmp_path: Path) -> None:
+    parts = dict(parts_of("ct_w4a16_g128_sym")["normal_f32"]) | {"shape": shape(32, 384)}
+    with pytest.raises(MigrateError) as caught:
+        numbers_of(tmp_path, parts)
+    (found,) = caught.value.diagnostics
+    assert found.code == "M310"
+    assert "the shape says [32, 384], the weight is int32 [32, 16]" in found.message
+    assert any("c.shape" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("role", ["weight", "scale", "shape"])
+def test_a_part_that_is_missing_is_named(role: str, tmp_path: Path) -> None:
+    parts = parts_of("ct_w4a16_g128_sym")["normal_f32"]
+    cases = {"c": {r: one for r, one in parts.items() if r != role}, "whole": parts}
+    with pytest.raises(MigrateError) as caught:
+        goldens_by_rules.decoded(
+            tmp_path / "x", cases, {"codec": "int-pack", "dtype": "float32"}, ("lossy",)
+        )
+    (found,) = caught.value.diagnostics
+    assert found.code == "M207"
+    assert f"c.{role}" in str(found)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_scale_that_scales_nothing_is_refused(value: float, tmp_path: Path) -> None:
+    spec, raw = scale(4, 2)
+    raw = raw.copy()
+    raw.view("<f4")[2, 1] = value
+    parts = {
+        "weight": words(np.full((4, 64), 9, "u1"), 4, True), "scale": (spec, raw),
+        "shape": shape(4, 64),
+    }  # fmt: skip
+    with pytest.raises(MigrateError) as caught:
+        numbers_of(tmp_path, parts)
+    (found,) = caught.value.diagnostics
+    assert found.code == "M406"
+    (tmp_path / "kept").mkdir()
+    kept = numbers_of(tmp_path / "kept", parts, non_finite="keep")
+    assert np.array_equal(kept[2, 32:], np.full(32, value, "f4"), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "size", "code", "words_"),
+    [
+        ({"group": 48}, (4, 64), "M304", "64 columns are no multiple of groups of 48"),
+        ({}, (4, 4, 64), "M304", "of rows and columns"),
+        ({"symmetric": False}, (1, 2**20 + 1), "M304", "one zero for 1048577 numbers"),
+    ],
+)
+def test_numbers_that_are_not_encoded_are_refused(
+    said: dict[str, Any], size: tuple[int, ...], code: str, words_: str
+) -> None:
+    with pytest.raises(OpError) as caught:
+        CODEC.encoded(CODEC.Args(**said), Spec("bfloat16", size))
+    assert caught.value.code == code
+    assert words_ in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "said", [{"bits": 4, "form": "dense"}, {"like": "kimi", "symmetric": False}]
+)
+def test_arguments_that_contradict_each_other_are_refused(said: dict[str, Any]) -> None:
+    with pytest.raises(OpError) as caught:
+        CODEC.validate(CODEC.Args(**said), True)
+    assert caught.value.code == "M308"
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_numbers_that_are_not_finite_are_refused_with_their_index(
+    value: float, tmp_path: Path
+) -> None:
+    numbers = np.ones((3, 64), "<f4")
+    numbers[2, 40] = value
+    held = {"w": (Spec("float32", (3, 64)), numbers.view("<u4"))}
+    call = {"codec": "int-pack", "from": "float32", "group": 32}
+    with pytest.raises(MigrateError) as caught:
+        goldens_by_rules.encoded(tmp_path / "x", held, ("weight", "scale", "shape"), call)
+    (found,) = caught.value.diagnostics
+    assert found.code == "M406"
+    assert "[2, 40]" in str(found)
+
+
+def test_kimi_never_writes_the_least_code_and_its_codes_return(tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    codes = rng.integers(1, 16, (16, 128)).astype("u1")
+    codes[:, ::32] = 15
+    scales = np.exp2(rng.integers(-9, -3, (16, 4))).astype("<f4")
+    parts = {
+        "weight": words(codes, 4, True), "shape": shape(16, 128, dtype="int32"),
+        "scale": (Spec("bfloat16", (16, 4)), (scales.view("<u4") >> 16).astype("<u2")),
+    }  # fmt: skip
+    call = {"codec": "int-pack", "dtype": "bfloat16", "group": 32, "like": "kimi", "shape": "int32"}
+    made = goldens_by_rules.decoded(tmp_path / "x", {"c": parts}, call, ("lossy",))
+    back = {k: v for k, v in call.items() if k != "dtype"} | {"from": "bfloat16"}
+    roles = ("weight", "scale", "shape")
+    again = goldens_by_rules.encoded(tmp_path / "y", {"c": made["c"]}, roles, back)["c"]
+    assert {r: (s, a.tobytes()) for r, (s, a) in again.items()} == {
+        r: (s, a.tobytes()) for r, (s, a) in parts.items()
+    }
+
+
+def test_empty_tensors_keep_their_shape() -> None:
+    spec = Spec("bfloat16", (0, 64))
+    args = CODEC.Args(group=32)
+    parts = codeckit.encoded(CODEC, args, np.zeros((0, 64), "<u2"), spec)
+    (size,) = [part for part, role in zip(parts, CODEC.parts, strict=True) if role == "shape"]
+    assert size is not None
+    assert size.view("<i8").tolist() == [0, 64]
+    assert CODEC.foreseen(args, spec) == {"shape": size.tobytes()}
