@@ -33,7 +33,7 @@ PEERS = {
 FORMATS = {
     "fp8": r"(?<!mx)fp8(?![_-]block)|float8", "fp8-block": r"fp8[_-]block|deepseek-v4",
     "mxfp8": "mxfp8", "mxfp4": "mxfp4|fp4_ue8m0|gpt-oss|deepseek-v4", "nvfp4": "nvfp4",
-    "awq": "^awq",
+    "awq": "^awq", "int-pack": r"ct[_-]w\d+a16",
 }  # fmt: skip
 
 # what one becomes without numbers where its scales permit it, which most files' do
