@@ -185,6 +185,77 @@ def test_codes_whose_scales_are_elsewhere_are_refused_by_name(tmp_path: Path) ->
     assert not (tmp_path / "x").exists()
 
 
+def spoiled(name: str, tmp_path: Path, config: str = "", header: str = "") -> Path:
+    """A copy of the checkpoint in which one text stands for another, of the same length in the
+    header: `old -> new`.
+    """
+    made, out = checkpoint(name).folder, tmp_path / "spoiled"
+    out.mkdir()
+    for path in made.iterdir():
+        raw = path.read_bytes()
+        change = header if path.suffix == ".safetensors" else config
+        if change:
+            old, new = (text.encode() for text in change.split(" -> "))
+            assert old in raw
+            raw = raw.replace(old, new) if path.suffix == ".json" else raw.replace(old, new, 1)
+        (out / path.name).write_bytes(raw)
+    return out
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("name", "changes", "code", "says"),
+    [
+        (
+            "hf-fp8-block",
+            {"config": "32,\n      32\n -> 16,\n      16\n"},
+            "M310",
+            "blocks of 16 x 16",
+        ),
+        ("ct-fp8-channel", {"config": '"channel" -> "tensor"'}, "M310", "[64, 1]"),
+        (
+            "modelopt-fp8",
+            {"config": '"FP8" -> "FP8_PER_CHANNEL_PER_TOKEN"'},
+            "M310",
+            "the scale is []",
+        ),
+        (
+            "ct-fp8-channel",
+            {"header": "o_proj.weight_scale -> o_proj.weight_shale"},
+            "M207",
+            "missing: model.layers.0.self_attn.o_proj.weight_scale",
+        ),
+        (
+            "modelopt-fp8",
+            {"header": "o_proj.weight_scale -> o_proj.weight_shale"},
+            "M207",
+            "missing: model.layers.0.self_attn.o_proj.weight_scale",
+        ),
+    ],
+)
+def test_what_does_not_belong_together_is_refused_while_planning(
+    name: str, changes: dict[str, str], code: str, says: str, tmp_path: Path
+) -> None:
+    source = spoiled(name, tmp_path, **changes)
+    answer = done(
+        "apply", source, "-o", tmp_path / "out", *TO, "--allow", "drop", "--format", "json", exit=3
+    )
+    found = [(d["code"], d["message"]) for d in answer.json["diagnostics"]]
+    assert code in {one for one, _ in found}, found
+    assert any(says in message for _, message in found), found
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.heavy
+def test_codes_that_the_configuration_calls_plain_are_decoded_and_named(tmp_path: Path) -> None:
+    change = '"modules_to_not_convert": null -> "modules_to_not_convert": ["q_proj"]'
+    source = spoiled("hf-fp8-block", tmp_path, config=change)
+    answer = done("apply", source, "-o", tmp_path / "out", *TO)
+    assert digests(tmp_path / "out") == checkpoint("hf-fp8-block").tensors
+    assert "M519" in answer.err
+    assert "model.layers.0.self_attn.q_proj is fp8-block" in answer.err
+
+
 MLA: Tensors = {
     "model.layers.0.self_attn.kv_a_proj_with_mqa.weight": ("F8_E4M3", [128, 128]),
     "model.layers.0.self_attn.kv_a_proj_with_mqa.weight_scale_inv": ("F32", [1, 1]),
