@@ -26,7 +26,7 @@ from . import encoding_error, rounding
 from .layout import NumberLayout
 from .magnitudes import SHORT, amax, extremes
 from .placing import PlacedParts, copy_raw
-from .rounding import Lanes, lanes_of
+from .rounding import Lanes, lanes_of, largest_of
 from .scale_rules import ScaleRule, Scales
 from .stored_scales import as_stored, shape_stored_as
 
@@ -401,7 +401,7 @@ class TensorEncoding(PlacedParts):
                 tame = bool(np.isfinite(largest).all() and np.isfinite(scales.factor).all())
                 wild = self.non_finite != "refuse" and not (tame and self.non_finite == "keep")
                 over = None
-                if wild or self.rule.saturates:
+                if wild or self.rule.saturates or self._are_beyond(scales, largest):
                     if meter is not None:
                         over = rounding.beyond(lanes, numbers, elements)
                     if lanes.device is not None and elements.bits == 8 and elements.dtype:
@@ -411,6 +411,16 @@ class TensorEncoding(PlacedParts):
                 place = encoding_error.place(self, full, row, shape, scales.stored.shape, inside)
                 made = encoding_error.Made(part, codes, over, scales, zero, largest, tame)
                 encoding_error.tell(meter, self, lanes, made, place)
+
+    def _are_beyond(self, scales: Scales, largest: Array) -> bool:
+        """Whether some quotients lie beyond the largest fp8 code: a scale of few digits, as a
+        subnormal one, may be much smaller than what it was rounded from.
+        """
+        if self.rule.kind != "float" or not scales.divides:
+            return False
+        # no cast rounds less than this up
+        most = largest_of(self.layout.elements) * (1 + 2**-6)
+        return bool((largest > scales.factor * most).any())
 
     def _codes(
         self, lanes: Lanes, numbers: Any, part: Any, factor: Any, wild: bool, words: Any

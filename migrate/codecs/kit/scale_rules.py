@@ -88,11 +88,9 @@ class ScaleRule:
 
     @property
     def saturates(self) -> bool:
-        """Whether finite numbers can lie beyond the largest code."""
+        """Whether finite numbers can lie beyond the largest code, whatever their scale."""
         return (
-            # a scale that is rounded to few digits, as a subnormal one is, may be much too small
-            (self.kind == "float" and self.like not in ("deepseek", "hf"))
-            or (self.kind == "mx" and self.power in ("floor", "even"))
+            (self.kind == "mx" and self.power in ("floor", "even"))
             or (self.kind == "nvfp4" and self.like in ("torchao", "te"))
             or (self.kind == "integer" and self.like in ("compressed-tensors", "torchao"))
         )
