@@ -17,6 +17,7 @@ def side(folder: Path, name: str = "config.json") -> Any:
     return json.loads((folder / name).read_text())
 
 
+@pytest.mark.heavy  # torch encodes
 @pytest.mark.parametrize("name", PACKS)
 def test_a_pack_decodes_to_what_the_library_decodes_to(name: str, tmp_path: Path) -> None:
     made, out, back = checkpoint(name), tmp_path / "out", tmp_path / "back"
@@ -38,6 +39,7 @@ def test_a_pack_decodes_to_what_the_library_decodes_to(name: str, tmp_path: Path
     done("verify", back, "--source", out)
 
 
+@pytest.mark.heavy  # torch encodes
 @pytest.mark.parametrize("name", ["ct-mxfp8", "modelopt-mxfp8"])
 def test_a_plain_model_is_encoded_and_its_configuration_says_so(name: str, tmp_path: Path) -> None:
     plain, out = tmp_path / "plain", tmp_path / "out"
@@ -97,6 +99,7 @@ STORED = [
 ]
 
 
+@pytest.mark.heavy  # torch encodes
 @pytest.mark.parametrize(("codec", "more", "dtypes"), STORED)
 def test_numbers_return_from_every_form_in_which_they_can_be_stored(
     codec: str, more: str, dtypes: tuple[str, str], tmp_path: Path
