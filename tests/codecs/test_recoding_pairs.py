@@ -17,7 +17,7 @@ from migrate.core.spec import Spec
 from migrate.elements.raw import carrier
 
 RECODE: Any = ops.get("recode")
-SHAPE = (36, 96)
+SHAPE = (18, 64)
 ENCODING = [
     name for name in codecs.registry.builtin() if codecs.get(name).encodes
 ]  # fmt: skip

@@ -252,9 +252,12 @@ def _levels(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array | N
         first = [side[0] // t for side, t in zip(wider[-2:], tile, strict=True)]
         return found.take(rows // tile[0] - first[0], -2).take(columns // tile[1] - first[1], -1)
 
-    own = at(powers, was).astype("i4")
-    level = path.shift - (own - at(chosen, now))
-    level = np.where(own == NO_POWER, DEEPEST + 1, np.clip(level, 0, DEEPEST)).astype("u1")
+    own = at(powers, was)
+    # half of what NaN has is below all others
+    level = at((chosen + path.shift).astype("i2"), now) - np.maximum(own, NO_POWER // 2)
+    level = np.clip(level, 0, DEEPEST, out=level).astype("u1")
+    if powers.min() == NO_POWER:
+        level[own == NO_POWER] = DEEPEST + 1
     if alike is not None:
         # codes whose scale is that of the block stay what they are
         level[at(alike, now)] = 0
@@ -478,6 +481,11 @@ def survey_powers(path: Recoding, box: Box, array: Array, known: Array | None = 
     form = geo.form(grid)
     stored = geo.spec(grid.role).shape
     powers, odd = powers_of(array, stands_for(grid, geo))
+    rows, columns = (-(-n // t) for n, t in zip(geo.full[-2:], path.tiles[0], strict=True))
+    if found.size == 1 and form[-2:] == (rows, columns) and not odd.any():
+        # all of them are entries, of one matrix
+        np.maximum(found, powers.max(), out=found)
+        return found
     # which entries these are: the index in the stored part, then in the grid
     grids = np.meshgrid(*(np.arange(a, b) for a, b in box), indexing="ij", sparse=True)
     flat = np.zeros((1,) * array.ndim, "i8")
@@ -494,7 +502,6 @@ def survey_powers(path: Recoding, box: Box, array: Array, known: Array | None = 
         row, column = np.divmod(inner, form[-1])
         if grid.transposed:
             row, column = column, row
-    rows, columns = (-(-n // t) for n, t in zip(geo.full[-2:], path.tiles[0], strict=True))
     inside = (row < rows) & (column < columns)
     if (wrong := odd.reshape(-1) & inside).any():
         first = int(wrong.argmax())
