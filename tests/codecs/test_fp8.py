@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from golden_rules import decoded, same_numbers, tensor_of, vectors
+from golden_rules import RULE, decoded, same_numbers, tensor_of, vectors
 from kit_layouts import goldens
 from safetensors.torch import load_file, save_file
 
@@ -233,6 +233,27 @@ def test_a_scale_that_is_none_stops_a_run_before_anything_is_published(tmp_path:
         decoded(tmp_path, "fp8", {"weight": weight, "scale": torch.tensor(0.0)}, "bfloat16")
     (found,) = caught.value.diagnostics
     assert (found.code, "from [0, 0] on is 0" in found.message) == ("M406", True)
+    assert not (tmp_path / "b.safetensors").exists()
+
+
+@pytest.mark.heavy
+def test_a_weight_without_its_scale_is_refused_by_the_name_of_the_scale(tmp_path: Path) -> None:
+    source, rule = tmp_path / "a.safetensors", tmp_path / "r.yaml"
+    weight = torch.ones(4, 6).to(torch.float8_e4m3fn)
+    others = {"l.1.weight": weight.clone(), "l.1.scale": torch.ones(4)}
+    save_file({"l.0.weight": weight, **others}, source)
+    rule.write_text(
+        RULE.format(
+            parts='weight: "{m...}.weight", scale: "{m...}.scale"',
+            codec="fp8",
+            dtype="bfloat16",
+            more="",
+        )
+    )
+    with pytest.raises(CheckpointError) as caught:
+        migrate.apply(source, tmp_path / "b.safetensors", rules=[rule], allow=["lossy"])
+    assert [d.code for d in caught.value.diagnostics] == ["M207"]
+    assert "missing: l.0.scale" in str(caught.value)
     assert not (tmp_path / "b.safetensors").exists()
 
 
