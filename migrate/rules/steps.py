@@ -260,7 +260,12 @@ def _forms(
         "then": {"properties": known},
     }
     if refused:
-        made["else"] = {"properties": {"codec": {"not": {"enum": refused}}}}
+        # no text is nothing
+        never = {"description": "a codec that encodes", "const": None}
+        made["else"] = {
+            "if": _names({"description": "a codec that is only decoded", "enum": refused}),
+            "then": {"properties": {"codec": never}},
+        }
     for name, then in reversed(closed):
         made = {"if": _names({"const": name}), "then": then, "else": made}
     return made
