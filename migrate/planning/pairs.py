@@ -255,7 +255,8 @@ def _apart(fate: _Fate, planned: _Planned) -> tuple[str | None, str | None] | No
         if key in parts:
             # decoded together
             continue
-        still_encoded = outputs[key].spec.dtype == stored[pair.weight].spec.dtype
+        # codes may be stored in another dtype after they were recoded
+        still_encoded = may_hold_codes(outputs[key].spec)
         if still_encoded and any(_belongs(part, key, table) for part in parts):
             continue
         others = [part for part in parts if part not in weights]

@@ -157,14 +157,18 @@ def settled(op: Op, args: Any, roles: tuple[str, ...], specs: Any, arrays: Any) 
     if not isinstance(op, ValueOp):
         return args
     if op.kind == "exchange":
-        return op.settle(args, roles, specs, {})
+        return op.settle(args, roles, specs, planned(op, args, roles, arrays))
     if not op.settles(args, op.roles(getattr(args, "codec", ""))):
         return args
     if op.kind == "part":
         return op.settle(args, op.makes(args, specs[0]), specs, {})
+    return op.settle(args, roles, specs, planned(op, args, roles, arrays))
+
+
+def planned(op: ValueOp, args: Any, roles: tuple[str, ...], arrays: Any) -> dict[str, bytes]:
+    """The bytes of the parts that are read while planning."""
     held = dict(zip(roles, arrays, strict=True))
-    values = {role: held[role].tobytes() for role in op.reads(args) if role in held}
-    return op.settle(args, roles, specs, values)
+    return {role: held[role].tobytes() for role in op.reads(args) if role in held}
 
 
 def chained(
@@ -214,7 +218,8 @@ def case(
     if name := source.get("codec"):
         codec = codecs.get(name)
         if not isinstance(sample[0], Spec):
-            roles, given = codec.parts, list(sample)
+            stored = [(r, p) for r, p in zip(codec.parts, sample, strict=True) if p is not None]
+            roles, given = tuple(r for r, _ in stored), [p for _, p in stored]
             return made_of(op, written, roles, given)
         numbers = spec(sample[0].dtype, tuple(dice.choice([0, 1, 2, 5, 9]) for _ in range(axes)))
         given = [(numbers, elements(numbers, dice))]
@@ -270,8 +275,9 @@ def made_of(
         if op.settles(args := arguments(op, written), op.roles(getattr(args, "codec", ""))):
             out = op.makes(arguments(op, written), given[0][0])
     if op.kind == "exchange":
-        specs = [of for of, _ in given]
-        out = op.settle(arguments(op, written), roles, specs, {}).outputs
+        args, specs = arguments(op, written), [of for of, _ in given]
+        said = planned(op, args, roles, [array for _, array in given])
+        out = op.settle(args, roles, specs, said).outputs
     return Case(
         ((op.name, written),),
         dict(zip(roles, given, strict=True)),

@@ -212,7 +212,7 @@ def _whole_of(path: Recoding, arrays: Mapping[str, Array]) -> Array:
             known = entries[~np.isnan(entries)]
             found[at] = known.max() if known.size else np.nan
         if other.whole is None or not other.whole.leading:
-            found = np.full((1,) * len(lead), np.fmax.reduce(found, axis=None))
+            found = np.full((1,) * len(lead), np.fmax.reduce(found, axis=None, initial=np.nan))
         top = 2.0 ** most_power(stands_for(path.grid, path.target))
         return np.where(np.isnan(found), 1.0, np.maximum(found / top, 2.0**-126))
     if one.whole is None:
