@@ -392,9 +392,8 @@ def _towards(
         # one that is meant alone says in M504 what keeps the checkpoint away; of nothing at all
         # nothing is near
         if len(meant) > 1 and meant.isdisjoint(current) and index.tensors:
-            _refuse_unknown_family(
-                text, nearest(packs.lineages()[0].values(), index, read_side, states)
-            )
+            near = nearest(packs.lineages()[0].values(), index, read_side, states)
+            _refuse_unknown_family(text, current, [n for n in near if n.lineage not in current])
         goal = resolve_goal(text, lineages, current)
         lineage = lineages[goal.lineage]
         if goal.lineage not in current:
@@ -429,8 +428,13 @@ def _may_mean(text: str, lineage: Lineage) -> bool:
     return text in lineage.names or (lineage.ordered and (text == LATEST or text[:1] in "+-"))
 
 
-def _refuse_unknown_family(text: str, near: Sequence[NearLayout]) -> NoReturn:
-    notes = []
+def _refuse_unknown_family(
+    text: str, current: Mapping[str, str], near: Sequence[NearLayout]
+) -> NoReturn:
+    lacks = "which has no layout of that name"
+    if text == LATEST or text[:1] in "+-":
+        lacks = "whose layouts have no order"
+    notes = [f"it is in {name}@{layout}, {lacks}" for name, layout in sorted(current.items())]
     for one in near:
         more = (
             f" and {len(one.against) - _MOST_SIGNS} more" if len(one.against) > _MOST_SIGNS else ""
@@ -440,12 +444,16 @@ def _refuse_unknown_family(text: str, near: Sequence[NearLayout]) -> NoReturn:
             f"{'; '.join(one.against[:_MOST_SIGNS])}{more}"
         )
     hint = f"a checkpoint of another family needs rules of its own: {option('rules', 'FILE')}"
+    if current:
+        goals = " or ".join(option("to", f"{name}@LAYOUT") for name in sorted(current))
+        hint = f"say the layout by its name: {goals}"
     if near:
         start = together(
             option("to", f"{near[0].lineage}@LAYOUT"),
             option("from_", f"{near[0].lineage}@{near[0].layout}"),
         )
-        hint = f"if it is one of these nevertheless: {start}; {hint}"
+        which = "another of these" if current else "one of these"
+        hint = f"if it is {which} nevertheless: {start}; {hint}"
     what = (
         f"`{printable(text)}` refers to the lineage that the checkpoint is in, and it is in none "
         "that has such a layout"
@@ -477,7 +485,12 @@ def _refuse_unknown_start(lineage: Lineage, findings: Sequence[LayoutFinding]) -
         (f.layout, [sign.removeprefix("not: ") for sign in f.evidence if sign.startswith("not: ")])
         for f in findings
     )
-    notes = tuple(f"not {layout}: {'; '.join(signs)}" for layout, signs in against)
+    notes = tuple(
+        f"not {layout}: {'; '.join(signs)}"
+        if signs
+        else f"{layout}: cannot be detected, because a checkpoint shows no sign of it"
+        for layout, signs in against
+    )
     fail(
         "M504",
         f"the checkpoint fits no layout of lineage {lineage.name}",

@@ -131,6 +131,18 @@ def standing_entries(applied: Iterable[Entry]) -> list[Entry]:
     return out
 
 
+def undone_source(applied: Sequence[Entry], again: Sequence[Entry]) -> str | None:
+    """The index hash of the checkpoint that a run goes back to, which adds `again` to the entries
+    of a stamp: what the oldest entry that it undoes started from. None where it undoes nothing, or
+    does more than that.
+    """
+    was, now = standing_entries(applied), standing_entries([*applied, *again])
+    if len(now) >= len(was) or now != was[: len(now)]:
+        return None
+    source: str = was[len(now)]["source"]
+    return source
+
+
 def check_undo_order(
     applied: Sequence[Entry],
     steps: Sequence[tuple[Entry, Sequence[LoadedFile]]],

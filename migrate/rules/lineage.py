@@ -376,6 +376,7 @@ def nearest(
     most: int = 3,
 ) -> list[NearLayout]:
     """The nearest layouts, one of a lineage, nearest first: by how much of what they ask is there.
+    A lineage that the checkpoint is in has none.
 
     A sign that something is absent brings no layout nearer. One less than half there is left out.
     `match` is as for `detect`.
@@ -400,6 +401,10 @@ def nearest(
             asked = [*signs[: len(layout.detect.present)], *signs[lacking:]]
             found = [text for holds, text in asked if holds]
             against = [text for holds, text in signs if holds is False]
+            if found and not against:
+                # it is in this one, so that no other of the lineage is near
+                best = None
+                break
             part = len(found) / max(1, sum(holds is not None for holds, _ in asked))
             # less than half of it may be any model's `weight`
             if 2 * part >= 1 and against and (best is None or (part, len(found)) > best[:2]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ from ..planning.request import (
 )
 from ..planning.sides import SideFiles, clash, refuse_clash
 from ..planning.stored import find_renamed, initial
-from ..planning.unchanged import fold_keys, standing_entries, unfold_keys
+from ..planning.unchanged import fold_keys, standing_entries, undone_source, unfold_keys
 from ..source.blobs import Stored
 from ..source.index import Source, specs_hash, with_all_tensors, with_files
 from ..source.jsontext import collector_paused
@@ -308,7 +308,13 @@ def _plan(
     if computes or stamp.applied:
         applied = [*stamp.applied, *entries]
         kept = parts_of(source, composition, index_hash, output_hash, applied)
-        expected = expected_parts(source, composition, index_hash, output_hash, stamp)
+        undone = undone_source(stamp.applied, entries)
+        expected = expected_parts(source, composition, index_hash, {output_hash, undone}, stamp)
+        if undo is None and undone not in (None, output_hash):
+            notes.append(
+                "tensors, dtypes or shapes are not those of the checkpoint before that migration: "
+                f"what it dropped returns only with a folder that {option('undo', 'DIR')} kept"
+            )
     if lost:
         earlier = () if kept is None else kept.runs
         runs = (*(run for run in earlier if run.hashes), restoring.HashedParts(index_hash, lost))
@@ -518,21 +524,24 @@ def expected_parts(
     source: Source,
     composition: Composition,
     index_hash: str,
-    output_hash: str,
+    sources: Collection[str | None],
     stamp: stamps.Stamp,
 ) -> restoring.Expected | None:
     """What the tensors that a way back makes are compared with; None where there is nothing to
-    compare.
+    compare. `sources` are the index hashes of the checkpoints that it may return to: its own
+    output's, and that of the source, from which tensors may have been dropped.
     """
     if not any(step.backwards for step, _ in composition.steps):
         return None
     found = read_parts(source.path, index_hash)[0] if source.history is not None else None
-    for run in reversed(() if found is None else found.runs):
-        if run.source == output_hash and run.hashes is not None:
-            return restoring.Expected(run.keys, dict(zip(run.keys, run.hashes, strict=True)))
     outputs = composition.graph.outputs
+    for run in reversed(() if found is None else found.runs):
+        if run.source in sources and run.hashes is not None:
+            hashes = dict(zip(run.keys, run.hashes, strict=True))
+            made = tuple(key for key in run.keys if key in outputs)
+            return restoring.Expected(made, {key: hashes[key] for key in made}) if made else None
     for entry in reversed(stamp.applied):
-        if entry["source"] == output_hash and "parts" in entry:
+        if entry["source"] in sources and "parts" in entry:
             known = sorted(unfold_keys(entry["parts"]["keys"], len(outputs)))
             return restoring.Expected(tuple(known), together=entry["parts"]["hash"])
     keys = restoring.rounded(outputs)

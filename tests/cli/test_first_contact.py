@@ -157,6 +157,26 @@ def test_a_family_that_is_not_known_is_told_what_it_comes_nearest_to(tmp_path: P
     assert near["found"][0].endswith("fits {p...}.block_sparse_moe.experts.{e:int}.w1.weight")
 
 
+def test_a_goal_that_needs_an_order_names_the_lineages_that_have_none() -> None:
+    source = Path(__file__).parent.parent / "data" / "genuine" / "hf-fp8-block"
+    for goal in ("latest", "+1", "v5"):
+        result = run("plan", source, "--to", goal)
+        assert result.exit == 2
+        assert "error[M520]" in result.err
+        assert "nearest is fp8" not in result.err
+        # a name is looked for in the lineages that have it
+        assert ("it is in fp8@hf, whose layouts have no order" in result.err) == (goal != "v5")
+        assert ("--to fp8@LAYOUT" in result.err) == (goal != "v5")
+
+
+def test_a_layout_that_nothing_shows_is_said_to_be_one() -> None:
+    source = Path(__file__).parent.parent / "data" / "genuine" / "gpt-oss"
+    result = run("plan", source, "--to", "fp8@hf")
+    assert "error[M504]" in result.err
+    assert "bf16: cannot be detected, because a checkpoint shows no sign of it" in result.err
+    assert "not bf16" not in result.err
+
+
 def test_a_checkpoint_in_a_known_layout_has_nothing_nearest(tmp_path: Path) -> None:
     source = safetensors(tmp_path / "in.safetensors", mixtral())
     assert run("inspect", source, "--format", "json").json["nearest"] == []

@@ -317,3 +317,20 @@ def test_several_processes_find_what_one_does(tmp_path: Path, rule: Path) -> Non
         "downgrade", tmp_path / "two", "-o", tmp_path / "back", *asked, "--format", "json"
     )
     assert json.loads(said)["restored"]["equal"] == 6
+
+
+def test_what_was_dropped_is_said_to_stay_away(tmp_path: Path, rule: Path) -> None:
+    rule.write_text(
+        RULE
+        + "  - {name: inputs, from: '{p...}.input_scale', inverse: skip, via: [{drop: {why: a}}]}\n"
+    )
+    old = checkpoint(powers=True)
+    source = folder(tmp_path / "old", {**old, "l.0.input_scale": torch.ones(1)})
+    asked = ("--rules", rule, "--allow", "lossy", "--allow", "drop", "--set", "fmt=ue8m0", "-q")
+    done("apply", source, "-o", tmp_path / "new", *asked)
+    planned = done("plan", tmp_path / "new", "--downgrade", *asked[:-1]).out
+    said = done("downgrade", tmp_path / "new", "-o", tmp_path / "back", *asked)
+    assert differing(load_file(tmp_path / "back" / "model.safetensors"), old) == []
+    assert "restored: all 6 tensors made again, bit for bit" in said.out
+    for text in (planned, said.out):
+        assert "what it dropped returns only with a folder that --undo DIR kept" in text
