@@ -18,6 +18,8 @@ from migrate.elements.raw import carrier
 
 RECODE: Any = ops.get("recode")
 SHAPE = (18, 64)
+# formats that no path leads from or to yet
+INTEGERS = ("int_pack", "int8")
 ENCODING = [
     name for name in codecs.registry.builtin() if codecs.get(name).encodes
 ]  # fmt: skip
@@ -91,14 +93,16 @@ def test_numbers_are_the_same_or_refused(one: str, powers: bool) -> None:
         specs, held = given
         roles = codecs.get(one).parts[: len(specs)]
         source = NumberFormat(one, own)
-        wanted = numbers(source, specs, held)
+        planning = codecs.get(one).planning
+        values = {r: a.tobytes() for r, a in zip(roles, held, strict=True) if r in planning}
+        wanted = None if one in INTEGERS else numbers(source, specs, held)
         for other in ENCODING:
             for theirs in settings(other):
                 target = NumberFormat(other, theirs)
                 args = RECODE.Args(from_=source, to=target)
                 seen = outcomes.setdefault(other, set())
                 try:
-                    settled = RECODE.settle(args, roles, specs, {})
+                    settled = RECODE.settle(args, roles, specs, values)
                 except OpError as error:
                     seen.add(error.code)
                     continue
@@ -117,6 +121,10 @@ def test_numbers_are_the_same_or_refused(one: str, powers: bool) -> None:
                 )
                 again = RECODE.eager(settled, inputs[1], dtypes=[s.dtype for s in inputs[0]])
                 assert [a.tobytes() for a in out] == [a.tobytes() for a in again], (source, target)
+    if one in INTEGERS:
+        assert "M308" in outcomes[one]
+        assert set.union(*outcomes.values()) <= {"M304", "M308"}
+        return
     # to itself at the least
     assert "the same" in outcomes[one]
     codes = set.union(*outcomes.values()) - {"the same"}

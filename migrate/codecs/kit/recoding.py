@@ -106,6 +106,8 @@ class Recoding:
         layout = source.layout
         for one in (layout, target):
             _check_recoded(one)
+        if set(parts) - set(target.roles()):
+            raise OpError("M308", f"recode: no exact path leads from or to {target.name} yet")
         # refuses parts that do not fit the layout
         self.target = geometry(target, parts)
         self.boxes = TargetParts(target, Spec("float32", source.shape), parts)
@@ -510,7 +512,7 @@ def _spelled(packing: Packing) -> tuple[object, ...]:
 def _check_recoded(layout: NumberLayout) -> None:
     """OpError M308 for layouts that no path is known for."""
     simple = isinstance(layout.codes, Packing) and not (
-        layout.flat or layout.less or layout.zero or layout.tables()
+        layout.flat or layout.less or layout.zero or layout.tables() or layout.elements.whole
     )
     if not simple or layout.after is not None or not layout.scale:
         raise OpError("M308", f"recode: no exact path leads from or to {layout.name} yet")
