@@ -28,12 +28,14 @@ PEERS = {
     "modelopt": "ModelOpt", "te": "Transformer Engine", "deepgemm": "DeepGEMM",
     "gptoss": "gpt-oss", "gpt": "transformers", "gguf": "gguf-py",
     "deepseek": "transformers", "mxfp4": "ModelOpt", "gptq": "GPTQModel", "awq": "AutoAWQ",
+    "kimi": "compressed-tensors",
 }  # fmt: skip
 # what their names call the formats
 FORMATS = {
     "fp8": r"(?<!mx)fp8(?![_-]block)|float8", "fp8-block": r"fp8[_-]block|deepseek-v4",
     "mxfp8": "mxfp8", "mxfp4": "mxfp4|fp4_ue8m0|gpt-oss|deepseek-v4", "nvfp4": "nvfp4",
-    "awq": "^awq", "int-pack": r"ct[_-]w\d+a16",
+    "awq": "^awq", "int-pack": r"ct[_-]w\d+a16|kimi|ct-mixed-int",
+    "int8": r"(?<!bnb_)int8|ct-w8a8|ct-mixed-int", "int4-rows": "modelopt_int4",
 }  # fmt: skip
 
 # what one becomes without numbers where its scales permit it, which most files' do

@@ -11,35 +11,7 @@ and DeepSeek-V4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from ..core.part_names import ACTIVATIONS, Convention
-
-_TENSOR = {"granularity": "tensor"}
-_CHANNEL = {"granularity": "channel"}
-
-
-def _rows(arguments: Mapping[str, Any]) -> bool:
-    """Whether there are several rows: the scale of one row is that of the tensor."""
-    return bool(arguments["N"] > 1)
-
-
-def _whole_groups(arguments: Mapping[str, Any]) -> bool:
-    return "group" not in arguments or arguments["K"] % arguments["group"] == 0
-
-
-def _torchao(form: str, codes: str, scale: str, **more: Any) -> list[tuple[str, Convention]]:
-    """A format of torchao, in safetensors and as an object in a pickle."""
-    out = []
-    for prefix, names in (
-        ("{w}._weight_", ("qdata", "scale")),
-        ("{w}.", ("qdata", "scale")),
-    ):
-        parts = {"weight": f"{prefix}{names[0]} {codes}", "scale": f"{prefix}{names[1]} {scale}"}
-        out.append((form, Convention("torchao", parts, **more)))
-    return out
-
+from ..core.part_names import Convention
 
 # as unpacked experts, but in one tensor, whose name is not `weight`
 _STACKED = {"input_scale": "{w}_input_scale"}
@@ -86,36 +58,6 @@ UNDECODABLE = {
         "bfloat16, each in its own order, so that no formula gives them to the bit"
     )
 }
-_INT8 = (
-    *(
-        Convention(
-            producer,
-            {
-                "weight": "{w}.weight int8 [*, N, K]",
-                "scale": f"{{w}}.weight_scale wide {shapes}",
-                "zero": f"{{w}}.weight_zero_point? int8 {shapes}",
-            },
-            beside=ACTIVATIONS,
-            arguments=said,
-            accepts=accepts,
-        )
-        for producer, shapes, said, accepts in (
-            ("compressed-tensors", "[*, 1]", _TENSOR, None),
-            ("compressed-tensors", "[*, N, 1]", _CHANNEL, _rows),
-            ("ModelOpt", "[*, N]", _CHANNEL, _rows),
-        )
-    ),
-)
-_INT4_ROWS = (
-    Convention(
-        "ModelOpt",
-        {
-            "weight": "{w}.weight uint8 [*, N/2, K]",
-            "scale": "{w}.weight_scale wide [*, N, K/group]",
-        },
-        beside=ACTIVATIONS,
-    ),
-)
 _BNB_4BIT = tuple(
     Convention(
         "bitsandbytes",
@@ -141,9 +83,6 @@ _BNB_INT8 = (
 
 FORMATS: tuple[tuple[str, Convention], ...] = (
     *(("nvfp4", convention) for convention in _STACKED_NVFP4),
-    *(("int8", convention) for convention in _INT8),
-    *_torchao("int8", "int8 [*, N, K]", "wide [*, N, 1] | [*, N]", arguments=_CHANNEL),
-    *(("int4-rows", convention) for convention in _INT4_ROWS),
     *(("bnb-4bit", convention) for convention in _BNB_4BIT),
     *(("bnb-int8", convention) for convention in _BNB_INT8),
     *(("tinygemm", convention) for convention in _TINYGEMM),

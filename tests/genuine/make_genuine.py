@@ -410,6 +410,11 @@ compressed_by("ct-nvfp4", "NVFP4", TWO_LAYERS)
 compressed_by("ct-nvfp4a16", "NVFP4A16")
 compressed_by("ct-mxfp4", "MXFP4A16")
 compressed_by("ct-mxfp8", "MXFP8")
+compressed_by("ct-w4a16", "W4A16", group_size=32)
+compressed_by("ct-w4a16-asym", "W4A16_ASYM", group_size=32)
+compressed_by("ct-w3a16", "W4A16", num_bits=3, group_size=32)
+compressed_by("ct-w8a16", "W8A16", strategy="channel", group_size=None)
+compressed_by("ct-w8a8", "W8A8")
 
 
 @maker("ct-mixed", "transformers", "compressed-tensors")
@@ -421,6 +426,76 @@ def _(folder: Path) -> Tensors:
     }
     ignore = ("lm_head", "model.layers.0.mlp.down_proj")
     return compressed(folder, llama(**TWO_LAYERS), groups, ignore)
+
+
+@maker("ct-mixed-int", "transformers", "compressed-tensors")
+def _(folder: Path) -> Tensors:
+    groups = {
+        "group_0": preset("W4A16", r"re:.*self_attn\.(q|k)_proj$", group_size=32),
+        "group_1": preset("W4A16_ASYM", r"re:.*self_attn\.(v|o)_proj$", group_size=64),
+        "group_2": preset("W8A8", r"re:.*mlp\.gate_proj$"),
+        "group_3": preset("W8A16", r"re:.*mlp\.up_proj$", group_size=32),
+        "group_4": preset("FP8_DYNAMIC", r"re:.*mlp\.down_proj$"),
+    }
+    return compressed(folder, llama(), groups, ("lm_head",))
+
+
+@maker("kimi-k2", "transformers", "compressed-tensors")
+def _(folder: Path) -> Tensors:
+    """Names and configuration of Kimi-K2-Thinking. What encoded the experts there is not public:
+    here it is the largest of 32 over 7, packed by compressed-tensors.
+    """
+    from compressed_tensors.compressors.pack_quantized import pack_to_int32
+    from compressed_tensors.entrypoints.convert import CompressedTensorsDequantizer
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    config = DeepseekV3Config(
+        hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=2,
+        vocab_size=32, num_attention_heads=2, num_key_value_heads=2, n_routed_experts=2,
+        n_shared_experts=1, num_experts_per_tok=1, n_group=1, topk_group=1, kv_lora_rank=32,
+        q_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16,
+        first_k_dense_replace=1, max_position_embeddings=64,
+    )  # fmt: skip
+    save(uneven(DeepseekV3ForCausalLM(config)), folder)
+    out: Tensors = {}
+    for key, tensor in stored(folder).items():
+        if ".mlp.experts." not in key:
+            out[key] = tensor
+            continue
+        groups = tensor.reshape(tensor.shape[0], -1, 32)
+        scale = groups.abs().amax(2) / 7
+        scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+        codes = (groups / scale[..., None]).round().clamp(-7, 7).to(torch.int8)
+        module = key.removesuffix(".weight")
+        out[f"{module}.weight_packed"] = pack_to_int32(codes.reshape(tensor.shape), 4)
+        out[f"{module}.weight_scale"] = scale
+        out[f"{module}.weight_shape"] = torch.tensor(tensor.shape, dtype=torch.int32)
+    said = {
+        "config_groups": {
+            "group_0": {
+                "input_activations": None, "output_activations": None, "targets": ["Linear"],
+                "weights": {
+                    "actorder": None, "block_structure": None, "dynamic": False, "group_size": 32,
+                    "num_bits": 4, "observer": "minmax", "observer_kwargs": {}, "strategy": "group",
+                    "symmetric": True, "type": "int",
+                },
+            }
+        },
+        "format": "pack-quantized",
+        "ignore": [
+            "lm_head", "re:.*self_attn.*", "re:.*shared_experts.*",
+            "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+        ],
+        "kv_cache_scheme": None, "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+    }  # fmt: skip
+    rewrite(folder, out, quantization_config=said, model_type="kimi_k2")
+    return converted(
+        folder,
+        CompressedTensorsDequantizer(
+            folder, ignore=["re:.*(embed_tokens|norm|gate|layernorm)$", "re:.*(self_attn|shared).*"]
+        ),
+    )
 
 
 # ---- ModelOpt ------------------------------------------------------------------------------------

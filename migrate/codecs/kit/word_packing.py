@@ -161,16 +161,16 @@ def group_stored(name: str, columns: int, scale: Spec) -> int | None:
     """The columns that share an entry of the scale; None: all. OpError M310 where groups differ in
     length.
     """
-    if len(scale.shape) != 2 or scale.shape[1] < 2:
+    if len(scale.shape) < 2 or scale.shape[-1] < 2:
         return None
-    if columns % scale.shape[1]:
+    if columns % scale.shape[-1]:
         raise OpError(
             "M310",
             f"{name}: the scale is {list(scale.shape)}, and {columns} columns are not "
-            f"{scale.shape[1]} groups of one length",
+            f"{scale.shape[-1]} groups of one length",
             help="`group` says how long all but the last are",
         )
-    return columns // scale.shape[1]
+    return columns // scale.shape[-1]
 
 
 def check_groups(name: str, spec: Spec, group: int | None, asymmetric: bool = False) -> None:
@@ -180,10 +180,16 @@ def check_groups(name: str, spec: Spec, group: int | None, asymmetric: bool = Fa
     if len(spec.shape) != 2:
         raise OpError("M304", f"{name} is of rows and columns, these are {spec}")
     columns = spec.shape[1]
-    if group and columns % group:
-        raise OpError("M304", f"{name}: {columns} columns are no multiple of groups of {group}")
+    if group:
+        check_whole_groups(name, columns, group)
     if asymmetric and (group or columns) > TILE_MOST:
         raise OpError("M304", f"{name}: one zero for {group or columns} numbers; write `group`")
+
+
+def check_whole_groups(name: str, columns: int, group: int) -> None:
+    """OpError M304 where so many columns are no whole groups."""
+    if columns % group:
+        raise OpError("M304", f"{name}: {columns} columns are no multiple of groups of {group}")
 
 
 def has_whole_groups(arguments: Mapping[str, Any]) -> bool:

@@ -1,0 +1,142 @@
+"""`int8`: whole numbers of eight bits with a scale for the tensor, for each row or each group of a
+row, as compressed-tensors, ModelOpt and torchao store them.
+
+A number is (code - zero) * scale; most have no zero, and none is encoded with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..core.part_names import ACTIVATIONS, Convention
+from ..core.spec import Spec
+from .base import ACTIVATION_SCALES, Integer, OpError, Text, arg, dataclass
+from .kit.arguments import like_arg, non_finite_arg, rounding_bound
+from .kit.encoding_codec import EncodingCodec
+from .kit.layout import FLOATS, Grid, NumberLayout, Packing, plain, signed, times
+from .kit.scale_rules import ScaleRule
+from .kit.word_packing import check_whole_groups, group_arg, group_stored
+
+CT, MODELOPT, TORCHAO = "compressed-tensors", "modelopt", "torchao"
+# producer, its names, what travels with them, and scales of a tensor, of each row and of groups
+_NAMES: tuple[tuple[Any, ...], ...] = (
+    (CT, "{w}.weight", "{w}.weight_scale", ACTIVATIONS, "[*, 1]", "[*, N, 1]", "[*, N, K/group]"),
+    ("ModelOpt", "{w}.weight", "{w}.weight_scale", ACTIVATIONS, "", "[*, N]", ""),
+    *(
+        (TORCHAO, f"{{w}}.{at}qdata", f"{{w}}.{at}scale", {}, "", "[*, N, 1] | [*, N]", "")
+        for at in ("_weight_", "")
+    ),
+)
+
+
+def _several(arguments: Mapping[str, Any]) -> bool:
+    """Whether a scale of each row is not that of the tensor, and groups are some and whole."""
+    group, columns = arguments.get("group"), arguments["K"]
+    return arguments["N"] > 1 and (group is None or (group < columns and not columns % group))
+
+
+class Int8(EncodingCodec):
+    name = "int8"
+    summary = "whole numbers of 8 bits with a scale for the tensor, each row or group"
+    parts = ("weight", "scale", "zero")
+    optional = ("zero",)
+    unused = ACTIVATION_SCALES
+    numbers = FLOATS
+    names = tuple(
+        Convention(
+            who,
+            {
+                "weight": f"{weight} int8 [*, N, K]",
+                "scale": f"{scale} wide {shape}",
+                **({"zero": f"{{w}}.weight_zero_point? int8 {shape}"} if who == CT else {}),
+            },
+            beside=beside,
+            arguments={"granularity": of} if of != "group" else {},
+            accepts=None if of == "tensor" else _several,
+        )
+        for who, weight, scale, beside, *shapes in _NAMES
+        for of, shape in zip(("tensor", "channel", "group"), shapes, strict=True)
+        if shape
+    )
+
+    @dataclass(frozen=True, slots=True)
+    class Args:
+        granularity: Text | None = arg(
+            "what has a scale: tensor or channel (a row); by default as shapes say, or channel",
+            words=("tensor", "channel"),
+            default=None,
+        )
+        group: Integer | None = group_arg()
+        like: Text = like_arg(CT, MODELOPT, TORCHAO)
+        form: Text | None = arg(
+            "how scales of rows are stored: [N, 1] (compressed-tensors, torchao) or [N] "
+            "(modelopt); by default that of `like`",
+            words=(CT, MODELOPT, TORCHAO),
+            encoding=True,
+            default=None,
+        )
+        non_finite: Text = non_finite_arg()
+
+    def validate(self, args: Any, encoding: bool) -> None:
+        super().validate(args, encoding)
+        if args.group and args.granularity:
+            raise OpError("M308", f"int8: `group` has a scale, not the {args.granularity}")
+
+    def layout(self, args: Any, specs: Mapping[str, Spec]) -> NumberLayout:
+        weight, scale, group = specs["weight"], specs["scale"], args.group
+        # of rows one axis fewer
+        of_groups = len(scale.shape) == len(weight.shape) > 0
+        if group is None and args.granularity is None and of_groups:
+            group = group_stored(self.name, weight.shape[-1], scale)
+        rows = (*weight.shape[:-1], 1)
+        is_rows = scale.shape in (rows, rows[:-1]) and weight.shape[-2:-1] != (1,)
+        of = args.granularity or ("channel" if is_rows else "tensor")
+        return self._layout(args, of, group, "zero" in specs, scale.numel != 1)
+
+    def written(self, args: Any, spec: Spec) -> NumberLayout:
+        return self._layout(args, args.granularity or "channel", args.group, False, True)
+
+    def _layout(
+        self, args: Any, of: str, group: int | None, has_zero: bool, leading: bool
+    ) -> NumberLayout:
+        block = (1, group) if group else (int(of == "channel"), 0)
+        lead, zero = leading or of == "channel" or bool(group), None
+        if has_zero:
+            codes = Packing(8, ("int8",))
+            zero = Grid("zero", block, lead, elements=signed(8), packing=codes)
+        scale = times(Grid("scale", block, lead, positive=args.non_finite != "keep"))
+        return NumberLayout(self.name, signed(8), plain("int8"), scale, zero, axes=2)
+
+    def dtypes(self, args: Any, spec: Spec) -> dict[str, str]:
+        return {"scale": spec.dtype if args.like == CT else "float32"}
+
+    def encoded(self, args: Any, spec: Spec) -> Sequence[Spec | None]:
+        if args.group and len(spec.shape) > 1:
+            check_whole_groups(self.name, spec.shape[-1], args.group)
+        weight, scale, _ = super().encoded(args, spec)
+        rows = args.granularity != "tensor"
+        bare = rows and not args.group and (args.form or args.like) == MODELOPT
+        if scale is not None and (bare or not rows):
+            scale = Spec(scale.dtype, scale.shape[:-1])
+        return [weight, scale, None]
+
+    def rule(self, args: Any, spec: Spec) -> ScaleRule:
+        return ScaleRule("integer", args.like)
+
+    def bound(self, args: Any) -> str:
+        return rounding_bound(signed(8), of="amax of what shares a scale")
+
+    def samples(self) -> Iterable[tuple[Any, Spec]]:
+        for dtype, shape, said in (
+            ("bfloat16", (9, 70), {}),
+            ("float32", (4, 64), {"group": 32}),
+            ("float16", (2, 5, 33), {"granularity": "tensor"}),
+            ("bfloat16", (3, 4, 40), {"like": MODELOPT}),
+            ("bfloat16", (7, 50), {"like": TORCHAO, "non_finite": "saturate"}),
+            ("float32", (6, 24), {"form": MODELOPT, "non_finite": "keep"}),
+        ):
+            yield self.Args(**said), Spec(dtype, shape)
+
+
+CODEC = Int8()

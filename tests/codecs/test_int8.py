@@ -1,0 +1,196 @@
+"""`int8` and `int4-rows`: golden vectors through rule files, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import goldens_by_rules
+import numpy as np
+import pytest
+from kit_layouts import FORMATS, Case, goldens
+from test_kit_goldens import BITS, equal
+
+from migrate.codecs import get
+from migrate.codecs.base import OpError
+from migrate.core.errors import MigrateError
+from migrate.core.spec import Spec
+from migrate.testing import codeckit
+
+CODEC: Any = get("int8")
+ROWS: Any = get("int4-rows")
+# golden format -> the codec, and what a rule says to encode; None: nothing encodes it
+KINDS: dict[str, tuple[str, dict[str, Any] | None]] = {
+    "ct_int8_channel": ("int8", {}),
+    "modelopt_int8_wo": ("int8", {"like": "modelopt"}),
+    "ao_int8_row": ("int8", {"like": "torchao"}),
+    "modelopt_int4_awq": ("int4-rows", None),
+}
+ENCODED = [kind for kind, (_, said) in KINDS.items() if said is not None]
+
+
+def parts_of(kind: str) -> dict[str, dict[str, Any]]:
+    """case -> role -> (spec, raw elements)."""
+    names = {"weight": "weight", "scale": "weight_scale"}
+    case = FORMATS[kind]
+    if isinstance(case, Case):
+        names = dict(case.names)
+    return {
+        case: {role: found[f"q/{name}"] for role, name in names.items()}
+        for case, found in goldens()[kind].items()
+    }
+
+
+@pytest.mark.parametrize(("name", "number"), codeckit.cases(["int8", "int4-rows"]))
+def test_the_codecs_pass_the_kit(name: str, number: int) -> None:
+    codeckit.check_sample(name, number)
+
+
+def test_the_codecs_are_described_and_take_any_axes() -> None:
+    codeckit.check_description("int8")
+    codeckit.check_description("int4-rows")
+    assert codeckit.check_axes("int8") > 0
+    assert not ROWS.encodes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_goldens_decode_through_a_rule_file(kind: str, tmp_path: Path) -> None:
+    stored, compared = parts_of(kind), 0
+    for dtype in BITS:
+        wanted = {
+            case: raw
+            for case, found in goldens()[kind].items()
+            for name, (spec, raw) in found.items()
+            if name.startswith("dq/") and spec.dtype == dtype
+        }
+        if not wanted:
+            continue
+        call = {"codec": KINDS[kind][0], "dtype": dtype, "non_finite": "keep"}
+        made = goldens_by_rules.decoded(
+            tmp_path / dtype, {case: stored[case] for case in wanted}, call, ("lossy",)
+        )
+        for case, one in wanted.items():
+            assert (equal(made[case][1], dtype) == equal(one, dtype)).all(), case
+            compared += 1
+    assert compared == len(stored)
+
+
+@pytest.mark.parametrize("kind", ENCODED)
+def test_goldens_encode_through_a_rule_file(kind: str, tmp_path: Path) -> None:
+    stored, compared = parts_of(kind), 0
+    for dtype in BITS:
+        cases = {
+            case: found["input"]
+            for case, found in goldens()[kind].items()
+            if found["input"][0].dtype == dtype
+        }
+        if not cases:
+            continue
+        said = KINDS[kind][1] or {}
+        call = {"codec": "int8", "from": dtype, "non_finite": "keep", **said}
+        made = goldens_by_rules.encoded(tmp_path / dtype, cases, ("weight", "scale"), call)
+        for case in cases:
+            for role, (spec, raw) in stored[case].items():
+                assert made[case][role][0] == spec, (case, role)
+                assert made[case][role][1].tobytes() == raw.tobytes(), (case, role)
+            compared += 1
+    assert compared == len(stored)
+
+
+def float32(numbers: Any) -> tuple[Spec, Any]:
+    raw = np.asarray(numbers, "<f4")
+    return Spec("float32", raw.shape), raw.view("<u4")
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4, 1), (4,), (4, 2)])
+@pytest.mark.parametrize("has_zero", [False, True])
+def test_scales_and_zeros_of_a_tensor_of_rows_and_of_groups(
+    shape: tuple[int, ...], has_zero: bool, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(1)
+    codes = rng.integers(-128, 128, (4, 64)).astype("i1")
+    scale = rng.uniform(0.1, 1, shape).astype("f4")
+    zero = rng.integers(-128, 128, shape).astype("i1")
+    parts = {"weight": (Spec("int8", (4, 64)), codes.view("u1")), "scale": float32(scale)}
+    if has_zero:
+        parts["zero"] = (Spec("int8", shape), zero.view("u1"))
+    call = {"codec": "int8", "dtype": "float32"}
+    made = goldens_by_rules.decoded(tmp_path / "x", {"c": parts}, call, ("lossy",))["c"][1]
+
+    def wide(entries: Any) -> Any:
+        rows = entries.reshape(-1, 1) if entries.ndim < 2 else entries
+        return np.repeat(rows, 64 // rows.shape[1], axis=1).astype("f4")
+
+    less = wide(zero) if has_zero else np.float32(0)
+    assert (made.view("<f4") == (codes.astype("f4") - less) * wide(scale)).all()
+
+
+WEIGHT = Spec("int8", (4, 64))
+
+
+@pytest.mark.parametrize(
+    ("codec", "said", "specs", "code", "words"),
+    [
+        (CODEC, {}, (Spec("uint8", (4, 64)), Spec("float32", (4, 1)), None), "M303", "is uint8"),
+        (CODEC, {}, (WEIGHT, Spec("int8", (4, 1)), None), "M303", "the scale is int8"),
+        (CODEC, {}, (WEIGHT, Spec("float32", (4, 3)), None), "M310", "are not 3 groups"),
+        (CODEC, {}, (WEIGHT, Spec("float32", (3, 1)), None), "M310", "the scale is [3, 1]"),
+        (CODEC, {}, (WEIGHT, Spec("float32", (4, 1)), Spec("int8", (4, 2))), "M310", "the zero is"),
+        (CODEC, {"group": 16}, (WEIGHT, Spec("float32", (4, 2)), None), "M310", "is [4, 4]"),
+        (CODEC, {"granularity": "tensor"}, (WEIGHT, Spec("float32", (4, 1)), None), "M310", "is"),
+        (ROWS, {}, (Spec("uint8", (2, 64)), Spec("float32", (2, 2))), "M310", "scale is [2, 2]"),
+        (ROWS, {}, (Spec("uint8", (2, 64)), Spec("float32", (4, 3))), "M310", "are not 3 groups"),
+        (ROWS, {}, (Spec("int8", (2, 64)), Spec("float32", (4, 2))), "M303", "the weight is int8"),
+    ],
+)  # fmt: skip
+def test_parts_that_do_not_fit_are_refused_from_their_specs(
+    codec: Any, said: dict[str, Any], specs: Any, code: str, words: str
+) -> None:
+    with pytest.raises(OpError) as caught:
+        codec.decoded(codec.Args(**said), specs, "bfloat16")
+    assert caught.value.code == code
+    assert words in caught.value.message
+
+
+def test_groups_and_a_granularity_contradict_each_other() -> None:
+    with pytest.raises(OpError) as caught:
+        CODEC.validate(CODEC.Args(granularity="channel", group=32), True)
+    assert caught.value.code == "M308"
+    with pytest.raises(OpError) as caught:
+        CODEC.encoded(CODEC.Args(group=48), Spec("bfloat16", (4, 64)))
+    assert caught.value.code == "M304"
+
+
+def test_zeros_are_not_encoded(tmp_path: Path) -> None:
+    held = {"w": float32(np.ones((4, 64)))}
+    call = {"codec": "int8", "from": "float32"}
+    with pytest.raises(MigrateError) as caught:
+        goldens_by_rules.encoded(tmp_path / "x", held, ("weight", "scale", "zero"), call)
+    assert caught.value.diagnostics[0].code == "M408"
+
+
+@pytest.mark.parametrize("kind", ["ct_int8_channel", "modelopt_int4_awq"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_scale_that_scales_nothing_is_refused(kind: str, value: float, tmp_path: Path) -> None:
+    parts = dict(parts_of(kind)["normal_f32"])
+    spec, raw = parts["scale"]
+    raw = raw.copy()
+    raw.view("<f4")[3] = value
+    call = {"codec": KINDS[kind][0], "dtype": "float32"}
+    cases = {"c": parts | {"scale": (spec, raw)}}
+    with pytest.raises(MigrateError) as caught:
+        goldens_by_rules.decoded(tmp_path / "x", cases, call, ("lossy",))
+    assert caught.value.diagnostics[0].code == "M406"
+
+
+@pytest.mark.parametrize("kind", ["ct_int8_channel", "modelopt_int4_awq"])
+@pytest.mark.parametrize("role", ["weight", "scale"])
+def test_a_part_that_is_missing_is_named(kind: str, role: str, tmp_path: Path) -> None:
+    parts = parts_of(kind)["normal_f32"]
+    cases = {"c": {r: one for r, one in parts.items() if r != role}, "whole": parts}
+    call = {"codec": KINDS[kind][0], "dtype": "float32"}
+    with pytest.raises(MigrateError) as caught:
+        goldens_by_rules.decoded(tmp_path / "x", cases, call, ("lossy",))
+    (found,) = caught.value.diagnostics
+    assert found.code == "M207"
+    assert f"c.{role}" in str(found)
