@@ -30,10 +30,18 @@ _NAMES: tuple[tuple[Any, ...], ...] = (
 )
 
 
-def _several(arguments: Mapping[str, Any]) -> bool:
-    """Whether a scale of each row is not that of the tensor, and groups are some and whole."""
+def _rows(arguments: Mapping[str, Any]) -> bool:
+    """Whether a scale of each row is not that of the tensor."""
+    return bool(arguments["N"] > 1)
+
+
+def _groups(arguments: Mapping[str, Any]) -> bool:
+    """Whether rows are several whole groups."""
     group, columns = arguments.get("group"), arguments["K"]
-    return arguments["N"] > 1 and (group is None or (group < columns and not columns % group))
+    return group is not None and group < columns and columns % group == 0
+
+
+ACCEPTS = {"tensor": None, "channel": _rows, "group": _groups}
 
 
 class Int8(EncodingCodec):
@@ -53,10 +61,10 @@ class Int8(EncodingCodec):
             },
             beside=beside,
             arguments={"granularity": of} if of != "group" else {},
-            accepts=None if of == "tensor" else _several,
+            accepts=ACCEPTS[of],
         )
         for who, weight, scale, beside, *shapes in _NAMES
-        for of, shape in zip(("tensor", "channel", "group"), shapes, strict=True)
+        for of, shape in zip(ACCEPTS, shapes, strict=True)
         if shape
     )
 
