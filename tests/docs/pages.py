@@ -214,6 +214,11 @@ def _nvfp4(folder: Path) -> None:
     shutil.copytree(ROOT / "tests" / "data" / "genuine" / "modelopt-nvfp4", folder / "OLD")
 
 
+def _gptq(folder: Path) -> None:
+    """A model in GPTQ, as GPTQModel packs it."""
+    shutil.copytree(ROOT / "tests" / "data" / "genuine" / "gptq-v2-dynamic", folder / "OLD")
+
+
 def _training(folder: Path) -> None:
     import torch
 
@@ -253,6 +258,7 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "fp8": _fp8,
     "gpt-oss": _copied("mxfp4_dequant_gpt_oss"),
     "nvfp4": _nvfp4,
+    "gptq": _gptq,
     "training-checkpoint": _training,
     "dcp": _distributed,
     "te-1.13": _te,

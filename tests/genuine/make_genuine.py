@@ -32,7 +32,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "data" / "genuine"
 Tensors = dict[str, torch.Tensor]
 # what layers keep for their inputs
 INPUTS = ("input_scale", "input_global_scale")
-DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.int64: "I64"}
+DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int64: "I64"}
 # name -> what fills the folder and returns the decoded tensors
 MAKERS: dict[str, tuple[str, Callable[[Path], Tensors]]] = {}
 
@@ -650,7 +650,8 @@ def digest(tensor: torch.Tensor) -> str:
     return f"{DTYPES[tensor.dtype]} {list(tensor.shape)} {hashlib.sha256(data).hexdigest()}"
 
 
-def make(name: str, into: Path) -> None:
+def make(name: str, into: Path, releases: Mapping[str, str] = {}) -> None:
+    """Writes one of `MAKERS`; `releases` are those of libraries that are not installed."""
     libraries, function = MAKERS[name]
     folder = into / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -658,7 +659,9 @@ def make(name: str, into: Path) -> None:
     torch.manual_seed(0)
     decoded = function(folder)
     said = {
-        "made_by": {one: version(one) for one in ["torch", *libraries.split(", ")]},
+        "made_by": {
+            one: releases.get(one) or version(one) for one in ["torch", *libraries.split(", ")]
+        },
         "decoded_by": libraries.split(", ")[-1],
         "tensors": {key: digest(tensor) for key, tensor in sorted(decoded.items())},
     }

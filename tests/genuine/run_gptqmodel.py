@@ -17,6 +17,8 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "cli"), str(TESTS / "genuine")]
 
@@ -34,10 +36,12 @@ def result(name: str) -> dict[str, object]:
     from gptqmodel.utils.model_dequant import dequantize_model
 
     one = checkpoint(name)
+    half = any(text.startswith("F16") for text in one.tensors.values())
+    dtype = torch.float16 if half else torch.bfloat16
     with tempfile.TemporaryDirectory() as there:
         out = Path(there) / "out"
         try:
-            dequantize_model(one.folder, out)
+            dequantize_model(one.folder, out, target_dtype=dtype)
         except (KeyError, ValueError, RuntimeError) as error:
             return {"refused": str(error.args[0])}
         made = digests(out)

@@ -8,6 +8,7 @@ from genuine import FOLDER, checkpoint, names
 import migrate
 
 BLOCKS = {"rows": 32, "columns": 32}
+GPTQMODEL = "GPTQModel, AutoGPTQ"
 # name -> for each group: how many tensors, format, producer, arguments
 FORMATS = {
     "hf-fp8-block": [(7, "fp8-block", "DeepSeek, transformers", BLOCKS)],
@@ -44,6 +45,12 @@ FORMATS = {
     "torchao-mxfp8": [(7, "mxfp8", "torchao", {"swizzled": True})],
     "torchao-mxfp4": [(7, "mxfp4", "torchao", {"swizzled": True})],
     "torchao-nvfp4": [(7, "nvfp4", "torchao", {"swizzled": True})],
+    "gptq-v1": [(14, "gptq", GPTQMODEL, {"bits": 4, "group": 32, "form": "v1"})],
+    "gptq-v2-dynamic": [
+        (2, "gptq", GPTQMODEL, {"bits": 8, "form": "v2"}),
+        (11, "gptq", GPTQMODEL, {"bits": 3, "group": 32, "form": "v2"}),
+    ],
+    "awq-gemm": [(13, "awq", "AutoAWQ", {"group": 32, "form": "gemm"})],
 }
 
 

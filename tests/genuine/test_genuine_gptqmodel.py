@@ -13,7 +13,9 @@ from commandline import contents
 from genuine import FOLDER, checkpoint, digest, names
 
 RESULTS: dict[str, Any] = json.loads((FOLDER / "gptqmodel.json").read_text())["results"]
-SAME = {"ct-fp8-channel", "ct-mxfp8", "hf-fp8-block-ue8m0", "modelopt-mxfp8"}
+SAME = {"ct-fp8-channel", "ct-mxfp8", "hf-fp8-block-ue8m0", "modelopt-mxfp8", "gptq-v1"}
+# columns stay in the order that they have in words
+UNORDERED = {"awq-gemm"}
 # all numbers are the same, but the scales of inputs stay, which plain weights have no use for
 SAME_AND_MORE = {"ct-fp8-tensor"}
 # scales are rounded to bfloat16 before codes are multiplied by them
@@ -32,9 +34,11 @@ MIXED = {"modelopt-mixed"}
 def test_every_folder_has_a_verdict() -> None:
     refused = {name for name, one in RESULTS.items() if "refused" in one}
     assert set(names()) == RESULTS.keys()
-    assert refused == RESULTS.keys() - SAME - SAME_AND_MORE - ROUNDED - WRONG - PACKED - MIXED
+    assert refused == (
+        RESULTS.keys() - SAME - SAME_AND_MORE - ROUNDED - WRONG - PACKED - MIXED - UNORDERED
+    )
     assert {name for name, one in RESULTS.items() if one.get("different")} == (
-        ROUNDED | WRONG | MIXED
+        ROUNDED | WRONG | MIXED | UNORDERED
     )
     assert {name for name, one in RESULTS.items() if one.get("missing")} == PACKED
     left = {name for name, one in RESULTS.items() if one.get("left")}
@@ -99,3 +103,24 @@ def test_in_a_mixture_codes_of_fp8_become_numbers_without_their_scale() -> None:
         made = wide(parts[key])
         raw = (made.view("<u4") >> 16).astype("<u2").tobytes()
         assert digest("BF16", made.shape, raw) == different[key]
+
+
+def test_of_awq_codes_and_zeros_stay_where_they_lie_in_words() -> None:
+    different = RESULTS["awq-gemm"]["different"]
+    parts = contents(checkpoint("awq-gemm").folder)
+    for key, said in different.items():
+        module = key.removesuffix(".weight")
+        codes, zeros = (
+            (
+                np.frombuffer(data, "<u4").reshape(shape)[..., None]
+                >> np.arange(0, 32, 4, dtype="u4")
+            )
+            & 15
+            for _, shape, data in (parts[f"{module}.qweight"], parts[f"{module}.qzeros"])
+        )
+        _, shape, data = parts[f"{module}.scales"]
+        scales = np.frombuffer(data, "<f2").reshape(shape).astype("f4").repeat(32, 0)
+        codes, zeros = (x.reshape(len(x), -1).astype("f4") for x in (codes, zeros))
+        made = ((codes - zeros.repeat(32, 0)) * scales).T.astype("<f2")
+        assert digest("F16", made.shape, made.tobytes()) == said
+        assert said != checkpoint("awq-gemm").tensors[key]

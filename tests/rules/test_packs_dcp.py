@@ -65,7 +65,7 @@ def genuine(name: str, to: str, *allow: str) -> Case:
 
     def is_decoded(wanted: str) -> Callable[[torch.Tensor], bool]:
         def check(made: torch.Tensor) -> bool:
-            named = {torch.bfloat16: "BF16", torch.int64: "I64"}[made.dtype]
+            named = {torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}[made.dtype]
             raw = made.contiguous().flatten().view(torch.uint8).numpy().tobytes()
             return digest(named, tuple(made.shape), raw) == wanted
 
@@ -221,6 +221,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "deepseek-v4": lambda: genuine("deepseek-v4", "deepseek-v4@bf16"),
     "fp8": lambda: genuine("hf-fp8-block", "fp8@bf16", "lossy"),
     "nvfp4": lambda: genuine("ct-nvfp4", "nvfp4@bf16", "lossy", "drop"),
+    "gptq": lambda: genuine("gptq-v2-dynamic", "gptq@fp16", "lossy"),
+    "awq": lambda: genuine("awq-gemm", "awq@fp16", "lossy"),
     "meta-llama": meta_llama,
     "megatron-gqa-qkv": megatron,
     "torch-wrappers": wrappers,

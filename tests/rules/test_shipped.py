@@ -200,7 +200,11 @@ def test_the_rule_files_do_what_their_tests_say(file: Any, check: RuleCheck) -> 
     assert outcome.status != "failed", "\n\n".join(d.render() for d in outcome.diagnostics)
 
 
-UNSEEN = {"torch-wrappers": {"plain"}, **{n: {"bf16"} for n in ("fp8", "mxfp8", "nvfp4")}}
+UNSEEN = {
+    "torch-wrappers": {"plain"},
+    **{n: {"bf16"} for n in ("fp8", "mxfp8", "nvfp4")},
+    **{n: {"fp16", "bf16"} for n in ("gptq", "awq")},
+}
 
 
 def test_every_shipped_file_says_why_and_has_an_example() -> None:

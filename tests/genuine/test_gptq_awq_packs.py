@@ -1,0 +1,169 @@
+"""GPTQ and AWQ checkpoints that GPTQModel and AutoAWQ packed, decoded by the lineages `gptq` and
+`awq`.
+
+What is compared are the numbers that these libraries decode them to, in float16.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commandline import contents, done, run
+from genuine import checkpoint, digests
+
+LOSSY = ("--allow", "lossy")
+WORDS = ("--set", "zeros=words")
+# name -> where to, and what has to be said
+ASKED = {
+    "gptq-v1": ("gptq@fp16", *LOSSY, *WORDS),
+    "gptq-v2-dynamic": ("gptq@fp16", *LOSSY),
+    "awq-gemm": ("awq@fp16", *LOSSY),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_is_decoded_is_what_its_library_decodes(name: str, tmp_path: Path) -> None:
+    genuine, out = checkpoint(name), tmp_path / "out"
+    done("apply", genuine.folder, "-o", out, "--to", *ASKED[name])
+    assert digests(out) == genuine.tensors
+    before, after = (json.loads((f / "config.json").read_text()) for f in (genuine.folder, out))
+    del before["quantization_config"]
+    assert after == before
+    assert done("verify", out, "--source", genuine.folder, "--format", "json").json["equal"] is True
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_there_is_no_way_back(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done("apply", checkpoint(name).folder, "-o", out, "--to", *ASKED[name])
+    failed = run("downgrade", out, "-o", tmp_path / "back")
+    assert failed.exit == 3
+    assert "M405" in failed.err
+    assert "is only decoded, nothing encodes it" in failed.err
+    assert not (tmp_path / "back").exists()
+
+
+def test_zeros_that_gptqmodel_borrowed_for_are_refused_unless_it_is_said(tmp_path: Path) -> None:
+    folder = checkpoint("gptq-v1").folder
+    failed = run("apply", folder, "-o", tmp_path / "x", "--to", "gptq@fp16", *LOSSY)
+    assert failed.exit == 3
+    assert "M406" in failed.err
+    assert "is stored as 15, which less 1 can be 0 or 16" in failed.err
+    assert "zeros: words" in failed.err
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_bfloat16_is_the_same_numbers_rounded_once(name: str, tmp_path: Path) -> None:
+    """Products of float16 scales and codes less zeros are exact in float32."""
+    genuine, out = checkpoint(name), tmp_path / "out"
+    wide, more = ASKED[name][0].replace("fp16", "bf16"), ASKED[name][1:]
+    done("apply", genuine.folder, "-o", out, "--to", wide, *more)
+    found, parts = contents(out), contents(genuine.folder)
+    decoded = [key for key in found if key not in parts]
+    assert decoded
+    for key, (dtype, _, data) in found.items():
+        if key in parts:
+            # what was plain stays what it was
+            assert parts[key] == found[key]
+            continue
+        assert dtype == "BF16"
+        exact = numbers(name, key.removesuffix(".weight"), parts)
+        bits = exact.astype("<f4").view("<u4").astype("<u8")
+        rounded = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype("<u2")
+        assert rounded.tobytes() == data, key
+
+
+def numbers(name: str, module: str, parts: dict[str, Any]) -> Any:
+    """The float32 numbers of a module, worked out word by word."""
+    raw = {
+        role: np.frombuffer(parts[f"{module}.{role}"][2], dtype).reshape(
+            parts[f"{module}.{role}"][1]
+        )
+        for role, dtype in (("qweight", "<u4"), ("qzeros", "<u4"), ("scales", "<f2"))
+    }
+    scales = raw["scales"].astype("f4")
+    rows = scales.shape[1]
+    if name == "awq-gemm":
+        place = [(n // 8 * 8 + (0, 2, 4, 6, 1, 3, 5, 7)[n % 8]) for n in range(rows)]
+        codes, zeros = (np.empty((len(raw[r]), rows), "f4") for r in ("qweight", "qzeros"))
+        codes[:, place], zeros[:, place] = fields(raw["qweight"], 4), fields(raw["qzeros"], 4)
+        index = np.arange(len(codes)) // 32
+    else:
+        bits = raw["qzeros"].shape[1] * 32 // rows
+        words = raw["qzeros"] + np.uint32(0x11111111) if name == "gptq-v1" else raw["qzeros"]
+        codes, zeros = fields(raw["qweight"].T, bits).T, fields(words, bits)
+        index = np.frombuffer(parts[f"{module}.g_idx"][2], "<i4")
+    return np.ascontiguousarray(((codes - zeros[index]) * scales[index]).T)
+
+
+def fields(words: Any, bits: int) -> Any:
+    """The codes of rows of words, the lowest bits first."""
+    flat = np.unpackbits(np.ascontiguousarray(words).view("u1"), axis=1, bitorder="little")
+    each = flat.reshape(len(flat), -1, bits).astype("f4")
+    return (each * 2.0 ** np.arange(bits)).sum(-1).astype("f4")
+
+
+def copied(name: str, folder: Path, **said: Any) -> Path:
+    """The checkpoint with another configuration."""
+    source = checkpoint(name).folder
+    folder.mkdir()
+    for file in source.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] |= said
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "code", "words"),
+    [
+        ("gptq-v1", {"bits": 8}, "M315", "4 bits, groups of 32"),
+        ("gptq-v1", {"group_size": 64}, "M315", "groups of 64"),
+        # GPTQModel's planes look the same
+        ("gptq-v2-dynamic", {"checkpoint_format": "gptq_p"}, "M114", "gptq_p"),
+        ("awq-gemm", {"group_size": 64}, "M315", "groups of 64"),
+        ("awq-gemm", {"version": "gemv"}, "M3", "gemm"),
+        ("awq-gemm", {"version": "marlin"}, "M114", "marlin"),
+    ],
+)
+def test_a_configuration_that_says_something_else_is_refused(
+    name: str, said: dict[str, Any], code: str, words: str, tmp_path: Path
+) -> None:
+    folder = copied(name, tmp_path / "in", **said)
+    failed = run("apply", folder, "-o", tmp_path / "x", "--to", *ASKED[name])
+    assert failed.exit in (2, 3)
+    assert f"error[{code}" in failed.err
+    assert words in failed.err
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gptq-v1", {"dynamic": {r"-:.*\.up_proj$": {}}}),
+        ("awq-gemm", {"modules_to_not_convert": ["mlp.up_proj"]}),
+    ],
+)
+def test_codes_that_the_configuration_calls_plain_are_decoded_with_a_warning(
+    name: str, said: dict[str, Any], tmp_path: Path
+) -> None:
+    folder, out = copied(name, tmp_path / "in", **said), tmp_path / "out"
+    made = done("apply", folder, "-o", out, "--to", *ASKED[name])
+    assert digests(out) == checkpoint(name).tensors
+    assert "M519" in made.err
+    assert "up_proj" in made.err
+
+
+def test_both_are_told_apart_without_a_configuration(tmp_path: Path) -> None:
+    for name, layout in (("gptq-v1", "gptq"), ("awq-gemm", "awq")):
+        folder = checkpoint(name).folder
+        bare = tmp_path / f"{name}.safetensors"
+        bare.write_bytes((folder / "model.safetensors").read_bytes())
+        plan = done("plan", bare, "--to", *ASKED[name], "--format", "json").json
+        assert [(step["lineage"], step["from"]) for step in plan["path"]] == [(layout, layout)]
