@@ -28,7 +28,7 @@ PEERS = {
     "modelopt": "ModelOpt", "te": "Transformer Engine", "deepgemm": "DeepGEMM",
     "gptoss": "gpt-oss", "gpt": "transformers", "gguf": "gguf-py",
     "deepseek": "transformers", "mxfp4": "ModelOpt", "gptq": "GPTQModel", "awq": "AutoAWQ",
-    "kimi": "compressed-tensors",
+    "kimi": "compressed-tensors", "bnb": "bitsandbytes",
 }  # fmt: skip
 # what their names call the formats
 FORMATS = {
@@ -36,6 +36,7 @@ FORMATS = {
     "mxfp8": "mxfp8", "mxfp4": "mxfp4|fp4_ue8m0|gpt-oss|deepseek-v4", "nvfp4": "nvfp4",
     "awq": "^awq", "int-pack": r"ct[_-]w\d+a16|kimi|ct-mixed-int",
     "int8": r"(?<!bnb_)int8|ct-w8a8|ct-mixed-int", "int4-rows": "modelopt_int4",
+    "bnb-4bit": "^bnb_(nf4|fp4)",
 }  # fmt: skip
 
 # what one becomes without numbers where its scales permit it, which most files' do

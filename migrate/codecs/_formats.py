@@ -4,9 +4,7 @@ forms that a codec does not have yet.
 They are here so that `inspect` names these formats and no plan strands one of their parts. A new
 codec takes its entry into its own file, and this table shrinks until it is gone.
 
-Evidence: what compressed-tensors 0.20, ModelOpt 0.47, torchao 0.18, transformers 5.23, bitsandbytes
-0.50, GPTQModel 7.7, AutoAWQ 0.2.9 and Transformer Engine 2.20 write, and the checkpoints of gpt-oss
-and DeepSeek-V4.
+Evidence: what compressed-tensors 0.20, ModelOpt 0.47 and torchao 0.18 write.
 """
 
 from __future__ import annotations
@@ -58,32 +56,8 @@ UNDECODABLE = {
         "bfloat16, each in its own order, so that no formula gives them to the bit"
     )
 }
-_BNB_4BIT = tuple(
-    Convention(
-        "bitsandbytes",
-        {
-            "weight": "{w} uint8 [E/2, 1]",
-            "absmax": "{w}.absmax float32|uint8 [E/blocksize]",
-            "map": "{w}.quant_map float32 [16]",
-            "state": f"{{w}}.quant_state.bitsandbytes__{form} uint8 [J]",
-            "nested_absmax": "{w}.nested_absmax? float32 [H]",
-            "nested_map": "{w}.nested_quant_map? float32 [256]",
-        },
-        arguments={"form": form},
-    )
-    for form in ("nf4", "fp4")
-)
-_BNB_INT8 = (
-    Convention(
-        "bitsandbytes",
-        {"weight": "{w}.weight int8 [N, K]", "scale": "{w}.SCB float32 [N]"},
-        beside={"weight_format": "{w}.weight_format"},
-    ),
-)
 
 FORMATS: tuple[tuple[str, Convention], ...] = (
     *(("nvfp4", convention) for convention in _STACKED_NVFP4),
-    *(("bnb-4bit", convention) for convention in _BNB_4BIT),
-    *(("bnb-int8", convention) for convention in _BNB_INT8),
     *(("tinygemm", convention) for convention in _TINYGEMM),
 )

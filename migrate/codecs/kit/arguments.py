@@ -47,10 +47,12 @@ def non_finite_arg() -> Any:
     )
 
 
-def scales_arg() -> Any:
-    """`non_finite` of a codec that does not encode: what becomes of odd scales."""
+def scales_arg(zeros: bool = False) -> Any:
+    """`non_finite` of a codec that does not encode: what becomes of odd scales, of which 0 is none
+    where blocks of `zeros` have it.
+    """
     return arg(
-        "refuse or keep scales that are zero, negative, infinite or NaN",
+        f"refuse or keep scales that are {'' if zeros else 'zero, '}negative, infinite or NaN",
         words=NON_FINITE[::2],
         default=NON_FINITE[0],
     )

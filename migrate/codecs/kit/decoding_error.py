@@ -110,14 +110,18 @@ def _doubtful(
 
 
 def check_positive(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None:
-    """OpError M406 at the first entry that a box needs and that is not above zero and finite."""
+    """OpError M406 at the first entry that a box needs and that is no finite number above zero, or
+    zero where the grid takes that.
+    """
     entries = work.known(grid)
+    # the least float32 above zero
+    least = 0.0 if grid.zeros else 2.0**-149
     if entries.shape[-1] * entries.shape[-2] == 0 or (
-        float(entries.min()) > 0 and float(entries.max()) < inf
+        float(entries.min()) >= least and float(entries.max()) < inf
     ):
         return
     found = _near(entries)
-    wrong = ~((found > 0) & (found < inf))
+    wrong = ~((found >= least) & (found < inf))
     index = coordinates(int(wrong.reshape(-1).argmax()), wrong.shape)
     raise OpError(
         "M406",
@@ -152,7 +156,10 @@ def _whose(geo: Extents, grid: Grid, full: Box, index: Sequence[int]) -> str:
         return f"row {index[-2] + held.rows[0]} and group {index[-1]}"
     lead = [low * grid.leading + i for (low, _), i in zip(full[:-2], index, strict=False)]
     inner = [(i + low) * b for i, (low, _), b in zip(index[-2:], held, block, strict=True)]
-    return f"the numbers from {[*lead, *inner][-len(geo.shape) :] if geo.shape else []} on"
+    first = [*lead, *inner][-len(geo.shape) :] if geo.shape else []
+    if geo.layout.flat:
+        first = list(coordinates(inner[-1], geo.shape))
+    return f"the numbers from {first} on"
 
 
 def measure(geo: Extents, work: BoxDecoder, dtype: str, full: Box, made: Any, meter: Meter) -> None:

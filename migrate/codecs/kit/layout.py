@@ -222,6 +222,8 @@ class Grid:
     index: str = ""
     # decoding refuses an entry that is zero, negative, infinite or NaN
     positive: bool = False
+    # `positive` takes an entry of 0: blocks of zeros have one
+    zeros: bool = False
     # decoding refuses an entry of 0: one that was stored less 1 may have been 2^bits
     nonzero: bool = False
 

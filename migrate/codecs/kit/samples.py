@@ -10,15 +10,23 @@ from ...elements.raw import carrier
 
 
 def random_part(dtype: str, *shape: int) -> tuple[Spec, Any]:
-    """(spec, raw elements): integers of any bits, or float16 scales from 0.01 to 1."""
+    """(spec, raw elements): integers of any bits, or floats from 0.01 to 1."""
     import numpy as np
 
     dice = np.random.default_rng([*shape])
-    if dtype == "float16":
-        return spec_of(dtype, shape), dice.uniform(0.01, 1, shape).astype("<f2").view("<u2")
+    if dtype in ("float16", "float32"):
+        made = dice.uniform(0.01, 1, shape).astype({"float16": "<f2", "float32": "<f4"}[dtype])
+        return spec_of(dtype, shape), made.view(carrier(dtype))
     width = np.dtype(carrier(dtype)).itemsize
     raw = dice.integers(0, 256, (*shape[:-1], shape[-1] * width), "u1")
     return spec_of(dtype, shape), raw.view(carrier(dtype))
+
+
+def bytes_part(data: bytes) -> tuple[Spec, Any]:
+    """(spec, raw elements) of bytes, one an element."""
+    import numpy as np
+
+    return spec_of("uint8", (len(data),)), np.frombuffer(data, "u1")
 
 
 def index_part(columns: int, groups: int, shuffled: bool = False) -> tuple[Spec, Any]:
