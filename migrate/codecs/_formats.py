@@ -4,7 +4,7 @@ forms that a codec does not have yet.
 They are here so that `inspect` names these formats and no plan strands one of their parts. A new
 codec takes its entry into its own file, and this table shrinks until it is gone.
 
-Evidence: what compressed-tensors 0.20, ModelOpt 0.47 and torchao 0.18 write.
+Evidence: what ModelOpt 0.47 and torchao 0.18 write.
 """
 
 from __future__ import annotations
