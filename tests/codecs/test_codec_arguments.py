@@ -205,7 +205,8 @@ def test_a_part_that_no_role_is_for_is_missed_before_anything_else(tmp_path: Pat
 def test_the_schema_says_of_each_codec_what_it_takes() -> None:
     form, named = schema.rule_file()["$defs"]["Step"]["properties"]["quantize"], {}
     while "if" in form:
-        named[form["if"]["properties"]["codec"].get("const")] = form["then"]
+        which = form["if"]["properties"]["codec"]
+        named[which.get("const") or which["description"]] = form["then"]
         form = form.get("else", {})
     assert [*named["acme-ints"]["properties"]] == [
         "codec", "from", "bits", "group", "symmetric", "dtype_of_shape",
@@ -214,7 +215,8 @@ def test_the_schema_says_of_each_codec_what_it_takes() -> None:
     assert named["acme-ints"]["properties"]["symmetric"]["default"] is True
     assert "bits" not in named["fp8-block"]["properties"]
     # of a codec that a param names
-    assert {"bits", "block"} <= {*named[None]["properties"]}
+    assert {"bits", "block"} <= {*named["a param"]["properties"]}
+    assert {*named["a codec that is only decoded"]["properties"]} == {"codec"}
 
 
 def test_the_reference_lists_them() -> None:
