@@ -102,17 +102,17 @@ class Nvfp4(EncodingCodec):
                 raise OpError("M308", f"nvfp4: {why}")
 
     def layout(self, args: Any, specs: Mapping[str, Spec]) -> NumberLayout:
-        pad = fitting_padding(specs, (1, 16), PADDED) if args.form == TE else (1, 1)
-        scale = Grid("scale", (1, 16), True, (E4M3, "uint8"), E4M3, padded=pad)
-        scale = replace(scale, swizzled=args.swizzled, transposed=args.transposed)
+        te, strict = args.form == TE, args.non_finite != "keep"
+        pad = fitting_padding(specs, (1, 16), PADDED) if te else (1, 1)
+        scale = Grid("scale", (1, 16), True, (E4M3, "uint8"), E4M3, padded=pad, positive=strict)
+        scale = replace(scale, zeros=True, swizzled=args.swizzled, transposed=args.transposed)
         terms, whole = times(scale), specs.get("global")
         if whole is not None or args.form != MODELOPT:
             # of a stack there may be one for each matrix; the largest magnitude may be zero
             several = whole is not None and whole.numel != 1
-            positive = args.form != TE and args.non_finite != "keep"
-            grid = Grid("global", (0, 0), several, ("float32",), positive=positive)
+            grid = Grid("global", (0, 0), several, ("float32",), positive=strict and not te)
             terms += (Term("/" if args.form == COMPRESSED else "*", grid),)
-        if args.form == TE:
+        if te:
             terms += times(OVER[args.e4m3_max])
         codes = Packing(4, ("uint8", "int8", E2M1), transposed=args.transposed)
         return NumberLayout(self.name, floats(E2M1), codes, terms, axes=2)

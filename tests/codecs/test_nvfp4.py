@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "te_nvfp4_16x16": ({"form": "te"}, None),
     "te_nvfp4_4over6": ({"form": "te", "e4m3_max": 256}, None),
 }
-# of which the scale of all is zero or no number: refused, unless a rule says to keep it
+# of which scales of blocks are NaN, as zeros / 0 are: refused, unless a rule says to keep them
 UNUSABLE = {
     ("modelopt_nvfp4", "zeros_bf16"),
     ("ao_nvfp4_two_level", "zeros_bf16"),
@@ -84,7 +84,7 @@ def test_goldens_decode_through_a_rule_file(kind: str, tmp_path: Path) -> None:
                         tmp_path / f"{dtype} {case}", {case: parts[case]}, call, ("lossy",)
                     )
                 assert caught.value.diagnostics[0].code == "M406"
-                assert "the global of" in caught.value.diagnostics[0].message
+                assert "the scale of" in caught.value.diagnostics[0].message
                 unusable.add(case)
         call["non_finite"] = "keep"
         made = goldens_by_rules.decoded(tmp_path / dtype, parts, call, ("lossy",)) if parts else {}
@@ -232,6 +232,26 @@ def test_a_scale_of_all_that_scales_nothing_is_refused(form: str, value: float) 
         with pytest.raises(OpError, match="the global of the numbers from") as caught:
             codeckit.decoded(CODEC, CODEC.Args(form=form), arrays, specs, "float32")
         assert caught.value.code == "M406"
+
+
+@pytest.mark.parametrize("byte", [0x7F, 0xFF, 0xB8, 0x00])
+@pytest.mark.parametrize("form", ["modelopt", CT, "te"])
+def test_a_scale_of_a_block_that_is_negative_or_nan_is_refused(form: str, byte: int) -> None:
+    specs = [WEIGHT, SCALE, WHOLE]
+    arrays = [np.full((4, 32), 0x21, "u1"), np.full((4, 4), 0x38, "u1")]
+    arrays.append(np.array(1, "<f4").view("<u4"))
+    arrays[1][2, 3] = byte
+    kept = CODEC.Args(form=form, non_finite="keep")
+    made = codeckit.decoded(CODEC, kept, arrays, specs, "float32").view("f4")
+    if not byte:
+        # the scale of a block of zeros
+        assert not made[2, 48:].any()
+        made = codeckit.decoded(CODEC, CODEC.Args(form=form), arrays, specs, "float32")
+        assert not made.view("f4")[2, 48:].any()
+        return
+    with pytest.raises(OpError, match=r"the scale of the numbers from \[2, 48\] on") as caught:
+        codeckit.decoded(CODEC, CODEC.Args(form=form), arrays, specs, "float32")
+    assert caught.value.code == "M406"
 
 
 @pytest.mark.parametrize("args", [{}, {"form": CT}, {"form": "te"}, {"like": "torchao"}])

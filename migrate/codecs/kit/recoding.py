@@ -152,7 +152,7 @@ class Recoding:
     def asks_positive(self) -> bool:
         """Whether scales must be positive numbers in the target, and need not be in the source."""
         one, other = (chain.grid for chain in self.chains)
-        return other.positive and not one.positive
+        return other.positive and not (one.positive and other.zeros >= one.zeros)
 
     @property
     def stricter(self) -> bool:

@@ -448,8 +448,9 @@ def _shifted(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array:
     with np.errstate(all="ignore"):
         lost = np.ldexp(back.astype("f8"), path.shift) != given.astype("f8")
     lost &= ~(np.isnan(given) & np.isnan(back))
+    above = given >= 0 if path.chains[1].grid.zeros else given > 0
     for asked, why, odd in (
-        (path.asks_positive, "no positive number", ~(np.isfinite(given) & (given > 0))),
+        (path.asks_positive, "no positive number", ~(np.isfinite(given) & above)),
         (path.asks_powers, "no power of two", powers_of(made, now)[1]),
     ):
         if asked and odd.any():
