@@ -308,7 +308,7 @@ def _plan(
     if computes or stamp.applied:
         applied = [*stamp.applied, *entries]
         kept = parts_of(source, composition, index_hash, output_hash, applied)
-        undone = undone_source(stamp.applied, entries)
+        undone = undone_source(stamp.applied, entries) if stamp.applied else None
         expected = expected_parts(source, composition, index_hash, {output_hash, undone}, stamp)
         if undo is None and undone not in (None, output_hash):
             notes.append(
