@@ -209,6 +209,15 @@ def _fp8(folder: Path) -> None:
     (folder / "TRAINED" / "migrate.history.json").unlink()
 
 
+def _kimi(folder: Path) -> None:
+    """Kimi K2 with its experts in int4, and one that was trained in bfloat16."""
+    import migrate
+
+    shutil.copytree(ROOT / "tests" / "data" / "genuine" / "kimi-k2", folder / "OLD")
+    migrate.apply(folder / "OLD", folder / "TRAINED", to="kimi-k2@bf16", allow=["lossy"])
+    (folder / "TRAINED" / "migrate.history.json").unlink()
+
+
 def _nvfp4(folder: Path) -> None:
     """A model in NVFP4, as ModelOpt writes it."""
     shutil.copytree(ROOT / "tests" / "data" / "genuine" / "modelopt-nvfp4", folder / "OLD")
@@ -257,6 +266,7 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "deepseek-v4": _genuine("deepseek-v4"),
     "fp8": _fp8,
     "gpt-oss": _copied("mxfp4_dequant_gpt_oss"),
+    "kimi-k2": _kimi,
     "nvfp4": _nvfp4,
     "gptq": _gptq,
     "training-checkpoint": _training,

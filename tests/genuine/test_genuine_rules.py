@@ -41,7 +41,27 @@ FOURS = """
     to: "{m}.weight"
     via: [{dequantize: {codec: mxfp4, dtype: bfloat16}}]
 """
+INTEGERS = """
+  - name: words
+    from:
+      weight: "{p...}.{w:q_proj|k_proj|v_proj|o_proj|up_proj}.weight_packed"
+      scale: "{p...}.{w}.weight_scale"
+      shape: "{p...}.{w}.weight_shape"
+      zero: "{p...}.{w}.weight_zero_point"
+    to: "{p}.{w}.weight"
+    optional: [zero]
+    via: [{dequantize: {codec: int-pack, dtype: bfloat16}}]
+  - name: eight bits
+    from: {weight: "{p...}.gate_proj.weight", scale: "{p...}.gate_proj.weight_scale"}
+    to: "{p}.gate_proj.weight"
+    via: [{dequantize: {codec: int8, dtype: bfloat16}}]
+  - name: rows
+    from: {weight: "{p...}.down_proj.weight", scale: "{p...}.down_proj.weight_scale"}
+    to: "{p}.down_proj.weight"
+    via: [{dequantize: {codec: fp8, dtype: bfloat16}}]
+"""
 RULES = {
+    "ct-mixed-int": INTEGERS,
     "torchao-fp8-row": TORCHAO.format(codec="codec: fp8", more=""),
     "torchao-fp8-tensor": TORCHAO.format(codec="codec: fp8", more=""),
     "torchao-mxfp8": TORCHAO.format(codec="codec: mxfp8, swizzled: true", more=""),

@@ -218,6 +218,8 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "gpt-oss": lambda: pair("mxfp4_dequant_gpt_oss", "gpt-oss@bf16", back=False),
     "mxfp8": mxfp8,
+    "compressed-tensors": lambda: genuine("ct-w4a16", "compressed-tensors@bf16", "lossy"),
+    "kimi-k2": lambda: genuine("kimi-k2", "kimi-k2@bf16", "lossy"),
     "deepseek-v4": lambda: genuine("deepseek-v4", "deepseek-v4@bf16"),
     "fp8": lambda: genuine("hf-fp8-block", "fp8@bf16", "lossy"),
     "nvfp4": lambda: genuine("ct-nvfp4", "nvfp4@bf16", "lossy", "drop"),
