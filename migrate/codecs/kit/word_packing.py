@@ -122,6 +122,9 @@ def form_stored(
     found = list(_forms(said, size, specs))
     if len(found) == 1:
         return found[0]
+    if found and 0 in size:
+        # no numbers are read: what encodes makes 4 bits
+        return next((one for one in found if one.bits == 4), found[0])
     bits, form = said
     text = f"{name}: the shape says {list(size)}, the weight is {specs['weight']}"
     if "zero" in specs:
