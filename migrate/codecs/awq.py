@@ -20,15 +20,12 @@ from .kit.codec import LayoutCodec
 from .kit.geometry import check_axes, group_of
 from .kit.layout import Grid, NumberLayout, Packing, integers, times
 from .kit.samples import random_part
+from .kit.word_packing import has_whole_groups
 
 # the field that holds each number of a word
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 # by the size of groups, the words that a row of zeros has a multiple of; of larger groups 1
 MULTIPLES = {32: 4, 64: 2}
-
-
-def _whole_groups(arguments: Mapping[str, Any]) -> bool:
-    return "group" not in arguments or arguments["K"] % arguments["group"] == 0
 
 
 class Awq(LayoutCodec):
@@ -44,7 +41,7 @@ class Awq(LayoutCodec):
                 "scale": "{w}.scales wide [K/group, N]",
             },
             arguments={"form": "gemm"},
-            accepts=_whole_groups,
+            accepts=has_whole_groups,
         ),
         Convention(
             "AutoAWQ",

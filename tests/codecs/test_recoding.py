@@ -266,6 +266,15 @@ def test_scales_that_are_nan_stay_so() -> None:
         assert np.isnan(found).any()
 
 
+def test_a_scale_that_is_nan_is_refused_where_the_other_format_takes_none() -> None:
+    other = nvfp4(positive=True, zeros=True)
+    path, arrays = path_of(fp4(), other, (9, 96)), given(fp4(), (9, 96))
+    arrays["scale"][2, 1] = 255
+    with pytest.raises(OpError, match=r"the scale at \[2, 1\] is nan, and no positive") as caught:
+        made(path, arrays)
+    assert caught.value.code == "M406"
+
+
 @pytest.mark.parametrize(("spread", "fits"), [(14, True), (15, False)])
 def test_exponents_in_a_block_may_differ_by_fourteen(spread: int, fits: bool) -> None:
     one, other, shape = fp4(), fp8((128, 128)), (130, 256)

@@ -546,6 +546,10 @@ def _split(path: Recoding, arrays: Mapping[str, Array], full: Box, survey: Array
     dtype = stands_for(path.grid, path.target)
     low = least_power(dtype)
     nan = powers == NO_POWER
+    if path.asks_positive and nan.any():
+        index = coordinates(int(nan.reshape(-1).argmax()), nan.shape)
+        role = path.chains[0].grid.role
+        _refuse_entry(path, role, index, full, float("nan"), "and no positive number")
     small = (found < low) & ~nan
     if small.any():
         # whose codes are all zero may have any scale
