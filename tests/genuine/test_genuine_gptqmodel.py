@@ -26,7 +26,9 @@ ROUNDED = {
 # of blocks that are cut at the edge all numbers are wrong, up to 22 times
 WRONG = {"ct-fp8-block"}
 # codes stay packed and their layers without a weight, and nothing says so
-PACKED = {"ct-mxfp4", "ct-mixed", "gpt-oss"}
+PACKED = {"ct-mxfp4", "ct-mixed", "ct-mixed-int", "gpt-oss"}
+# codes of int8 stay codes, and where there are no others their scales are gone
+CODES = {"ct-w8a8", "ct-mixed-int"}
 # NVFP4 as above, and codes of FP8 are not multiplied by anything
 MIXED = {"modelopt-mixed"}
 
@@ -35,10 +37,11 @@ def test_every_folder_has_a_verdict() -> None:
     refused = {name for name, one in RESULTS.items() if "refused" in one}
     assert set(names()) == RESULTS.keys()
     assert refused == (
-        RESULTS.keys() - SAME - SAME_AND_MORE - ROUNDED - WRONG - PACKED - MIXED - UNORDERED
+        RESULTS.keys()
+        - (SAME | SAME_AND_MORE | ROUNDED | WRONG | PACKED | MIXED | UNORDERED | CODES)
     )
     assert {name for name, one in RESULTS.items() if one.get("different")} == (
-        ROUNDED | WRONG | MIXED | UNORDERED
+        ROUNDED | WRONG | MIXED | UNORDERED | CODES
     )
     assert {name for name, one in RESULTS.items() if one.get("missing")} == PACKED
     left = {name for name, one in RESULTS.items() if one.get("left")}
@@ -103,6 +106,13 @@ def test_in_a_mixture_codes_of_fp8_become_numbers_without_their_scale() -> None:
         made = wide(parts[key])
         raw = (made.view("<u4") >> 16).astype("<u2").tobytes()
         assert digest("BF16", made.shape, raw) == different[key]
+
+
+@pytest.mark.parametrize("name", sorted(CODES))
+def test_codes_of_int8_stay_codes(name: str) -> None:
+    parts = contents(checkpoint(name).folder)
+    for key, said in RESULTS[name]["different"].items():
+        assert digest(*parts[key]) == said
 
 
 def test_of_awq_codes_and_zeros_stay_where_they_lie_in_words() -> None:
