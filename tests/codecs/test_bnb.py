@@ -384,3 +384,37 @@ def test_both_are_one_way(tmp_path: Path) -> None:
     (found,) = caught.value.diagnostics
     assert found.code == "M308"
     assert "bnb-4bit is only decoded, nothing encodes it" in found.message
+
+
+def test_the_error_of_int8_is_that_of_rounding(tmp_path: Path) -> None:
+    """Half a unit in the last of eight bits, whatever the scale."""
+    made = []
+
+    class Meter:
+        def add(self, wanted: Any, got: Any, *rest: Any, **more: Any) -> None:
+            made.append((wanted, got))
+
+    specs = [Spec("int8", (2, 3)), Spec("float32", (2,)), None]
+    arrays = [rows()["weight"][1], f4([3.3, 777])[1], None]
+    out = np.zeros((2, 3), "<u2")
+    EIGHT.decode(EIGHT.Args(), arrays, specs, "bfloat16", ((0, 2), (0, 3)), out, Meter())
+    found = [(w, g) for w, g in made if np.size(w)]
+    assert found
+    for wanted, got in found:
+        assert (abs(wanted - got) <= abs(wanted) * 2.0**-8).all()
+        assert (wanted != got).any()
+
+
+def test_blocks_go_on_across_rows_where_bitsandbytes_takes_other_scales(tmp_path: Path) -> None:
+    """Rows of 1, 1, 10, 10, 100 and 100, two to a block, as bitsandbytes 0.50 encodes them. Its own
+    `dequantize_4bit` on a CPU makes 1 of all.
+    """
+    table = [*np.linspace(-1, 0.9, 15), 1]
+    parts = {
+        "weight": (Spec("uint8", (96, 1)), np.full((96, 1), 0xFF, "u1")),
+        "absmax": f4([1, 10, 100]),
+        "map": f4(table),
+        "state": state(blocksize=64, shape=[6, 32]),
+    }
+    made = decoded(tmp_path / "x", parts)
+    assert [row.tolist() for row in made] == [[n] * 32 for n in (1, 1, 10, 10, 100, 100)]

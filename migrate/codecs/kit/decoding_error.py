@@ -168,13 +168,14 @@ def measure(geo: Extents, work: BoxDecoder, dtype: str, full: Box, made: Any, me
 
     sampled, sure = _sampled(geo, full), _every(geo) == 1
     _, largest = _magnitudes(geo, work)
+    after = geo.layout.after or 1.0
     for at in work.matrices():
         lost, zeros = _lost(geo, work, at, dtype, full, made[at])
         for chunk, got in _parts(sampled, full, made[at]):
             codes, scale, less = (_near(x) for x in work.plain(at, chunk))
             with np.errstate(all="ignore"):
-                wanted = _product(codes, scale, less)
-                reach = np.abs(scale) * largest
+                wanted = _product(codes, scale * after, less)
+                reach = np.abs(scale * after) * largest
             meter.add(wanted, _widened(got, dtype), reach, non_finite=0, sure=sure)
         none = np.empty(0)
         meter.add(none, none, saturated=lost, underflowed=zeros, non_finite=lost, sure=sure)
@@ -189,12 +190,13 @@ def _lost(
     low, high = _scales_between(geo, work, at)
     count, vanish = not _is_tame(geo, work, at, high, dtype), not _stays(geo, work, low, dtype)
     lost = zeros = 0
+    after = geo.layout.after or 1.0
     if count or vanish:
         for chunk, raw in _parts(work.chunks(), full, made):
             codes, scale, less = (_near(x) for x in work.plain(at, chunk))
             got = _widened(raw, dtype)
             with np.errstate(all="ignore"):
-                finite = np.isfinite(_product(codes, scale, less))
+                finite = np.isfinite(_product(codes, scale * after, less))
             lost += int((np.isinf(got) & finite).sum())
             zeros += int(((got == 0) & (codes != 0) & (scale != 0)).sum()) if vanish else 0
     return lost, zeros
