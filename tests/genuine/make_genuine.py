@@ -5,7 +5,8 @@ themselves decode them to.
 
 writes tests/data/genuine/NAME, a folder as a user would have it, and NAME.json beside it: which
 releases made it, and by which of them its tensors were decoded, each with dtype, shape and the
-SHA-256 of its bytes. It needs transformers, compressed-tensors, torchao, ModelOpt and no GPU.
+SHA-256 of its bytes. It needs transformers, compressed-tensors, torchao, ModelOpt, bitsandbytes and
+no GPU.
 
 What no library encodes on a CPU is said where it is made: the codes are then those of torchao, in
 the parts that transformers reads and decodes.
@@ -639,6 +640,57 @@ torchao_by("torchao-fp8-tensor", lambda: ao_float8("PerTensor"))
 torchao_by("torchao-mxfp8", lambda: ao_mx("float8_e4m3fn"))
 torchao_by("torchao-mxfp4", lambda: ao_mx("float4_e2m1fn_x2"))
 torchao_by("torchao-nvfp4", ao_nvfp4)
+
+
+# ---- bitsandbytes --------------------------------------------------------------------------------
+
+
+def bitsandbytes(folder: Path, size: int, **said: Any) -> Tensors:
+    """Encodes a small Llama as `from_pretrained` does, and returns what is stored."""
+    from transformers import BitsAndBytesConfig
+
+    small = {
+        "hidden_size": size, "intermediate_size": size, "vocab_size": 8, "head_dim": size // 2
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as plain:
+        save(llama(**small), Path(plain))
+        model = AutoModelForCausalLM.from_pretrained(
+            plain, dtype=torch.bfloat16, device_map="cpu",
+            quantization_config=BitsAndBytesConfig(**said),
+        )  # fmt: skip
+    save(model, folder)
+    return stored(folder)
+
+
+@maker("bnb-nf4", "transformers", "bitsandbytes")
+def bnb_nf4(folder: Path) -> Tensors:
+    from bitsandbytes.functional import QuantState, dequantize_4bit
+
+    # of rows that are no multiple of a block its decoding on a CPU takes other blocks' scales
+    held = bitsandbytes(
+        folder, 64, load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+    )
+    keys = [key.removesuffix(".absmax") for key in held if key.endswith("weight.absmax")]
+    out = {k: v for k, v in held.items() if not any(k.startswith(key) for key in keys)}
+    for key in keys:
+        parts = {k: v for k, v in held.items() if k.startswith(f"{key}.")}
+        state = QuantState.from_dict(parts, device=torch.device("cpu"))
+        assert state.dtype == torch.bfloat16
+        out[key] = dequantize_4bit(held[key], state)
+    return out
+
+
+@maker("bnb-int8", "transformers", "bitsandbytes")
+def bnb_int8(folder: Path) -> Tensors:
+    from bitsandbytes.functional import int8_vectorwise_dequant
+
+    held = bitsandbytes(folder, 36, load_in_8bit=True)
+    out = {k: v for k, v in held.items() if not k.endswith((".SCB", ".weight_format"))}
+    for key, codes in out.items():
+        if codes.dtype == torch.int8:
+            scale = held[f"{key.removesuffix('.weight')}.SCB"]
+            out[key] = int8_vectorwise_dequant(codes, scale).to(torch.bfloat16)
+    return out
 
 
 # ---- what is written -----------------------------------------------------------------------------

@@ -64,6 +64,8 @@ FORMATS = {
         (2, "gptq", GPTQMODEL, {"bits": 8, "form": "v2"}),
         (11, "gptq", GPTQMODEL, {"bits": 3, "group": 32, "form": "v2"}),
     ],
+    "bnb-nf4": [(7, "bnb-4bit", "bitsandbytes", {"form": "nf4", "blocksize": 64})],
+    "bnb-int8": [(7, "bnb-int8", "bitsandbytes", {})],
     "awq-gemm": [(13, "awq", "AutoAWQ", {"group": 32, "form": "gemm"})],
 }
 

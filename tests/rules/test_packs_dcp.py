@@ -225,6 +225,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "nvfp4": lambda: genuine("ct-nvfp4", "nvfp4@bf16", "lossy", "drop"),
     "gptq": lambda: genuine("gptq-v2-dynamic", "gptq@fp16", "lossy"),
     "awq": lambda: genuine("awq-gemm", "awq@fp16", "lossy"),
+    "bnb": lambda: genuine("bnb-nf4", "bnb@bf16", "lossy"),
     "meta-llama": meta_llama,
     "megatron-gqa-qkv": megatron,
     "torch-wrappers": wrappers,
