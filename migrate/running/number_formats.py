@@ -185,6 +185,10 @@ def _group(
     return _Group(readings, parts, said=scheme, contradiction=sentence or apart[0])
 
 
+# of formats whose groups have one size, which no argument says
+_GROUPS = {"mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
+
+
 def _scheme(reading: Reading) -> Scheme:
     """What tensors tell, in the terms of configurations."""
     known = reading.arguments
@@ -192,7 +196,7 @@ def _scheme(reading: Reading) -> Scheme:
     return Scheme(
         reading.format,
         bits=known.get("bits"),
-        group=known.get("group"),
+        group=known.get("group", _GROUPS.get(reading.format)),
         block=(rows, columns) if rows and columns else None,
         granularity=known.get("granularity"),
         symmetric="zero" not in reading.endings if reading.format == "int-pack" else None,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
+from commandline import run
 from genuine import FOLDER, checkpoint, names
 
 import migrate
@@ -128,3 +132,20 @@ def test_objects_of_torchao_in_pickles_are_named(
     (reading,) = group.readings
     assert (reading.format, reading.arguments) == said
     assert reading.producer == "torchao"
+
+
+@pytest.mark.parametrize(
+    ("name", "goal", "size"),
+    [("ct-mxfp8", "mxfp8@bf16", 32), ("ct-nvfp4a16", "nvfp4@bf16", 16)],
+)
+def test_a_configuration_with_groups_of_another_size_is_refused(
+    tmp_path: Path, name: str, goal: str, size: int
+) -> None:
+    folder = shutil.copytree(checkpoint(name).folder, tmp_path / name)
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace(f'"group_size": {size}', '"group_size": 64'))
+    failed = run("plan", folder, "--to", goal, "--allow", "lossy", "--allow", "drop")
+    assert failed.exit == 3
+    assert "M315" in failed.err
+    assert f"groups of {size}" in failed.err
+    assert "groups of 64" in failed.err

@@ -182,7 +182,7 @@ def test_a_configuration_of_another_format_is_refused_with_both_readings(
     folder = with_configuration(tmp_path / "in", quant_algo="FP8")
     failed = run("apply", folder, "-o", tmp_path / "x", "--to", f"nvfp4@{to}", *ALLOW)
     assert "M315" in failed.err
-    assert "is nvfp4, modelopt by its tensors" in failed.err
+    assert "is nvfp4, groups of 16, modelopt by its tensors" in failed.err
     assert "fp8, 8 bits, a scale for each tensor" in failed.err
     assert not (tmp_path / "x").exists()
 
@@ -192,7 +192,7 @@ def test_a_module_that_is_encoded_and_plain_by_the_configuration_is_decoded_with
 ) -> None:
     folder = with_configuration(tmp_path / "in", ignore=["model.layers.0.*"])
     made = done("apply", folder, "-o", tmp_path / "x", "--to", "nvfp4@bf16", *ALLOW)
-    assert "is nvfp4, modelopt by its tensors, and plain by the configuration" in made.err
+    assert "groups of 16, modelopt by its tensors, and plain by the configuration" in made.err
     assert unsigned_zeros(tmp_path / "x") == checkpoint(MODELOPT[0]).tensors
 
 
