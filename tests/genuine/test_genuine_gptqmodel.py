@@ -28,7 +28,8 @@ WRONG = {"ct-fp8-block"}
 # codes stay packed and their layers without a weight, and nothing says so
 PACKED = {"ct-mxfp4", "ct-mixed", "ct-mixed-int", "gpt-oss"}
 # codes of int8 stay codes, and where there are no others their scales are gone
-CODES = {"ct-w8a8", "ct-mixed-int"}
+# bitsandbytes' stay what they are, with all of their parts
+CODES = {"ct-w8a8", "ct-mixed-int", "bnb-int8", "bnb-nf4"}
 # NVFP4 as above, and codes of FP8 are not multiplied by anything
 MIXED = {"modelopt-mixed"}
 
@@ -109,7 +110,7 @@ def test_in_a_mixture_codes_of_fp8_become_numbers_without_their_scale() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CODES))
-def test_codes_of_int8_stay_codes(name: str) -> None:
+def test_codes_that_it_does_not_know_stay_codes(name: str) -> None:
     parts = contents(checkpoint(name).folder)
     for key, said in RESULTS[name]["different"].items():
         assert digest(*parts[key]) == said
