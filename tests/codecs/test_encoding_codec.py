@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import acme_codecs
 import pytest
 import torch
+from marks import thorough
 from safetensors.torch import load_file, save_file
 
 import migrate
@@ -268,8 +270,11 @@ def test_files_state_dicts_and_verify_agree(codec: Any, tmp_path: Path) -> None:
         assert error <= 0.12 * held[key].float().norm()
 
 
-@pytest.mark.parametrize("stacked", [False, True], ids=["matrix", "stack"])
-@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+@pytest.mark.parametrize(
+    ("codec", "stacked"),
+    thorough(product(CODECS, [False, True])),
+    ids=lambda one: getattr(one, "name", one),
+)
 def test_verify_compares_a_large_tensor_in_rows(codec: Any, stacked: bool, tmp_path: Path) -> None:
     shape = (60, 200, 1024) if stacked else (12_000, 1024)
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(3)).bfloat16()

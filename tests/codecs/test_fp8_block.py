@@ -618,7 +618,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("kind", "case", "of"), list(vectors(KINDS)), ids="/".join)
+@pytest.mark.parametrize(("kind", "case", "of"), list(vectors(KINDS)))
 def test_a_rule_decodes_every_golden_bit_for_bit(
     kind: str, case: str, of: str, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marks import thorough
 
 from migrate import codecs, ops
 from migrate.core.declaration import NumberFormat
@@ -82,7 +83,7 @@ def numbers(form: NumberFormat, specs: list[Spec], held: list[Any]) -> Any:
     return found + np.float32(0)
 
 
-@pytest.mark.parametrize("powers", [True, False])
+@pytest.mark.parametrize("powers", thorough([True, False]))
 @pytest.mark.parametrize("one", ENCODING)
 def test_numbers_are_the_same_or_refused(one: str, powers: bool) -> None:
     outcomes: dict[str, set[str]] = {}
