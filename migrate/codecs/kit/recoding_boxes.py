@@ -527,7 +527,8 @@ def _whole_powers(path: Recoding, survey: Array | None) -> Array:
         # of no scales none is the largest
         survey = survey_powers(path, (), np.empty(0, "u1"))
     whole = path.chains[1].whole
-    largest = survey if whole is None or whole.leading else survey.max(keepdims=True)
+    per_matrix = whole is None or whole.leading
+    largest = survey if per_matrix else survey.max(keepdims=True, initial=NO_POWER)
     top = most_power(stands_for(path.grid, path.target))
     made = np.maximum(largest.astype("i4") - top, -126)
     return np.where(largest == NO_POWER, 0, made)
