@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from kit_layouts import goldens
+from recoded_parts import RECODE, computed_parts
 
-from migrate import codecs, ops
+from migrate import codecs
 from migrate.core.declaration import NumberFormat
 from migrate.core.errors import OpError
 from migrate.core.spec import Spec
-from migrate.elements.raw import carrier
 
-RECODE: Any = ops.get("recode")
 TORCHAO = ("qdata", "scale", "per_tensor_scale")
 MODELOPT = ("weight", "weight_scale", "weight_scale_2")
 
@@ -101,18 +100,7 @@ def recoded(
     settled = RECODE.settle(args, roles, specs, {})
     order = [roles.index(role) for role in settled.inputs]
     specs, held = [specs[i] for i in order], [held[i] for i in order]
-    made, survey = RECODE.infer(settled, specs), {}
-    if RECODE.surveys(settled, specs):
-        whole = tuple((0, n) for n in specs[0].shape)
-        survey = {"survey": RECODE.survey(settled, specs, whole, held[0])}
-    out = []
-    for number, spec in enumerate(made):
-        box = tuple((0, n) for n in spec.shape)
-        needed = RECODE.needs(settled, specs, number, box)
-        cut = [a[tuple(slice(*side) for side in b)] for a, b in zip(held, needed, strict=True)]
-        array = np.empty(spec.shape, carrier(spec.dtype))
-        RECODE.compute(settled, cut, specs, number, box, array, **survey)
-        out.append(array)
+    made, out = computed_parts(settled, specs, held)
     again = RECODE.eager(settled, held, dtypes=[s.dtype for s in specs])
     assert [a.tobytes() for a in out] == [a.tobytes() for a in again]
     return made, out

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from marks import thorough
+from recoded_parts import RECODE, computed_parts
 
-from migrate import codecs, ops
+from migrate import codecs
 from migrate.core.declaration import NumberFormat
 from migrate.core.errors import OpError
 from migrate.core.spec import Spec
-from migrate.elements.raw import carrier
 
-RECODE: Any = ops.get("recode")
 SHAPE = (18, 64)
 # formats that no path leads from or to yet
 INTEGERS = ("int_pack", "int8")
@@ -47,22 +46,6 @@ def stored(name: str, args: Any, powers: bool) -> tuple[list[Spec], list[Any]] |
         return None
     held = [(s, np.asarray(a)) for s, a in zip(specs, parts, strict=True) if s is not None]
     return [s for s, _ in held], [a for _, a in held]
-
-
-def recoded(settled: Any, specs: list[Spec], held: list[Any]) -> tuple[list[Spec], list[Any]]:
-    made, survey = RECODE.infer(settled, specs), {}
-    if RECODE.surveys(settled, specs):
-        whole = tuple((0, n) for n in specs[0].shape)
-        survey = {"survey": RECODE.survey(settled, specs, whole, held[0])}
-    out = []
-    for number, spec in enumerate(made):
-        box = tuple((0, n) for n in spec.shape)
-        needed = RECODE.needs(settled, specs, number, box)
-        cut = [a[tuple(slice(*side) for side in b)] for a, b in zip(held, needed, strict=True)]
-        array = np.empty(spec.shape, carrier(spec.dtype))
-        RECODE.compute(settled, cut, specs, number, box, array, **survey)
-        out.append(array)
-    return made, out
 
 
 def as_made(target: NumberFormat, source: NumberFormat, specs: list[Spec]) -> NumberFormat:
@@ -110,7 +93,7 @@ def test_numbers_are_the_same_or_refused(one: str, powers: bool) -> None:
                 order = [roles.index(role) for role in settled.inputs]
                 inputs = [specs[i] for i in order], [held[i] for i in order]
                 try:
-                    made, out = recoded(settled, *inputs)
+                    made, out = computed_parts(settled, *inputs)
                 except OpError as error:
                     seen.add(error.code)
                     continue

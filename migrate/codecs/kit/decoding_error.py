@@ -110,8 +110,8 @@ def _doubtful(
 
 
 def check_positive(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None:
-    """OpError M406 at the first entry that a box needs and that is no finite number above zero, or
-    zero where the grid takes that.
+    """OpError M406 at the first entry that a box needs unless it is finite and above zero, or zero
+    where the grid takes that.
     """
     entries = work.known(grid)
     # the least float32 above zero

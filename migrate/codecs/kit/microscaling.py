@@ -27,7 +27,7 @@ GROUP = 32
 # neither elements nor rule depend on what is encoded
 ANY = Spec("float32", ())
 SCALES = ("uint8", "float8_e8m0fnu", "float32")
-# how each library chooses a power of two; torchao is told
+# how each library chooses a power of two; torchao leaves the choice to the caller
 POWERS_OF = {
     "torchao": POWERS,
     "compressed-tensors": ("even",),

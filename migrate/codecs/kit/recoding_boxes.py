@@ -286,8 +286,8 @@ def _first(path: Recoding, full: Box) -> list[int]:
 def _powers(
     path: Recoding, arrays: Mapping[str, Array], full: Box, alike: Array | None = None
 ) -> Array:
-    """The exponents of the source's entries for a box of numbers; M406 for one that is no power of
-    two, but in the blocks of the target of which all are `alike`.
+    """The exponents of the source's entries for a box of numbers; M406 for any that is not a
+    power of two, except in blocks of the target whose entries are all `alike`.
     """
     import numpy as np
 
