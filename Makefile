@@ -33,7 +33,7 @@ help:
 	@echo "make demo      a checkpoint there and back again"
 	@echo "make lint      ruff and mypy"
 	@echo "make campaign  hundreds of random cases, kills and injected failures"
-	@echo "make bench     the speed and memory table        (SIZE=1.2GB|4.4GB, BENCH='--rounds 5 --rows pack')"
+	@echo "make bench     the speed and memory table        (SIZE=1.2GB|2GB|4.4GB, BENCH='--rounds 5 --rows pack')"
 	@echo "make peers     .venv-peers, whose libraries make bench compares number formats with: some GB"
 	@echo "make docs      the site of docs/, in site/"
 	@echo "make clean     remove environments and everything made"

@@ -385,7 +385,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size", choices=["tiny", "demo", "1.2GB", "4.4GB"], default="1.2GB")
+    parser.add_argument("--size", choices=data.PRESETS, default="1.2GB")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds per row (5)")
     parser.add_argument(
         "--transformers-rounds",

@@ -120,6 +120,16 @@ PRESETS = {
         kv_heads=2,
         shards=4,
     ),
+    "2GB": Shape(
+        layers=6,
+        experts=16,
+        hidden=1536,
+        intermediate=2176,
+        vocab=8192,
+        heads=12,
+        kv_heads=3,
+        shards=4,
+    ),
     "4.4GB": Shape(
         layers=8,
         experts=16,
