@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from ...core.spec import Spec
 from ...elements.numbers import is_numpy
 from .box_decoding import BoxDecoder
-from .decoding_error import check_exact, check_nonzero, check_positive, check_powers, measure
+from .decoding_error import (
+    check_exact,
+    check_finite,
+    check_nonzero,
+    check_positive,
+    check_powers,
+    measure,
+)
 from .exactness import is_exact
 from .geometry import Extents, geometry
 from .layout import FLOATS, NumberLayout
@@ -48,6 +55,8 @@ def decode(
             check_powers(geo, work, grid, full)
         if grid.positive:
             check_positive(geo, work, grid, full)
+        if grid.finite:
+            check_finite(geo, work, grid, full)
         if grid.nonzero:
             check_nonzero(geo, work, grid, full)
     if layout.flat:

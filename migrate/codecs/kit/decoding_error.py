@@ -149,6 +149,24 @@ def check_nonzero(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None
     )
 
 
+def check_finite(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None:
+    """OpError M406 at the first entry that a box needs and that is infinite or NaN."""
+    for at in work.matrices():
+        entries = abs(work.entries(grid, at))
+        # NaN is not below anything
+        if not prod(entries.shape) or float(entries.max()) < inf:
+            continue
+        found = _near(entries)
+        index = coordinates(int((~(found < inf)).reshape(-1).argmax()), found.shape)
+        place = _whose(geo, grid, full, (*at, *index))
+        raise OpError(
+            "M406",
+            f"dequantize: a scale in the {grid.role} of {place} is {float(found[index]):g}",
+            help="no encoder makes it, and numbers under it would be infinite or NaN: the file is "
+            "damaged or of another type; `non_finite: keep` decodes what is stored",
+        )
+
+
 def _whose(geo: Extents, grid: Grid, full: Box, index: Sequence[int]) -> str:
     """The numbers that an entry of those that a box needs belongs to."""
     held, block = geo.entries_held(grid, full), geo.block(grid)
@@ -210,9 +228,13 @@ def _product(codes: Any, scale: Any, less: Any) -> Any:
 
 def _near(array: Any) -> Any:
     """float64 of numpy."""
+    import numpy as np
+
     if array is None:
         return None
-    return (array if is_numpy(array) else array.cpu().numpy()).astype("f8")
+    # a NaN of float16 stays one that warns
+    with np.errstate(invalid="ignore"):
+        return (array if is_numpy(array) else array.cpu().numpy()).astype("f8")
 
 
 def _widened(raw: Any, dtype: str) -> Any:

@@ -164,6 +164,19 @@ class BitPiece(NamedTuple):
     left: int = 0
 
 
+def bit_plane(count: int, bits: int, at: int, run: int, left: int = 0) -> BitPiece:
+    """`bits` of each of `count` codes, which become those from bit `left` on: first the lowest of
+    `run` bytes from byte `at` on, then the next of the same bytes, then those of the bytes behind.
+    """
+    each = 8 // bits
+    return BitPiece(
+        tuple(at + i // (run * each) * run + i % run for i in range(count)),
+        tuple(i // run % each * bits for i in range(count)),
+        bits,
+        left,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """What a record holds: codes put together of `pieces`, or one number of `dtype` from byte `at`
@@ -222,6 +235,8 @@ class Grid:
     index: str = ""
     # decoding refuses an entry that is zero, negative, infinite or NaN
     positive: bool = False
+    # decoding refuses an entry that is infinite or NaN
+    finite: bool = False
     # `positive` takes an entry of 0: blocks of zeros have one
     zeros: bool = False
     # decoding refuses an entry of 0: one that was stored less 1 may have been 2^bits

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...core.spec import Spec
 from ...core.spec import spec as spec_of
 from ...elements.raw import carrier
+
+if TYPE_CHECKING:
+    from .layout import NumberLayout
 
 
 def random_part(dtype: str, *shape: int) -> tuple[Spec, Any]:
@@ -22,11 +25,31 @@ def random_part(dtype: str, *shape: int) -> tuple[Spec, Any]:
     return spec_of(dtype, shape), raw.view(carrier(dtype))
 
 
+def random_records(layout: NumberLayout, rows: int, records: int) -> tuple[Spec, Any]:
+    """(spec, raw elements): rows of records of any bits, but for scales, which are of sizes from
+    2^-3 to 2, as float16 of both signs.
+    """
+    spec, raw = random_part("uint8", rows, records * layout.record.nbytes)
+    for grid in layout.grids():
+        if grid.field is not None and (dtype := grid.field.dtype):
+            power = dtype == "float8_e8m0fnu"
+            high = raw[:, grid.field.at + (not power) :: layout.record.nbytes]
+            high[...] = high & 0x03 | 0x7C if power else high & 0x83 | 0x30
+    return spec, raw
+
+
 def bytes_part(data: bytes) -> tuple[Spec, Any]:
     """(spec, raw elements) of bytes, one an element."""
     import numpy as np
 
     return spec_of("uint8", (len(data),)), np.frombuffer(data, "u1")
+
+
+def number_part(number: int) -> tuple[Spec, Any]:
+    """(spec, raw elements) of an int32 without axes."""
+    import numpy as np
+
+    return spec_of("int32", ()), np.array(number, "<u4")
 
 
 def index_part(columns: int, groups: int, shuffled: bool = False) -> tuple[Spec, Any]:
