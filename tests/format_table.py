@@ -128,8 +128,10 @@ def _planned(one: Codec, other: Codec) -> bool:
 
 def peers(codec: str) -> list[str]:
     """Whose files the tests compare with, bit for bit."""
-    with tarfile.open(DATA / "quant" / "goldens.tar.xz") as archive:
-        kinds = {Path(member.name).parts[0] for member in archive}
+    kinds = set()
+    for path in (DATA / "quant").glob("*.tar.xz"):
+        with tarfile.open(path) as archive:
+            kinds |= {Path(member.name).parts[0] for member in archive}
     kinds |= {path.name for path in (DATA / "genuine").iterdir() if path.is_dir()}
     form = FORMATS.get(codec, re.escape(codec.replace("-", "_")))
     found = {PEERS[re.split("[_-]", kind)[0]] for kind in kinds if re.search(form, kind)}

@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from migrate.codecs import get
+from migrate.codecs.gguf import DECODED
 from migrate.codecs.kit.layout import (
-    BitPiece,
-    ElementType,
-    Field,
     Grid,
     NumberLayout,
     Packing,
-    Record,
     Term,
     floats,
     integers,
@@ -46,7 +44,10 @@ DTYPES = {
 
 # every golden vector: what a library was given (`input`), what it stored (`q/NAME`) and what it
 # made of that again (`dq/FUNCTION`)
-GOLDENS = Path(__file__).resolve().parents[1] / "data" / "quant" / "goldens.tar.xz"
+GOLDENS = tuple(
+    Path(__file__).resolve().parents[1] / "data" / "quant" / f"{name}.tar.xz"
+    for name in ("goldens", "gguf")
+)
 
 
 class Case(NamedTuple):
@@ -75,12 +76,13 @@ def read(data: bytes) -> dict[str, tuple[Spec, Any]]:
 def goldens() -> dict[str, dict[str, dict[str, tuple[Spec, Any]]]]:
     """format -> case -> name -> (spec, raw elements)."""
     out: dict[str, dict[str, dict[str, tuple[Spec, Any]]]] = {}
-    with tarfile.open(GOLDENS) as archive:
-        for member in archive:
-            held = archive.extractfile(member)
-            assert held is not None
-            kind, case = member.name.removesuffix(".safetensors").split("/")
-            out.setdefault(kind, {})[case] = read(held.read())
+    for path in GOLDENS:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                held = archive.extractfile(member)
+                assert held is not None
+                kind, case = member.name.removesuffix(".safetensors").split("/")
+                out.setdefault(kind, {})[case] = read(held.read())
     return out
 
 
@@ -276,49 +278,13 @@ def by_rows(found: Found) -> Case:
     )
 
 
-def of_record(
-    elements: ElementType,
-    nbytes: int,
-    codes: Field,
-    scale: tuple[Term, ...],
-    less: tuple[Term, ...] = (),
-) -> Case:
-    return Case(
-        NumberLayout("gguf", elements, codes, scale, less=less, record=Record(codes.count, nbytes)),
-        {"weight": "data"},
-    )
+def gguf(name: str) -> Callable[[Found], Case]:
+    def make(found: Found) -> Case:
+        codec: Any = get("gguf")
+        args = codec.Args(name, non_finite="keep")
+        return Case(codec.layout(args, {"data": found["q/data"][0]}), {"data": "data"})
 
-
-def bits_of(
-    count: int, bits: int, byte: Callable[[int], int], shift: Callable[[int], int], left: int = 0
-) -> BitPiece:
-    every = range(count)
-    return BitPiece(tuple(map(byte, every)), tuple(map(shift, every)), bits, left)
-
-
-def halves(at: int) -> Field:
-    """32 nibbles, the low ones first."""
-    return Field((bits_of(32, 4, lambda i: at + i % 16, lambda i: i // 16 * 4),))
-
-
-def half(at: int) -> Grid:
-    return Grid("weight", field=Field(dtype="float16", at=at))
-
-
-def byte_codes(count: int, at: int) -> Field:
-    return Field((bits_of(count, 8, lambda i: at + i, lambda i: 0),))
-
-
-GGUF = {
-    "q8_0": of_record(signed(8), 34, byte_codes(32, 2), times(half(0))),
-    "q4_0": of_record(integers(4, 8), 18, halves(2), times(half(0))),
-    "mxfp4": of_record(
-        floats(E2M1),
-        17,
-        halves(1),
-        times(Grid("weight", elements=floats("float8_e8m0fnu"), field=byte_codes(1, 0))),
-    ),
-}
+    return make
 
 
 GPTQ = (
@@ -425,5 +391,5 @@ FORMATS: dict[str, Make] = {
     "bnb_nf4": bnb4("nf4"),
     "bnb_nf4_double": bnb4("nf4"),
     "bnb_fp4": bnb4("fp4"),
-    **{f"gguf_{name}": made for name, made in GGUF.items()},
+    **{f"gguf_{name}": gguf(name) for name in DECODED},
 }  # fmt: skip

@@ -263,48 +263,13 @@ def test_a_table_can_be_any_numbers() -> None:
     assert made.tolist() == [[2 * n for n in known]]
 
 
-def k_quant() -> NumberLayout:
-    """GGUF's Q4_K: d, dmin, twelve bytes of 6-bit scales and minima, 128 bytes of nibbles."""
-    eight = range(8)
-    low = tuple(4 + j if j < 4 else 8 + j for j in eight)
-
-    def sixes(of_min: int) -> Field:
-        first = tuple(b + 4 * of_min if j < 4 else b for j, b in enumerate(low))
-        zeros = tuple(4 * of_min if j >= 4 else 0 for j in eight)
-        high = tuple((4 if j < 4 else 0) + 4 * of_min + j for j in eight)
-        return Field(
-            (
-                BitPiece(first, zeros, 4),
-                BitPiece(high, tuple(4 if j < 4 else 6 for j in eight), 2, 4),
-            )
-        )
-
-    codes = BitPiece(
-        tuple(16 + i // 64 * 32 + i % 32 for i in range(256)),
-        tuple(i // 32 % 2 * 4 for i in range(256)),
-        4,
-    )
-    return NumberLayout(
-        "q4_k",
-        integers(4),
-        Field((codes,)),
-        times(
-            Grid("weight", field=Field(dtype="float16", at=0)),
-            Grid("weight", elements=integers(6), field=sixes(0)),
-        ),
-        less=times(
-            Grid("weight", field=Field(dtype="float16", at=2)),
-            Grid("weight", elements=integers(6), field=sixes(1)),
-        ),
-        record=Record(256, 144),
-    )
-
-
 def test_a_k_quant_is_scales_of_scales_and_minima_of_minima() -> None:
     rng = np.random.default_rng(0)
     stored = rng.integers(0, 256, (3, 2 * 144)).astype("u1")
     stored.reshape(3, 2, 144)[..., :4] = rng.standard_normal((3, 2, 2)).astype("<f2").view("u1")
-    made = both(k_quant(), {"weight": stored}, {"weight": "uint8"}, "float32")
+    codec: Any = codecs.get("gguf")
+    layout = codec.layout(codec.Args("q4_k"), {})
+    made = both(layout, {"data": stored}, {"data": "uint8"}, "float32")
     # gguf-py's dequantize_blocks of Q4_K, number by number
     f4 = np.float32
     for row in range(3):
