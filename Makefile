@@ -91,7 +91,7 @@ check: lint
 # the libraries that make tests/data/genuine, and that make bench compares number formats with; ModelOpt's own requirements exclude transformers as it is
 .venv-peers/.ready: pyproject.toml constraints.txt
 	$(environment)
-	@$(@D)/$(PIP) -e '.[test]' compressed-tensors==0.20.0 torchao==0.18.0 omegaconf ninja nvidia-ml-py 'pulp<4' regex scipy
+	@$(@D)/$(PIP) -e '.[test]' compressed-tensors==0.20.0 torchao==0.18.0 gguf==0.19.0 omegaconf ninja nvidia-ml-py 'pulp<4' regex scipy
 	@$(@D)/$(PIP) --no-deps nvidia-modelopt==0.47.0
 	@touch $@
 

@@ -15,12 +15,9 @@ import numpy as np
 
 from migrate.codecs import get
 from migrate.codecs.kit.layout import (
-    BitPiece,
-    Field,
     Grid,
     NumberLayout,
     Packing,
-    Record,
     floats,
     integers,
     plain,
@@ -28,6 +25,7 @@ from migrate.codecs.kit.layout import (
     table_of,
     times,
 )
+from migrate.codecs.kit.samples import random_records
 from migrate.codecs.kit.scale_rules import ScaleRule
 from migrate.core.spec import Spec
 
@@ -158,11 +156,11 @@ def cases() -> dict[str, Callable[[], Case]]:
         parts = {"weight": ("int8", codes(SIDE, SIDE)), "scale": ("float32", singles(SIDE, 1))}
         return layout, parts, "bfloat16"
 
-    def records(layout: NumberLayout, heads: int) -> Case:
-        record = layout.record
-        stored = codes(SIDE, SIDE // record.codes, record.nbytes)
-        stored[..., : 2 * heads] = halves(SIDE, SIDE // record.codes, heads).view("u1")
-        return layout, {"weight": ("uint8", stored.reshape(SIDE, -1))}, "bfloat16"
+    def gguf(kind: str) -> Case:
+        codec: Any = get("gguf")
+        layout = codec.layout(codec.Args(kind), {})
+        spec, raw = random_records(layout, SIDE, SIDE // layout.record.codes)
+        return layout, {"data": (spec.dtype, raw)}, "bfloat16"
 
     return {
         "fp8 tensor": lambda: fp8((0, 0)),
@@ -178,46 +176,9 @@ def cases() -> dict[str, Callable[[], Case]]:
         "awq": awq,
         "nf4": nf4,
         "int8": int8,
-        "Q8_0": lambda: records(q8_0(), 1),
-        "Q4_K": lambda: records(q4_k(), 2),
+        "Q8_0": lambda: gguf("q8_0"),
+        "Q4_K": lambda: gguf("q4_k"),
     }
-
-
-def q8_0() -> NumberLayout:
-    """GGUF's Q8_0: d and 32 bytes."""
-    codes = Field((BitPiece(tuple(range(2, 34)), (0,) * 32, 8),))
-    scale = times(Grid("weight", field=Field(dtype="float16")))
-    return NumberLayout("q8_0", signed(8), codes, scale, record=Record(32, 34))
-
-
-def q4_k() -> NumberLayout:
-    """GGUF's Q4_K: d, dmin, twelve bytes of 6-bit scales and minima, 128 bytes of nibbles."""
-    eight = range(8)
-
-    def sixes(minimum: int) -> Field:
-        low = tuple(4 + j + 4 * minimum if j < 4 else 8 + j for j in eight)
-        high = tuple((4 if j < 4 else 0) + 4 * minimum + j for j in eight)
-        return Field(
-            (
-                BitPiece(low, tuple(4 * minimum * (j >= 4) for j in eight), 4),
-                BitPiece(high, tuple(4 if j < 4 else 6 for j in eight), 2, 4),
-            )
-        )
-
-    def chain(at: int, minimum: int) -> Any:
-        return times(
-            Grid("weight", field=Field(dtype="float16", at=at)),
-            Grid("weight", elements=integers(6), field=sixes(minimum)),
-        )
-
-    every = range(256)
-    codes = BitPiece(
-        tuple(16 + i // 64 * 32 + i % 32 for i in every), tuple(i // 32 % 2 * 4 for i in every), 4
-    )
-    return NumberLayout(
-        "q4_k", integers(4), Field((codes,)), chain(0, 0), less=chain(2, 1),
-        record=Record(256, 144),
-    )  # fmt: skip
 
 
 def _fp8(block: tuple[int, int], scale: Spec, rule: ScaleRule, leading: bool = True) -> Any:

@@ -1,8 +1,9 @@
-"""What others do with the same bytes: the functions of transformers, compressed-tensors, ModelOpt
-and torchao, where they are installed (`make peers`), and the arithmetic of released scripts.
+"""What others do with the same bytes: the functions of transformers, compressed-tensors, ModelOpt,
+torchao and gguf-py, where they are installed (`make peers`), and the arithmetic of released
+scripts.
 
-A function takes the stored parts as torch's own tensors and answers with bfloat16 numbers, or takes
-numbers and answers with codes and scales. They allocate what they make, as their users see it.
+A function takes the stored parts as torch's own tensors and answers with numbers, or takes numbers
+and answers with codes and scales. They allocate what they make, as their users see it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Parts = dict[str, torch.Tensor]
 Decoder = Callable[[Parts], torch.Tensor]
 Encoder = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 BLOCK = 128
-LIBRARIES = ("transformers", "compressed_tensors", "modelopt", "torchao")
+LIBRARIES = ("transformers", "compressed_tensors", "modelopt", "torchao", "gguf")
 
 
 def missing() -> list[str]:
@@ -183,6 +184,18 @@ def _torchao() -> tuple[dict[str, Decoder], dict[str, Encoder]]:
     return {name: decode for name, (decode, _) in kinds.items()}, encoders
 
 
+def _gguf() -> dict[str, Decoder]:
+    """To float32, as gguf-py decodes everything."""
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    def by(kind: str) -> Decoder:
+        number = GGMLQuantizationType[kind]
+        return lambda parts: torch.from_numpy(dequantize(parts["data"].numpy(), number))
+
+    return {kind: by(kind) for kind in ("Q8_0", "Q4_K")}
+
+
 def peers() -> SimpleNamespace:
     """`decoders` and `encoders`: format -> name of the peer -> function, of those installed."""
     warnings.filterwarnings("ignore")
@@ -205,4 +218,6 @@ def peers() -> SimpleNamespace:
         enter("ModelOpt", *_modelopt())
     if "torchao" in there:
         enter("torchao", *_torchao())
+    if "gguf" in there:
+        enter("gguf-py", _gguf(), {})
     return found

@@ -45,7 +45,7 @@ HERE = Path(__file__).resolve().parent
 # where `make peers` installs the libraries that are compared with
 PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
 # what must be ours to the bit
-SAME = ("scales repeated", "block by block", "transformers", "DeepGEMM in torch")
+SAME = ("scales repeated", "block by block", "transformers", "DeepGEMM in torch", "gguf-py")
 Work = dict[str, Callable[[], Any]]
 
 

@@ -244,8 +244,8 @@ DECODED = {
     "awq": DecodeBars(10),
     "nf4": DecodeBars(3),
     "int8": DecodeBars(None),
-    "Q8_0": DecodeBars(6),
-    "Q4_K": DecodeBars(6),
+    "Q8_0": DecodeBars(6, 1.5),
+    "Q4_K": DecodeBars(6, 1.5),
 }
 # encoding, against the fastest peer
 ENCODED_FASTER = {
