@@ -188,6 +188,7 @@ def sample_params(model: RuleFile) -> dict[str, Any]:
             number = max(2, param.minimum or 2) if param.maximum is None else param.maximum
             out[name] = {
                 "int": number,
+                "float": 0.5,
                 "bool": True,
                 "str": "a",
                 "list": [number if param.items == "int" else "a"],

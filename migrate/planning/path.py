@@ -720,6 +720,7 @@ def _asks_checkpoint(step: PathStep, file: LoadedFile, name: str) -> bool:
         or bool(param.places)
         or param.shape is not None
         or param.dtype is not None
+        or param.absent is not None
         or f"${name}" in written
     )
 

@@ -50,7 +50,7 @@ from .patches import (
     undo_steps,
 )
 from .sides import SideFiles
-from .tensor_params import dtypes_of, grouped_names, names_of, sizes_of
+from .tensor_params import dtypes_of, grouped_names, names_of, sizes_of, whether_absent
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -468,6 +468,8 @@ class PathState:
                         (said, {name: dtype})
                         for said, dtype in dtypes_of(step, param.dtype, tensors, known)
                     )
+                if param.absent is not None and not step.backwards:
+                    yield whether_absent(step, name, param.absent, tensors)
 
     def _lost(self, step: PathStep) -> dict[str, str]:
         """Param -> why its place in the configuration does not give it, without a stamp."""

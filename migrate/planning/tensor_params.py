@@ -73,6 +73,16 @@ def sizes_of(
                 yield f"axis {shape.dim} of {printable(key)}", size
 
 
+def whether_absent(
+    step: WalkedEdge, name: str, keys: Iterable[str], tensors: Mapping[str, Tensor]
+) -> tuple[str, dict[str, bool]]:
+    """(place for messages, {param: whether there is no tensor of these keys})."""
+    there = next((held[0] for _, _, held in _named(step, keys, tensors) if held), None)
+    if there is None:
+        return f"no tensor {listed(list(keys))}", {name: True}
+    return f"the tensor {printable(there)}", {name: False}
+
+
 def names_of(tensors: Iterable[str]) -> Iterator[str]:
     """The names of modules and tensors, the root's empty one too, in key order without ranks."""
     known = {""}

@@ -281,6 +281,13 @@ def _param(param: Param) -> Iterator[Problem]:
         )
     if param.dtype is not None and param.type != "str":
         yield Problem("M114", f"a dtype is a str, this is a {param.type}", key=True, at=("dtype",))
+    if param.absent is not None and param.type != "bool":
+        yield Problem(
+            "M114",
+            f"whether a tensor is absent is a bool, this is a {param.type}",
+            key=True,
+            at=("absent",),
+        )
     for key in param.shape.key if param.shape is not None else ():
         if param.shape is not None and param.shape.count not in (None, *parse(key).captures):
             yield Problem(

@@ -500,7 +500,8 @@ class Param(Model):
     """A value that the rules need and the tensors' names do not tell."""
 
     type: Annotated[
-        Literal["int", "bool", "str", "list"], BeforeValidator(one_of("int", "bool", "str", "list"))
+        Literal["int", "float", "bool", "str", "list"],
+        BeforeValidator(one_of("int", "float", "bool", "str", "list")),
     ] = Field(description="what kind of value it is")
     items: Annotated[Literal["int", "str"] | None, BeforeValidator(one_of("int", "str"))] = Field(
         None, description="of a list: what its items are"
@@ -527,6 +528,14 @@ class Param(Model):
     )
     shape: Shape | None = Field(None, description="the place in a tensor's shape that says it")
     dtype: Dtype | None = Field(None, description="the tensors whose dtype it is")
+    absent: Annotated[tuple[str, ...] | None, BeforeValidator(_keys), WithJsonSchema(_KEYS)] = (
+        Field(
+            None,
+            description="of a bool: the key of a tensor, or several; it is true where there is "
+            "none, false where there is one",
+            examples=["output.weight"],
+        )
+    )
     groups: Groups | None = Field(
         None,
         description="the numbered tensors that tell a list of names where no other source speaks",

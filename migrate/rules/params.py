@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import PatternError, Report, Span, did_you_mean, listed, option, printable
@@ -341,6 +342,8 @@ def _word(text: str, type: str | None) -> Any:
     if type == "bool":
         truth = yaml.boolean(text)
         return text if truth is None else truth
+    if type == "float":
+        return yaml.core(yaml.PlainScalar(text))
     return text
 
 
@@ -349,6 +352,12 @@ def _scalar(value: Any, type: str | None, param: Param) -> Any:
         if not isinstance(value, bool):
             raise RefusedError(f"{_spell_value(value)} is neither true nor false")
         return value
+    if type == "float":
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise RefusedError(f"{_spell_value(value)} is not a number")
+        if not isfinite(value):
+            raise RefusedError(f"{_spell_value(value)} is not finite")
+        return float(value)
     if type == "str":
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise RefusedError(f"{_spell_value(value)} is not text")
@@ -447,6 +456,7 @@ def _wanted(name: str, param: Param) -> str:
 
 _KINDS = {
     "int": "an integer",
+    "float": "a number",
     "bool": "true or false",
     "str": "text",
     "list": "a list",

@@ -266,6 +266,29 @@ def test_a_rule_that_reads_nothing_is_told_how_a_tensor_is_added() -> None:
 @pytest.mark.parametrize(
     ("written", "code"),
     [
+        ("type: bool, absent: x.weight", None),
+        ("type: bool, absent: [x.weight, y.weight]", None),
+        ("type: int, absent: x.weight", "M114"),
+        ("type: bool, absent: []", "M114"),
+        ('type: bool, absent: "{m"', "M201"),
+        ("type: float, default: 1e-5", None),
+        ("type: float, default: x", "M114"),
+        ("type: float, minimum: 1", "M114"),
+    ],
+)
+def test_params_of_numbers_and_of_tensors_that_are_absent(written, code):
+    text = f"id: a\ntitle: t\nlineage: l\nedge: [a, b]\nparams: {{p: {{{written}}}}}\n"
+    if code is None:
+        assert load_text(text, "r.yaml").model.params["p"].type in ("bool", "float")
+    else:
+        with pytest.raises(QuestionError) as caught:
+            load_text(text, "r.yaml")
+        assert [d.code for d in caught.value.diagnostics] == [code]
+
+
+@pytest.mark.parametrize(
+    ("written", "code"),
+    [
         ('type: list, items: str, groups: {key: "{m...}.w{i:int}", of: m, over: i}', None),
         ('type: list, groups: {key: "{m...}.w{i:int}", of: m, over: i, ndim: 0}', None),
         ('type: str, groups: {key: "{m...}.w{i:int}", of: m, over: i}', "M114"),
