@@ -89,8 +89,8 @@ def is_folder(source: Source, single_file: bool | None, written: str = "") -> bo
         return not single_file
     if source.format == "memory":
         return bool(source.index.side_files)
-    if source.format == DISTRIBUTED:
-        # its `.metadata` names it too
+    if source.format in (DISTRIBUTED, "gguf"):
+        # `.metadata` names it too, and what becomes of a GGUF file has its key-values beside it
         return True
     return os.path.isdir(source.path) or source.path.endswith(".index.json")
 

@@ -3,6 +3,7 @@ docs/reference/security.md, a kind, and a builder.
 
     pt             a .pt archive                  legacy     a torch.save stream of before 1.6, a
     raw pickle safetensors    a file, an index or a folder   dcp        a folder with .metadata
+    gguf           a GGUF file, or a folder of shards
     rules          a rule file
 
 A live one does something when it is read the usual way: it creates the file whose path (the canary)
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import hostile_archives
 import hostile_dcp
+import hostile_gguf
 import hostile_items
 import hostile_legacy
 import hostile_rules
@@ -27,7 +29,7 @@ from hostile_streams import STREAMS, Stream
 
 # kinds that the commands read; any other is no checkpoint to them (exit status 2), whatever it
 # holds
-READ = {"safetensors", "rules", "pt", "legacy", "dcp"}
+READ = {"safetensors", "rules", "pt", "legacy", "dcp", "gguf"}
 # streams that make a sound archive: bytes that nobody loads later, and values that are small and
 # have 2 ** 50 places
 DOUBLED = tuple(f"{kind}-doubled-through-the-memo" for kind in ("tuples", "lists", "dicts"))
@@ -114,6 +116,10 @@ def _attacks() -> list[Attack]:
     out += [
         Attack(f"safetensors-{name}", rows, "safetensors", False, build)
         for name, rows, build in folders
+    ]
+    out += [
+        Attack(f"gguf-{name}", rows, "gguf", False, build)
+        for name, rows, build in hostile_gguf.FOLDERS
     ]
     out += [
         Attack(f"dcp-{name}", rows, "dcp", live, build, carried=name in hostile_dcp.CARRIED)

@@ -12,7 +12,7 @@ from typing import Any
 
 from migrate import formats
 from migrate.core.errors import raise_all
-from migrate.formats import _signatures
+from migrate.formats import _ggufheader, _signatures
 from migrate.formats._header import read_header
 from migrate.formats._legacy import read_legacy
 from migrate.source import zip_archive
@@ -89,6 +89,10 @@ def read_safetensors(blob: Any) -> Any:
     return read_header(blob, 0, blob.name)
 
 
+def read_gguf(blob: Any) -> Any:
+    return _ggufheader.read_header(blob, 0, blob.name)
+
+
 def read_extra_state(blob: Any) -> Any:
     return machine.read_pickle(bytes(blob.read(0, blob.size)), EXTRA_STATE, name=blob.name)
 
@@ -98,6 +102,7 @@ FROM_BYTES = {
     "legacy": read_torch,
     "metadata": read_metadata,
     "safetensors": read_safetensors,
+    "gguf": read_gguf,
     "extra state": read_extra_state,
 }
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from gguf_files import F32, Q8_0, Tensor, floats, gguf, value
 from marks import thorough
 from safetensors.torch import save_file
 from work import HANG
@@ -31,6 +32,7 @@ KINDS = (
     "legacy",
     "legacy opened",
     "metadata",
+    "gguf",
     "extra state",
 )
 # in yardsticks, and MB
@@ -68,6 +70,10 @@ def genuine(where: Path) -> dict[str, str]:
         out["data.pkl"].write_bytes(archive.read("m/data.pkl"))
     dcp.save({"w": held["w"], "step": 3}, checkpoint_id=out["metadata"].parent, no_dist=True)
     out["metadata"] = out["metadata"].parent / ".metadata"
+    # the tensors fill their last blocks, so that no byte of the file is padding
+    tensors = {"w": Tensor((32, 2), Q8_0, bytes(68)), "b": Tensor((8,), F32, floats(*range(8)))}
+    values = {"k": value("f32", 1e-5), "t.u": value("[str]", ["a", "b"])}
+    out["gguf"].write_bytes(gguf(tensors, values))
     out["extra state"].write_bytes(out["metadata"].read_bytes())
     return {kind: str(path) for kind, path in out.items()}
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from commandline import DATA, ROOT, Result, environment, run
+from gguf_files import F32, Q8_0, Tensor, gguf, value
 
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
@@ -228,6 +229,14 @@ def _gptq(folder: Path) -> None:
     shutil.copytree(ROOT / "tests" / "data" / "genuine" / "gptq-v2-dynamic", folder / "OLD")
 
 
+def _gguf(folder: Path) -> None:
+    """A GGUF file of two tensors."""
+    codes, norm = Tensor((32, 2), Q8_0, bytes(range(68))), Tensor((4,), F32, bytes(16))
+    values = {"general.architecture": value("str", "llama")}
+    made = gguf({"blk.0.attn_v.weight": codes, "output_norm.weight": norm}, values)
+    (folder / "MODEL.gguf").write_bytes(made)
+
+
 def _training(folder: Path) -> None:
     import torch
 
@@ -269,6 +278,7 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "kimi-k2": _kimi,
     "nvfp4": _nvfp4,
     "gptq": _gptq,
+    "gguf": _gguf,
     "training-checkpoint": _training,
     "dcp": _distributed,
     "te-1.13": _te,
