@@ -61,22 +61,19 @@ def open(path: PathLike, allow_links: bool = False, at: str | None = None) -> So
 
 def _pick(place: Place) -> Format:
     builtin = FORMATS.builtin()
-    named = [name for name in place.names if name.endswith((_DATA, METADATA))]
+    named = [name for name in place.names if name.endswith((_DATA, METADATA, _GGUF_SUFFIX))]
     chunks = named and (metadata_files(named) or any(name.endswith(_DATA) for name in named))
     # no file beside `.metadata` is the checkpoint, and without chunks its format is not asked; nor
-    # is that of GGUF files, where none is there
-    idle = {_DCP} if _may_hold_gguf(place) else {_DCP, _GGUF}
+    # is that of GGUF files before the others, where no file is called so
+    idle = {_DCP} if named else {_DCP, _GGUF}
     asked = (_DCP,) if chunks and not _left_over(place) else [n for n in builtin if n not in idle]
     # third parties are asked only about what no built-in knows: the scan for entry points is slow
     return (
         _surest(place, asked)
+        or _surest(place, (_GGUF,))
         or _surest(place, [n for n in FORMATS.names() if n not in builtin])
         or _unknown(place)
     )
-
-
-def _may_hold_gguf(place: Place) -> bool:
-    return any(name.endswith(_GGUF_SUFFIX) for name in place.names) or place.head(4) == b"GGUF"
 
 
 def _left_over(place: Place) -> bool:

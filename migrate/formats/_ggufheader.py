@@ -53,7 +53,7 @@ class Left(NamedTuple):
     length: int
 
 
-class Header(NamedTuple):
+class GgufHeader(NamedTuple):
     """The key-values and the tensors of one file, each in the order of the file.
 
     `types` are those of the tensors, by name; `None` is one whose size is not known. A tensor of
@@ -75,14 +75,14 @@ class _Info(NamedTuple):
     at: int
 
 
-def read_header(blob: FileBlob, number: int, label: str) -> Header:
+def read_header(blob: FileBlob, number: int, label: str) -> GgufHeader:
     """The header of the file that is blob `number`; `label` names it in messages.
 
     Guarantees that every tensor lies inside the file, aligned, without overlap and without a hole,
     and that its rows are whole blocks. M906 with the name and the numbers otherwise, M914 beyond a
     limit, M943 for a version or an order of bytes that is not read.
     """
-    reader = _Reader(blob, label)
+    reader = _HeaderReader(blob, label)
     _check_version(reader.take(8), label)
     tensors, values = reader.unpack("<QQ", "the counts")
     for what, count, most in (
@@ -112,7 +112,7 @@ def read_header(blob: FileBlob, number: int, label: str) -> Header:
             f"to {MAX_ALIGNMENT}",
         )
     found = _place(infos, -(-reader.at // alignment) * alignment, alignment, blob, number, label)
-    return Header(held, *found)
+    return GgufHeader(held, *found)
 
 
 def _check_version(head: bytes, label: str) -> None:
@@ -138,7 +138,7 @@ def _check_version(head: bytes, label: str) -> None:
     )
 
 
-def _read_info(reader: _Reader) -> _Info:
+def _read_info(reader: _HeaderReader) -> _Info:
     name = reader.name("the name of a tensor")
     what = printable(name)
     (axes,) = reader.unpack("<I", what)
@@ -146,10 +146,11 @@ def _read_info(reader: _Reader) -> _Info:
         fail("M906", f"{reader.label}: {what}: {axes} axes, more than the {MAX_AXES} of ggml")
     lengths = reader.unpack(f"<{axes}Q", what)
     at = reader.at
-    return _Info(name, lengths, *reader.unpack("<IQ", what), at)
+    kind, offset = reader.unpack("<IQ", what)
+    return _Info(name, lengths, kind, offset, at)
 
 
-class _Reader:
+class _HeaderReader:
     """The bytes of a header, one after the other; more of the file is read as they are needed."""
 
     def __init__(self, blob: FileBlob, label: str) -> None:

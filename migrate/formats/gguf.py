@@ -26,7 +26,7 @@ from ..source.blobs import FileBlob, Stored
 from ..source.index import FileSource, Index, SideFile, Source
 from ..source.paths import Beside, Folder, Place, look_beside, read_history
 from ..source.shards import in_natural_order, shard_sets
-from ._ggufheader import MAGIC, Header, Left, read_header
+from ._ggufheader import MAGIC, GgufHeader, Left, read_header
 
 SUFFIX = ".gguf"
 # the side file that the key-values are
@@ -129,7 +129,7 @@ def _title(name: str) -> str | None:
 
 def _read_headers(
     folder: Folder, names: Sequence[str], blobs: list[FileBlob], opened: FileBlob | None
-) -> list[Header]:
+) -> list[GgufHeader]:
     """The headers of all files, which join the `blobs`; the problems of all files at once."""
     report = Report()
     headers = []
@@ -146,7 +146,9 @@ def _read_headers(
     return headers
 
 
-def _check_shards(names: Sequence[str], headers: Sequence[Header], label: str) -> dict[str, Any]:
+def _check_shards(
+    names: Sequence[str], headers: Sequence[GgufHeader], label: str
+) -> dict[str, Any]:
     """The key-values of all files but what numbers them. M915 where that contradicts the names, or
     two files each other; M908 for a file of several that is alone.
     """
@@ -178,7 +180,7 @@ def _check_shards(names: Sequence[str], headers: Sequence[Header], label: str) -
     return out
 
 
-def _merged(names: Sequence[str], headers: Sequence[Header], label: str) -> dict[str, Stored]:
+def _merged(names: Sequence[str], headers: Sequence[GgufHeader], label: str) -> dict[str, Stored]:
     """The tensors of all files, each one in blocks with its type behind it. M915 naming what stands
     in two files, M906 a tensor that has the name of a type.
     """
@@ -238,7 +240,7 @@ class _Described:
         return {"type": self.left.kind, "length": self.left.length}
 
 
-def _notes(headers: Iterable[Header], values: Mapping[str, Any]) -> Iterable[str]:
+def _notes(headers: Iterable[GgufHeader], values: Mapping[str, Any]) -> Iterable[str]:
     kinds: Counter[str] = Counter()
     unknown: list[str] = []
     for header in headers:
