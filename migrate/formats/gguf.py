@@ -269,7 +269,7 @@ def _refuse_writing(*_: Any, **__: Any) -> NoReturn:
     )
 
 
-class Gguf:
+class GgufFormat:
     """The format: `sniff` and `open` as `formats.Format` asks; `describe` refuses by name."""
 
     name = "gguf"
@@ -288,4 +288,4 @@ class Gguf:
     describe = staticmethod(_refuse_writing)
 
 
-FORMAT = Gguf()
+FORMAT = GgufFormat()
