@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from kit_layouts import goldens
 
+import migrate
 from migrate.codecs import get
 from migrate.codecs.base import OpError
 from migrate.codecs.gguf import DECODED
+from migrate.codecs.kit.samples import random_records
 from migrate.core.errors import MigrateError
 from migrate.core.spec import Spec
 from migrate.source.ggml_types import TYPES
@@ -251,6 +253,23 @@ def test_scales_may_be_negative_and_zero(tmp_path: Path) -> None:
     assert made[0, ::32].tolist() == [-1.5, 0, 6]
 
 
+def test_a_large_tensor_is_decoded_in_boxes(tmp_path: Path) -> None:
+    """Of 16 MiB of numbers in 4 MiB of memory, to the same bits."""
+    layout = CODEC.layout(CODEC.Args("q6_k"), {})
+    spec, raw = random_records(layout, 1024, 16)
+    decoded(tmp_path / "x", {"data": (spec, raw)}, "float32", type="q6_k")
+    files = [tmp_path / "x" / name for name in ("in.safetensors", "r.yaml")]
+    out = tmp_path / "out.safetensors"
+    how: dict[str, Any] = {"rules": files[1], "allow": ("lossy",), "fsync": False}
+    migrate.apply(files[0], out, max_memory=4 << 20, threads=1, **how)
+    ((_, made),) = goldens_by_rules.read(out.read_bytes()).values()
+    assert made.nbytes == 16 << 20
+    wanted = CODEC.reference(CODEC.Args("q6_k"), [raw, None], [spec, None], "float32")
+    assert (made == wanted).all()
+    with pytest.raises(MigrateError, match="max_memory"):
+        migrate.apply(files[0], tmp_path / "y.safetensors", max_memory=1 << 10, threads=1, **how)
+
+
 def test_only_mxfp4_is_exact_and_what_it_cannot_hold_refused(tmp_path: Path) -> None:
     for kind in DECODED:
         specs = [blocks(kind, 2, 2)[0], None]
@@ -314,8 +333,6 @@ def test_decoding_does_not_import_torch(tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_blocks_are_loaded_into_a_live_module(tmp_path: Path) -> None:
     import torch
-
-    import migrate
 
     held = goldens()["gguf_q4_k"]["random"]
     folder = tmp_path / "x"
