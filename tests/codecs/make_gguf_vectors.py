@@ -1,6 +1,6 @@
 """Makes golden vectors of GGUF's types by gguf-py: blocks, and the numbers that it decodes them to.
 
-    python tests/codecs/make_gguf.py
+    python tests/codecs/make_gguf_vectors.py
 
 writes tests/data/quant/gguf.tar.xz, laid out as goldens.tar.xz beside it. It needs gguf (0.19 made
 the vectors) and safetensors. Blocks are what gguf-py encodes, where it does, and random bytes under
