@@ -372,7 +372,7 @@ class TensorEncoding(PlacedParts):
             matrix, words = typed(matrix, self.spec.dtype), typed(words, "uint8")
         lanes = lanes_of(matrix)
         rows, columns = matrix.shape
-        tile, zero = self.tile, None
+        zero = None
         step = self._step(lanes, columns)
         for row in range(0, rows, step):
             part, raw = matrix[row : row + step], given[row : row + step]
@@ -383,44 +383,65 @@ class TensorEncoding(PlacedParts):
                 scales, zero, largest = self._scales(raw, at, full, row, known, memo)
                 self._remember(scales, zero, at, full, row, memo)
             shape = tuple(part.shape)
-            numbers = lanes.widen(part, self.spec.dtype, lanes.take("numbers", shape, "f4"))
+            tame = bool(np.isfinite(largest).all() and np.isfinite(scales.factor).all())
+            wild = self.non_finite != "refuse" and not (tame and self.non_finite == "keep")
+            over = None
+            doubtful = wild or self.rule.saturates or self._are_beyond(scales, largest)
+            numbers, factor = self._scaled(lanes, part, scales, zero)
+            if doubtful:
+                if meter is not None and (wild or self._may_saturate(scales, largest, zero)):
+                    over = rounding.beyond(lanes, numbers, elements)
+                if lanes.device is not None and elements.bits == 8 and elements.dtype:
+                    rounding.clamp(numbers, elements)
             with np.errstate(all="ignore"):
-                factor = lanes.of(np.ascontiguousarray(scales.factor, "f4"))
-                apply(
-                    lanes,
-                    numbers,
-                    factor,
-                    tile,
-                    lanes.xp.divide if scales.divides else lanes.xp.multiply,
-                )
-                lanes.narrow(numbers, scales.dtype)
-                if zero is not None:
-                    offset = lanes.of(np.ascontiguousarray(zero, "f4"))
-                    apply(lanes, numbers, offset, tile, lanes.xp.add)
-                    lanes.narrow(numbers, scales.dtype)
-                tame = bool(np.isfinite(largest).all() and np.isfinite(scales.factor).all())
-                wild = self.non_finite != "refuse" and not (tame and self.non_finite == "keep")
-                over = None
-                if wild or self.rule.saturates or self._are_beyond(scales, largest):
-                    if meter is not None:
-                        over = rounding.beyond(lanes, numbers, elements)
-                    if lanes.device is not None and elements.bits == 8 and elements.dtype:
-                        rounding.clamp(numbers, elements)
                 codes = self._codes(lanes, numbers, part, factor, wild, words[row : row + step])
             if meter is not None:
                 place = encoding_error.place(self, full, row, shape, scales.stored.shape, inside)
                 made = encoding_error.Made(part, codes, over, scales, zero, largest, tame)
                 encoding_error.tell(meter, self, lanes, made, place)
 
+    def _scaled(
+        self, lanes: Lanes, part: Any, scales: Scales, zero: Array | None
+    ) -> tuple[Any, Any]:
+        """Some rows of a matrix as float32 that is rounded to codes next, and their factors."""
+        import numpy as np
+
+        numbers = lanes.take("numbers", tuple(part.shape), "f4")
+        lanes.widen(part, self.spec.dtype, numbers)
+        factor = lanes.of(np.ascontiguousarray(scales.factor, "f4"))
+        with np.errstate(all="ignore"):
+            op = lanes.xp.divide if scales.divides else lanes.xp.multiply
+            apply(lanes, numbers, factor, self.tile, op)
+            lanes.narrow(numbers, scales.dtype)
+            if zero is not None:
+                offset = lanes.of(np.ascontiguousarray(zero, "f4"))
+                apply(lanes, numbers, offset, self.tile, lanes.xp.add)
+                lanes.narrow(numbers, scales.dtype)
+        return numbers, factor
+
     def _are_beyond(self, scales: Scales, largest: Array) -> bool:
         """Whether some quotients lie beyond the largest fp8 code: a scale of few digits, as a
         subnormal one, may be much smaller than what it was rounded from.
         """
+        import numpy as np
+
         if self.rule.kind != "float" or not scales.divides:
             return False
         # no cast rounds less than this up
         most = largest_of(self.layout.elements) * (1 + 2**-6)
-        return bool((largest > scales.factor * most).any())
+        with np.errstate(all="ignore"):
+            return bool((largest > scales.factor * most).any())
+
+    def _may_saturate(self, scales: Scales, largest: Array, zero: Array | None) -> bool:
+        """Whether the largest number of a tile may lie where no code is nearest."""
+        import numpy as np
+
+        if zero is not None:
+            return True
+        with np.errstate(all="ignore"):
+            found = largest / scales.factor if scales.divides else largest * scales.factor
+        # no rounding takes a number up by more than this; NaN is not below anything
+        return not bool((found * (1 + 2**-7) < rounding.nearest_below(self.layout.elements)).all())
 
     def _codes(
         self, lanes: Lanes, numbers: Any, part: Any, factor: Any, wild: bool, words: Any
@@ -462,7 +483,7 @@ class TensorEncoding(PlacedParts):
 
         if survey is None:
             raise ValueError(f"{self.layout.name}: nothing is known of the whole tensor")
-        if not self.leading:
+        if not self.leading or survey.size == 1:
             largest = survey.reshape(1, 1)
         else:
             lead = tuple(a + i for (a, _), i in zip(full[:-2], at, strict=True))

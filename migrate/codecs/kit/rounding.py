@@ -189,13 +189,21 @@ def integers(lanes: Lanes, numbers: Any, elements: ElementType, low: int, out: A
             xp.bitwise_and(out, (1 << bits) - 1, out=out)
 
 
+@cache
+def nearest_below(elements: ElementType) -> float:
+    """The magnitude below which each number has a nearest code."""
+    if elements.whole:
+        return (1 << (elements.bits - 1)) - 0.5
+    known = sorted({v for v in elements.values() if v - v == 0})
+    return known[-1] + (known[-1] - known[-2]) / 2
+
+
 def beyond(lanes: Lanes, numbers: Any, elements: ElementType) -> Any:
     """Which float32 `numbers` would round beyond the largest or below the least code."""
     if elements.whole:
-        half = 1 << (elements.bits - 1)
-        return (numbers >= half - 0.5) | (numbers < -half - 0.5)
-    known = sorted({v for v in elements.values() if v - v == 0})
-    return lanes.xp.abs(numbers) >= known[-1] + (known[-1] - known[-2]) / 2
+        least = -nearest_below(elements) - 1
+        return (numbers >= nearest_below(elements)) | (numbers < least)
+    return lanes.xp.abs(numbers) >= nearest_below(elements)
 
 
 def clamp(numbers: Any, elements: ElementType) -> None:
