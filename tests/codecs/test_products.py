@@ -69,10 +69,11 @@ def test_products_are_rounded_once(
 
 def test_scales_that_make_ties_are_known() -> None:
     # the last bit of a bfloat16 is 2**-7 of a number from 1 to 2
-    assert not products._have_ties(np.array([1, 0.5, 1.25, 1 + 2**-20], "<f4"))
-    assert products._have_ties(np.array([1, 1 + 2**-8], "<f4"))
+    rows = [[1, 0.5], [1.25, 1 + 2**-20], [1, 1 + 2**-8], [-1, 0]]
+    assert [*products._with_ties(np.array(rows, "<f4"))] == [False, False, True, False]
     # 1.125 times it has the tie
-    assert products._have_ties(np.array([1 + 2**-5], "<f4"))
+    assert [*products._with_ties(np.array([[1 + 2**-5]], "<f4"))] == [True]
+    assert [*products._with_ties(np.array([[0.5], [0]], "<f4"))] == [False, False]
 
 
 @pytest.mark.parametrize("scale", [64.0, 2.0**-118, float("inf"), float("nan")])

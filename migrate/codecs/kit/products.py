@@ -48,13 +48,13 @@ def fill_products(
         return False
     rows, columns = codes.shape
     high, wide = each
-    ties = _have_ties(some)
+    ties = _with_ties(scales)
     grouped = high == 1 and wide >= _LONG and not skip[1] and columns % wide == 0
     factors = scales * np.float32(2.0**120)
     if scales.shape[1] > 1 and not grouped:
         factors = np.repeat(factors, wide, 1)[:, skip[1] : skip[1] + columns]
     down = max(1, STEP // columns)
-    steps: dict[int, _Step] = {}
+    steps: dict[tuple[int, bool], _Step] = {}
     top = 0
     while top < rows:
         bottom = min(top + down, rows)
@@ -63,10 +63,12 @@ def fill_products(
             # as far as the block goes
             entry = (top + skip[0]) // high
             bottom = min(bottom, (entry + 1) * high - skip[0])
-        step = steps.get(bottom - top) or steps.setdefault(
-            bottom - top, _Step(bottom - top, columns, wide if grouped else 0, ties)
+        last = entry + (bottom - top if high == 1 else 1)
+        kind = bottom - top, bool(ties[entry:last].any())
+        step = steps.get(kind) or steps.setdefault(
+            kind, _Step(bottom - top, columns, wide if grouped else 0, kind[1])
         )
-        part = factors[entry : entry + (bottom - top if high == 1 else 1)]
+        part = factors[entry:last]
         step.fill(codes[top:bottom].view("i1"), part, out[top:bottom])
         top = bottom
     return True
@@ -112,12 +114,15 @@ class _Step:
         np.copyto(out, self._upper, casting="unsafe")
 
 
-def _have_ties(scales: Array) -> bool:
-    """Whether the product of a scale and a significand can lie halfway between two bfloat16."""
+def _with_ties(scales: Array) -> Array:
+    """Whether the product of a scale of each row and a significand can lie halfway between two
+    bfloat16.
+    """
     import numpy as np
 
     if not (scales.view("<u4") & 0x7FFFFF).any():
         # of a power of two no product has more digits than the significand
-        return False
-    products = scales[:, None] * np.arange(1, 2, 0.125, dtype="f4")
-    return bool(((products.view("<u4") & 0xFFFF) == 0x8000).any())
+        return np.zeros(len(scales), "?")
+    products = scales[..., None] * np.arange(1, 2, 0.125, dtype="f4")
+    found: Array = ((products.view("<u4") & 0xFFFF) == 0x8000).any((1, 2))
+    return found
