@@ -487,6 +487,12 @@ class ValueOp(Op):
         """The box of each input that `box` of an output comes from; by default all of each."""
         return [tuple((0, n) for n in s.shape) for s in specs]
 
+    def needs_surveyed(
+        self, args: Any, specs: Sequence[Spec], output: int, box: Box, survey: Any
+    ) -> list[Box]:
+        """`needs` without what `compute` does not look at where it is given this `survey`."""
+        return self.needs(args, specs, output, box)
+
     def packed(self, args: Any, specs: Sequence[Spec]) -> Collection[int]:
         """The inputs of less than a byte an element whose boxes `compute` is given as the bytes
         that hold them, uint8: `needs` cuts the last axis of these at whole bytes. Asked only where

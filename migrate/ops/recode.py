@@ -147,6 +147,19 @@ class Recode(ValueOp):
         found = _path_of(args, specs).needs(args.outputs[output], box)
         return [found[role] for role in args.inputs]
 
+    def needs_surveyed(
+        self, args: Any, specs: Sequence[Spec], output: int, box: Box, survey: Any
+    ) -> list[Box]:
+        from ..codecs.kit.recoding_boxes import tells_zeros
+
+        args = _settled(self, args, specs)
+        path, found = _path_of(args, specs), self.needs(args, specs, output, box)
+        if args.outputs[output] == path.grid.role and not tells_zeros(path, survey):
+            # codes are looked at where a scale is too small for any number but zero
+            codes = args.inputs.index(path.source.layout.role)
+            found[codes] = ((0, 0),) * len(found[codes])
+        return found
+
     def grain(self, args: Any, specs: Sequence[Spec], output: int) -> tuple[int, ...]:
         args = _settled(self, args, specs)
         return _path_of(args, specs).grain(args.outputs[output])

@@ -187,8 +187,11 @@ class Kind(NamedTuple):
     surveyed: bool = False
     packed: tuple[bool, ...] = ()
 
-    def needs(self, box: Box) -> list[Box]:
-        found: list[Box] = self.op.needs(self.args, self.specs, self.output, box)
+    def needs(self, box: Box, survey: Any = None) -> list[Box]:
+        given = self.args, self.specs, self.output, box
+        found: list[Box] = (
+            self.op.needs(*given) if survey is None else self.op.needs_surveyed(*given, survey)
+        )
         return found
 
     def cost(self, box: Box) -> int:

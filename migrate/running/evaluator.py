@@ -407,7 +407,7 @@ class Evaluator:
             and kind.op.recall(kind.args, kind.specs, kind.output, box, place, **memo)
         ):
             return
-        needed = kind.needs(box)
+        needed = kind.needs(box, memo.get("survey"))
         arrays = [*map(workspace.input, count(), call.inputs, needed, kind.packed)]
         if self._watch is not None:
             self._watch(call, needed, arrays)

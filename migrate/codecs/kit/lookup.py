@@ -102,7 +102,7 @@ def _as_words(table: Array) -> Array:
     return found
 
 
-def _of_pairs(table: Array) -> Array:
+def of_pairs(table: Array) -> Array:
     """The table of two bytes, the lower one first, of a table of one: words twice as wide."""
     import numpy as np
 
@@ -110,7 +110,7 @@ def _of_pairs(table: Array) -> Array:
     return _as_words(np.stack([table[every & 255], table[every >> 8]], 1))
 
 
-def _gathered(table: Array, keys: Array, out: Array) -> None:
+def gathered(table: Array, keys: Array, out: Array) -> None:
     """Fills `out`, contiguous rows of elements, with words of a table for keys of one or two
     bytes.
     """
@@ -119,7 +119,7 @@ def _gathered(table: Array, keys: Array, out: Array) -> None:
     np.take(table, keys, out=out.view(table.dtype), mode="clip")
 
 
-def _pair_keys(scales: Array, codes: Array) -> Array:
+def pair_keys(scales: Array, codes: Array) -> Array:
     """uint16 [rows, n]: for each byte of codes that byte and, as the upper one, the byte of its
     scale; `scales` is [rows or 1, g] and each is that of n / g neighbours.
     """
@@ -160,16 +160,16 @@ class ByteTable:
         if self.grid is not None:
             if scales is None or codes.shape[1] % scales.shape[1]:
                 return False
-            keys = _pair_keys(scales, codes)
+            keys = pair_keys(scales, codes)
         elif self._table.size > 256:
             if codes.shape[1] % 2:
                 return False
             keys = codes.view("<u2")
         if out.flags.c_contiguous:
-            _gathered(self._table, keys, out)
+            gathered(self._table, keys, out)
         else:
             made = scratch("kit made", out.nbytes).view(self._dtype).reshape(out.shape)
-            _gathered(self._table, keys, made)
+            gathered(self._table, keys, made)
             out[...] = made
         return True
 
@@ -268,7 +268,7 @@ class ByteTables:
                 numbers = numbers * np.float32(layout.after)
         table = _raw(numbers.astype("<f4"), self._dtype).reshape(-1)
         if grid is None and table.itemsize <= 4:
-            table = _of_pairs(table)
+            table = of_pairs(table)
         return ByteTable(grid, table, self._dtype, self._each)
 
 
@@ -295,9 +295,9 @@ def floats_of(
         else _words_of(table(elements, keys), packing, dtype)
     )
     if each == 1 and keys.shape[1] % 2 == 0:
-        _gathered(words[1], keys.view("<u2"), out)
+        gathered(words[1], keys.view("<u2"), out)
     else:
-        _gathered(words[0], keys, out)
+        gathered(words[0], keys, out)
     return 0 if elements.part or elements.bits > 4 else 1
 
 
@@ -311,7 +311,7 @@ def _words_of(values: Array, packing: Packing, dtype: str) -> tuple[Array, Array
     import numpy as np
 
     one = _as_words(np.ascontiguousarray(of_bytes(values, packing, dtype)))
-    return one, _of_pairs(one) if one.itemsize == 4 else one
+    return one, of_pairs(one) if one.itemsize == 4 else one
 
 
 def integers_of(codes: Array, elements: ElementType, out: Array) -> float:

@@ -17,6 +17,7 @@ from ...core.spec import coordinates
 from ...elements.raw import carrier
 from .box_decoding import stored_entries
 from .layout import ElementType, Packing
+from .lookup import gathered, of_pairs, pair_keys
 from .recoding import Chain, Recoding, code_map, entry_values, least_power, most_power, stands_for
 from .stored_scales import as_stored
 from .tables import narrowed, values, widened
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 # codes that are looked up at a time: with their indices and results in a cache
 CHUNK = 1 << 16
+# bytes that are worth a table of two
+WORTH = 1 << 17
 # shifts below the headroom that have a table of their own; in the last all numbers vanish
 DEEPEST = 40
 # what stands for the exponent of a scale that is NaN
@@ -88,6 +91,11 @@ def _codes(path: Recoding, arrays: Mapping[str, Array], box: Box, out: Array) ->
     )
     made = out.reshape(-1, shape[-1]) if direct else np.empty((prod(shape[:-1]), shape[-1]), "u1")
     tables = _tables(source.layout.elements, path.target.layout.elements, path.shift, path.coarse)
+    if levels is not None:
+        level = int(levels.max())
+        # where all scales of a block agree, so do the tables
+        if level == levels.min() and (tables[level] >= 0).all():
+            tables, levels = tables[level : level + 1], None
     held = source.codes_held(full)
     lookup = _Lookup(path, tables, levels, full)
     if packing == Packing(4, packing.dtypes, run=packing.run) and held.columns == full[-1]:
@@ -130,9 +138,10 @@ class _Lookup:
 
         self._path, self._tables, self._levels, self._full = path, tables, levels, full
         self._cell = min(tile[1] for tile in path.tiles)
-        used = tables[:1] if levels is None else tables[np.unique(levels)]
         # whether a code may have none in the target
-        self._doubtful = bool((used < 0).any())
+        self._doubtful = bool((tables[: 1 if levels is None else int(levels.max()) + 1] < 0).any())
+        if self._doubtful and levels is not None:
+            self._doubtful = bool((tables[np.unique(levels)] < 0).any())
 
     @property
     def in_pairs(self) -> bool:
@@ -143,16 +152,16 @@ class _Lookup:
 
     def pairs(self, words: Array, out: Array) -> None:
         """Fills `out` with the codes in bytes that have two each, the first in the low bits."""
-        import numpy as np
-
-        tables, target = _pair_tables(self._tables.tobytes(), self._tables.shape), out.view("<u2")
+        table = _pair_tables(self._tables.tobytes(), self._tables.shape)
+        if self._levels is None and words.size >= WORTH and not words.shape[1] % 2:
+            # two bytes with four codes at a time
+            table, words = of_pairs(table[:256]), words.view("<u2")
         step = max(1, CHUNK // words.shape[1])
         for row in range(0, len(words), step):
-            index = words[row : row + step].astype("i8")
+            keys = words[row : row + step]
             if self._levels is not None:
-                cells = index.reshape(len(index), -1, self._cell // 2)
-                cells += self._levels[row : row + step, :, None].astype("i8") << 8
-            np.take(tables, index, out=target[row : row + step], mode="clip")
+                keys = pair_keys(self._levels[row : row + step], keys)
+            gathered(table, keys, out[row : row + step])
 
     def single(self, codes: Array, out: Array) -> None:
         """Fills `out` with the codes of `codes`, one an element."""
@@ -249,8 +258,11 @@ def _levels(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array | N
     columns = np.arange(left // cell, -(-right // cell)) * cell
 
     def at(found: Array, tile: tuple[int, int]) -> Array:
-        first = [side[0] // t for side, t in zip(wider[-2:], tile, strict=True)]
-        return found.take(rows // tile[0] - first[0], -2).take(columns // tile[1] - first[1], -1)
+        for axis, places in ((-2, rows), (-1, columns)):
+            index = places // tile[axis] - wider[axis][0] // tile[axis]
+            if not np.array_equal(index, np.arange(found.shape[axis])):
+                found = found.take(index, axis)
+        return found
 
     own = at(powers, was)
     # half of what NaN has is below all others
@@ -365,7 +377,15 @@ def _reduced(path: Recoding, entries: Array, full: Box, how: Any) -> Array:
         low, high = full[axis]
         blocks = np.arange(low // now, -(-high // now))
         places = blocks * now // was - low // was
-        entries = how.reduceat(entries, places, axis) if now > was else entries.take(places, axis)
+        if now <= was:
+            entries = entries.take(places, axis)
+        elif low % now == high % now == now % was == 0:
+            each, count = now // was, entries.ndim + axis
+            shape = entries.shape
+            runs = entries.reshape(*shape[:count], len(blocks), each, *shape[count + 1 :])
+            entries = how.reduce(runs, count + 1)
+        else:
+            entries = how.reduceat(entries, places, axis)
     return entries
 
 
@@ -469,24 +489,33 @@ def _shifted(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array:
 
 
 def survey_powers(path: Recoding, box: Box, array: Array, known: Array | None = None) -> Array:
-    """The largest power of two among the scales of each matrix, or of all, after one more box of
-    the stored scales; `NO_POWER` where there is none yet.
+    """The largest and the smallest power of two among the scales of each matrix, or of all, after
+    one more box of the stored scales; `NO_POWER` and less than none where there is none yet.
     """
     import numpy as np
 
     grid, geo = path.chains[0].grid, path.source
     lead = geo.full[:-2] if grid.leading else (1,) * len(geo.full[:-2])
-    found = np.full(lead, NO_POWER, "i2") if known is None else known
+    if known is None:
+        known = np.stack([np.full(lead, NO_POWER, "i2"), np.full(lead, -NO_POWER - 1, "i2")])
     if not array.size:
-        return found
+        return known
     form = geo.form(grid)
     stored = geo.spec(grid.role).shape
     powers, odd = powers_of(array, stands_for(grid, geo))
     rows, columns = (-(-n // t) for n, t in zip(geo.full[-2:], path.tiles[0], strict=True))
-    if found.size == 1 and form[-2:] == (rows, columns) and not odd.any():
-        # all of them are entries, of one matrix
-        np.maximum(found, powers.max(), out=found)
-        return found
+    least = np.where(powers == NO_POWER, -NO_POWER - 1, powers)
+    if not odd.any() and form[-2:] == (rows, columns) and (known[0].size == 1 or stored == form):
+        # all of them are entries, of one matrix or of several in turn
+        here: tuple[Any, ...] = (...,)
+        axes = None
+        if known[0].size > 1:
+            here, axes = tuple(slice(a, b) for a, b in box[:-2]), (-2, -1)
+        for number, found in enumerate((powers.max(axes), least.min(axes))):
+            at = (number, *here)
+            place = known[at]
+            (np.minimum if number else np.maximum)(place, found, out=place)
+        return known
     # which entries these are: the index in the stored part, then in the grid
     grids = np.meshgrid(*(np.arange(a, b) for a, b in box), indexing="ij", sparse=True)
     flat = np.zeros((1,) * array.ndim, "i8")
@@ -513,8 +542,16 @@ def survey_powers(path: Recoding, box: Box, array: Array, known: Array | None = 
             f"recode: the {grid.role} at {index} is {value:.9g}, and no power of two",
             help=HELP,
         )
-    np.maximum.at(found.reshape(-1), matrix[inside], powers.reshape(-1)[inside])
-    return found
+    np.maximum.at(known[0, ...].reshape(-1), matrix[inside], powers.reshape(-1)[inside])
+    np.minimum.at(known[1, ...].reshape(-1), matrix[inside], least.reshape(-1)[inside])
+    return known
+
+
+def tells_zeros(path: Recoding, survey: Array) -> bool:
+    """Whether a scale may be so small that its block must have no number but zero."""
+
+    far = survey[1, ...].astype("i4") - _whole_powers(path, survey)
+    return bool((far < least_power(stands_for(path.grid, path.target))).any())
 
 
 def _whole_powers(path: Recoding, survey: Array | None) -> Array:
@@ -528,7 +565,9 @@ def _whole_powers(path: Recoding, survey: Array | None) -> Array:
         survey = survey_powers(path, (), np.empty(0, "u1"))
     whole = path.chains[1].whole
     per_matrix = whole is None or whole.leading
-    largest = survey if per_matrix else survey.max(keepdims=True, initial=NO_POWER)
+    largest = survey[0, ...]
+    if not per_matrix:
+        largest = largest.max(keepdims=True, initial=NO_POWER)
     top = most_power(stands_for(path.grid, path.target))
     made = np.maximum(largest.astype("i4") - top, -126)
     return np.where(largest == NO_POWER, 0, made)
