@@ -348,6 +348,8 @@ class ValueOp(Op):
         return None
 
     by_rows: ClassVar[bool] = True
+    # whether `rows` makes an output without axes too, as row 0 to 1, of less than all inputs
+    scalars_by_rows: ClassVar[bool] = False
 
     def rows(
         self,

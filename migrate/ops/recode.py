@@ -8,7 +8,7 @@ where a box is computed. The inverse is the other direction.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -48,8 +48,8 @@ EXACT_IN = ("float32", "bfloat16", "float16")
 class Recode(ValueOp):
     kind = "exchange"
     summary = "makes the stored parts of one number format of those of another, without rounding"
-    by_rows: ClassVar[bool] = False
     on_device: ClassVar[bool] = False
+    scalars_by_rows: ClassVar[bool] = True
 
     @dataclass(frozen=True, slots=True)
     class Args:
@@ -208,6 +208,53 @@ class Recode(ValueOp):
         held = dict(zip(args.inputs, arrays, strict=True))
         made = recoded_parts(_path_of(args, specs), held)
         return [made[role] for role in args.outputs]
+
+    def makes_rows(self, args: Any, specs: Sequence[Spec]) -> bool:
+        from ..codecs.kit.recoding_rows import unit_of
+
+        return unit_of(_path_of(_settled(self, args, specs), specs)) > 0
+
+    def rows(
+        self,
+        args: Any,
+        part: Callable[[int, int, int], Any],
+        specs: Sequence[Spec],
+        parts: int,
+        output: int,
+        start: int,
+        stop: int,
+    ) -> np.ndarray[Any, Any]:
+        if not self.makes_rows(args, specs):
+            return super(ValueOp, self).rows(args, part, specs, parts, output, start, stop)
+        return self.surveyed_rows(args, part, specs, parts, output, start, stop, None)
+
+    def eager_survey(
+        self, args: Any, specs: Sequence[Spec], start: int, array: Any, known: Any = None
+    ) -> Any:
+        from ..codecs.kit.recoding_rows import survey_rows
+
+        return survey_rows(_path_of(_settled(self, args, specs), specs), start, array, known)
+
+    def surveyed_rows(
+        self,
+        args: Any,
+        part: Callable[[int, int, int], Any],
+        specs: Sequence[Spec],
+        parts: int,
+        output: int,
+        start: int,
+        stop: int,
+        survey: Any,
+    ) -> np.ndarray[Any, Any]:
+        from ..codecs.kit.recoding_rows import recoded_rows
+
+        args = _settled(self, args, specs)
+
+        def read(role: str, low: int, high: int) -> Any:
+            return part(args.inputs.index(role), low, high)
+
+        path, role = _path_of(args, specs), args.outputs[output]
+        return recoded_rows(path, role, start, stop, read, survey)
 
     def loss(self, args: Args) -> Loss:
         return Loss.LOSSLESS if args.exact_in in (None, "float32") else Loss.LOSSY

@@ -285,7 +285,7 @@ class EagerEvaluation:
             return kept[expression.output]
         if self._surveys is not None and not self._specs.of(expression).shape:
             op, specs = ops.get(expression.op), [self._specs.of(e) for e in expression.inputs]
-            if _is_surveyed(op, expression.args, specs):
+            if _makes_scalars(op, expression.args, specs):
                 return self.rows(expression, 0, 1)
         inputs = [self(e) for e in expression.inputs]
         outputs = ops.get(expression.op).eager(
@@ -393,6 +393,13 @@ class EagerEvaluation:
 def _is_surveyed(op: Any, args: Any, specs: Sequence[Spec]) -> TypeGuard[ValueOp]:
     """Whether rows are made by `surveyed_rows`."""
     return isinstance(op, ValueOp) and op.surveys(args, specs) and op.makes_rows(args, specs)
+
+
+def _makes_scalars(op: Any, args: Any, specs: Sequence[Spec]) -> bool:
+    """Whether an output without axes is made as a row is."""
+    if not isinstance(op, ValueOp) or not op.makes_rows(args, specs):
+        return False
+    return op.scalars_by_rows or op.surveys(args, specs)
 
 
 def is_computed(expression: Program) -> bool:

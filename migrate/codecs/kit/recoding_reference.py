@@ -25,15 +25,20 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
-def recoded_parts(path: Recoding, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """role -> raw elements of each part, of whole parts of the source."""
+def recoded_parts(
+    path: Recoding, arrays: Mapping[str, Array], whole: Array | None = None
+) -> dict[str, Array]:
+    """role -> raw elements of each part, of whole parts of the source. `whole`: the scale of all
+    numbers where these are some of them.
+    """
     import numpy as np
 
     source, target = path.source, path.target
     one, other = path.chains
     lead = source.full[:-2]
     out = {role: np.zeros(spec.shape, carrier(spec.dtype)) for role, spec in path.parts.items()}
-    whole = _whole_of(path, arrays)
+    if whole is None:
+        whole = _whole_of(path, arrays)
     codes, grids = [], []
     with np.errstate(all="ignore"):
         for at in np.ndindex(lead) if source.full[-1] and source.full[-2] else ():
@@ -202,7 +207,7 @@ def _whole_of(path: Recoding, arrays: Mapping[str, Array]) -> Array:
     """The scale of all numbers of the source, or what a split makes it; float64."""
     import numpy as np
 
-    one, other = path.chains
+    one = path.chains[0]
     source, lead = path.source, path.source.full[:-2]
     if path.path == "split":
         found = np.zeros(lead)
@@ -211,14 +216,22 @@ def _whole_of(path: Recoding, arrays: Mapping[str, Array]) -> Array:
             entries = all_entries(source, one.grid, arrays, at)
             known = entries[~np.isnan(entries)]
             found[at] = known.max() if known.size else np.nan
-        if other.whole is None or not other.whole.leading:
-            found = np.full((1,) * len(lead), np.fmax.reduce(found, axis=None, initial=np.nan))
-        top = 2.0 ** most_power(stands_for(path.grid, path.target))
-        return np.where(np.isnan(found), 1.0, np.maximum(found / top, 2.0**-126))
+        return whole_of_powers(path, found)
     if one.whole is None:
         return np.ones(1)
     spec: Spec = source.spec(one.whole.role)
     return _meaning(one, widened(arrays[one.whole.role], spec.dtype).reshape(-1))
+
+
+def whole_of_powers(path: Recoding, largest: Array) -> Array:
+    """What a split makes the scale of all numbers, float64, of the largest scale of each matrix."""
+    import numpy as np
+
+    other = path.chains[1]
+    if other.whole is None or not other.whole.leading:
+        largest = np.full((1,) * largest.ndim, np.fmax.reduce(largest, axis=None, initial=np.nan))
+    top = 2.0 ** most_power(stands_for(path.grid, path.target))
+    return np.where(np.isnan(largest), 1.0, np.maximum(largest / top, 2.0**-126))
 
 
 def _integer(number: float) -> float:
