@@ -256,7 +256,9 @@ def find_packs(
 
 
 def list_packs(rules: Iterable[PathLike] = ()) -> dict[str, Any]:
-    """Where rules are looked for, in order, with each place's lineages; M507 where no folder is."""
+    """Where rules are looked for, in order, with each place's lineages and what these are; M507
+    where no folder is.
+    """
     folders = [Path(rule) for rule in rules]
     first = [pack for folder in folders for pack in find_packs(folder).local[:1]]
     beside = [pack for pack in find_packs().all if all(pack.folder != own.folder for own in first)]
@@ -269,11 +271,20 @@ def list_packs(rules: Iterable[PathLike] = ()) -> dict[str, Any]:
             "folder": None if pack.folder is None else str(pack.folder),
             "error": pack.error,
             "lineages": list(pack.lineages),
+            "contents": {name: _content(name, home) for name, home in pack.lineages.items()},
         }
         for pack in every
     ]
     warnings = [lost.to_json() for pack in every if (lost := pack.astray()) is not None]
     return {"format_version": FORMAT_VERSION, "kind": "packs", "packs": out, "warnings": warnings}
+
+
+def _content(name: str, home: Path) -> dict[str, Any] | None:
+    """The titles of a lineage and of its layouts; None if they cannot be read."""
+    lineage = shipped_lineage(home) or _layouts(name, home, Report())
+    if lineage is None:
+        return None
+    return {"title": lineage.title, "layouts": {x.name: x.title for x in lineage.layouts}}
 
 
 def load_edge(paths: Sequence[Path]) -> list[LoadedFile]:

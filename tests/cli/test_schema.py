@@ -107,8 +107,12 @@ def test_packs_are_listed_in_the_order_in_which_they_are_searched(tmp_path: Path
         home.mkdir(parents=True)
         (home / "layouts.yaml").write_text("lineage: demo\ntitle: t\nlayouts: {v1: {title: one}}\n")
     text = done("packs", cwd=tmp_path)
-    assert text.out.startswith(f"rules   rules\n  demo\nbuilt-in   {ROOT / 'rules'}\n")
-    assert "\n  hf-mixtral\n" in text.out
+    first, shipped = "rules   rules\n  demo  t (v1)\n", f"built-in   {ROOT / 'rules'}\n"
+    assert text.out.startswith(first + shipped)
+    (line,) = (line for line in text.out.splitlines() if line.startswith("  gpt-oss "))
+    assert " ".join(line.split()) == (
+        "gpt-oss The number format and the names of gpt-oss (original, mxfp4, bf16)"
+    )
     document = done("packs", "--rules", "other", "--format", "json", cwd=tmp_path).json
     fits(document)
     assert [(p["name"], p["origin"]) for p in document["packs"]] == [
@@ -117,6 +121,14 @@ def test_packs_are_listed_in_the_order_in_which_they_are_searched(tmp_path: Path
         ("built-in", "built-in"),
     ]
     assert run("packs", "--rules", "nowhere", "--format", "json", cwd=tmp_path).codes == ["M507"]
+    assert document["packs"][0]["contents"] == {"demo": {"title": "t", "layouts": {"v1": "one"}}}
+    (tmp_path / "other" / "demo" / "layouts.yaml").write_text("lineage: demo\nlayouts: [v1]\n")
+    document = done("packs", "--rules", "other", "--format", "json", cwd=tmp_path).json
+    fits(document)
+    assert document["packs"][0]["contents"] == {"demo": None}
+    assert "\n  demo  (its layouts.yaml cannot be read; `migrate lint`" in (
+        done("packs", "--rules", "other", cwd=tmp_path).out
+    )
 
 
 @pytest.mark.parametrize("arguments", [["schema", "-o", "made"], ["explain"], ["packs"]])
