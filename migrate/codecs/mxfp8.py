@@ -117,6 +117,7 @@ class Mxfp8(MicroscalingCodec):
         yield self.Args(), spec_of("bfloat16", (6, 72))
         yield self.Args(CODES[1], rule="floor"), spec_of("float32", (2, 5, 64))
         yield self.Args(CODES[1], form="te"), spec_of("bfloat16", (7, 200))
+        yield self.Args(CODES[0], form="te", swizzled=True), spec_of("bfloat16", (130, 200))
         yield (
             self.Args(CODES[0], weight="uint8", scale="float32", like="modelopt"),
             spec_of("float16", (33,)),

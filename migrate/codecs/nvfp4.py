@@ -89,11 +89,13 @@ class Nvfp4(EncodingCodec):
         super().validate(args, encoding)
         like, te = args.like or args.form, args.form == TE
         made = MODELOPT if like == "torchao" else like
-        another = f"`like: {like}` is arithmetic of the form {made}, not {args.form}"
         for wrong, why in (
-            (args.form != made, another),
+            (
+                args.form != made,
+                f"`like: {like}` is arithmetic of {made}'s form, not {args.form}'s",
+            ),
             (args.e4m3_max != 448 and not te, "`e4m3_max` is of the form te"),
-            ((args.swizzled or args.transposed) and te, "the form te has one order of scales"),
+            (args.transposed and te, "`transposed` is not of the form te"),
             (encoding and args.transposed, "parts that are `transposed` are only decoded"),
             (args.levels == 1 and like != "torchao", "`levels: 1` is torchao's (`like`)"),
             (encoding and args.e4m3_max != 448, "no arithmetic is known for an `e4m3_max` of 256"),
@@ -145,6 +147,7 @@ class Nvfp4(EncodingCodec):
         yield self.Args(like="torchao", swizzled=True), spec_of("float32", (130, 80))
         yield self.Args(like="torchao", levels=1), spec_of("bfloat16", (3, 16))
         yield self.Args(TE), spec_of("bfloat16", (33, 80))
+        yield self.Args(TE, True), spec_of("bfloat16", (130, 80))
 
 
 CODEC = Nvfp4()

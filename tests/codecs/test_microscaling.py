@@ -372,3 +372,33 @@ def test_a_number_out_of_range_is_found_among_blocks_of_zeros_and_nan() -> None:
             codec.decode(own, cut, specs, "bfloat16", box, out)
         assert caught.value.code == "M406"
         codes[1, row, column] = 0
+
+
+@pytest.mark.parametrize("shape", [(130, 200), (256, 128), (5, 96)])
+@pytest.mark.parametrize(
+    ("name", "said"), [("mxfp8", {"codes": E4M3, "form": "te"}), ("nvfp4", {"form": "te"})]
+)
+def test_tiles_of_transformer_engine_have_the_shape_of_its_padded_scales(
+    name: str, said: dict[str, Any], shape: tuple[int, int]
+) -> None:
+    """Byte (i // 128 * columns / 4 + j // 4) * 512 + i % 32 * 16 + i % 128 // 32 * 4 + j % 4."""
+    rows, columns = shape if name == "mxfp8" else (shape[0], shape[1] // 16 * 16)
+    codec, of = get(name), spec("bfloat16", (rows, columns))
+    plain, swizzled = codec.Args(**said), codec.Args(**said, swizzled=True)
+    array = codeckit.numbers(of)
+    specs, parts = codec.encoded(plain, of), codeckit.encoded(codec, plain, array, of)
+    assert codec.encoded(swizzled, of) == specs
+    weight, scale, *whole = parts
+    assert scale is not None
+    high, wide = scale.shape
+    tiles = np.zeros(scale.size, "u1")
+    for i, j in np.ndindex(high, wide):
+        at = (i // 128 * (wide // 4) + j // 4) * 512 + i % 32 * 16 + i % 128 // 32 * 4 + j % 4
+        tiles[at] = scale[i, j]
+    tiled = [weight, tiles.reshape(scale.shape), *whole]
+    made = codeckit.encoded(codec, swizzled, array, of)
+    assert all((a == b).all() for a, b in zip(made, tiled, strict=True))
+    for dtype in ("float32", "bfloat16"):
+        wanted = codeckit.decoded(codec, plain, parts, specs, dtype)
+        assert (codeckit.decoded(codec, swizzled, tiled, specs, dtype) == wanted).all()
+        codeckit.check_decoding(codec, swizzled, tiled, specs, dtype)

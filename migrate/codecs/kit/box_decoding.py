@@ -509,7 +509,7 @@ def stored_entries(geo: Extents, grid: Grid, raw: Any, full: Box) -> Any:
     elif len(raw.shape) != len(geo.form(grid)):
         raw = raw.reshape(_with_axes(raw.shape, geo.whole(grid, len(geo.form(grid)))))
     if grid.swizzled:
-        raw = _unswizzled(raw)
+        raw = _unswizzled(raw, grid.tile)
     elif grid.packing is not None:
         raw = codes(raw, grid.packing, geo.spec(grid.role).dtype, grid.transposed)
     elif grid.transposed:
@@ -546,15 +546,16 @@ def _with_axes(shape: Sequence[int], whole: Sequence[bool]) -> tuple[int, ...]:
     return tuple(1 if lacks else left.pop(0) for lacks in whole)
 
 
-def _unswizzled(raw: Any) -> Any:
-    """Tiles of 128 rows and 4 columns, each 32 x 16 bytes, in rows and columns."""
+def _unswizzled(raw: Any, tile: tuple[int, int]) -> Any:
+    """Tiles of 128 rows and 4 columns, each 512 bytes, in rows and columns."""
     *lead, high, wide = raw.shape
-    tiles = raw.reshape(*lead, high // 32, wide // 16, 32, 4, 4)
+    high, wide = high // tile[0], wide // tile[1]
+    tiles = raw.reshape(*lead, high, wide, 32, 4, 4)
     # byte (i % 32) * 16 + (i % 128) // 32 * 4 + j % 4 of tile (i // 128, j // 4)
     n = len(lead)
     order = (*range(n), n, n + 3, n + 2, n + 1, n + 4)
     moved = tiles.transpose(order) if is_numpy(raw) else tiles.permute(order)
-    return moved.reshape(*lead, high * 4, wide // 4)
+    return moved.reshape(*lead, high * 128, wide * 4)
 
 
 def _looked_up(table: Any, found: Any) -> Any:

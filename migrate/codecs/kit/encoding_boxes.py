@@ -68,7 +68,7 @@ class PartBoxes:
             return ()
         if role != self.layout.role:
             if role == self.grid.role and self.grid.swizzled:
-                return (*(1,) * (len(shape) - 2), 32, shape[-1])
+                return (*(1,) * (len(shape) - 2), self.grid.tile[0], shape[-1])
             return (1,) * len(shape)
         high, wide = (1, 1) if self.surveys_tiles else self.tile
         columns = lcm(self.unit, wide)
@@ -136,7 +136,8 @@ class PartBoxes:
         shape = self.parts[role].shape
         if grid.swizzled:
             (low, high), (_, _) = box[-2:]
-            rows = (low // 32 * 128, min(self.entries[-2], -(-high // 32) * 128))
+            tile = grid.tile[0]
+            rows = (low // tile * 128, min(self.entries[-2], -(-high // tile) * 128))
             return (*box[:-2], rows, (0, self.entries[-1]))
         if grid.packing is not None:
             # along the rows: one of zeros holds several

@@ -325,7 +325,7 @@ class Extents:
         rows, columns = at
         if grid.swizzled:
             inner: tuple[Side, Side] = (
-                (rows[0] // 4, min(rows[1] // 4, form[-2])),
+                (rows[0] // 128 * grid.tile[0], min(rows[1] // 128 * grid.tile[0], form[-2])),
                 (0, form[-1]),
             )
         else:
@@ -556,7 +556,8 @@ def _of_flat(side: Side, stored: Shape) -> Box:
 def _stored(grid: Grid, lead: Shape, entries: tuple[int, int], dtype: str) -> Shape:
     rows, columns = entries
     if grid.swizzled:
-        return (*lead, 32 * -(-rows // 128), 16 * -(-columns // 4))
+        high, wide = grid.tile
+        return (*lead, high * -(-rows // 128), wide * -(-columns // 4))
     inner = [columns, rows] if grid.transposed else [rows, columns]
     inner = [-(-n // m) * m for n, m in zip(inner, grid.padded, strict=True)]
     if grid.packing is not None:

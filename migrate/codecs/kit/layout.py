@@ -229,7 +229,7 @@ class Grid:
     transposed: bool = False
     # multiples up to which the last two stored axes are padded
     padded: tuple[int, int] = (1, 1)
-    # the 128 x 4 tiles of cuBLAS: stored [32 * ceil(rows / 128), 16 * ceil(columns / 4)]
+    # entries lie in the tiles of cuBLAS: 128 rows and 4 columns, 512 bytes one after the other
     swizzled: bool = False
     # the role of a part that holds, for each column, the number of its entry along the last axis
     index: str = ""
@@ -241,6 +241,13 @@ class Grid:
     zeros: bool = False
     # decoding refuses an entry of 0: one that was stored less 1 may have been 2^bits
     nonzero: bool = False
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns that a tile of cuBLAS takes in the stored shape: 32 x 16, or where that
+        is padded, as Transformer Engine's is, 128 x 4.
+        """
+        return (32, 16) if self.padded == (1, 1) else self.padded
 
 
 How: TypeAlias = Literal["*", "/", "+"]

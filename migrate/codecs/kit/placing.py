@@ -36,8 +36,9 @@ class PlacedParts(PartBoxes):
             # the tile of 128 x 4 bytes of cuBLAS: row 32 r + i of it stands in line i
             tiles = tiles.reshape(*entries.shape[:-2], rows, 4, 32, columns, 4)
             entries = np.moveaxis(tiles, (-5, -2, -3, -4, -1), (-5, -4, -3, -2, -1))
-            entries = entries.reshape(*box_shape(box[:-2]), rows * 32, columns * 16)
-            first = box[-2][0] // 32 * 32
+            high, wide = grid.tile
+            entries = entries.reshape(*box_shape(box[:-2]), rows * high, columns * wide)
+            first = box[-2][0] // high * high
             cut = (slice(box[-2][0] - first, box[-2][1] - first), slice(*box[-1]))
             place: tuple[Any, ...] = (..., *cut)
             copy_raw(out, entries[place])

@@ -358,7 +358,7 @@ class Recoding:
         moves: list[Move] = [("reshape", source.form(one))]
         at = list(source.form(one)[-2:])
         if one.swizzled:
-            high, wide = at[0] // 32, at[1] // 16
+            high, wide = at[0] // one.tile[0], at[1] // one.tile[1]
             moves.append(("reshape", (*lead, high, wide, 32, 4, 4)))
             moves.append(("permute", (*range(n), n, n + 3, n + 2, n + 1, n + 4)))
             at = [high * 128, wide * 4]
@@ -371,7 +371,7 @@ class Recoding:
                 moves.append(("slice", (n + axis, count)))
         wanted = list(target.form(other)[-2:])
         if other.swizzled:
-            inner = [wanted[0] * 4, wanted[1] // 4]
+            inner = [wanted[0] // other.tile[0] * 128, wanted[1] // other.tile[1] * 4]
         else:
             inner = wanted[::-1] if other.transposed else wanted
         for axis, count in enumerate(entries):

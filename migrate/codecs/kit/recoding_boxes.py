@@ -524,7 +524,7 @@ def survey_powers(path: Recoding, box: Box, array: Array, known: Array | None = 
     flat = np.broadcast_to(flat, array.shape).reshape(-1)
     matrix, inner = np.divmod(flat, form[-2] * form[-1])
     if grid.swizzled:
-        across = form[-1] // 16
+        across = form[-1] // grid.tile[1]
         tile, within = np.divmod(inner, 512)
         row = tile // across * 128 + within % 16 // 4 * 32 + within // 16
         column = tile % across * 4 + within % 4

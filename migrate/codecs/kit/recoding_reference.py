@@ -169,7 +169,7 @@ def _place_entries(path: Recoding, entries: Array, out: Array) -> None:
     raw = raw if grid.leading else raw[(slice(0, 1),) * (raw.ndim - 2)]
     for i, j in np.ndindex(raw.shape[-2:]):
         if grid.swizzled:
-            across = form[-1] // 16
+            across = form[-1] // grid.tile[1]
             place = (i // 128 * across + j // 4) * 512 + i % 32 * 16 + i % 128 // 32 * 4 + j % 4
             whole[..., place // form[-1], place % form[-1]] = raw[..., i, j]
         elif grid.transposed:

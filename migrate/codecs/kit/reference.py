@@ -145,8 +145,8 @@ def _entries(geo: Extents, grid: Grid, arrays: Mapping[str, Array], at: tuple[in
         matrix = raw.reshape(geo.form(grid))[at if grid.leading else (0,) * len(at)]
     if grid.swizzled:
         # 512 bytes for each tile of 128 rows and 4 columns
-        across = matrix.shape[1] // 16
-        i, j = np.arange(matrix.shape[0] * 4)[:, None], np.arange(across * 4)
+        down, across = (n // t for n, t in zip(matrix.shape, grid.tile, strict=True))
+        i, j = np.arange(down * 128)[:, None], np.arange(across * 4)
         place = (i // 128 * across + j // 4) * 512 + i % 32 * 16 + i % 128 // 32 * 4 + j % 4
         matrix = matrix.reshape(-1)[place]
     elif grid.packing is not None:
