@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from ..rules.arguments import is_choice
+from ..rules.arguments import NULL, is_choice
 
 # of what a stamp holds; deeper, and Python's recursion ends before the document does
 DEEPEST = 80
@@ -31,6 +31,15 @@ class _Absent:
 ABSENT: Final[Any] = _Absent()
 
 
+class _Null:
+    def __repr__(self) -> str:
+        return "null"
+
+
+# what a filled patch has where null shall be written
+WRITTEN_NULL: Final[Any] = _Null()
+
+
 class Change(NamedTuple):
     """What stood at a place and what stands there now (or ABSENT); `next`: the name after it."""
 
@@ -41,13 +50,17 @@ class Change(NamedTuple):
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """The target with the merge patch (RFC 7396): null removes a name, new names come last."""
+    """The target with the merge patch (RFC 7396): null removes a name, `WRITTEN_NULL` sets it to
+    null, new names come last.
+    """
     if not isinstance(patch, Mapping):
         return patch
     out = dict(target) if isinstance(target, Mapping) else {}
     for name, value in patch.items():
         if value is None:
             out.pop(name, None)
+        elif value is WRITTEN_NULL:
+            out[name] = None
         else:
             out[name] = merge_patch(out.get(name), value)
     return out
@@ -76,10 +89,13 @@ def _ordered(before: Any, after: Any) -> Any:
 
 
 def fill_patch(patch: Any, params: Mapping[str, Any], names: re.Pattern[str]) -> Any:
-    """The patch with each text that is wholly `$param` replaced by its value, and each choice of a
-    list by what it chooses; a name or item whose param is unset is left out.
+    """The patch with each text that is wholly `$param` replaced by its value, each choice of a list
+    by what it chooses, and `$null` by null as a value; a name or item whose param is unset is left
+    out.
     """
     if isinstance(patch, str) and (match := names.fullmatch(patch)):
+        if match[1] == NULL:
+            return WRITTEN_NULL
         return params.get(match[1], ABSENT)
     if is_choice(patch):
         ((name, wanted),) = patch.items()
@@ -89,11 +105,20 @@ def fill_patch(patch: Any, params: Mapping[str, Any], names: re.Pattern[str]) ->
         return {name: value for name, value in filled.items() if value is not ABSENT}
     if isinstance(patch, (list, tuple)):
         return [
-            item
+            _without_marks(item)
             for item in (fill_patch(item, params, names) for item in patch)
             if item is not ABSENT
         ]
     return patch
+
+
+def _without_marks(value: Any) -> Any:
+    """An item of a list, which is written as it is and merged with nothing."""
+    if value is WRITTEN_NULL:
+        return None
+    if isinstance(value, Mapping):
+        return {name: _without_marks(held) for name, held in value.items()}
+    return value
 
 
 def leaves_of_patch(patch: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:

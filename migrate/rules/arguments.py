@@ -30,7 +30,10 @@ from ..source import yaml
 PARAM = re.compile(r"\$([A-Za-z_]\w*)", re.ASCII)
 # what patches of side files take beside params: lists that the plan makes of its own outputs
 PLAIN_MODULES, ENCODED_MODULES = MODULE_LISTS = ("plain_modules", "encoded_modules")
-# what the second of them may be narrowed by, beside arguments of the codec
+# and null as a value, because a merge patch removes what is null in it
+NULL = "null"
+PATCH_WORDS = (*MODULE_LISTS, NULL)
+# what the second of the lists may be narrowed by, beside arguments of the codec
 CODEC = "codec"
 # what the roles of a rule are called where a capture can stand
 ROLE = "role"

@@ -23,9 +23,9 @@ from . import arguments, examples, steps
 from .arguments import (
     CODEC,
     ENCODED_MODULES,
-    MODULE_LISTS,
     MOST,
     PARAM,
+    PATCH_WORDS,
     is_choice,
     whole_number,
 )
@@ -189,7 +189,7 @@ def _check(loaded: LoadedFile, report: Report) -> None:
         add_problem(report, loaded.document, problem.at, problem)
     known = list(file.params)
     for path, name in used_params(loaded):
-        if name in MODULE_LISTS and path[0] in ("files", "files_back"):
+        if name in PATCH_WORDS and path[0] in ("files", "files_back"):
             continue
         if name not in file.params:
             hint = did_you_mean(name, known) or f"declare it: `params: {{{name}: {{type: int}}}}`"
@@ -210,10 +210,10 @@ def _problems(loaded: LoadedFile) -> Iterator[Problem]:
     if file.tests:
         yield from examples.problems(file.tests, file.params)
     for name, param in file.params.items():
-        if name in MODULE_LISTS:
+        if name in PATCH_WORDS:
             yield Problem(
                 "M114",
-                f"`{name}` is a list that patches of side files take, and the plan makes",
+                f"`${name}` has a meaning of its own in patches of side files",
                 "give the param another name",
                 at=("params", name),
                 key=True,

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from migrate.planning.patches import (
+    apply_patch,
     dump_json,
     fill_patch,
     is_undo,
@@ -139,6 +140,19 @@ def test_only_a_whole_text_is_a_param_and_an_unset_one_is_not_written() -> None:
         "d": [3, {"e": 3}],
         "f": None,
     }
+
+
+def test_null_is_written_where_it_is_asked_for_and_removes_elsewhere() -> None:
+    name = re.compile(r"\$([A-Za-z_]\w*)")
+    patch = {"a": "$null", "b": {"c": "$null", "d": None}, "e": [None, "$null", {"f": "$null"}]}
+    filled = fill_patch(patch, {"null": 3}, name)
+    written = {"a": None, "b": {"c": None}, "e": [None, None, {"f": None}]}
+    assert merge_patch({}, filled) == written
+    old = {"a": 1, "b": {"c": {"x": 1}, "d": 2, "y": None}, "z": 3}
+    new = apply_patch(old, [{"z": None}, filled])
+    assert new == {"a": None, "b": {"c": None, "y": None}, "e": written["e"]}
+    assert json.loads(dump_json(new)) == new
+    assert restore_value(new, undo_steps(old, new)) == old
 
 
 def test_the_depth_of_a_document_is_counted_without_recursion() -> None:
