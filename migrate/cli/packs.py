@@ -18,8 +18,9 @@ from .terminal import safe
 def command(rules: tuple[str, ...], form: str) -> None:
     """Show where rules come from, and which lineages were found.
 
-    Each lineage has its title and its layouts. What --rules names comes first. ./rules, the rules included with migrate and those of installed
-    packages rank equally: if two of them have a lineage of the same name, its contents must agree.
+    Each lineage has its title and its layouts. What --rules names comes first. ./rules, the rules
+    included with migrate and those of installed packages rank equally: if two of them have a
+    lineage of the same name, its contents must agree.
     """
     from ..rules.packs import list_packs
 

@@ -115,6 +115,23 @@ def test_one_scale_for_each_tensor_under_the_names_of_mistral(tmp_path: Path) ->
     assert digests(tmp_path / "plain") == made.tensors
     assert "quantization_config" not in side(tmp_path / "plain")
 
+    # trained since, and encoded again
+    (tmp_path / "plain" / "migrate.history.json").unlink()
+    (tmp_path / "plain" / "migrate.parts").unlink(missing_ok=True)
+    asked = ("--from", "fp8@bf16", "--to", "fp8@mistral", "--allow", "lossy")
+    coded = tmp_path / "coded"
+    answer = done("apply", tmp_path / "plain", "-o", coded, *asked)
+    assert "M519" not in answer.out + answer.err
+    assert shapes(coded) == {k: s for k, s in shapes(source).items() if "activation" not in k}
+    written = side(coded)["quantization_config"]
+    assert written.pop("modules_to_not_convert") == ["lm_head", "model.embed_tokens"]
+    assert written == {
+        "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": None,
+    }  # fmt: skip
+    assert stands_in(coded) == {"fp8@mistral"}
+    again = done("apply", coded, "-o", tmp_path / "again", *TO)
+    assert "M315" not in again.out + again.err
+
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
