@@ -134,6 +134,14 @@ def test_the_output_does_not_depend_on_the_number_of_processes(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
 
 
+def test_ranks_without_a_file_are_counted_in_the_answer(scene: Scene, tmp_path: Path) -> None:
+    words = [*scene.words(tmp_path / "out")[:-1], "30MB", "-q"]
+    found = launch(words, 3)
+    assert [status for status, _, _ in found] == [0, 0, 0], found
+    assert "2 ranks had nothing to write: the plan makes 1 file; a smaller" in found[0][1]
+    assert [text for _, text, _ in found[1:]] == ["", ""]
+
+
 @pytest.mark.parametrize(("killed", "world", "then"), [(1, 2, 3), (0, 3, 2), (2, 3, 1)])
 def test_a_rank_that_is_killed_ends_all_and_another_number_goes_on(
     scene: Scene, tmp_path: Path, killed: int, world: int, then: int
@@ -327,7 +335,7 @@ def test_the_errors_of_computed_tensors_are_those_of_all(scene: Scene, tmp_path:
     assert scene.made(tmp_path / "several") == scene.made(tmp_path / "one")
 
 
-def test_torchrun_launches_apply_and_downgrade(scene: Scene, tmp_path: Path) -> None:
+def test_torchrun_launches_apply_verify_and_downgrade(scene: Scene, tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed.run")
     out, back = tmp_path / "out", tmp_path / "back"
 
@@ -346,6 +354,10 @@ def test_torchrun_launches_apply_and_downgrade(scene: Scene, tmp_path: Path) -> 
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("published") == 1
     assert scene.made(out) == scene.wanted
+    words = ["verify", out, "--source", scene.source, "--rules", scene.folder / "rules.yaml", "-q"]
+    found = torchrun(*words)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == done(*words).out
     found = torchrun(
         "downgrade",
         out,
