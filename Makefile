@@ -92,7 +92,7 @@ check: lint
 .venv-peers/.ready: pyproject.toml constraints.txt
 	$(environment)
 	@$(@D)/$(PIP) -e '.[test]' compressed-tensors==0.20.0 torchao==0.18.0 gguf==0.19.0 omegaconf ninja nvidia-ml-py 'pulp<4' regex scipy
-	@$(@D)/$(PIP) --no-deps nvidia-modelopt==0.47.0
+	@$(@D)/$(PIP) --no-deps nvidia-modelopt==0.47.0 bitsandbytes==0.50.2
 	@touch $@
 
 peers: .venv-peers/.ready

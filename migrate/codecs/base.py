@@ -68,6 +68,8 @@ class Codec:
     parts: ClassVar[tuple[str, ...]]
     # those of them that a tensor may be without
     optional: ClassVar[tuple[str, ...]] = ()
+    # those of `optional` that are read and never made: a way back is without them
+    unmade: ClassVar[tuple[str, ...]] = ()
     # roles beside `parts` that numbers have no use for, and why: `dequantize` takes them where a
     # rule names them, and drops them
     unused: ClassVar[Mapping[str, str]] = {}
@@ -110,7 +112,8 @@ class Codec:
 
     def foreseen(self, args: Any, spec: Spec) -> Mapping[str, bytes]:
         """By role, the bytes of the parts in `planning` that encoding makes of a tensor of this
-        spec: what is encoded can be decoded again without a look at it.
+        spec: what is encoded can be decoded again without a look at it. A codec that is a layout
+        says here what is in all parts that are the same whatever the numbers are.
         """
         return {}
 

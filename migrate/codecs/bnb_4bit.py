@@ -1,40 +1,42 @@
 """`bnb-4bit`: codes of four bits that look up a table, with a scale for each block of numbers in
-row-major order, as bitsandbytes stores NF4 and FP4. It is decoded only.
+row-major order, as bitsandbytes stores NF4 and FP4.
 
 Byte i holds number 2 * i in its high half and the next in its low one, whatever the rows. A number
 is map[code] * absmax of its block. Nested, absmax is a code itself, of the number
 nested_map[code] * nested_absmax + offset. The shape of the numbers, the length of blocks and the
 offset are in `state`, which is JSON.
+
+What is encoded is what bitsandbytes encodes on a CPU, but for nested scales. Their offset is a mean
+that torch sums up in an order which depends on the processor and the number of threads, and its
+digits decide how long `state` is, which a plan has to know.
 """
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any
 
-from ..core.errors import MigrateError, printable
 from ..core.spec import Spec
 from .base import Convention, Integer, OpError, Text, arg, dataclass
-from .kit.arguments import scales_arg
-from .kit.codec import LayoutCodec
-from .kit.layout import Grid, NumberLayout, Packing, Term, table_of, times
-from .kit.samples import bytes_part, random_part
+from .kit.arguments import non_finite_arg
+from .kit.encoding_codec import EncodingCodec
+from .kit.layout import FLOATS, Grid, NumberLayout, Packing, Term, table, table_of, times
+from .kit.quant_state import BLOCKSIZES, NESTED, TABLES, read_state, state_bytes, state_parts
+from .kit.scale_rules import ScaleRule
 
-FORMS = ("nf4", "fp4")
-NESTED = ("nested_absmax", "nested_map")
-# of a length or a block that `state` says, and of axes
-MOST, MOST_AXES = 1 << 48, 64
+NOT_NESTED = "bnb-4bit does not encode nested scales: their offset depends on the number of threads"
 
 
-class Bnb4Bit(LayoutCodec):
+class Bnb4Bit(EncodingCodec):
     name = "bnb-4bit"
     summary = "codes of 4 bits that look up a table, with a scale for each block of numbers in turn"
     parts = ("weight", "absmax", "map", "state", *NESTED)
-    optional = NESTED
+    optional = unmade = NESTED
     planning = ("state",)
+    follow = ("absmax",)
+    numbers = FLOATS
     names = tuple(
         Convention(
             "bitsandbytes",
@@ -48,18 +50,22 @@ class Bnb4Bit(LayoutCodec):
             },
             arguments={"form": form},
         )
-        for form in FORMS
+        for form in TABLES
     )
 
     @dataclass(frozen=True, slots=True)
     class Args:
         form: Text | None = arg(
-            "whose codes they are, by default what `state` says", words=FORMS, default=None
+            "whose codes they are, by default what `state` says, to encode nf4",
+            words=tuple(TABLES),
+            default=None,
         )
         blocksize: Integer | None = arg(
-            "numbers that share a scale, by default what `state` says", least=1, default=None
+            "numbers that share a scale, by default what `state` says, to encode 64",
+            least=1,
+            default=None,
         )
-        non_finite: Text = scales_arg(zeros=True)
+        non_finite: Text = non_finite_arg()
 
     @dataclass(frozen=True, slots=True)
     class Stated(Args):
@@ -70,28 +76,20 @@ class Bnb4Bit(LayoutCodec):
         shape: tuple[int, ...] = ()
         nested: tuple[int, float] | None = None
 
+    def validate(self, args: Any, encoding: bool) -> None:
+        super().validate(args, encoding)
+        if encoding and args.blocksize not in (None, *BLOCKSIZES):
+            known = ", ".join(map(str, BLOCKSIZES))
+            raise OpError("M308", f"bnb-4bit encodes blocks of {known}, not of {args.blocksize}")
+
     def settle(self, args: Any, specs: Sequence[Any], values: Mapping[str, bytes]) -> Any:
-        said, there = _object(values["state"]), self.by_role(specs)
-        form, each = said.get("quant_type"), _whole(said, "blocksize")
-        if form not in FORMS:
-            raise _wrong("quant_type", form, " or ".join(FORMS))
-        for name, wanted, found in (("form", args.form, form), ("blocksize", args.blocksize, each)):
-            if wanted not in (None, found):
-                raise OpError("M310", f"bnb-4bit: `{name}` is {wanted}, the state says {found}")
-        nested = None
-        # bitsandbytes writes all of these or none
-        if any(name.startswith("nested_") for name in said):
-            nested = _whole(said, "nested_blocksize"), _offset(said)
-        for role in NESTED:
-            if nested is not None and role not in there:
-                raise OpError("M408", f"bnb-4bit: the state says that there is a {role}")
-            if nested is None and role in there:
-                raise OpError("M310", f"bnb-4bit: the state says nothing of the {role} beside it")
-        return self.Stated(form, each, args.non_finite, _shape(said), nested)
+        said = read_state(self.name, values["state"])
+        said.check(self.name, {"form": args.form, "blocksize": args.blocksize}, self.by_role(specs))
+        return self.Stated(said.form, said.blocksize, args.non_finite, said.shape, said.nested)
 
     def layout(self, args: Any, specs: Mapping[str, Spec]) -> NumberLayout:
         if not isinstance(args, self.Stated):
-            raise OpError("M408", "bnb-4bit cannot be decoded without what its state says")
+            raise OpError("M308", "bnb-4bit: only its state says how its parts are stored")
         count, checked = max(prod(args.shape), 1), args.non_finite != "keep"
         block = (0, min(args.blocksize or 1, count))
         scale = times(Grid("absmax", block, dtypes=("float32",), positive=checked, zeros=True))
@@ -104,60 +102,46 @@ class Bnb4Bit(LayoutCodec):
         elements, packing = table_of("map", 4), Packing(4, order=(1, 0))
         return NumberLayout(self.name, elements, packing, scale, flat=True, shape=args.shape)
 
+    def written(self, args: Any, spec: Spec) -> NumberLayout:
+        scale = times(Grid("absmax", (0, args.blocksize or 64), dtypes=("float32",)))
+        elements, packing = table(TABLES[args.form or "nf4"]), Packing(4, order=(1, 0))
+        return NumberLayout(self.name, elements, packing, scale, flat=True, shape=spec.shape)
+
+    def foreseen(self, args: Any, spec: Spec) -> Mapping[str, bytes]:
+        return state_bytes(args.form or "nf4", args.blocksize or 64, spec)
+
+    def encoded(self, args: Any, spec: Spec) -> Sequence[Spec | None]:
+        if len(spec.shape) != 2:
+            raise OpError("M304", f"bnb-4bit encodes rows and columns, as layers have; not {spec}")
+        weight, *_ = super().encoded(args, spec)
+        blocks, state = -(-spec.numel // (args.blocksize or 64)), self.foreseen(args, spec)["state"]
+        absmax, known = Spec("float32", (blocks,)), Spec("float32", (16,))
+        return [weight, absmax, known, Spec("uint8", (len(state),)), None, None]
+
+    def making(self, args: Any, roles: Collection[str]) -> Any:
+        if any(role in NESTED for role in roles):
+            raise OpError("M408", NOT_NESTED, help="leave out the names of nested parts")
+        return args
+
+    def rule(self, args: Any, spec: Spec) -> ScaleRule:
+        return ScaleRule("table", "bitsandbytes")
+
+    def returns(self, args: Any, spec: Spec) -> str:
+        codes = {"nf4": "codes", "fp4": "codes but 8, which is 0 as well"}[args.form or "nf4"]
+        return f"{codes}, and scales that {spec.dtype} holds, of what bitsandbytes encoded"
+
+    def bound(self, args: Any) -> str:
+        steps = [high - low for low, high in pairwise(sorted(TABLES[args.form or "nf4"]))]
+        return f"|error| <= {max(steps) / 2:.7f} * absmax of the block: half of the widest step"
+
+    def samples(self) -> Iterable[tuple[Any, Spec]]:
+        yield self.Args(), Spec("bfloat16", (6, 96))
+        yield self.Args(form="fp4", blocksize=32), Spec("float32", (7, 15))
+        yield self.Args(blocksize=256, non_finite="saturate"), Spec("float16", (9, 210))
+
     def stored(self) -> Iterable[tuple[Any, list[Any]]]:
-        for shape, each, inner in (((6, 96), 64, 0), ((7, 5, 3), 32, 0), ((9, 210), 64, 8)):
-            blocks = -(-prod(shape) // each)
-            said: dict[str, Any] = {"quant_type": "nf4", "blocksize": each, "shape": shape}
-            absmax = random_part("float32", blocks)
-            more: list[Any] = [None, None]
-            if inner:
-                said |= {"nested_blocksize": inner, "nested_offset": 0.1}
-                absmax = random_part("uint8", blocks)
-                more = [random_part("float32", n) for n in (-(-blocks // inner), 256)]
-            codes, state = random_part("uint8", -(-prod(shape) // 2), 1), json.dumps(said).encode()
-            yield self.Args(), [codes, absmax, random_part("float32", 16), bytes_part(state), *more]
-
-
-def _object(data: bytes) -> dict[str, Any]:
-    from ..source.jsontext import parse
-
-    try:
-        found = parse(data, "the state", floats=True)
-    except MigrateError as error:
-        raise OpError("M310", f"bnb-4bit: {error.diagnostics[0].message}") from None
-    if not isinstance(found, dict):
-        raise OpError("M310", "bnb-4bit: the state is not a JSON object")
-    return found
-
-
-def _wrong(name: str, found: Any, wanted: str) -> OpError:
-    text = printable(repr(found), 60)
-    return OpError("M310", f"bnb-4bit: {name} of the state is {text}, not {wanted}")
-
-
-def _whole(said: Mapping[str, Any], name: str) -> int:
-    if not _is_length(found := said.get(name)) or not found:
-        raise _wrong(name, found, f"an integer from 1 to {MOST:,}")
-    return int(found)
-
-
-def _shape(said: Mapping[str, Any]) -> tuple[int, ...]:
-    found = said.get("shape")
-    if isinstance(found, list) and len(found) <= MOST_AXES and all(map(_is_length, found)):
-        return tuple(found)
-    raise _wrong("shape", found, f"a list of at most {MOST_AXES} integers from 0 to {MOST:,}")
-
-
-def _is_length(found: Any) -> bool:
-    return type(found) is int and 0 <= found <= MOST
-
-
-def _offset(said: Mapping[str, Any]) -> float:
-    """The offset in float32, in which bitsandbytes adds it."""
-    found = said.get("nested_offset")
-    if isinstance(found, int | float) and type(found) is not bool and abs(found) < 2.0**127:
-        return float(struct.unpack("<f", struct.pack("<f", found))[0])
-    raise _wrong("nested_offset", found, "a finite number of float32")
+        yield self.Args(), state_parts((7, 5, 3), 48)
+        yield self.Args(), state_parts((9, 210), 64, 8)
 
 
 CODEC = Bnb4Bit()

@@ -315,6 +315,10 @@ class ValueOp(Op):
         """Those of the roles that a tensor can be without."""
         return ()
 
+    def unmade(self, codec: str) -> tuple[str, ...]:
+        """Those of them that are never made, also where a tensor had them."""
+        return ()
+
     def unused(self, codec: str) -> Mapping[str, str]:
         """Those of the roles that a join drops, and why."""
         return {}

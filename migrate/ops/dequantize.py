@@ -95,6 +95,9 @@ class CodecOp(ValueOp):
     def may_lack(self, codec: str) -> tuple[str, ...]:
         return codec_called(codec).optional
 
+    def unmade(self, codec: str) -> tuple[str, ...]:
+        return codec_called(codec).unmade
+
     def eager_width(self, args: Any) -> int | None:
         return codec_called(args.codec).reference_width
 

@@ -175,8 +175,8 @@ def settle_part(
     facts: PartFacts,
 ) -> tuple[CompiledCall, list[Any]]:
     """The step for the parts that this tensor is to have: those of the rule, but for optional ones
-    that were not there before, or, where no stamp says so, that the arguments do not make;
-    and these parts.
+    that were not there before or are never made, or, where no stamp says so, that the arguments do
+    not make; and these parts.
     """
     op, of = step.op, item.tensor.spec
     if not isinstance(op, ValueOp):
@@ -187,6 +187,7 @@ def settle_part(
         wanted = [role for role in named if role not in spare or role in made]
     else:
         keys = _names_of(rule.writes, spare, names, item.values)
-        wanted = [role for role in named if keys.get(role) not in facts.remembered]
+        never = {role for role in op.unmade(step.args.codec) if role in spare}
+        wanted = [r for r in named if r not in never and keys.get(r) not in facts.remembered]
     call = settle(step, op, wanted, [of], {})
     return call, list(op.makes(call.args, of))

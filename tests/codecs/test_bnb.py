@@ -37,6 +37,7 @@ NAMES: dict[str, dict[str, str]] = {
     "bnb_int8": {"weight": "weight", "scale": "SCB", "format": "weight_format"},
 }
 DTYPES = ("float32", "float16", "bfloat16")
+PARTS = ("weight", "absmax", "map", "state")
 Held = tuple[Spec, Any]
 
 
@@ -60,7 +61,7 @@ def decoded(folder: Path, parts: Mapping[str, Held], dtype: str = "float32", **s
     return raw.view("<f4") if dtype == "float32" else raw
 
 
-@pytest.mark.parametrize(("codec", "count"), [("bnb-4bit", 3), ("bnb-int8", 2)])
+@pytest.mark.parametrize(("codec", "count"), [("bnb-4bit", 5), ("bnb-int8", 2)])
 def test_the_codecs_pass_the_kit(codec: str, count: int) -> None:
     codeckit.check_description(codec)
     assert len(codeckit.cases([codec])) == count
@@ -90,6 +91,130 @@ def test_goldens_decode_through_a_rule_file(kind: str, tmp_path: Path) -> None:
             assert (a == b).all(), f"{case}: {(a != b).sum()} of {a.size} differ"
             compared += 1
     assert compared == len(stored)
+
+
+@pytest.mark.parametrize("kind", ["bnb_nf4", "bnb_fp4"])
+def test_goldens_encode_through_a_rule_file(kind: str, tmp_path: Path) -> None:
+    stored, compared = parts_of(kind), 0
+    for dtype in DTYPES:
+        cases = {
+            case: held["input"]
+            for case, held in goldens()[kind].items()
+            if held["input"][0].dtype == dtype
+        }
+        if not cases:
+            continue
+        call = {"codec": "bnb-4bit", "from": dtype, "form": kind[4:], "non_finite": "keep"}
+        made = goldens_by_rules.encoded(tmp_path / dtype, cases, PARTS, call)
+        for case in cases:
+            assert stored[case].keys() == set(PARTS)
+            for role, (spec, raw) in stored[case].items():
+                assert made[case][role][0] == spec, (case, role)
+                assert made[case][role][1].tobytes() == raw.tobytes(), (case, role)
+            compared += 1
+    assert compared == len(stored)
+
+
+def encoded(folder: Path, numbers: Any, **said: Any) -> tuple[list[int], list[float]]:
+    """The codes of float32 numbers, also that behind the last one, and the scales."""
+    call = {"codec": "bnb-4bit", "from": "float32", **said}
+    made = goldens_by_rules.encoded(folder, {"w": f4(numbers)}, PARTS, call)["w"]
+    codes = made["weight"][1].reshape(-1)
+    return [c for byte in codes.tolist() for c in (byte >> 4, byte & 15)], made["absmax"][1].view(
+        "<f4"
+    ).tolist()
+
+
+def test_blocks_multiply_by_a_reciprocal_and_a_shorter_last_one_divides(tmp_path: Path) -> None:
+    """A number next to the border of codes 0 and 1, whose product with the reciprocal lies on it,
+    and whose quotient lies above it.
+    """
+    most, near = float.fromhex("0x1.2b5bd6p+1"), float.fromhex("-0x1.fbc524p+0")
+    numbers = np.zeros((3, 45), "f4")
+    numbers[0, :2] = numbers.reshape(-1)[128:130] = most, near
+    codes, scales = encoded(tmp_path / "x", numbers)
+    assert codes[:3] == [15, 0, 7]
+    assert codes[128:131] == [15, 1, 7]
+    assert scales == [most, 0, most]
+
+
+def test_a_short_block_of_zeros_has_a_tiny_scale_and_a_whole_one_has_none(tmp_path: Path) -> None:
+    """And the half of the last byte that is over has the code of 0, as bitsandbytes fills it."""
+    for number, (form, zero) in enumerate((("nf4", 7), ("fp4", 0))):
+        codes, scales = encoded(tmp_path / str(number), np.zeros((5, 13)), blocksize=32, form=form)
+        assert codes == [zero] * 66
+        assert scales == [0, 0, np.float32(1e-38)]
+
+
+def test_a_number_between_two_codes_has_the_nearer_and_of_both_the_lower(tmp_path: Path) -> None:
+    border = np.float32(1 + 0.7229568362236023) / np.float32(2)
+    above, below = np.nextafter(border, np.float32(2)), np.nextafter(border, np.float32(0))
+    codes, _ = encoded(tmp_path / "x", [[1, border, above, below]])
+    assert codes == [15, 14, 15, 14]
+    # two codes stand for zero, the upper one for what is a little above it
+    tiny = np.float32(1e-6)
+    codes, _ = encoded(tmp_path / "y", [[1, 0, -0.0, tiny, -tiny, -1, 0.5, 0.34]], form="fp4")
+    assert codes == [3, 0, 0, 8, 0, 11, 5, 4]
+
+
+def test_what_is_over_in_a_byte_is_the_code_of_zero_beside_infinities_too(tmp_path: Path) -> None:
+    numbers = np.ones((1, 33), "f4")
+    numbers[0, 32] = -np.inf
+    codes, scales = encoded(tmp_path / "x", numbers, blocksize=32, non_finite="keep")
+    assert codes == [15] * 32 + [15, 7]
+    assert scales == [1, np.inf]
+    codes, scales = encoded(tmp_path / "y", numbers, blocksize=32, non_finite="saturate")
+    assert codes == [15] * 32 + [0, 7]
+    assert scales == [1, np.float32(1e-38)]
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_numbers_that_are_not_finite_are_refused_with_their_place(
+    value: float, tmp_path: Path
+) -> None:
+    numbers = np.ones((5, 33), "f4")
+    numbers[3, 7] = value
+    with pytest.raises(MigrateError) as caught:
+        encoded(tmp_path / "x", numbers)
+    (found,) = caught.value.diagnostics
+    assert found.code == "M406"
+    assert f"the number at [3, 7] is {value}" in found.message
+
+
+@pytest.mark.parametrize("blocksize", [1, 48, 63, 8192])
+def test_blocks_that_bitsandbytes_does_not_encode_are_refused(
+    blocksize: int, tmp_path: Path
+) -> None:
+    with pytest.raises(MigrateError) as caught:
+        encoded(tmp_path / "x", np.ones((2, 64)), blocksize=blocksize)
+    (found,) = caught.value.diagnostics
+    assert found.code == "M308"
+    assert f"encodes blocks of 32, 64, 128, 256, 512, 1024, 2048, 4096, not of {blocksize}" in str(
+        found
+    )
+
+
+@pytest.mark.parametrize("shape", [(), (64,), (2, 4, 8)])
+def test_only_rows_and_columns_are_encoded(shape: tuple[int, ...], tmp_path: Path) -> None:
+    with pytest.raises(MigrateError) as caught:
+        encoded(tmp_path / "x", np.ones(shape))
+    (found,) = caught.value.diagnostics
+    assert found.code == "M304"
+    assert "bnb-4bit encodes rows and columns" in found.message
+
+
+def test_nested_scales_are_refused_by_name(tmp_path: Path) -> None:
+    call = {"codec": "bnb-4bit", "from": "float32"}
+    with pytest.raises(MigrateError) as caught:
+        goldens_by_rules.encoded(
+            tmp_path / "x",
+            {"w": f4(np.ones((2, 64)))},
+            (*PARTS, "nested_absmax", "nested_map"),
+            call,
+        )
+    (found,) = caught.value.diagnostics
+    assert found.code == "M408"
+    assert "does not encode nested scales: their offset depends on" in found.message
 
 
 def u1(*numbers: int) -> Held:
@@ -370,20 +495,20 @@ def test_nothing_is_decoded_without_a_state() -> None:
     specs = [spec for spec, _ in seven().values()] + [None, None]
     with pytest.raises(OpError) as caught:
         FOUR.decoded(FOUR.Args(), specs, "float32")
-    assert caught.value.code == "M408"
+    assert caught.value.code == "M308"
 
 
-def test_both_are_one_way(tmp_path: Path) -> None:
-    assert not FOUR.encodes
+def test_int8_is_one_way(tmp_path: Path) -> None:
+    assert FOUR.encodes
     assert not EIGHT.encodes
-    call = {"codec": "bnb-4bit", "from": "float32"}
+    call = {"codec": "bnb-int8", "from": "float32"}
     with pytest.raises(MigrateError) as caught:
         goldens_by_rules.encoded(
-            tmp_path / "x", {"w": f4(np.ones((2, 8)))}, ("weight", "absmax"), call
+            tmp_path / "x", {"w": f4(np.ones((2, 8)))}, ("weight", "scale"), call
         )
     (found,) = caught.value.diagnostics
     assert found.code == "M308"
-    assert "bnb-4bit is only decoded, nothing encodes it" in found.message
+    assert "bnb-int8 is only decoded, nothing encodes it" in found.message
 
 
 def test_the_error_of_int8_is_that_of_rounding(tmp_path: Path) -> None:

@@ -18,23 +18,22 @@ from migrate.codecs.kit import encoding_boxes as kit
 from migrate.codecs.kit.encoding import TensorEncoding
 from migrate.codecs.kit.encoding_reference import reference_parts
 from migrate.codecs.kit.layout import Grid, NumberLayout, Packing, floats, integers, table, times
+from migrate.codecs.kit.quant_state import TABLES
 from migrate.codecs.kit.reference import reference
 from migrate.codecs.kit.scale_rules import ScaleRule
+from migrate.codecs.kit.word_packing import size_bytes
 from migrate.core.errors import OpError
 from migrate.core.spec import Spec
 from migrate.elements.raw import carrier
 
 CT = "compressed-tensors"
-# bitsandbytes' table of 16 normal floats, as its files hold it
-NF4 = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-    0.7229568362236023, 1.0,
-)  # fmt: skip
-NF4_LAYOUT = NumberLayout(
-    "bnb-4bit", table(NF4), Packing(4, order=(1, 0)), times(Grid("scale", (0, 64))), flat=True
-)
+BNB = {
+    kind: NumberLayout(
+        "bnb-4bit", table(TABLES[form]), Packing(4, order=(1, 0)), times(Grid("scale", (0, 64))),
+        flat=True,
+    )
+    for kind, form in (("bnb_nf4", "nf4"), ("bnb_fp4", "fp4"))
+}  # fmt: skip
 
 # format -> whose arithmetic
 RULES: dict[str, ScaleRule] = {
@@ -77,6 +76,7 @@ RULES: dict[str, ScaleRule] = {
     "ct_w4a16_g128_asym": ScaleRule("integer", CT, asymmetric=True),
     "ct_w3a16_dense": ScaleRule("integer", CT),
     "bnb_nf4": ScaleRule("table", "bitsandbytes"),
+    "bnb_fp4": ScaleRule("table", "bitsandbytes"),
 }
 
 # what a library makes otherwise, and why: (format, case) -> why
@@ -105,7 +105,6 @@ FAULTS = {
         (kind, "subnormal_f32"): "divides by 2^-126 where it stores 2^-127"
         for kind in ("ao_mxfp8_e4m3_ceil", "ao_mxfp8_e5m2_rceil", "ao_mxfp4_ceil")
     },
-    ("bnb_nf4", "subnormal_f32"): "subnormal numbers are zero to it",
 }
 
 
@@ -116,18 +115,20 @@ def cases() -> list[tuple[str, str]]:
 def made(kind: str, case: str) -> tuple[TensorEncoding, Any, dict[str, Any]]:
     """The encoding of a golden, its numbers, and what its library stored by role."""
     found = goldens()[kind][case]
-    if kind == "bnb_nf4":
-        layout, names = NF4_LAYOUT, {"weight": "weight", "scale": "weight.absmax"}
+    if kind in BNB:
+        layout, names = BNB[kind], {"weight": "weight", "scale": "weight.absmax"}
     else:
         maker = FORMATS[kind]
         chosen = maker if isinstance(maker, Case) else maker(found)
         layout, names = chosen.layout, dict(chosen.names)
+    spec, numbers = found["input"]
+    constant = {}
     if "q/weight_shape" in found:
         names["shape"] = "weight_shape"
-    spec, numbers = found["input"]
+        constant = {"shape": size_bytes(spec.shape, "int64")}
     parts = {role: found[f"q/{name}"] for role, name in names.items()}
     encoding = TensorEncoding(
-        layout, spec, {r: s for r, (s, _) in parts.items()}, RULES[kind], "keep"
+        layout, spec, {r: s for r, (s, _) in parts.items()}, RULES[kind], "keep", constant
     )
     return encoding, numbers, {r: a for r, (_, a) in parts.items()}
 
@@ -312,7 +313,7 @@ LAYOUTS = {
     "int4": NumberLayout(
         "int-pack", integers(4, 8), Packing(4, ("int32",)), times(Grid("scale", (1, 32)))
     ),
-    "nf4": NF4_LAYOUT,
+    "nf4": BNB["bnb_nf4"],
 }
 PARTS = {
     "fp8": {"weight": Spec("float8_e4m3fn", (4, 64)), "scale": Spec("float32", ())},

@@ -19,7 +19,7 @@ from migrate.core.spec import Spec
 
 SHAPE = (18, 64)
 # formats that no path leads from or to yet
-INTEGERS = ("int_pack", "int8")
+INTEGERS = ("int_pack", "int8", "bnb_4bit")
 ENCODING = [
     name for name in codecs.registry.builtin() if codecs.get(name).encodes
 ]  # fmt: skip

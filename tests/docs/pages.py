@@ -237,6 +237,15 @@ def _gguf(folder: Path) -> None:
     (folder / "MODEL.gguf").write_bytes(made)
 
 
+def _bnb(folder: Path) -> None:
+    """A model in NF4, as transformers stores it with bitsandbytes, and one trained in bfloat16."""
+    import migrate
+
+    shutil.copytree(ROOT / "tests" / "data" / "genuine" / "bnb-nf4", folder / "OLD")
+    migrate.apply(folder / "OLD", folder / "TRAINED", to="bnb@bf16", allow=["lossy"])
+    (folder / "TRAINED" / "migrate.history.json").unlink()
+
+
 def _training(folder: Path) -> None:
     import torch
 
@@ -279,6 +288,7 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "nvfp4": _nvfp4,
     "gptq": _gptq,
     "gguf": _gguf,
+    "bnb": _bnb,
     "training-checkpoint": _training,
     "dcp": _distributed,
     "te-1.13": _te,

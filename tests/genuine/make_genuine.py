@@ -662,13 +662,18 @@ def bitsandbytes(folder: Path, size: int, **said: Any) -> Tensors:
     return stored(folder)
 
 
-@maker("bnb-nf4", "transformers", "bitsandbytes")
-def bnb_nf4(folder: Path) -> Tensors:
+def bnb_4bit_by(name: str, form: str, nested: bool) -> None:
+    @maker(name, "transformers", "bitsandbytes")
+    def _(folder: Path) -> Tensors:
+        return bnb_4bit(folder, form, nested)
+
+
+def bnb_4bit(folder: Path, form: str, nested: bool) -> Tensors:
     from bitsandbytes.functional import QuantState, dequantize_4bit
 
     # of rows that are no multiple of a block its decoding on a CPU takes other blocks' scales
     held = bitsandbytes(
-        folder, 64, load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+        folder, 64, load_in_4bit=True, bnb_4bit_quant_type=form, bnb_4bit_use_double_quant=nested
     )
     keys = [key.removesuffix(".absmax") for key in held if key.endswith("weight.absmax")]
     out = {k: v for k, v in held.items() if not any(k.startswith(key) for key in keys)}
@@ -678,6 +683,11 @@ def bnb_nf4(folder: Path) -> Tensors:
         assert state.dtype == torch.bfloat16
         out[key] = dequantize_4bit(held[key], state)
     return out
+
+
+bnb_4bit_by("bnb-nf4", "nf4", True)
+bnb_4bit_by("bnb-nf4-plain", "nf4", False)
+bnb_4bit_by("bnb-fp4", "fp4", False)
 
 
 @maker("bnb-int8", "transformers", "bitsandbytes")

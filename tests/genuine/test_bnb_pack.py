@@ -1,17 +1,32 @@
-"""Checkpoints that transformers stored with bitsandbytes, decoded by the lineage `bnb`."""
+"""Checkpoints that transformers stored with bitsandbytes, decoded by the lineage `bnb`, and encoded
+again.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from commandline import done, run
+from commandline import contents, done, run
 from genuine import checkpoint, digests
 
 ASKED = ("--to", "bnb@bf16", "--allow", "lossy")
-NAMES = ("bnb-nf4", "bnb-int8")
+BACK = ("--allow", "lossy", "--format", "json")
+# not nested
+PLAIN = ("bnb-nf4-plain", "bnb-fp4")
+NAMES = ("bnb-nf4", *PLAIN, "bnb-int8")
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return found
+
+
+def codes_of(tensor: tuple[str, tuple[int, ...], bytes]) -> list[int]:
+    return [code for byte in tensor[2] for code in (byte >> 4, byte & 15)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -19,16 +34,92 @@ def test_what_is_decoded_is_what_bitsandbytes_decodes(name: str, tmp_path: Path)
     genuine, out = checkpoint(name), tmp_path / "out"
     done("apply", genuine.folder, "-o", out, *ASKED)
     assert digests(out) == genuine.tensors
-    before, after = (json.loads((f / "config.json").read_text()) for f in (genuine.folder, out))
+    before, after = config_of(genuine.folder), config_of(out)
     del before["quantization_config"]
     assert after == before
     assert done("verify", out, "--source", genuine.folder, "--format", "json").json["equal"] is True
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_there_is_no_way_back(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_was_encoded_from_bfloat16_comes_back(name: str, tmp_path: Path) -> None:
+    folder, out, back = checkpoint(name).folder, tmp_path / "out", tmp_path / "back"
+    done("apply", folder, "-o", out, *ASKED)
+    report = done("downgrade", out, "-o", back, *BACK).json["restored"]
+    was, now = contents(folder), contents(back)
+    other = [key for key in was if was[key] != now.get(key)]
+    assert now.keys() == was.keys()
+    assert report == {
+        "tensors": 28, "equal": 28 - len(other), "different": sorted(other), "known": "each"
+    }  # fmt: skip
+    assert (back / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+    assert done("verify", back, "--source", out, "--format", "json").json["equal"] is True
+    # FP4 has two codes of 0, of which the upper one comes back as the lower
+    assert bool(other) == (name == "bnb-fp4")
+    for key in other:
+        before, after = (codes_of(found[key]) for found in (was, now))
+        assert {*zip(before, after, strict=True)} <= {(8, 0), *((c, c) for c in range(16))}
+
+
+def test_of_nested_scales_codes_come_back_and_the_plan_names_what_does_not(tmp_path: Path) -> None:
+    folder, out, back = checkpoint("bnb-nf4").folder, tmp_path / "out", tmp_path / "back"
+    done("apply", folder, "-o", out, *ASKED)
+    plan = done("plan", folder, *ASKED)
+    assert "downgrade: not exact" in plan.out
+    assert "weight.nested_absmax" in plan.out
+    done("downgrade", out, "-o", back, *BACK)
+    was, now = contents(folder), contents(back)
+    lost = {key for key in was if key not in now}
+    assert {key.rpartition(".")[2] for key in lost} == {"nested_absmax", "nested_quant_map"}
+    other = {key for key in now if now[key] != was[key]}
+    assert {key.rpartition(".")[2] for key in other} == {"absmax", "bitsandbytes__nf4"}
+    # the decoded numbers are the same as far as scales are bfloat16 numbers
+    again = tmp_path / "again"
+    done("apply", back, "-o", again, *ASKED)
+    assert config_of(again) == config_of(out)
+
+
+def test_a_trained_model_is_encoded_as_transformers_does(tmp_path: Path) -> None:
+    folder, out = checkpoint("bnb-nf4-plain").folder, tmp_path / "out"
+    done("apply", folder, "-o", out, *ASKED)
+    (out / "migrate.history.json").unlink()
+    (out / "migrate.parts").unlink()
+    made = tmp_path / "made"
+    asked = ("--from", "bnb@bf16", "--to", "bnb@4bit", "--allow", "lossy")
+    done("apply", out, "-o", made, *asked)
+    assert contents(made) == contents(folder)
+    written, stored = (config_of(f)["quantization_config"] for f in (made, folder))
+    assert written["llm_int8_skip_modules"] == ["lm_head", "model.embed_tokens"]
+    same = ("quant_method", "load_in_4bit", "_load_in_4bit", "bnb_4bit_quant_type")
+    assert {n: written[n] for n in same} == {n: stored[n] for n in same}
+    assert written["bnb_4bit_use_double_quant"] is stored["bnb_4bit_use_double_quant"] is False
+    # of a kind that transformers did not choose
+    done(
+        "apply", out, "-o", tmp_path / "fp4", *asked, "--set", "form=fp4", "--set", "blocksize=128"
+    )
+    found = contents(tmp_path / "fp4")
+    assert "model.layers.0.mlp.up_proj.weight.quant_state.bitsandbytes__fp4" in found
+    assert found["model.layers.0.mlp.up_proj.weight.absmax"][1] == (32,)
+
+
+def test_modules_that_are_to_stay_plain_do(tmp_path: Path) -> None:
+    folder, out, made = checkpoint("bnb-nf4-plain").folder, tmp_path / "out", tmp_path / "made"
+    done("apply", folder, "-o", out, *ASKED)
+    (out / "migrate.history.json").unlink()
+    done(
+        "apply", out, "-o", made, "--from", "bnb@bf16", "--to", "bnb@4bit", "--allow", "lossy",
+        "--set", "plain=model.layers.0.mlp.{w}",
+    )  # fmt: skip
+    found = contents(made)
+    assert found["model.layers.0.mlp.up_proj.weight"][0] == "BF16"
+    assert found["model.layers.0.self_attn.q_proj.weight"][0] == "U8"
+    skipped = config_of(made)["quantization_config"]["llm_int8_skip_modules"]
+    assert "model.layers.0.mlp.up_proj" in skipped
+    assert "model.layers.0.self_attn.q_proj" not in skipped
+
+
+def test_eight_bits_have_no_way_back(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done("apply", checkpoint(name).folder, "-o", out, *ASKED)
+    done("apply", checkpoint("bnb-int8").folder, "-o", out, *ASKED)
     failed = run("downgrade", out, "-o", tmp_path / "back")
     assert failed.exit == 3
     assert "M405" in failed.err
@@ -39,7 +130,7 @@ def test_there_is_no_way_back(name: str, tmp_path: Path) -> None:
 def test_a_table_that_the_configuration_does_not_name_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     shutil.copytree(checkpoint("bnb-nf4").folder, folder)
-    config = json.loads((folder / "config.json").read_text())
+    config = config_of(folder)
     config["quantization_config"]["bnb_4bit_quant_type"] = "fp4"
     (folder / "config.json").write_text(json.dumps(config))
     failed = run("apply", folder, "-o", tmp_path / "out", *ASKED)

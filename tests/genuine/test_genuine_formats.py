@@ -69,6 +69,8 @@ FORMATS = {
         (11, "gptq", GPTQMODEL, {"bits": 3, "group": 32, "form": "v2"}),
     ],
     "bnb-nf4": [(7, "bnb-4bit", "bitsandbytes", {"form": "nf4", "blocksize": 64})],
+    "bnb-nf4-plain": [(7, "bnb-4bit", "bitsandbytes", {"form": "nf4", "blocksize": 64})],
+    "bnb-fp4": [(7, "bnb-4bit", "bitsandbytes", {"form": "fp4", "blocksize": 64})],
     "bnb-int8": [(7, "bnb-int8", "bitsandbytes", {})],
     "awq-gemm": [(13, "awq", "AutoAWQ", {"group": 32, "form": "gemm"})],
 }

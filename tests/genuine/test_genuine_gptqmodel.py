@@ -29,7 +29,7 @@ WRONG = {"ct-fp8-block"}
 PACKED = {"ct-mxfp4", "ct-mixed", "ct-mixed-int", "gpt-oss"}
 # codes of int8 stay codes, and where there are no others their scales are gone
 # bitsandbytes' stay what they are, with all of their parts
-CODES = {"ct-w8a8", "ct-mixed-int", "bnb-int8", "bnb-nf4"}
+CODES = {"ct-w8a8", "ct-mixed-int", "bnb-int8", "bnb-nf4", "bnb-nf4-plain", "bnb-fp4"}
 # NVFP4 as above, and codes of FP8 are not multiplied by anything
 MIXED = {"modelopt-mixed"}
 

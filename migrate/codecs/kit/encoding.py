@@ -28,7 +28,7 @@ from .magnitudes import SHORT, amax, extremes
 from .placing import PlacedParts, copy_raw
 from .rounding import Lanes, lanes_of, largest_of
 from .scale_rules import ScaleRule, Scales
-from .stored_scales import as_stored, shape_stored_as
+from .stored_scales import as_stored
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +47,8 @@ LARGE = 1 << 8
 
 
 class TensorEncoding(PlacedParts):
-    """How numbers of `spec` become `parts`, role -> Spec, by the arithmetic of `rule`.
+    """How numbers of `spec` become `parts`, role -> Spec, by the arithmetic of `rule`. `constant`
+    has the bytes of those parts that are the same whatever the numbers are.
 
     `non_finite`: refuse (M406 at the first), saturate (infinities get the largest code, NaN its own
     code or M406 without one) or keep (as `rule` makes it).
@@ -60,8 +61,10 @@ class TensorEncoding(PlacedParts):
         parts: Mapping[str, Spec],
         rule: ScaleRule,
         non_finite: str = "refuse",
+        constant: Mapping[str, bytes] = {},
     ) -> None:
         super().__init__(layout, spec, parts)
+        self.constant = {role: data for role, data in constant.items() if role in self.parts}
         if rule.region == "tensor" and len(spec.shape) > 2:
             rule = replace(rule, region="stack")
         self.rule, self.non_finite = rule, non_finite
@@ -155,7 +158,8 @@ class TensorEncoding(PlacedParts):
             return False
         if self._keeps_amax:
             whole = None if self.whole is None else self._scale_of_all(survey)
-            scales = self.rule.scales(self.layout.elements, self.spec.dtype, entries, whole)
+            short = self._is_short and box[-1][1] == self.parts[role].shape[-1]
+            scales = self.rule.scales(self.layout.elements, self.spec.dtype, entries, whole, short)
             entries = self._kept(role, scales, None)
         self._place(role, entries, box, out)
         return True
@@ -176,9 +180,8 @@ class TensorEncoding(PlacedParts):
         if self.whole is not None and role == self.whole.role:
             self._fill(out, self._scale_of_all(survey), self.parts[role].dtype)
             return
-        if role == "shape":
-            wanted = shape_stored_as(self.parts[role].dtype, self.spec.shape)
-            copy_raw(out, wanted[tuple(slice(a, b) for a, b in box)])
+        if role in self.constant:
+            copy_raw(out, self.constant_part(role)[_slices(box)])
             return
         if role != self.layout.role:
             self._entries(array, role, box, out, memo, survey)
@@ -197,6 +200,16 @@ class TensorEncoding(PlacedParts):
             for part, room, place, here in self._rows(numbers[at], words[at], full, inside):
                 self._matrix(part, at, place, room, here, meter, memo, survey)
         self._deliver(out, words, cut, box)
+
+    def constant_part(self, role: str) -> Array:
+        """The raw elements of a part that is the same whatever the numbers are."""
+        import numpy as np
+
+        part = self.parts[role]
+        raw = np.frombuffer(self.constant[role], carrier(part.dtype))
+        # torch warns of arrays that cannot be written
+        made: Array = raw.reshape(part.shape).copy()
+        return made
 
     def _scale_of_all(self, survey: Array | None) -> Array:
         import numpy as np
@@ -324,10 +337,16 @@ class TensorEncoding(PlacedParts):
         if self.rule.asymmetric:
             scales, zero = self.rule.ranges(elements, dtype, low, high)
             return scales, zero, largest
-        scales = self.rule.scales(elements, dtype, largest, whole)
+        short = self._is_short and part.shape[-1] % self.grid.block[1] != 0
+        scales = self.rule.scales(elements, dtype, largest, whole, short)
         if self.non_finite == "refuse" and not scales.divides and not isfinite(scales.factor.max()):
             raise encoding_error.too_small(largest, scales.factor, at, full, row, self.tile)
         return scales, None, largest
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether the last block of a flat layout has fewer numbers than the others."""
+        return self.layout.flat and self.spec.numel % self.grid.block[1] != 0
 
     def _rows(
         self, matrix: Any, words: Any, full: Box, inside: tuple[slice, slice]
@@ -468,9 +487,15 @@ class TensorEncoding(PlacedParts):
             rounding.counted(lanes, numbers, elements, self.rule.ties, self.rule.sign, codes)
         if not straight:
             kept = codes
+            if self.layout.flat and codes.shape[-1] % self.unit:
+                # in the word that is left numbers follow that are 0
+                over = self.unit - codes.shape[-1] % self.unit
+                kept = lanes.take("filled", (len(codes), codes.shape[-1] + over), "u1")
+                kept[:, :-over] = codes
+                kept[:, -over:] = rounding.code_of_zero(elements)
             if self.word >= 8:
                 kept = rounding.pack(
-                    lanes, codes, packing.bits, self.word, packing.order, packing.dense
+                    lanes, kept, packing.bits, self.word, packing.order, packing.dense
                 )
             copy_raw(words, kept.reshape(words.shape))
         return codes

@@ -135,7 +135,7 @@ def _encoding(codec: EncodingCodec, args: Any, spec: Spec) -> TensorEncoding:
     found = zip(codec.parts, codec.encoded(args, spec), strict=True)
     parts = {role: part for role, part in found if part is not None}
     layout, rule = codec.written(args, spec), codec.rule(args, spec)
-    return TensorEncoding(layout, spec, parts, rule, args.non_finite)
+    return TensorEncoding(layout, spec, parts, rule, args.non_finite, codec.foreseen(args, spec))
 
 
 @lru_cache(maxsize=256)

@@ -260,7 +260,10 @@ def _vanished(part: Any, codes: Any, elements: ElementType, dtype: str, shifted:
     # a zero that was given has the code of zero, whatever the scale is: both are counted by
     # themselves, which is a pass less than looking at both
     made = np.bitwise_and(codes, mask, out=scratch("vanished", codes.size).reshape(codes.shape))
-    if zero:
+    if elements.numbers.count(0) > 1:
+        # several codes stand for zero
+        made = numbers_of(elements)[made]
+    elif zero:
         np.bitwise_xor(made, zero, out=made)
     kept = np.count_nonzero(made)
     magnitudes = scratch("not zero", part.nbytes).view(part.dtype).reshape(part.shape)

@@ -121,16 +121,16 @@ def reference_parts(
     tile = encoding.tile
     raw: Array = np.ascontiguousarray(array).reshape(encoding.full)
     if layout.flat:
-        # blocks as rows
-        padded = np.zeros(-(-spec.numel // tile[1]) * tile[1], raw.dtype)
+        # blocks as rows; in a word that is left numbers follow that are 0
+        wide = tile[1] if spec.numel > tile[1] else -(-tile[1] // encoding.unit) * encoding.unit
+        padded = np.zeros(-(-spec.numel // wide) * wide, raw.dtype)
         padded[: spec.numel] = raw.reshape(-1)
-        raw, tile = padded.reshape(-1, tile[1]), (1, tile[1])
+        raw, tile = padded.reshape(-1, wide), (1, wide)
     saturate = encoding.non_finite == "saturate"
     grid = (*raw.shape[:-2], *(-(-n // t) for n, t in zip(raw.shape[-2:], tile, strict=True)))
     low, high = np.zeros(grid, "f4"), np.zeros(grid, "f4")
     out = {role: np.zeros(part.shape, carrier(part.dtype)) for role, part in encoding.parts.items()}
-    if "shape" in out:
-        out["shape"][...] = spec.shape
+    out |= {role: encoding.constant_part(role) for role in encoding.constant}
     if not spec.numel:
         if encoding.whole is None:
             return out | _scale_of_nothing(encoding)
@@ -168,12 +168,22 @@ def reference_parts(
             scales, zero = rule.ranges(layout.elements, spec.dtype, -low, high)
         else:
             scales = _scales(rule, layout.elements, spec.dtype, largest, whole)
+        last = None
+        if layout.flat and spec.numel % encoding.grid.block[1]:
+            # a block that is shorter than the others
+            last = rule.scales(layout.elements, spec.dtype, largest[-1:], whole, True)
+            scales.stored[-1:] = last.stored
         for at, rows in _some_rows(raw):
             numbers = widened(raw[at][rows], spec.dtype)
             down = np.arange(rows.start, rows.stop) // tile[0]
             across = np.arange(raw.shape[-1]) // tile[1]
             factor = scales.factor[at][down][:, across]
             scaled = numbers / factor if scales.divides else numbers * factor
+            if last is not None and rows.stop == len(raw):
+                few = numbers[-1:]
+                scaled[-1:] = few / last.factor if last.divides else few * last.factor
+                # of what follows the numbers, whatever their scale is
+                scaled[-1, spec.numel - (len(raw) - 1) * raw.shape[-1] :] = 0
             scaled = _rounded(scaled, scales.dtype)
             if zero is not None:
                 scaled = _rounded(scaled + zero[at][down][:, across], scales.dtype)
@@ -285,8 +295,10 @@ def _codes(
         return found
     values = np.array(elements.values(), "f8")
     if elements.numbers:
-        between = (values[1:] + values[:-1]) / 2
-        return np.searchsorted(between, scaled.astype("f8"), "left").astype("u1")
+        order = np.argsort(values, kind="stable")
+        # as float32, in which they are compared
+        between = ((values[order][1:] + values[order][:-1]) / 2).astype("f4")
+        return order.astype("u1")[np.searchsorted(between, scaled, "left")]
     half = 1 << (elements.bits - 1)
     if elements.bits == 4:
         scaled = np.nan_to_num(scaled, posinf=np.inf, neginf=-np.inf)

@@ -13,6 +13,7 @@ names; the same bits come out. Codes come one a byte.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -120,13 +121,30 @@ def largest_of(elements: ElementType) -> float:
 
 
 @cache
-def borders(elements: ElementType, ties: str) -> tuple[tuple[float, bool], ...]:
-    """(border, closed) between neighbouring codes: of a signed table between all, else between
-    those without a sign. `ties`: even, or zero (toward the smaller code).
+def order_of(elements: ElementType) -> tuple[int, ...]:
+    """The codes of a table in the order of their numbers, of equal ones the lower code first; () of
+    codes that are in this order.
     """
-    known = elements.values()
-    if elements.dtype:
-        known = known[: len(known) // 2]
+    known = elements.numbers
+    found = tuple(sorted(range(len(known)), key=known.__getitem__))
+    return () if found == tuple(range(len(known))) else found
+
+
+@cache
+def code_of_zero(elements: ElementType) -> int:
+    """The code that a table has for 0."""
+    passed = sum(border < 0 for border, _ in borders(elements, "even"))
+    return (order_of(elements) or range(len(elements.numbers)))[passed]
+
+
+@cache
+def borders(elements: ElementType, ties: str) -> tuple[tuple[float, bool], ...]:
+    """(border, closed) between neighbouring codes: of a signed table between all, in the order of
+    their numbers, else between those without a sign. `ties`: even, or zero (toward the smaller
+    code).
+    """
+    known: Sequence[float] = elements.values()
+    known = known[: len(known) // 2] if elements.dtype else sorted(known)
     # closed below an even code; the borders of a table are those of `bucketize`, never closed
     return tuple(
         ((low + high) / 2, bool(elements.dtype) and ties == "even" and code % 2 == 1)
@@ -154,6 +172,11 @@ def counted(
         else:
             first[...] = ones
     if not elements.dtype:
+        if order := order_of(elements):
+            import numpy as np
+
+            codes = lanes.of(np.array(order, "u1"))
+            first[...] = codes[first if lanes.device is None else first.long()]
         return
     if sign == "bit":
         xp.signbit(numbers, out=mask)

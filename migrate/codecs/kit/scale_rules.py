@@ -14,13 +14,15 @@ numbers.
     torchao             fp8, int8                as this in the numbers' dtype; x / scale is not
     te                  nvfp4                    the largest magnitude of all is stored, not a scale
     kimi                int4                     amax / 7 in the numbers' dtype
+    bitsandbytes        nf4, fp4                 amax; x * (1 / amax), but x / amax in a last block
+                                                 that is shorter than the others
 
 The powers of two of MX formats are taken from exponent bits (`mx`), never from a logarithm. What
 all-zero blocks get is the producer's own scale if it is a number, else 1.
 
 Sources: compressed-tensors 0.20 `calculate_qparams` and `generate_gparam` on the CPU, ModelOpt 0.47
 `quantization/qtensor`, torchao 0.18 `prototype/mx_formats`, DeepGEMM 54e2261 `utils/math`,
-transformers 5.23 `Fp8Quantize`.
+transformers 5.23 `Fp8Quantize`, bitsandbytes 0.50 `backends/default`.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 # DeepGEMM's floor of a block's largest magnitude
 FLOOR = 1e-4
+# bitsandbytes' floor of it
+LEAST = 1e-38
 # the largest e4m3 number times the largest e2m1 number: what the scales of NVFP4 span
 SPAN = 2688.0
 # the distance from 1 to the next number
@@ -128,11 +132,17 @@ class ScaleRule:
         return np.where(usable, quotient, np.float32(1))
 
     def scales(
-        self, elements: ElementType, dtype: str, amax: Array, whole: Array | None = None
+        self,
+        elements: ElementType,
+        dtype: str,
+        amax: Array,
+        whole: Array | None = None,
+        short: bool = False,
     ) -> Scales:
         """For blocks of these largest magnitudes (float32) of numbers of `dtype`.
 
-        `whole` is the scale of the tensor, where the format has one.
+        `whole` is the scale of the tensor, where the format has one. `short`: the last block has
+        fewer numbers than the others; where it is not the only one, the factor is of the others.
         """
         import numpy as np
 
@@ -144,8 +154,7 @@ class ScaleRule:
             if self.kind == "integer":
                 return _of_integers(self.like, elements, dtype, amax)
             if self.kind == "table":
-                # bitsandbytes: stored as it is, 0 for a block of zeros
-                return Scales(amax, np.where(amax == 0, np.float32(1), amax), True)
+                return _of_table(amax, short)
             return _of_floats(self, largest_of(elements), dtype, amax)
 
     def of_nothing(self, elements: ElementType, dtype: str) -> Array:
@@ -321,6 +330,20 @@ def _of_integers(like: str, elements: ElementType, dtype: str, amax: Array) -> S
     nothing = EPSILON[dtype] if like == "compressed-tensors" else 1
     scale = np.where(scale == 0, np.float32(nothing), scale)
     return Scales(scale, scale, True, "float32" if like == "modelopt" else dtype)
+
+
+def _of_table(amax: Array, short: bool) -> Scales:
+    import numpy as np
+
+    # the least that bitsandbytes divides by, and what it stores of a short block of zeros
+    divisor = np.maximum(amax, np.float32(LEAST))
+    if not short:
+        return Scales(amax, np.float32(1) / divisor)
+    stored = amax.copy()
+    stored[..., -1:] = divisor[..., -1:]
+    if amax.size == 1:
+        return Scales(stored, divisor, True)
+    return Scales(stored, np.float32(1) / divisor)
 
 
 def rounded_to(numbers: Array, dtype: str) -> Array:

@@ -1,6 +1,4 @@
-"""Scales and shapes as raw elements of the dtype that they are stored in, which holds them
-whole.
-"""
+"""Scales as raw elements of the dtype that they are stored in, which holds them whole."""
 
 from __future__ import annotations
 
@@ -32,10 +30,3 @@ def as_stored(scales: Array, dtype: str) -> Array:
     else:
         raw = scales.view("<u4") >> (16 if dtype == "bfloat16" else 0)
     return np.where(np.isnan(scales), NAN[dtype], raw).astype(carrier(dtype))
-
-
-def shape_stored_as(dtype: str, shape: tuple[int, ...]) -> Array:
-    """A shape as raw elements of int32 or int64."""
-    import numpy as np
-
-    return np.array(shape, {"int32": "<i4", "int64": "<i8"}[dtype]).view(carrier(dtype))
