@@ -253,6 +253,13 @@ class Fit:
         return report.diagnostics[0]
 
 
+def _is_quantized(tensor: Any) -> bool:
+    """Whether it is a parameter of bitsandbytes that holds codes."""
+    if not type(tensor).__module__.startswith("bitsandbytes."):
+        return False
+    return getattr(tensor, "quant_state", None) is not None or not tensor.is_floating_point()
+
+
 def fit(
     specs: Mapping[str, Spec],
     others: Iterable[str],
@@ -321,6 +328,17 @@ def fit(
             help="the checkpoint was written by other code than its names say; leave these values "
             "out",
         )
+    kinds = {type(slot.tensor) for slot in slots.values()}
+    if any(kind.__module__.startswith("bitsandbytes.") for kind in kinds):
+        held = [name for name, key in places.items() if _is_quantized(slots[key].tensor)]
+        if held:
+            report.add(
+                "M960",
+                f"bitsandbytes has quantized {plural(len(held), 'parameter')} of the module and "
+                f"keeps the scales elsewhere: {list_collapsed(held, 8)}",
+                help="load the plain weights before bitsandbytes quantizes them, as it does when "
+                "the module is moved to a device; or save a folder for `from_pretrained`",
+            )
     # a module with a place for the scale applies it itself
     found = scales_beside(specs, coded) if coded else {}
     if scales := {name: scale for name, scale in found.items() if scale not in places}:
