@@ -206,7 +206,7 @@ def _against(files: list[CompiledFile], match: Matcher) -> Iterator[Diagnostic]:
                     continue
                 keys = set(match.fitting(pattern))
                 known |= keys
-                optional = rule.rule.optional is True or role in rule.rule.optional_roles
+                optional = rule.rule.may_be_idle or role in rule.rule.optional_roles
                 if not keys and not optional:
                     nothing.append(pattern)
             for pattern in nothing:
@@ -239,7 +239,9 @@ def _alternatives(file: CompiledFile, rule: CompiledRule, match: Matcher) -> Ite
     """M624: alternatives of a rule that has keys, which none of them has."""
     said = rule.rule.optional
     for name in (
-        () if said is True else (n for n, kind in rule.types.items() if kind.kind == "enum")
+        ()
+        if rule.rule.may_be_idle
+        else (n for n, kind in rule.types.items() if kind.kind == "enum")
     ):
         patterns = [
             p for p in rule.sources.values() if name in p.captures and not (p.has_flat or p.params)

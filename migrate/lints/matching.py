@@ -473,9 +473,7 @@ def _written_twice(
         settled = turned or skipped or any(id(side.rule) in one_way for side in pair)
         if settled and (
             skipped
-            or any(
-                side.rule.rule.optional is True or side.rule.rule.optional_roles for side in pair
-            )
+            or any(side.rule.rule.may_be_idle or side.rule.rule.optional_roles for side in pair)
         ):
             continue
         names = " and ".join(dict.fromkeys(f"`{side.rule.rule.name}`" for side in pair))
@@ -594,7 +592,7 @@ def _unreachable(fileset: FileSet) -> Iterator[Diagnostic]:
             for rule in file.rules:
                 for role, pattern in rule.sources.items():
                     if (
-                        rule.rule.optional is True
+                        rule.rule.may_be_idle
                         or rule.rule.optional_roles
                         or pattern.has_flat
                         or pattern.params

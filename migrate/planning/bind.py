@@ -447,12 +447,7 @@ def _check_roles(reader: Reader, report: Report) -> set[str]:
     """
     rule = reader.rule
     sides = rule.reads
-    shared = [
-        n
-        for n in reader.names
-        if n == RANK or all(n in s.pattern.captures for s in sides if not s.pattern.has_flat)
-    ]
-    at = [reader.names.index(n) for n in shared]
+    at = reader.shared
     groups: dict[tuple[Any, ...], dict[Any, MatchedKey]] = {}
     for taken in reader.taken:
         groups.setdefault(tuple(taken.values[i] for i in at), {}).setdefault(taken.role, taken)
@@ -464,14 +459,7 @@ def _check_roles(reader: Reader, report: Report) -> set[str]:
             continue
         lone.update(taken.key for taken in found.values())
         example = next(iter(found.values()))
-        values = dict(zip(reader.names, example.values, strict=True))
-        expected = []
-        for side in missing:
-            try:
-                rank = rank_of(example.key) if RANK in values else None
-                expected.append(side.pattern.expand(values) + ("" if rank is None else f"@{rank}"))
-            except (KeyError, ValueError, TypeError):
-                expected.append(side.pattern.text)
+        expected = [reader.key_of(side, example.values, example.key) for side in missing]
         # numbers are computed of all parts or not at all, so `optional` would be another error
         decoded = any(
             isinstance(step.op, ValueOp)

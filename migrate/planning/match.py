@@ -1,6 +1,11 @@
 """Which rule takes which key. One reading, one rule: the narrower pattern wins, else it is an error
 that shows them.
 
+A rule with several roles takes all parts of a group or none. Many number formats call a part
+`weight_scale`, so where several rules could take a key the rest of its group decides: a rule whose
+`when` refuses another part stands back; then the narrower pattern wins; and where none is narrower,
+the rule that finds all of its parts. Only keys that several rules could take are looked at so.
+
 Keys are grouped into templates first, so a pattern is matched once per architecture and not once
 per key; inside that, only rules whose rarest literal segment is in the template are tried.
 
@@ -12,7 +17,7 @@ the rank along as one more value (RANK).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -59,6 +64,8 @@ class Reader:
 
     rule: DirectedRule
     names: tuple[str, ...]
+    # the places in `values` of what several roles have in common, which is what binds a group
+    shared: list[int]
     taken: list[MatchedKey] = field(default_factory=list)
     # keys under the rule's patterns whose tensors it does not take: by `when` or by its ops
     refused: list[MatchedKey] = field(default_factory=list)
@@ -66,6 +73,17 @@ class Reader:
     yielded: list[MatchedKey] = field(default_factory=list)
     # some of its keys are another rule's as much as its own
     contested: bool = False
+
+    def key_of(self, side: Side, values: tuple[Any, ...], key: str) -> str:
+        """The name of the part in another role of the group that `key` is in, the pattern if the
+        values do not tell it.
+        """
+        known = dict(zip(self.names, values, strict=True))
+        try:
+            rank = rank_of(key) if RANK in known else None
+            return side.pattern.expand(known) + ("" if rank is None else f"@{rank}")
+        except (KeyError, ValueError, TypeError):
+            return side.pattern.text
 
 
 @dataclass(slots=True)
@@ -99,6 +117,44 @@ _Hit = tuple[_Entry, _Rows]
 Excluded = frozenset[tuple[int, str]]
 
 
+class _Groups:
+    """What a rule with several roles finds of each of its groups, whichever rule takes them."""
+
+    def __init__(self, reader: Reader, found: Sequence[tuple[Template, Sequence[_Hit]]]) -> None:
+        shared = reader.shared
+        # the values that all roles have in common; of most rules these are all
+        self._group: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
+        if len(shared) < len(reader.names):
+            self._group = lambda row: tuple([row[at] for at in shared])
+        self._wanted = [
+            side
+            for side in reader.rule.reads
+            if side.role not in reader.rule.optional_roles and not side.pattern.has_flat
+        ]
+        # role -> its groups
+        self._there: dict[str | None, set[tuple[Any, ...]]] = {}
+        for _, hits in found:
+            for entry, rows in hits:
+                if entry.reader is reader:
+                    known = self._there.setdefault(entry.side.role, set())
+                    known.update(self._of(row for row in rows if row is not None))
+        refused = reader.refused
+        groups = self._of(one.values for one in refused)
+        self._refused = dict(zip(groups, (one.key for one in refused), strict=True))
+
+    def _of(self, rows: Iterable[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        return rows if self._group is None else map(self._group, rows)
+
+    def refused(self, row: tuple[Any, ...]) -> str | None:
+        """A key of the group that the rule refuses by `when`."""
+        return self._refused.get(row if self._group is None else self._group(row))
+
+    def missing(self, row: tuple[Any, ...]) -> list[Side]:
+        """The roles that the rule asks for and that it does not find in the group."""
+        group = row if self._group is None else self._group(row)
+        return [side for side in self._wanted if group not in self._there.get(side.role, ())]
+
+
 def match(
     rules: Sequence[DirectedRule],
     specs: Mapping[str, Spec],
@@ -112,8 +168,7 @@ def match(
     templates = group(specs)
     carries = any("@" in t.text and rank_of(t.text) for t in templates)
     matcher = _Matcher(rules, carries, excluded, report)
-    for template in templates:
-        matcher.assign(template, specs)
+    matcher.assign(templates, specs)
     if any(side.pattern.has_flat for rule in rules for side in rule.reads):
         matcher.expand_flat(specs)
     return Matching(matcher.readers, matcher.rest, matcher.read, matcher.unread, matcher.undecided)
@@ -131,6 +186,8 @@ class _Matcher:
         self.unread: list[str] = []
         self._excluded = excluded
         self._report = report
+        self._found: list[tuple[Template, list[_Hit]]] = []
+        self._groups: dict[int, _Groups] = {}
         self.undecided = Report()
         counts: Counter[str] = Counter()
         for reader in self.readers:
@@ -150,33 +207,38 @@ class _Matcher:
                     entry
                 )
 
-    def assign(self, template: Template, specs: Mapping[str, Spec]) -> None:
-        """Gives the template's keys to their rules, or to `rest`."""
-        base, rank = without_rank(template) if "@" in template.text else (template, None)
-        hits: list[_Hit] = []
-        for entry in self._candidates(base):
-            try:
-                rows = _rows(entry, template, base, rank)
-            except TwoReadings as error:
-                self._report_two_readings(entry, error)
-                self.unread += template.keys
-                continue
-            if rows is None:
-                continue
-            if entry.when or self._excluded:
-                rows = self._tested(entry, rows, template, specs)
-            hits.append((entry, rows))
-        readers: dict[int, list[_Hit]] = {}
-        takers = []
-        for hit in hits:
-            if _only_reads(hit[0].reader.rule):
-                readers.setdefault(id(hit[0].reader), []).append(hit)
-            else:
-                takers.append(hit)
-        for own in readers.values():
-            self.read.update(self._take(template, own))
-        taken = self._take(template, takers)
-        self.rest += [key for key in template.keys if key not in taken] if taken else template.keys
+    def assign(self, templates: Sequence[Template], specs: Mapping[str, Spec]) -> None:
+        """Gives the keys of the templates to their rules, or to `rest`."""
+        for template in templates:
+            base, rank = without_rank(template) if "@" in template.text else (template, None)
+            hits: list[_Hit] = []
+            for entry in self._candidates(base):
+                try:
+                    rows = _rows(entry, template, base, rank)
+                except TwoReadings as error:
+                    self._report_two_readings(entry, error)
+                    self.unread += template.keys
+                    continue
+                if rows is None:
+                    continue
+                if entry.when or self._excluded:
+                    rows = self._tested(entry, rows, template, specs)
+                hits.append((entry, rows))
+            self._found.append((template, hits))
+        for template, hits in self._found:
+            readers: dict[int, list[_Hit]] = {}
+            takers = []
+            for hit in hits:
+                if _only_reads(hit[0].reader.rule):
+                    readers.setdefault(id(hit[0].reader), []).append(hit)
+                else:
+                    takers.append(hit)
+            for own in readers.values():
+                self.read.update(self._take(template, own))
+            taken = self._take(template, takers)
+            self.rest += (
+                [key for key in template.keys if key not in taken] if taken else template.keys
+            )
 
     def _tested(
         self, entry: _Entry, rows: _Rows, template: Template, specs: Mapping[str, Spec]
@@ -219,23 +281,29 @@ class _Matcher:
 
     def _contest(self, template: Template, hits: list[_Hit]) -> set[str]:
         winners: dict[tuple[int, ...], int | None] = {}
+        tied: set[tuple[int, ...]] = set()
         spoken_for: set[str] = set()
+        several = [len(entry.reader.rule.reads) > 1 for entry, _ in hits]
         for position, key in enumerate(template.keys):
-            present = tuple(n for n, (_, rows) in enumerate(hits) if rows[position] is not None)
+            present = tuple([n for n, (_, rows) in enumerate(hits) if rows[position] is not None])
             if not present:
                 continue
             spoken_for.add(key)
-            if present not in winners:
-                winners[present] = _narrowest([hits[n][0] for n in present], present)
-                if winners[present] is None:
-                    self._tie(key, [hits[n][0] for n in present], len(template.keys))
-            winner = winners[present]
-            tied = [
+            left = present
+            if len(present) > 1 and any(several[n] for n in present):
+                left = self._by_groups(hits, present, position, winners)
+            if left not in winners:
+                winners[left] = _narrowest([hits[n][0] for n in left], left)
+            winner = winners[left]
+            if winner is None and left not in tied:
+                tied.add(left)
+                self._tie(key, [hits[n] for n in left], position, len(template.keys))
+            decidable = [
                 hits[n]
-                for n in present
+                for n in left
                 if hits[n][0].reader.rule.backwards and hits[n][0].reader.rule.when
             ]
-            for entry, rows in [hits[winner]] if winner is not None else tied:
+            for entry, rows in [hits[winner]] if winner is not None else decidable:
                 row = rows[position]
                 if row is not None:
                     entry.reader.taken.append(MatchedKey(key, entry.side.role, row))
@@ -244,11 +312,81 @@ class _Matcher:
                     hits[n][0].reader.yielded.append(MatchedKey(key, hits[n][0].side.role, row))
         return spoken_for
 
-    def _tie(self, key: str, entries: list[_Entry], count: int) -> None:
+    def _by_groups(
+        self,
+        hits: list[_Hit],
+        present: tuple[int, ...],
+        position: int,
+        winners: dict[tuple[int, ...], int | None],
+    ) -> tuple[int, ...]:
+        """Those of the hits that remain when the rest of the key's group is looked at: whose rule
+        refuses no other part; and where none of these is narrower, whose rule finds all parts. All
+        of them, if none would remain.
+        """
+        left = present
+        if any(hits[n][0].reader.refused for n in present):
+            left = (
+                tuple([n for n in present if self._refuses(hits[n], position) is None]) or present
+            )
+        if left not in winners:
+            winners[left] = _narrowest([hits[n][0] for n in left], left)
+        if winners[left] is None:
+            left = tuple([n for n in left if not self._lacks(hits[n], position)]) or left
+        return left
+
+    def _refuses(self, hit: _Hit, position: int) -> str | None:
+        """A key of the group that the rule's `when` refuses."""
+        entry, row = hit[0], hit[1][position]
+        if row is None or len(entry.reader.rule.reads) < 2:
+            return None
+        return self._groups_of(entry.reader).refused(row)
+
+    def _lacks(self, hit: _Hit, position: int) -> list[Side]:
+        """The roles of the rule that the group lacks."""
+        entry, row = hit[0], hit[1][position]
+        if row is None or len(entry.reader.rule.reads) < 2:
+            return []
+        return self._groups_of(entry.reader).missing(row)
+
+    def _groups_of(self, reader: Reader) -> _Groups:
+        if id(reader) not in self._groups:
+            self._groups[id(reader)] = _Groups(reader, self._found)
+        return self._groups[id(reader)]
+
+    def _tie(self, key: str, hits: list[_Hit], position: int, count: int) -> None:
+        entries = [entry for entry, _ in hits]
         for entry in entries:
             entry.reader.contested = True
+        if (
+            len({id(entry.reader) for entry in entries}) > 1
+            and not any(entry.reader.rule.backwards for entry in entries)
+            and (why := self._why_alone(key, hits, position))
+        ):
+            self._report.add(
+                "M207",
+                f"{printable(key)} stands alone: no rule finds all parts of its group",
+                spans=tuple(entry.reader.rule.span for entry in entries),
+                notes=(*why, *((f"{count} keys of this form",) if count > 1 else ())),
+                help="fetch the tensors that are missing, or narrow the rules by their patterns "
+                "or `when`",
+            )
+            return
         decidable = any(e.reader.rule.backwards and e.reader.rule.when for e in entries)
         _report_contest(key, entries, count, self.undecided if decidable else self._report)
+
+    def _why_alone(self, key: str, hits: list[_Hit], position: int) -> list[str]:
+        """What keeps each of the rules from the group; empty where one could take it."""
+        why = []
+        for entry, rows in hits:
+            name, hit = f"rule {entry.reader.rule.name!r}", (entry, rows)
+            if (refused := self._refuses(hit, position)) is not None:
+                why.append(f"{name}: its `when` refuses {printable(refused)}")
+            elif lacking := self._lacks(hit, position):
+                keys = [entry.reader.key_of(s, rows[position] or (), key) for s in lacking]
+                why.append(f"{name}: missing {listed(keys)}")
+            else:
+                return []
+        return why
 
     def _report_two_readings(self, entry: _Entry, error: TwoReadings) -> None:
         self._report.add(
@@ -349,7 +487,10 @@ def _reader(rule: DirectedRule, carries: bool) -> Reader:
         names += [n for n in side.pattern.captures if n not in names]
     if carries and not _speaks_of_ranks(rule):
         names.append(RANK)
-    return Reader(rule, tuple(names))
+    of_each = [set(side.pattern.captures) for side in rule.reads if not side.pattern.has_flat]
+    common = set(names).intersection(*of_each) | {RANK}
+    shared = [at for at, name in enumerate(names) if name in common]
+    return Reader(rule, tuple(names), shared)
 
 
 def _entry(number: int, reader: Reader, side: Side, carries: bool) -> _Entry:
@@ -421,10 +562,13 @@ def _rows(entry: _Entry, template: Template, base: Template, rank: int | None) -
 
 def when_test(when: Mapping[str, Any] | None) -> Callable[[Spec], bool] | None:
     """The test that `when` (or its part for one role) makes of a tensor: dtype and ndim among the
-    named; None without any.
+    named, axes of these lengths; None without any.
     """
     if not when:
         return None
+    if (axes := when.get("shape")) is not None:
+        rest = when_test({name: w for name, w in when.items() if name != "shape"})
+        return lambda spec: _has_shape(spec, axes) and (rest is None or rest(spec))
     dtypes, ndims = (
         {*(w if isinstance(w, (list, tuple)) else [w])} if (w := when.get(n)) is not None else None
         for n in ("dtype", "ndim")
@@ -432,6 +576,13 @@ def when_test(when: Mapping[str, Any] | None) -> Callable[[Spec], bool] | None:
     names = None if dtypes is None else {ALIASES.get(d, d) for d in dtypes}
     return lambda spec: (
         (names is None or spec.dtype in names) and (ndims is None or len(spec.shape) in ndims)
+    )
+
+
+def _has_shape(spec: Spec, axes: Sequence[Any]) -> bool:
+    return len(spec.shape) == len(axes) and all(
+        axis is None or (length >= axis["min"] if isinstance(axis, Mapping) else length == axis)
+        for axis, length in zip(axes, spec.shape, strict=True)
     )
 
 

@@ -61,7 +61,7 @@ def rename(
     for number, reference in enumerate(file.model.names):
         path, wanted = place(reference)
         span = file.span("names", number)
-        for keys in () if path in undone else list(_places(sides, path, wanted)):
+        for keys in () if path in undone else list(sides.places(path, wanted)):
             names = sides.value_at(path, keys)
             if (path, keys) in done or names is ABSENT or names is None:
                 continue
@@ -81,18 +81,6 @@ def rename(
             if list(made) != list(names):
                 sides.put_value(path, _with(sides.value(path), keys, made))
     return notes
-
-
-def _places(sides: SideFiles, path: str, keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The places that `keys` mean: `*` is every name of an object, or item of a list."""
-    if "*" not in keys:
-        yield keys
-        return
-    at = keys.index("*")
-    there = sides.value(path) and sides.value_at(path, keys[:at])
-    names = list(map(str, range(len(there)))) if isinstance(there, list) else there
-    for name in names if isinstance(names, (list, dict)) else ():
-        yield from _places(sides, path, (*keys[:at], name, *keys[at + 1 :]))
 
 
 def is_place_of(at: Sequence[str], keys: Sequence[str]) -> bool:

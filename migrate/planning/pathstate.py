@@ -452,12 +452,13 @@ class PathState:
             for path in file.model.files if step.backwards and _leaves_patches(step) else ():
                 yield from self._written(file, path)
             for name, param in file.model.params.items():
-                for path, keys in map(parameters.place, param.places):
-                    if (
-                        not (self._steps and _foreign(self._steps, path, keys))
-                        and (value := self.sides.value_at(path, keys)) is not ABSENT
-                    ):
-                        yield f"{path}#{'.'.join(keys)}", {name: value}
+                for path, asked in map(parameters.place, param.places):
+                    for keys in self.sides.places(path, asked) if "*" in asked else (asked,):
+                        if (
+                            not (self._steps and _foreign(self._steps, path, keys))
+                            and (value := self.sides.value_at(path, keys)) is not ABSENT
+                        ):
+                            yield f"{path}#{'.'.join(keys)}", {name: value}
                 if param.shape is not None:
                     yield from (
                         (said, {name: size}) for said, size in sizes_of(step, param.shape, tensors)

@@ -6,7 +6,7 @@ before it would have left, and what is different at the end is written with the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from ..core.errors import fail, printable
@@ -83,6 +83,17 @@ class SideFiles:
             else:
                 return ABSENT
         return ABSENT if value is None and not keys else value
+
+    def places(self, path: str, keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        """The places that `keys` mean: `*` is every name of an object, or item of a list."""
+        if "*" not in keys:
+            yield keys
+            return
+        at = keys.index("*")
+        there = self.value(path) and self.value_at(path, keys[:at])
+        names = list(map(str, range(len(there)))) if isinstance(there, list) else there
+        for name in names if isinstance(names, (list, dict)) else ():
+            yield from self.places(path, (*keys[:at], name, *keys[at + 1 :]))
 
     def put_value(self, path: str, value: dict[str, Any] | None) -> None:
         """Makes the file hold `value`, in its style; None removes it. Equal values change no byte.

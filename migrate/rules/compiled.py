@@ -693,7 +693,7 @@ def direct(
             help=error.help,
         )
         return None
-    optional = compiled.spare or rule.optional is True
+    optional = compiled.spare or (bool(rule.optional) and rule.may_be_idle)
     patterns = [*compiled.sources.values(), *compiled.targets.values()]
     return DirectedRule(
         id=compiled.loaded.model.id,

@@ -38,7 +38,9 @@ class Detect:
     """The signs of a layout. `dtype`, `ndim` and `shape` map a pattern to what one of its keys has.
 
     An axis of `shape` is a size, None for any, `$key.path` for what config.json says there, or a
-    name: the same size wherever it stands. Where all signs of `unless` hold, the layout does not.
+    name: the same size wherever it stands. A value of `config` is a mapping where it lists under
+    `not` what config.json must not say. Where all signs of `unless` hold, the layout does not.
+    `configured`: without config.json it does not hold.
     """
 
     present: tuple[str, ...] = ()
@@ -50,6 +52,7 @@ class Detect:
     extra_state: str = ""
     shape: Mapping[str, tuple[int | str | None, ...]] = field(default_factory=dict)
     unless: Detect | None = None
+    configured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +343,13 @@ def detect(
         else None
     )
     asks = any(
-        layout.detect and (layout.detect.config or layout.detect.shape or layout.detect.unless)
+        layout.detect
+        and (
+            layout.detect.config
+            or layout.detect.shape
+            or layout.detect.unless
+            or layout.detect.configured
+        )
         for layout in lineage.layouts
     )
     config = _config(read_side) if asks else None
@@ -454,6 +463,8 @@ def _signs(
         )
     if signs.shape:
         yield from _shape_signs(signs.shape, match, config)
+    if signs.configured and config is None:
+        yield False, "there is no config.json"
     for dotted, values in signs.config.items():
         yield _config_sign(dotted, values, config)
     for pattern, versions in signs.module_version.items():
@@ -535,8 +546,16 @@ def _config_sign(dotted: str, values: tuple[Any, ...], config: Any) -> tuple[boo
     value = config
     for name in dotted.split("."):
         value = value.get(name, _UNKNOWN) if isinstance(value, dict) else _UNKNOWN
+    others = [v["not"] for v in values if isinstance(v, dict) and "not" in v]
     if value is _UNKNOWN:
-        return False, f"config.json says nothing about {dotted}"
+        return (None if others else False), f"config.json says nothing about {dotted}"
+    if others:
+        said = f"config.json says {dotted} = {printable(json.dumps(value), 60)}"
+        listed_ = [w for v in others for w in (v if isinstance(v, list) else [v])]
+        # that it says something else is no evidence
+        return (
+            False if any(type(value) is type(v) and value == v for v in listed_) else None
+        ), said
     wanted = " or ".join(json.dumps(v) for v in values)
     said = f"config.json says {dotted} = {printable(json.dumps(value), 60)}"
     # 1 == True in Python, not in JSON

@@ -369,7 +369,7 @@ def _rule(rule: Rule) -> Iterator[Problem]:
         )
     if isinstance(rule.optional, tuple):
         for number, role in enumerate(rule.optional):
-            if role not in rule.sources:
+            if role is not True and role not in rule.sources:
                 roles = [str(r) for r in rule.sources if r is not None]
                 hint = did_you_mean(role, roles) or (
                     f"the roles are {listed(roles)}" if roles else "write `optional: true`"
@@ -669,8 +669,12 @@ class DetectFields(Model):
         dict[str, tuple[Any, ...]], BeforeValidator(_config), WithJsonSchema({"type": "object"})
     ] = Field(
         default_factory=dict,
-        description="key.path in config.json -> value, or a list of possible ones",
+        description="key.path in config.json -> value, or a list of possible ones; or under `not` "
+        "those that it must not have",
         examples=[{"model_type": "mixtral"}],
+    )
+    configured: Bool = Field(
+        False, description="there has to be a config.json; without it the layout is another"
     )
     module_version: Counts = Field(
         default_factory=dict,
@@ -781,4 +785,5 @@ def _signs(signs: DetectFields | None) -> Detect | None:
         signs.extra_state,
         signs.shape,
         _signs(signs.unless),
+        signs.configured,
     )

@@ -143,7 +143,7 @@ def _not_captures(names: Iterable[Any]) -> list[Problem]:
     ]
 
 
-def _optional(value: Any) -> bool | tuple[str, ...] | dict[str, tuple[str, ...]]:
+def _optional(value: Any) -> bool | tuple[str | bool, ...] | dict[str, tuple[str, ...]]:
     if isinstance(value, bool):
         return value
     if isinstance(value, yaml.PlainScalar) and (truth := yaml.boolean(value)) is not None:
@@ -153,7 +153,7 @@ def _optional(value: Any) -> bool | tuple[str, ...] | dict[str, tuple[str, ...]]
             refuse(bad)
         return {str(name): words for name, words in each(value, _alternatives).items()}
     if not isinstance(value, (list, tuple)) or not all(
-        isinstance(role, str) and not yaml.is_null(role) for role in value
+        role is True or (isinstance(role, str) and not yaml.is_null(role)) for role in value
     ):
         hint = "roles in a list, or a capture with those of its alternatives"
         wrong(
@@ -161,7 +161,12 @@ def _optional(value: Any) -> bool | tuple[str, ...] | dict[str, tuple[str, ...]]
             f"true, false, a list or a mapping is expected, not {kind_of(value)}",
             hint,
         )
-    return tuple(str(role) for role in value)
+    return tuple(_is_true(role) or str(role) for role in value)
+
+
+def _is_true(word: Any) -> bool:
+    """Whether an item of a list is `true`, and not a role of that name in quotes."""
+    return word is True or (isinstance(word, yaml.PlainScalar) and yaml.boolean(word) is True)
 
 
 def _alternatives(value: Any) -> tuple[str, ...]:
@@ -355,7 +360,7 @@ def _read_limits(condition: Mapping[str, Any], name: str, bad: list[Problem]) ->
 
 
 def _read_when(value: Any) -> dict[str, Any]:
-    """`{dtype: [...], ndim: [...]}`, or that for each role; both always as lists."""
+    """`{dtype: [...], ndim: [...], shape: [...]}`, or that for each role; always as lists."""
     value = mapping(value)
     bad: list[Problem] = []
     if value and all(isinstance(test, Mapping) for test in value.values()):
@@ -395,10 +400,15 @@ def _read_test(
             except PydanticCustomError:
                 message = f"a number of axes or a list of them is expected, not {kind_of(written)}"
                 bad.append(Problem("M106", message, None, (*at, name)))
+        elif name == "shape":
+            try:
+                out[name] = each(sequence(written), _axis)
+            except PydanticCustomError as error:
+                bad += [p._replace(at=(*at, name, *p.at)) for p in refused(error)]
         else:
             hint = (
-                did_you_mean(name, ["dtype", "ndim"])
-                or "`when` tests the tensor: dtype, ndim; `where` tests captures and params"
+                did_you_mean(name, ["dtype", "ndim", "shape"])
+                or "`when` tests the tensor: dtype, ndim, shape; `where` tests captures and params"
             )
             bad.append(
                 Problem(
@@ -412,6 +422,17 @@ def _read_test(
     return out
 
 
+def _axis(value: Any) -> Any:
+    """A length, None for any, or `{min: length}`."""
+    if yaml.is_null(value):
+        return None
+    if isinstance(value, Mapping):
+        if set(value) != {"min"}:
+            wrong("M114", "a length, null for any, or `{min: length}` is expected")
+        return {"min": count(value["min"])}
+    return count(value)
+
+
 _TEST = {
     "type": "object",
     "properties": {
@@ -422,6 +443,17 @@ _TEST = {
         "ndim": {
             "description": "a number of axes or several, one of which the tensor has",
             **one_or_list(COUNT),
+        },
+        "shape": {
+            "description": "the length of each axis: a number, null for any, or the least one",
+            "type": "array",
+            "items": {
+                **COUNT,
+                "type": ["integer", "null", "object"],
+                "properties": {"min": {"description": "the least length", **COUNT}},
+                "required": ["min"],
+                "additionalProperties": False,
+            },
         },
     },
     "additionalProperties": False,
@@ -523,7 +555,7 @@ class Param(Model):
     config: Places | None = Field(
         None,
         description="[file.json#]key.path of a side file, config.json without a file; or several, "
-        "and those that speak must agree",
+        "and those that speak must agree; `*` stands for every name or item",
         examples=["num_local_experts", ["num_attention_heads", "params.json#n_heads"]],
     )
     shape: Shape | None = Field(None, description="the place in a tensor's shape that says it")
@@ -607,21 +639,21 @@ class Rule(Model):
     )
     when: When = Field(
         default_factory=dict,
-        description="narrows the rule by the tensor: dtype, ndim; or that for each role",
+        description="narrows the rule by the tensor: dtype, ndim, shape; or that for each role",
         examples=[
             {"dtype": ["bfloat16", "float16"], "ndim": 2},
             {"weight": {"dtype": "float8_e4m3fn"}},
         ],
     )
     optional: Annotated[
-        bool | tuple[str, ...] | dict[str, tuple[str, ...]],
+        bool | tuple[str | Literal[True], ...] | dict[str, tuple[str, ...]],
         BeforeValidator(_optional),
         WithJsonSchema(_OPTIONAL),
     ] = Field(
         False,
-        description="true: may match nothing; a list: roles that may be missing; a mapping: "
-        "capture -> alternatives that no key need have",
-        examples=[True, ["bias"], {"leaf": ["bias"]}],
+        description="true: may match nothing; a list: roles that may be missing, and true if the "
+        "rule may match nothing; a mapping: capture -> alternatives that no key need have",
+        examples=[True, ["bias"], [True, "zero"], {"leaf": ["bias"]}],
     )
     keep_source: Bool = Field(
         False, description="reads its keys and leaves them to the other rules"
@@ -642,7 +674,13 @@ class Rule(Model):
         """The roles that may be missing."""
         if isinstance(self.optional, dict):
             return self.optional.get(ROLE, ())
-        return self.optional if isinstance(self.optional, tuple) else ()
+        roles = self.optional if isinstance(self.optional, tuple) else ()
+        return tuple(role for role in roles if role is not True)
+
+    @property
+    def may_be_idle(self) -> bool:
+        """Whether the rule may match nothing."""
+        return self.optional is True or (isinstance(self.optional, tuple) and True in self.optional)
 
 
 class RuleFile(Model):

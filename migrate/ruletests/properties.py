@@ -258,7 +258,7 @@ def coverage(file: LoadedFile, tests: Iterable[BoundTest]) -> list[Diagnostic]:
         ]
     out = []
     for number, rule in enumerate(file.model.rules):
-        if rule.optional is True and rule.name not in seen:
+        if rule.may_be_idle and rule.name not in seen:
             continue
         if rule.name not in seen:
             what = f"no test of {file.model.id} touches rule {rule.name!r}"

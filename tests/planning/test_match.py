@@ -7,6 +7,8 @@ import random
 import numpy as np
 import pytest
 
+from migrate.planning import match
+
 CASES = {"a.w": "b.w", "b.w": "a.w"}
 
 
@@ -377,6 +379,157 @@ def test_a_whole_group_that_fails_when_is_left_alone(engine):
     )
     out = engine.apply(files, {"x.0": one(1), "x.1": one(1), "y.0": one(1, 1), "y.1": one(1, 1)})
     assert set(out) == {"x", "y.0", "y.1"}
+
+
+# ---------------------------------------------------------------------- rules that share a part
+
+BOTH = 'from: {w: "{m...}.w", s: "{m...}.s"}'
+EIGHT = BOTH + ', to: {w: "{m}.a", s: "{m}.t"}, when: {w: {dtype: uint8}}'
+WIDE = BOTH + ', to: {w: "{m}.b", s: "{m}.u"}, when: {w: {dtype: float32}}'
+PACKED = 'from: {w: "{m...}.p", s: "{m...}.s"}, to: {w: "{m}.c", s: "{m}.v"}'
+
+
+def keys(engine, rules, ckpt, **more):
+    return set(engine.apply(engine.rules(*rules, **more), ckpt))
+
+
+def test_when_of_one_role_decides_for_the_other_keys_of_the_group(engine):
+    ckpt = {"x.w": one(2, dtype=np.uint8), "x.s": one(1), "y.w": one(2), "y.s": one(1)}
+    assert keys(engine, (EIGHT, WIDE), ckpt) == {"x.a", "x.t", "y.b", "y.u"}
+
+
+def test_a_group_goes_to_the_rule_that_finds_all_of_its_keys(engine):
+    ckpt = {"x.w": one(2, dtype=np.uint8), "x.s": one(1), "y.p": one(2), "y.s": one(1)}
+    assert keys(engine, (EIGHT, PACKED), ckpt) == {"x.a", "x.t", "y.c", "y.v"}
+
+
+def test_a_role_that_may_be_missing_does_not_decide(engine):
+    more = (
+        'from: {w: "{m...}.w", s: "{m...}.s", z: "{m...}.z"}, to: {w: "{m}.a", s: "{m}.t", '
+        'z: "{m}.o"}, when: {w: {dtype: uint8}}, optional: [z]'
+    )
+    small = one(2, dtype=np.uint8)
+    ckpt = {"x.w": small, "x.s": one(1), "y.w": small, "y.s": one(1), "y.z": one(1)}
+    plain = {"v.w": one(2), "v.s": one(1)}
+    assert keys(engine, (more, WIDE), ckpt | plain) == {
+        "x.a", "x.t", "y.a", "y.t", "y.o", "v.b", "v.u",
+    }  # fmt: skip
+
+
+def test_a_group_that_two_rules_could_take_whole_is_still_an_error(engine):
+    both = {"x.w": one(2, dtype=np.uint8), "x.p": one(2), "x.s": one(1)}
+    (found,) = engine.refusals(engine.rules(EIGHT, PACKED, keep=["{k...}"]), both)[:1]
+    assert found.code == "M208"
+    assert "x.s is taken by rules 'r0', 'r1'" in found.message
+
+
+@pytest.mark.parametrize(
+    ("odd", "notes"),
+    [
+        (
+            {"x.0.s": one(1), "x.1.s": one(1)},
+            ("rule 'r0': missing x.0.w", "rule 'r1': missing x.0.w", "2 keys of this form"),
+        ),
+        (
+            {"x.0.w": one(2, dtype=np.int64), "x.0.s": one(1)},
+            # of those that its `when` permits, what it lacks
+            ("rule 'r2': x.0.s stands alone, missing: x.0.p",),
+        ),
+        (
+            {"x.0.w": one(2, dtype=np.uint8), "x.1.s": one(1)},
+            ("rule 'r0': x.0.w stands alone, missing: x.0.s", "rule 'r2': missing x.1.p"),
+        ),
+    ],
+)
+def test_a_key_whose_group_no_rule_finds_whole_is_refused_with_what_each_lacks(engine, odd, notes):
+    files = engine.rules(EIGHT, WIDE, PACKED, keep=["{k...}"])
+    others = {"q.w": one(2, dtype=np.uint8), "q.s": one(1), "v.w": one(1), "v.s": one(1)}
+    others |= {"p.p": one(1), "p.s": one(1)}
+    found = engine.refusals(files, odd | others)
+    assert set(codes(found)) == {"M207"}
+    assert "stands alone" in str(found)
+    assert all(note in str(found) for note in notes)
+
+
+def test_a_rule_with_a_narrower_pattern_steps_back_where_its_when_refuses_another_part(engine):
+    narrow = (
+        'from: {w: "a.{m}.w", s: "a.{m}.s"}, to: {w: "{m}.n", s: "{m}.o"}, '
+        "when: {w: {dtype: uint8}}"
+    )
+    ckpt = {"a.x.w": one(2, dtype=np.uint8), "a.x.s": one(1), "a.y.w": one(2), "a.y.s": one(1)}
+    assert keys(engine, (narrow, WIDE), ckpt) == {"x.n", "x.o", "a.y.b", "a.y.u"}
+
+
+def test_a_rule_with_a_narrower_pattern_does_not_step_back_where_it_lacks_a_part(engine):
+    narrow = 'from: {w: "a.{m}.q", s: "a.{m}.s"}, to: {w: "{m}.n", s: "{m}.o"}, optional: true'
+    found = engine.refusals(engine.rules(narrow, WIDE), {"a.y.w": one(2), "a.y.s": one(1)})
+    assert set(codes(found)) == {"M207"}
+    assert "missing: a.y.q" in str(found)
+
+
+def test_a_part_that_its_own_rule_refuses_and_no_other_takes_is_no_reason_to_keep_the_rest(engine):
+    """What is left of a group is refused, although `keep` would take it."""
+    joined = (
+        'from: {w: "{m...}.w", s: "{m...}.s"}, to: "{m}.a", when: {w: {dtype: float32}}, '
+        "via: [{stack: {over: role}}], optional: true"
+    )
+    ckpt = {"x.w": one(1, dtype=np.int64), "x.s": one(1)}
+    found = engine.refusals(engine.rules(joined, keep=["{k...}"]), ckpt)
+    assert set(codes(found)) == {"M207"}
+    assert "takes x.s and, by `when`, not x.w" in str(found)
+
+
+def test_the_groups_of_each_rank_are_its_own(engine):
+    small = one(2, dtype=np.uint8)
+    ckpt = {"x.w@0": small, "x.s@0": one(1), "x.w@1": one(2), "x.s@1": one(1)}
+    assert keys(engine, (EIGHT, WIDE), ckpt) == {"x.a", "x.t", "x.b@1", "x.u@1"}
+
+
+def test_groups_are_looked_at_once_for_each_key_and_rule(engine, monkeypatch):
+    seen = []
+    for name in ("refused", "missing"):
+        own = getattr(match._Groups, name)
+        counted = lambda *given, own=own: seen.append(1) or own(*given)  # noqa: E731
+        monkeypatch.setattr(match._Groups, name, counted)
+    counts = []
+    for many in (20, 40, 80):
+        ckpt = {f"m.{n}.w": one(2, dtype=np.uint8 if n % 3 else np.float32) for n in range(many)}
+        ckpt |= {f"m.{n}.s": one(1) for n in range(many)}
+        seen.clear()
+        keys(engine, (EIGHT, WIDE), ckpt)
+        counts.append(len(seen))
+    assert counts[2] - counts[1] == 2 * (counts[1] - counts[0]) > 0
+
+
+def test_where_no_two_rules_could_take_a_key_no_group_is_looked_at(engine, monkeypatch):
+    monkeypatch.setattr(match, "_Groups", None)
+    ckpt = {"x.w": one(2, dtype=np.uint8), "x.s": one(1), "y.q": one(1)}
+    assert keys(engine, (EIGHT,), ckpt, keep=["{k...}"]) == {"x.a", "x.t", "y.q"}
+    # nor where the narrower pattern decides
+    narrow = 'from: "a.{x:b|c}.s", to: "o.{x}"'
+    rest = 'from: {w: "{m...}.w", s: "{m...}.s"}, to: {w: "{m}.a", s: "{m}.t"}'
+    found = {"x.w": one(1), "x.s": one(1), "a.b.s": one(1)}
+    assert keys(engine, (rest, narrow), found) == {"x.a", "x.t", "o.b"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "taken"),
+    [
+        ("[null, 1]", {"b"}),
+        ("[null, {min: 2}]", {"c"}),
+        ("[3]", {"a"}),
+        ("[]", {"d"}),
+        ("[null]", {"a"}),
+        ("[2, 1]", set()),
+    ],
+)
+def test_when_narrows_by_the_length_of_each_axis(engine, shape, taken):
+    files = engine.rules(
+        f'from: "{{k}}.w", to: "{{k}}.v", when: {{shape: {shape}}}, optional: true',
+        keep=["{k...}"],
+    )
+    ckpt = {"a.w": one(3), "b.w": one(3, 1), "c.w": one(3, 2), "d.w": one()}
+    assert {k[0] for k in engine.apply(files, ckpt) if k.endswith("v")} == taken
 
 
 # ---------------------------------------------------------------------- flat

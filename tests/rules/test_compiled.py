@@ -277,6 +277,9 @@ def test_alternatives_that_may_be_missing_are_of_captures_and_roles_alike():
     )
     (short,) = compiled(roles + ", optional: [k]")[0]
     assert direct(short, {}, Report()).optional_roles == {"k"}
+    (both,) = compiled(roles + ", optional: [true, k]")[0]
+    made = direct(both, {}, Report())
+    assert (made.optional, made.optional_roles) == (True, {"k"})
 
 
 def test_a_map_beside_a_typed_and_a_plain_writing_of_the_capture_keeps_the_type():

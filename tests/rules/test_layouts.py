@@ -33,6 +33,7 @@ layouts:
       ndim: {"{p...}.w": 2}
       shape: {"{p...}.w": [e, 3, $text.hidden_size, null], s: []}
       config: {model_type: [acme, acme2], quantization_config.bits: 8}
+      configured: true
       module_version: {"{m}": [1, 2]}
 """,
     )
@@ -51,6 +52,7 @@ layouts:
     assert new.detect.ndim == {"{p...}.w": (2,)}
     assert new.detect.shape == {"{p...}.w": ("e", 3, "$text.hidden_size", None), "s": ()}
     assert new.detect.config == {"model_type": ("acme", "acme2"), "quantization_config.bits": (8,)}
+    assert new.detect.configured is True
     assert new.detect.module_version == {"{m}": (1, 2)}
 
 

@@ -15,6 +15,7 @@ from migrate.rules.lineage import (
     Lineage,
     detect,
     mixes,
+    nearest,
     path,
     resolve_goal,
     warnings,
@@ -343,6 +344,38 @@ def test_layouts_are_mixed_where_the_own_names_of_two_stand_side_by_side(
     )
     index = Index({key: Stored(spec("float32", (1,)), 0, 0) for key in keys.split()}, ("x",))
     assert mixes(Lineage("l", layouts=layouts), index) is mixed
+
+
+@pytest.mark.parametrize(
+    ("config", "holds", "said"),
+    [
+        (b'{"m": 1}', True, "config.json says m = 1"),
+        (b'{"m": 2}', False, "not: config.json says m = 2"),
+        (b'{"m": true}', True, "config.json says m = true"),
+        (b"{}", True, "config.json says nothing about m"),
+        (None, True, "no config.json that says m"),
+    ],
+)
+def test_config_may_say_anything_but_what_stands_under_not(
+    config: bytes | None, holds: bool, said: str
+) -> None:
+    signs = Detect(present=("b",), config={"m": ({"not": [2, 3]},)})
+    lineage = Lineage("l", layouts=(Layout("v1", detect=signs),))
+    index = Index({"b": Stored(spec("float32", (1,)), 0, 0)}, ("f",))
+    (one,) = detect(lineage, index, {"config.json": config}.get)
+    assert one.holds is holds
+    assert one.evidence[-1] == said
+    # what is not said is no sign of anything
+    assert not nearest([lineage], Index({"c": index.tensors["b"]}, ("f",)), lambda _: b"{}")
+
+
+def test_a_layout_may_need_a_configuration() -> None:
+    signs = Detect(present=("b",), configured=True)
+    lineage = Lineage("l", layouts=(Layout("v1", detect=signs),))
+    index = Index({"b": Stored(spec("float32", (1,)), 0, 0)}, ("f",))
+    for config, holds in ((b"{}", True), (None, False)):
+        (one,) = detect(lineage, index, {"config.json": config}.get)
+        assert one.holds is holds
 
 
 @pytest.mark.parametrize(

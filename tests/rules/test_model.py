@@ -96,6 +96,8 @@ def test_where_and_when_are_typed_by_what_they_speak_of() -> None:
     )
     assert file.model.rules[0].where == {"w": ["a", "007", "true"], "p": {"min": 1}, "$f": True}
     assert file.model.rules[0].when == {"dtype": ["float16"], "ndim": [2]}
+    shape = load(rule("when: {shape: [3, null, {min: 2}]}")).model.rules[0].when
+    assert shape == {"shape": [3, None, {"min": 2}]}
 
 
 def test_all_problems_of_all_files_come_out_at_once(tmp_path) -> None:
@@ -147,6 +149,12 @@ def test_all_problems_of_all_files_come_out_at_once(tmp_path) -> None:
         (rule("when: {dtype: [bfloat61]}"), [("M114", "[bfloat61]")]),
         (rule("when: {dtpye: bfloat16}"), [("M103", "dtpye")]),
         (rule("when: {weight: {ndim: 2}}"), [("M114", "weight")]),
+        (rule("when: {shape: 3}"), [("M106", "3")]),
+        (rule("when: {shape: [-1]}"), [("M114", "-1")]),
+        (rule("when: {shape: [{max: 2}]}"), [("M114", "{max: 2}")]),
+        (rule("when: {shape: [{min: x}]}"), [("M106", "{min: x}")]),
+        (rule("optional: [true, bias]"), [("M114", "bias")]),
+        (rule('optional: ["true"]'), [("M114", '"true"')]),
         (rule("optional: [bias]"), [("M114", "bias")]),
         (rule("map: {w: {a: c, b: c}}"), [("M114", "c")]),
         (rule("map: {w: {a: null, b: c}}"), [("M114", "null")]),

@@ -162,8 +162,8 @@ rules:
       - {extra_state: {stateless: drop}}
     map: {w: {w1: gate, w2: null}}
     where: {e: {min: 1, max: 3, multiple_of: 2, remainder: 0}, w: [w1, w3], $n: 1}
-    when: {dtype: [float32, half], ndim: 2}
-    optional: [bias]
+    when: {dtype: [float32, half], ndim: 2, shape: [1, null, {min: 2}]}
+    optional: [true, bias]
     keep_source: true
     if_exists: keep
     inverse: skip
@@ -221,7 +221,8 @@ layouts:
       dtype: {"{p...}.w": [float32, half]}
       ndim: {"{p...}.w": 2}
       shape: {"{p...}.w": [e, 2, $text_config.hidden_size, null], s: []}
-      config: {model_type: [a, b], a.b: 1}
+      config: {model_type: [a, b], a.b: 1, c: {not: [d]}}
+      configured: true
       module_version: {"{m...}.norm": [1, 2]}
       extra_state: 2.0 to 2.17
   v2: {title: two}
