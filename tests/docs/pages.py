@@ -219,6 +219,13 @@ def _kimi(folder: Path) -> None:
     (folder / "TRAINED" / "migrate.history.json").unlink()
 
 
+def _mixed(folder: Path) -> None:
+    """A model whose modules compressed-tensors stored in several formats, instead of another."""
+    for name in ("OLD", "BF16"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    shutil.copytree(ROOT / "tests" / "data" / "genuine" / "ct-mixed", folder / "OLD")
+
+
 def _nvfp4(folder: Path) -> None:
     """A model in NVFP4, as ModelOpt writes it."""
     shutil.copytree(ROOT / "tests" / "data" / "genuine" / "modelopt-nvfp4", folder / "OLD")
@@ -285,6 +292,7 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "fp8": _fp8,
     "gpt-oss": _copied("mxfp4_dequant_gpt_oss"),
     "kimi-k2": _kimi,
+    "ct-mixed": _mixed,
     "nvfp4": _nvfp4,
     "gptq": _gptq,
     "gguf": _gguf,

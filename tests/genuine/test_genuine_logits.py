@@ -27,6 +27,8 @@ DECODED = {
     "ct-mxfp8": ["mxfp8@bf16"],
     "ct-nvfp4": ["nvfp4@bf16"],
     "ct-nvfp4a16": ["nvfp4@bf16"],
+    "ct-mixed": ["compressed-tensors@bf16"],
+    "ct-mixed-int": ["compressed-tensors@bf16"],
 }
 # what transformers cannot read
 LOADED = {

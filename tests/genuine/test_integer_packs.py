@@ -39,20 +39,6 @@ def test_each_is_known_by_its_parts(name: str) -> None:
     assert [one for one in known if one != "meta-llama@hf"] == [f"compressed-tensors@{layout}"]
 
 
-def test_mixed_formats_are_refused_by_the_names_of_those_that_are_of_another(
-    tmp_path: Path,
-) -> None:
-    source = checkpoint("ct-mixed-int").folder
-    out = tmp_path / "out"
-    answer = done(
-        "apply", source, "-o", out, "--to", "compressed-tensors@bf16", "--format", "json", *LOSSY,
-        exit=3,
-    ).json  # fmt: skip
-    assert {one["code"] for one in answer["diagnostics"]} == {"M207"}
-    assert "down_proj.weight_packed" in json.dumps(answer["diagnostics"])
-    assert not out.exists()
-
-
 def test_what_was_kept_brings_all_bytes_back(tmp_path: Path) -> None:
     source, out, kept = checkpoint("ct-w4a16-asym").folder, tmp_path / "out", tmp_path / "kept"
     done("apply", source, "-o", out, "--to", "compressed-tensors@bf16", "--undo", kept, *LOSSY)

@@ -1,0 +1,291 @@
+"""Checkpoints with modules in several formats: what compressed-tensors mixed, and what
+configurations say of modules one by one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commandline import done, run
+from genuine import checkpoint, digests, names
+from safetensors.torch import load_file, save_file
+
+ALLOW = ("--allow", "lossy", "--allow", "drop")
+TO = ("--to", "compressed-tensors@bf16", *ALLOW)
+MIXED = ["ct-mixed", "ct-mixed-int"]
+# those of one format; what is one of several lineages' is asked for in theirs
+KNOWN = {
+    "ct-fp8-block": "fp8@compressed-tensors",
+    "ct-fp8-channel": "fp8@compressed-tensors",
+    "ct-fp8-tensor": "fp8@compressed-tensors",
+    "ct-mixed": "compressed-tensors@mixed",
+    "ct-mixed-int": "compressed-tensors@mixed",
+    "ct-mxfp4": "compressed-tensors@mxfp4",
+    "ct-mxfp8": "mxfp8@mxfp8",
+    "ct-nvfp4": "nvfp4@compressed-tensors",
+    "ct-nvfp4a16": "nvfp4@compressed-tensors",
+    "ct-w3a16": "compressed-tensors@int-pack",
+    "ct-w4a16": "compressed-tensors@int-pack",
+    "ct-w4a16-asym": "compressed-tensors@int-pack",
+    "ct-w8a16": "compressed-tensors@int-pack",
+    "ct-w8a8": "compressed-tensors@int8",
+}
+
+
+def config(folder: Path) -> Any:
+    return json.loads((folder / "config.json").read_text())
+
+
+def made(folder: Path, tensors: Mapping[str, Any], said: Any) -> Path:
+    """A folder of these tensors and this configuration."""
+    folder.mkdir()
+    save_file(dict(tensors), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(said))
+    return folder
+
+
+def stored(name: str) -> dict[str, Any]:
+    return load_file(checkpoint(name).folder / "model.safetensors")
+
+
+def test_all_that_compressed_tensors_made_is_here() -> None:
+    assert {name for name in names() if name.startswith("ct-")} == KNOWN.keys()
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_each_is_in_one_layout_of_one_lineage(name: str) -> None:
+    found = done("inspect", checkpoint(name).folder, "--format", "json").json["layouts"]
+    known = [f"{one['lineage']}@{one['layout']}" for one in found]
+    # codes of eight bits stand under the names of Llama's weights
+    assert [one for one in known if one != "meta-llama@hf"] == [KNOWN[name]]
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_what_is_decoded_is_what_compressed_tensors_decodes(name: str, tmp_path: Path) -> None:
+    genuine, out = checkpoint(name), tmp_path / "out"
+    done("apply", genuine.folder, "-o", out, *TO)
+    assert digests(out) == genuine.tensors
+    before = config(genuine.folder)
+    del before["quantization_config"]
+    assert config(out) == before
+    assert done("verify", out, "--source", genuine.folder, "--format", "json").json["equal"] is True
+
+
+@pytest.mark.parametrize("name", [name for name in KNOWN if name not in MIXED])
+def test_the_rules_of_mixed_ones_decode_those_of_one_format_too(name: str, tmp_path: Path) -> None:
+    genuine, out = checkpoint(name), tmp_path / "out"
+    done("apply", genuine.folder, "-o", out, "--from", "compressed-tensors@mixed", *TO)
+    assert digests(out) == genuine.tensors
+
+
+@pytest.mark.parametrize(
+    ("name", "goal"), [("ct-fp8-channel", "fp8@bf16"), ("ct-w8a8", "compressed-tensors@bf16")]
+)
+def test_the_general_name_of_a_format_changes_nothing(name: str, goal: str, tmp_path: Path) -> None:
+    """FP8 of weights alone is called naive-quantized."""
+    said = config(checkpoint(name).folder)
+    said["quantization_config"]["format"] = "naive-quantized"
+    for group in said["quantization_config"]["config_groups"].values():
+        group |= {"format": "naive-quantized", "input_activations": None}
+    folder = made(tmp_path / "in", stored(name), said)
+    done("apply", folder, "-o", tmp_path / "out", "--to", goal, *ALLOW)
+    assert digests(tmp_path / "out") == checkpoint(name).tensors
+
+
+def test_what_was_kept_brings_all_bytes_back(tmp_path: Path) -> None:
+    source, out, kept = checkpoint("ct-mixed").folder, tmp_path / "out", tmp_path / "kept"
+    done("apply", source, "-o", out, *TO, "--undo", kept)
+    done("downgrade", out, "-o", tmp_path / "back", "--undo", kept)
+    assert digests(tmp_path / "back") == digests(source)
+    assert config(tmp_path / "back") == config(source)
+
+
+def strategies(folder: Path) -> tuple[Path, dict[str, str]]:
+    """Attention with a scale for each row and MLPs with one for each block, which share a format,
+    and what compressed-tensors decodes them to.
+    """
+    rows, blocks = "ct-fp8-channel", "ct-fp8-block"
+    tensors = {k: t for k, t in stored(rows).items() if ".mlp." not in k}
+    tensors |= {k: t for k, t in stored(blocks).items() if ".mlp." in k}
+    said, other = (config(checkpoint(name).folder) for name in (rows, blocks))
+    groups = said["quantization_config"]["config_groups"]
+    groups["group_1"] = other["quantization_config"]["config_groups"]["group_0"]
+    groups["group_0"]["targets"] = [r"re:.*self_attn\.(q|k|v|o)_proj$"]
+    groups["group_1"]["targets"] = [r"re:.*mlp\.(gate|up|down)_proj$"]
+    said["intermediate_size"] = other["intermediate_size"]
+    wanted = {k: t for k, t in checkpoint(rows).tensors.items() if ".mlp." not in k}
+    wanted |= {k: t for k, t in checkpoint(blocks).tensors.items() if ".mlp." in k}
+    return made(folder, tensors, said), wanted
+
+
+def test_one_format_in_several_strategies(tmp_path: Path) -> None:
+    folder, wanted = strategies(tmp_path / "in")
+    failed = run("apply", folder, "-o", tmp_path / "out", "--to", "fp8@bf16", *ALLOW)
+    assert failed.exit == 3
+    assert "mlp" in failed.err
+    done("apply", folder, "-o", tmp_path / "out", "--from", "compressed-tensors@mixed", *TO)
+    assert digests(tmp_path / "out") == wanted
+
+
+def test_blocks_of_two_sizes_are_refused_by_both(tmp_path: Path) -> None:
+    folder, _ = strategies(tmp_path / "in")
+    said = config(folder)
+    groups = said["quantization_config"]["config_groups"]
+    groups["group_2"] = json.loads(json.dumps(groups["group_1"]))
+    groups["group_2"]["weights"]["block_structure"] = [16, 16]
+    groups["group_2"]["targets"] = ["lm_head"]
+    (folder / "config.json").write_text(json.dumps(said))
+    failed = run("apply", folder, "-o", tmp_path / "x", "--from", "compressed-tensors@mixed", *TO)
+    assert failed.exit == 2
+    assert "M510" in failed.err
+    assert "config_groups.group_1.weights.block_structure" in failed.err
+    assert "config_groups.group_2.weights.block_structure" in failed.err
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "weights", "words"),
+    [
+        ("ct-mixed-int", "group_0", {"group_size": 64}, ("k_proj", "groups of 32", "groups of 64")),
+        ("ct-mixed-int", "group_3", {"num_bits": 4}, ("up_proj", "8 bits", "4 bits")),
+        ("ct-mixed-int", "group_2", {"type": "float"}, ("gate_proj", "int8", "fp8")),
+        ("ct-mixed", "group_1", {"group_size": 32}, ("gate_proj", "nvfp4", "mxfp4")),
+    ],
+)
+def test_a_configuration_that_says_something_else_of_some_modules_is_refused(
+    name: str, group: str, weights: dict[str, Any], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    said = config(checkpoint(name).folder)
+    said["quantization_config"]["config_groups"][group]["weights"] |= weights
+    folder = made(tmp_path / "in", stored(name), said)
+    failed = run("apply", folder, "-o", tmp_path / "x", *TO)
+    assert failed.exit == 3
+    assert "error[M315" in failed.err
+    assert all(word in failed.err for word in words)
+    assert not (tmp_path / "x").exists()
+
+
+def test_codes_that_the_configuration_calls_plain_are_decoded_with_a_warning(
+    tmp_path: Path,
+) -> None:
+    said = config(checkpoint("ct-mixed").folder)
+    said["quantization_config"]["ignore"].append("model.layers.1.mlp.down_proj")
+    folder = made(tmp_path / "in", stored("ct-mixed"), said)
+    warned = done("apply", folder, "-o", tmp_path / "out", *TO)
+    assert digests(tmp_path / "out") == checkpoint("ct-mixed").tensors
+    assert "M519" in warned.err
+    assert "model.layers.1.mlp.down_proj" in warned.err
+
+
+@pytest.mark.parametrize(
+    ("key", "lacks"),
+    [
+        ("model.layers.0.mlp.gate_proj.weight_scale", "mlp.gate_proj.weight_scale"),
+        ("model.layers.0.mlp.gate_proj.weight_global_scale", "gate_proj.weight_global_scale"),
+        ("model.layers.0.self_attn.q_proj.weight", "self_attn.q_proj.weight"),
+        ("model.layers.0.self_attn.q_proj.weight_scale", "self_attn.q_proj.weight_scale"),
+    ],
+)
+def test_a_part_that_is_missing_is_named(key: str, lacks: str, tmp_path: Path) -> None:
+    tensors = stored("ct-mixed")
+    del tensors[key]
+    folder = made(tmp_path / "in", tensors, config(checkpoint("ct-mixed").folder))
+    failed = run("apply", folder, "-o", tmp_path / "x", *TO)
+    assert failed.exit == 3
+    assert "M207" in failed.err
+    assert lacks in failed.err
+    assert not (tmp_path / "x").exists()
+
+
+def test_scales_of_the_cache_are_said_and_dropped(tmp_path: Path) -> None:
+    beside = {
+        f"model.layers.0.self_attn.{name}": torch.tensor([0.5])
+        for name in ("k_scale", "v_scale", "q_scale")
+    }
+    beside |= {f"model.layers.0.self_attn.{w}_proj.output_scale": torch.tensor([2.0]) for w in "kv"}
+    said = config(checkpoint("ct-mixed").folder)
+    said["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
+    folder = made(tmp_path / "in", stored("ct-mixed") | beside, said)
+    plan = done("plan", folder, *TO)
+    assert all(key.rpartition(".")[2] in plan.out for key in beside)
+    assert "it scales what attention keeps" in plan.out
+    failed = run("apply", folder, "-o", tmp_path / "out", *TO[:4])
+    assert failed.exit == 3
+    assert "--allow drop" in failed.err
+    done("apply", folder, "-o", tmp_path / "out", *TO)
+    assert digests(tmp_path / "out") == checkpoint("ct-mixed").tensors
+
+
+@pytest.mark.parametrize(
+    ("tensors", "form"),
+    [
+        (
+            {
+                "weight_packed": torch.ones(4, 8, dtype=torch.int32),
+                "scale_packed": torch.ones(1, 8, dtype=torch.float16),
+                "meta": torch.ones(4, 8, dtype=torch.int16),
+            },
+            "marlin-24",
+        ),
+        (
+            {
+                "weight_packed": torch.ones(4, 48, dtype=torch.uint8),
+                "weight_scale": torch.ones(4, 2, dtype=torch.uint8),
+            },
+            "mxfp6-pack-quantized",
+        ),
+        (
+            {
+                "compressed": torch.ones(4, 8, dtype=torch.bfloat16),
+                "bitmask": torch.ones(4, 2, dtype=torch.uint8),
+            },
+            "sparse-24-bitmask",
+        ),
+    ],
+)
+def test_what_is_not_decoded_is_refused_by_its_name(
+    tensors: dict[str, Any], form: str, tmp_path: Path
+) -> None:
+    parts = {f"l.q_proj.{name}": tensor for name, tensor in tensors.items()}
+    said = {"quantization_config": {"quant_method": "compressed-tensors", "format": form}}
+    folder = made(tmp_path / "in", parts, said)
+    failed = run("apply", folder, "-o", tmp_path / "x", *TO)
+    assert failed.exit == 2
+    assert "M504" in failed.err
+    assert f'quantization_config.format = "{form}"' in failed.err
+    if "weight_packed" in tensors:
+        seen = done("inspect", folder).out
+        assert f"q_proj   {form.removesuffix('-pack-quantized')} (compressed-tensors)" in seen
+        assert "is not decoded" in seen
+
+
+def test_layers_that_modelopt_lists_one_by_one_are_held_against_their_tensors(
+    tmp_path: Path,
+) -> None:
+    said = config(checkpoint("modelopt-mixed").folder)
+    layers = said["quantization_config"]["quantized_layers"]
+    layers["model.layers.0.self_attn.q_proj"] = {"quant_algo": "NVFP4", "group_size": 16}
+    folder = made(tmp_path / "in", stored("modelopt-mixed"), said)
+    failed = run("apply", folder, "-o", tmp_path / "x", "--to", "nvfp4@bf16", *ALLOW)
+    assert failed.exit == 3
+    assert "error[M315" in failed.err
+    assert "model.layers.0.self_attn.q_proj is fp8" in failed.err
+    assert "nvfp4" in failed.err
+
+
+def test_bits_that_gptq_says_of_some_modules_are_held_against_their_tensors(
+    tmp_path: Path,
+) -> None:
+    said = config(checkpoint("gptq-v2-dynamic").folder)
+    for name, how in said["quantization_config"]["dynamic"].items():
+        if name.startswith(("+", ".")) and "bits" in how:
+            how["bits"] = 2
+    folder = made(tmp_path / "in", stored("gptq-v2-dynamic"), said)
+    failed = run("apply", folder, "-o", tmp_path / "x", "--to", "gptq@fp16", *ALLOW)
+    assert failed.exit == 3
+    assert "error[M315" in failed.err
+    assert "2 bits" in failed.err
