@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,11 @@ RECODED = {
     "mxfp8": ("mxfp8", "fp8-block"),
     "mxfp4": ("mxfp4", "mxfp8", "fp8-block", "nvfp4"),
     "nvfp4": ("nvfp4",),
+    "int-pack": ("int-pack", "int8", "gptq", "awq"),
+    "int8": ("int8", "int-pack", "gptq"),
+    "gptq": ("gptq", "int-pack", "int8"),
+    "awq": ("int-pack", "gptq"),
+    "int4-rows": ("int-pack", "int8", "gptq", "awq"),
 }
 
 
@@ -110,20 +115,37 @@ def _planned(one: Codec, other: Codec) -> bool:
     from migrate import ops
     from migrate.core.declaration import NumberFormat
     from migrate.core.errors import OpError
-    from migrate.core.spec import Spec
 
     recode: Any = ops.get("recode")
-    for given, _ in one.samples():
-        parts = zip(one.parts, one.encoded(given, Spec("bfloat16", (256, 256))), strict=True)
-        there = {role: spec for role, spec in parts if spec is not None}
-        for wanted, _ in other.samples():
-            said = NumberFormat(one.name, given), NumberFormat(other.name, wanted)
+    goals = [args for args, _ in (*other.samples(), *other.stored())]
+    for args, there, known in _stored(one):
+        for goal in goals:
+            said = NumberFormat(one.name, args), NumberFormat(other.name, goal)
             try:
-                recode.settle(recode.Args(*said), list(there), list(there.values()), {})
+                recode.settle(recode.Args(*said), list(there), list(there.values()), known)
             except OpError:
                 continue
             return True
     return False
+
+
+def _stored(codec: Codec) -> Iterator[tuple[Any, dict[str, Any], Mapping[str, bytes]]]:
+    """Arguments, the specs of parts by role, and the bytes of those that planning reads."""
+    from migrate.core.errors import OpError
+    from migrate.core.spec import Spec
+
+    of = Spec("bfloat16", (256, 256))
+    for args, _ in codec.samples():
+        try:
+            specs = zip(codec.parts, codec.encoded(args, of), strict=True)
+        except OpError:
+            # groups that 256 columns are no multiple of
+            continue
+        yield args, {r: s for r, s in specs if s is not None}, codec.foreseen(args, of)
+    for args, parts in codec.stored():
+        held = {r: p for r, p in zip(codec.parts, parts, strict=True) if p is not None}
+        known = {r: held[r][1].tobytes() for r in codec.planning if r in held}
+        yield args, {r: spec for r, (spec, _) in held.items()}, known
 
 
 def peers(codec: str) -> list[str]:

@@ -32,6 +32,7 @@ class Awq(LayoutCodec):
     name = "awq"
     summary = "integers of 4 bits in 32-bit words with a scale and a zero for each group of columns"
     parts = ("weight", "zero", "scale")
+    recodes = True
     names = (
         Convention(
             "AutoAWQ",

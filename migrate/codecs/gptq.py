@@ -28,6 +28,7 @@ class Gptq(LayoutCodec):
     summary = "integers in 32-bit words with a scale and a zero for each group of columns"
     parts = ("weight", "zero", "scale", "group")
     optional = ("group",)
+    recodes = True
     names = (
         Convention(
             "GPTQModel, AutoGPTQ",

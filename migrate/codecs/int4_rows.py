@@ -25,6 +25,7 @@ class Int4Rows(LayoutCodec):
     summary = "integers of 4 bits, two rows in one of bytes, with a scale for each group"
     parts = ("weight", "scale")
     unused = ACTIVATION_SCALES
+    recodes = True
     names = (
         Convention(
             "ModelOpt",

@@ -161,6 +161,22 @@ def _length(word: str) -> Length:
     )
 
 
+def lengths_of(part: StoredPart, known: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The lengths of the axes of a part without leading ones, in the first of its shapes, where
+    sizes and arguments are these; None where one is not known.
+    """
+    found = []
+    for length in part.shapes[0][1]:
+        words = (length.size or None, length.times, length.divisor)
+        if any(isinstance(word, str) and word not in known for word in words):
+            return None
+        size = known[length.size] if length.size else 1
+        size *= 1 if length.times is None else known[length.times]
+        by = known[length.divisor] if isinstance(length.divisor, str) else length.divisor
+        found.append(-(-(-(-size // by) * length.factor) // length.multiple) * length.multiple)
+    return tuple(found)
+
+
 def key_of_part(stem: str, end: str) -> str:
     """The key with this ending, `stem` being what `{w}` stands for."""
     return stem + end if stem else end.removeprefix(".")

@@ -293,6 +293,10 @@ class ValueOp(Op):
         """The roles that a join or an exchange takes, in order."""
         return self.roles(getattr(args, "codec", ""))
 
+    def naming(self, args: Any, takes: Sequence[str] = (), gives: Sequence[str] = ()) -> Any:
+        """The arguments of an exchange in a rule that has names for these roles of either side."""
+        return args
+
     def gives(self, args: Any) -> tuple[str, ...]:
         """The roles that an exchange makes, in order."""
         return ()

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..codecs.kit.recoding import Move, Recoding
+    from ..codecs.kit.recoding_integers import IntegerRecoding
     from ..core.spec import Spec
     from ..core.view import View
     from .base import Box, Meter
@@ -68,7 +69,7 @@ class Recode(ValueOp):
             codec = codec_called(said.codec)
             if not isinstance(codec, LayoutCodec):
                 raise OpError("M308", f"recode: {codec.name} does not say how its parts are stored")
-            if encoding and not codec.encodes:
+            if encoding and not (codec.encodes or codec.recodes):
                 raise OpError(
                     "M308",
                     f"recode: {codec.name} is only decoded, nothing makes its parts",
@@ -84,6 +85,11 @@ class Recode(ValueOp):
 
     def inputs(self, args: Any) -> tuple[str, ...]:
         return args.inputs if isinstance(args, Between) else self.takes(args)
+
+    def naming(self, args: Any, takes: Sequence[str] = (), gives: Sequence[str] = ()) -> Any:
+        if not codec_called(args.to.codec).optional:
+            return args
+        return Named(args.from_, args.to, args.exact_in, (tuple(takes), tuple(gives)))
 
     def optional(self, said: NumberFormat) -> tuple[str, ...]:
         """The parts that tensors of this format may be without."""
@@ -113,10 +119,15 @@ class Recode(ValueOp):
             )
         there = dict(zip(roles, specs, strict=True))
         own = codec.settle(args.from_.args, [there.get(r) for r in codec.parts], values)
-        path = _path(args.from_._replace(args=own), args.to, args.exact_in, tuple(there.items()))
-        return Between(
-            args.from_._replace(args=own), args.to, args.exact_in, path.inputs, tuple(path.parts)
-        )
+        source, named = args.from_._replace(args=own), None
+        if isinstance(args, Named):
+            taken, named = args.sides
+            # what the rule looked for, and is not there, is not made up
+            named = tuple(
+                r for r in named if r in roles or r not in taken or r not in codec.optional
+            )
+        path = _path(source, args.to, args.exact_in, tuple(there.items()), named)
+        return Between(source, args.to, args.exact_in, path.inputs, tuple(path.parts))
 
     def infer(self, args: Args, specs: Sequence[Spec], parts: int = 1) -> list[Spec]:
         return list(_path_of(_settled(self, args, specs), specs).parts.values())
@@ -153,12 +164,16 @@ class Recode(ValueOp):
         from ..codecs.kit.recoding_boxes import tells_zeros
 
         args = _settled(self, args, specs)
-        path, found = _path_of(args, specs), self.needs(args, specs, output, box)
+        path, found = _surveyed_path(args, specs), self.needs(args, specs, output, box)
         if args.outputs[output] == path.grid.role and not tells_zeros(path, survey):
             # codes are looked at where a scale is too small for any number but zero
             codes = args.inputs.index(path.source.layout.role)
             found[codes] = ((0, 0),) * len(found[codes])
         return found
+
+    def foreseen(self, args: Any, specs: Sequence[Spec], output: int) -> bytes | None:
+        args = _settled(self, args, specs)
+        return _path_of(args, specs).bytes_of.get(args.outputs[output])
 
     def grain(self, args: Any, specs: Sequence[Spec], output: int) -> tuple[int, ...]:
         args = _settled(self, args, specs)
@@ -175,7 +190,8 @@ class Recode(ValueOp):
     ) -> Any:
         from ..codecs.kit.recoding_boxes import survey_powers
 
-        return survey_powers(_path_of(_settled(self, args, specs), specs), box, array, known)
+        path = _surveyed_path(_settled(self, args, specs), specs)
+        return survey_powers(path, box, array, known)
 
     def compute(
         self,
@@ -188,11 +204,19 @@ class Recode(ValueOp):
         meter: Meter | None = None,
         survey: Any = None,
     ) -> None:
-        from ..codecs.kit.recoding_boxes import recode
+        from ..codecs.kit.recoding import Recoding
 
         args = _settled(self, args, specs)
         path, held = _path_of(args, specs), dict(zip(args.inputs, arrays, strict=True))
-        recode(path, held, args.outputs[output], box, out, meter, survey)
+        role = args.outputs[output]
+        if isinstance(path, Recoding):
+            from ..codecs.kit.recoding_boxes import recode
+
+            recode(path, held, role, box, out, meter, survey)
+            return
+        from ..codecs.kit.integer_boxes import recode_integers
+
+        recode_integers(path, held, role, box, out)
 
     def eager(
         self,
@@ -210,9 +234,11 @@ class Recode(ValueOp):
         return [made[role] for role in args.outputs]
 
     def makes_rows(self, args: Any, specs: Sequence[Spec]) -> bool:
+        from ..codecs.kit.recoding import Recoding
         from ..codecs.kit.recoding_rows import unit_of
 
-        return unit_of(_path_of(_settled(self, args, specs), specs)) > 0
+        path = _path_of(_settled(self, args, specs), specs)
+        return isinstance(path, Recoding) and unit_of(path) > 0
 
     def rows(
         self,
@@ -233,7 +259,8 @@ class Recode(ValueOp):
     ) -> Any:
         from ..codecs.kit.recoding_rows import survey_rows
 
-        return survey_rows(_path_of(_settled(self, args, specs), specs), start, array, known)
+        path = _surveyed_path(_settled(self, args, specs), specs)
+        return survey_rows(path, start, array, known)
 
     def surveyed_rows(
         self,
@@ -253,7 +280,7 @@ class Recode(ValueOp):
         def read(role: str, low: int, high: int) -> Any:
             return part(args.inputs.index(role), low, high)
 
-        path, role = _path_of(args, specs), args.outputs[output]
+        path, role = _surveyed_path(args, specs), args.outputs[output]
         return recoded_rows(path, role, start, stop, read, survey)
 
     def loss(self, args: Args) -> Loss:
@@ -266,7 +293,8 @@ class Recode(ValueOp):
         return Loss.LOSSLESS
 
     def invert(self, args: Args, enumerated: bool = False) -> OpCall | OneWay:
-        if not codec_called(args.from_.codec).encodes:
+        codec = codec_called(args.from_.codec)
+        if not (codec.encodes or (isinstance(codec, LayoutCodec) and codec.recodes)):
             return OneWay(
                 f"{args.from_.codec} is only decoded, nothing makes its parts",
                 "keep the source: a way back needs its files",
@@ -283,6 +311,13 @@ class Recode(ValueOp):
             },
             [(256, 200), (2, 2)],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Named(Recode.Args):
+    """The arguments in a rule that has names for these roles: those taken, and those made."""
+
+    sides: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +350,13 @@ def _one_way(source: NumberFormat, target: NumberFormat, exact_in: str | None) -
     be, as far as formats say.
     """
     codec, other = _layout_codec(source), _layout_codec(target)
+    if not codec.encodes:
+        return ""
+    if getattr(source.args, "bits", 0) is None and getattr(target.args, "bits", 0) is not None:
+        return (
+            f"{other.name} does not say how many bits codes of {codec.name} had, nor does `from` "
+            "with `bits`"
+        )
     try:
         was = codec.encoded(source.args, spec_of(_numbers(codec), _SHAPE))
         there = tuple((r, s) for r, s in zip(codec.parts, was, strict=True) if s is not None)
@@ -349,9 +391,19 @@ def _settled(op: Recode, args: Any, specs: Sequence[Spec]) -> Between:
     return op.settle(args, roles, specs, {})
 
 
-def _path_of(args: Between, specs: Sequence[Spec]) -> Recoding:
+def _path_of(args: Between, specs: Sequence[Spec]) -> Recoding | IntegerRecoding:
     there = tuple(zip(args.inputs, specs, strict=True))
-    return _path(args.from_, args.to, args.exact_in, there)
+    return _path(args.from_, args.to, args.exact_in, there, args.outputs)
+
+
+def _surveyed_path(args: Between, specs: Sequence[Spec]) -> Recoding:
+    """The path of parts whose scales may have to be known before the first box."""
+    from ..codecs.kit.recoding import Recoding
+
+    path = _path_of(args, specs)
+    if not isinstance(path, Recoding):
+        raise TypeError(path)
+    return path
 
 
 @lru_cache(maxsize=1024)
@@ -360,13 +412,22 @@ def _path(
     target: NumberFormat,
     exact_in: str | None,
     there: tuple[tuple[str, Spec], ...],
-) -> Recoding:
+    named: tuple[str, ...] | None = None,
+) -> Recoding | IntegerRecoding:
+    """The path to the parts that there are names for, None where that is not known."""
     from ..codecs.kit.recoding import recoding, whole_of
 
     codec, other = _layout_codec(source), _layout_codec(target)
     specs = dict(there)
     layout = codec.layout(source.args, specs)
     ordered = tuple((r, specs[r]) for r in codec.parts if r in specs)
+    if layout.elements.whole:
+        from ..codecs.kit.recoding_integers import recoding_of_integers
+
+        group = getattr(source.args, "group", None)
+        return recoding_of_integers(layout, ordered, other, target.args, group, named)
+    if not other.encodes:
+        raise OpError("M308", f"recode: no exact path leads from {codec.name} to {other.name} yet")
     shape = codec.decoded(source.args, [specs.get(r) for r in codec.parts], _numbers(codec)).shape
     of = spec_of(_numbers(other), shape)
     own, made = _as_given(other, target.args, of, layout, specs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .. import ops
 from ..codecs.base import MOST_PLANNED
@@ -24,10 +24,21 @@ if TYPE_CHECKING:
     from ..rules.compiled import CompiledCall, DirectedRule, Side
     from .graph import Item, Tensor
 
-    # the step with the arguments for these roles, specs and bytes; one object for equal ones
-    Settle: TypeAlias = Callable[
-        [CompiledCall, ValueOp, Sequence[str], Sequence[Spec], Mapping[str, bytes]], CompiledCall
-    ]
+    class Settle(Protocol):
+        """The step with the arguments for these roles, specs and bytes; one object for equal ones.
+
+        `sides`: the roles that there are names for on either side of an exchange.
+        """
+
+        def __call__(
+            self,
+            step: CompiledCall,
+            op: ValueOp,
+            roles: Sequence[str],
+            specs: Sequence[Spec],
+            values: Mapping[str, bytes],
+            sides: tuple[tuple[str, ...], ...] = (),
+        ) -> CompiledCall: ...
 
 
 def _unread(role: str, item: Item) -> bytes:
@@ -150,8 +161,13 @@ def settle_exchange(
     values = {
         role: facts.read(role, members[role]) for role in op.reads(step.args) if role in roles
     }
-    call = settle(step, op, roles, [members[role].tensor.spec for role in roles], values)
     named = [str(side.role) for side in rule.writes]
+    if facts.remembered is not None:
+        # what was not there before
+        keys = _names_of(rule.writes, rule.optional_roles, names, group)
+        named = [role for role in named if keys.get(role) not in facts.remembered]
+    specs = [members[role].tensor.spec for role in roles]
+    call = settle(step, op, roles, specs, values, (tuple(asked), tuple(named)))
     made = op.gives(call.args)
     if set(made) - set(named) or set(named) - set(made) - rule.optional_roles:
         raise OpError(

@@ -198,12 +198,15 @@ class Views:
         roles: Sequence[str],
         specs: Sequence[Spec],
         values: Mapping[str, bytes],
+        sides: tuple[tuple[str, ...], ...] = (),
     ) -> CompiledCall:
-        """The step with the arguments for these roles; one object for equal ones."""
-        key = (id(step), *roles, *specs, *values.items())
+        """The step with the arguments for these roles; one object for equal ones. `sides`: the
+        roles that the rule of an exchange takes, and makes.
+        """
+        key = (id(step), sides, *roles, *specs, *values.items())
         found = self._settled.get(key)
         if found is None:
-            args = op.settle(step.args, roles, specs, values)
+            args = op.settle(op.naming(step.args, *sides), roles, specs, values)
             # the step is kept beside the result: an id means nothing after its object is gone
             found = self._settled[key] = (step, replace(step, args=args))
         return found[1]

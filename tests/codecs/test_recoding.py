@@ -439,23 +439,6 @@ def test_without_a_path_the_plan_is_refused(one: Form, other: Form, why: str) ->
     assert why in error.message
 
 
-def test_formats_of_integers_have_no_path_yet() -> None:
-    from kit_layouts import awq
-
-    case = awq(32)
-    specs = {
-        "weight": Spec("int32", (64, 4)),
-        "scale": Spec("float16", (2, 32)),
-        "zero": Spec("int32", (2, 4)),
-    }
-    there = recoding.__wrapped__
-    error = refused(
-        lambda: there(case.layout, tuple(specs.items()), case.layout, tuple(specs.items()))
-    )
-    assert error.code == "M308"
-    assert "no exact path leads from or to awq yet" in error.message
-
-
 def test_one_scale_may_stand_for_several_that_are_the_same() -> None:
     one, other, shape = fp8(ROWS), fp8(TENSOR), (5, 40)
     path, arrays = path_of(one, other, shape), given(one, shape)

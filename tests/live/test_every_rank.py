@@ -66,6 +66,11 @@ class Case(NamedTuple):
 FINER = {
     "mxfp4": ({"codec": "mxfp8"}, {"codec": "fp8-block", "block": [4, 64]}, {"codec": "nvfp4"}),
     "mxfp8": ({"codec": "fp8-block", "block": [2, 64]},),
+    "int-pack": ({"codec": "int8"}, {"codec": "gptq", "form": "v2"}),
+    "int8": ({"codec": "int-pack", "bits": 8}, {"codec": "gptq", "form": "v1", "bits": 8}),
+    "gptq": ({"codec": "int-pack", "symmetric": False}, {"codec": "gptq", "form": "v2"}),
+    "awq": ({"codec": "int-pack", "symmetric": False}, {"codec": "gptq", "form": "v2"}),
+    "int4-rows": ({"codec": "int8"}, {"codec": "int-pack"}),
 }
 
 
@@ -108,6 +113,9 @@ def samples() -> list[tuple[Op, dict[str, Any], list[Any]]]:
         for args, parts in codecs.get(name).stored():
             written = {"codec": name, "dtype": "float32", **said_by(args)}
             found.append((ops.get("dequantize"), written, parts))
+            one = {"codec": name, **said_by(args)}
+            for other in FINER.get(name, ()):
+                found.append((ops.get("recode"), {"from": one, "to": other}, parts))
     return found
 
 
@@ -463,7 +471,8 @@ def roles_in(op: Any, written: dict[str, Any], specs: list[Spec]) -> tuple[str, 
 def refused_rule(op: Any, written: dict[str, Any], specs: list[Spec]) -> dict[str, Any]:
     out = op.roles(written.get("codec", "")) if op.kind == "part" else ("",)
     if op.kind == "exchange":
-        out = op.gives(arguments(op, written))
+        spare = codecs.get(written["to"]["codec"]).optional
+        out = tuple(role for role in op.gives(arguments(op, written)) if role not in spare)
     return rule(0, [(op.name, written)], roles_in(op, written, specs), out)
 
 

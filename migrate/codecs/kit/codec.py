@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import lcm
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...core.spec import BITS, Spec
 from ..base import Codec
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 class LayoutCodec(Codec):
     """A codec whose decoding is what a layout says."""
+
+    # of one that does not encode, whether parts can be made of those of other integers: as the
+    # first shape of each in `names` says
+    recodes: ClassVar[bool] = False
 
     def layout(self, args: Any, specs: Mapping[str, Spec]) -> NumberLayout:
         """What the parts that are there are, by role. OpError M310 where their shapes contradict

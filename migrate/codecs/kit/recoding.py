@@ -99,6 +99,9 @@ class Recoding:
     a rounding; "" where they stay so in float32.
     """
 
+    # parts whose bytes follow from shapes
+    bytes_of: Mapping[str, bytes] = {}
+
     def __init__(
         self, source: Extents, target: NumberLayout, parts: Mapping[str, Spec], exact_in: str = ""
     ) -> None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ...core.spec import Spec
 from ...elements.raw import carrier
 from .geometry import Extents
-from .layout import Grid, Packing
+from .layout import ElementType, Grid, Packing
 from .recoding import Chain, Recoding, least_power, most_power, stands_for
+from .recoding_integers import IntegerRecoding, packing_of
 from .reference import _all_codes as all_codes
 from .reference import _entries as all_entries
 from .reference import _widened as widened
@@ -26,13 +27,15 @@ if TYPE_CHECKING:
 
 
 def recoded_parts(
-    path: Recoding, arrays: Mapping[str, Array], whole: Array | None = None
+    path: Recoding | IntegerRecoding, arrays: Mapping[str, Array], whole: Array | None = None
 ) -> dict[str, Array]:
     """role -> raw elements of each part, of whole parts of the source. `whole`: the scale of all
     numbers where these are some of them.
     """
     import numpy as np
 
+    if isinstance(path, IntegerRecoding):
+        return _recoded_integers(path, arrays)
     source, target = path.source, path.target
     one, other = path.chains
     lead = source.full[:-2]
@@ -258,3 +261,91 @@ def _spelled(path: Recoding, arrays: Mapping[str, Array], whole: Array) -> Array
     for number in other.factors:
         found = found * _integer(number)
     return 1 / found if other.how == "/" else found
+
+
+def _recoded_integers(path: IntegerRecoding, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """`recoded_parts` of integers: each is looked for among the other's, and so is each zero."""
+    import numpy as np
+
+    source, kept, zero = path.source, path.target.layout, path.source.layout.zero
+    (one, other), lead = path.grids, path.source.full[:-2]
+    out = {role: np.zeros(spec.shape, carrier(spec.dtype)) for role, spec in path.parts.items()}
+    for role, said in path.bytes_of.items():
+        out[role][...] = np.frombuffer(said, out[role].dtype)
+    if other.index:
+        group = (np.arange(source.full[-1]) // path.tiles[1][1]).astype("<i8")
+        width = out[other.index].itemsize
+        made = group.astype(f"<i{width}").view(f"<u{width}")
+        out[other.index][...] = arrays[one.index] if one.index else made
+    rows, columns = (
+        np.arange(count) * now // was
+        for count, was, now in zip(path.counts(other), *path.tiles, strict=True)
+    )
+    codes, scales, zeros = [], [], []
+    for at in np.ndindex(lead):
+        given: Any = np.zeros(source.full[-2:], "u1")
+        if given.size:
+            given = all_codes(source, arrays, at)
+        integers = _elements(source)[given]
+        codes.append(_code_of(kept.elements, integers + path.shift))
+        raw = arrays[one.role].reshape(source.form(one))[at if one.leading else (0,) * len(at)]
+        scales.append((raw.T if one.transposed else raw)[rows][:, columns])
+        if kept.zero is not None and kept.zero.elements is not None:
+            entries: Any = np.zeros((len(rows), len(columns)))
+            if zero is not None and entries.size:
+                entries = all_entries(source, zero, arrays, at)[rows][:, columns]
+            zeros.append(_code_of(kept.zero.elements, entries + path.shift))
+    packing = packing_of(kept)
+    _store(codes, packing, packing.transposed, out[kept.role])
+    _store(scales if other.leading else scales[:1], None, other.transposed, out[other.role])
+    if kept.zero is not None:
+        _store(zeros, kept.zero.packing, kept.zero.transposed, out[kept.zero.role])
+    return out
+
+
+def _code_of(elements: ElementType, integers: Array) -> Array:
+    """The code of each integer, by looking at all codes."""
+    import numpy as np
+
+    out = np.zeros(integers.shape, "u1")
+    for code, number in enumerate(elements.values()):
+        out[integers == number] = code
+    return out
+
+
+def _store(matrices: list[Array], packing: Packing | None, transposed: bool, out: Array) -> None:
+    """Fills `out` with matrices of codes or entries as they are stored; the rest is padding."""
+    import numpy as np
+
+    if packing is not None and packing.bits != out.itemsize * 8:
+        matrices = [_words(matrix, packing, out) for matrix in matrices]
+    made = np.array([matrix.T if transposed else matrix for matrix in matrices])
+    if made.size == out.size:
+        out[...] = made.reshape(out.shape)
+        return
+    for at, matrix in zip(np.ndindex(out.shape[:-2]), made, strict=True):
+        out[at][: matrix.shape[0], : matrix.shape[1]] = matrix
+
+
+def _words(codes: Array, packing: Packing, out: Array) -> Array:
+    """Codes of a byte each in words, bit by bit."""
+    import numpy as np
+
+    lines = codes if packing.axis == -1 else codes.T
+    word, bits, plus = out.itemsize * 8, packing.bits, packing.plus
+    per = word // bits
+    count = -(-lines.shape[1] * bits // word) if packing.dense else -(-lines.shape[1] // per)
+    words = np.zeros((len(lines), count), out.dtype)
+    for number in range(lines.shape[1]):
+        code = lines[:, number].astype("i2")
+        if packing.dense:
+            code = (code - plus) % (1 << bits)
+        field = packing.order[number % per] if packing.order else number % per
+        first = number * bits if packing.dense else number // per * word + field * bits
+        for bit in range(bits):
+            at, shift = divmod(first + bit, word)
+            words[:, at] |= ((code >> bit) & 1).astype(out.dtype) << out.dtype.type(shift)
+    if plus and not packing.dense:
+        # what borrows takes it from the next code
+        words -= out.dtype.type(sum(plus << (bits * i) for i in range(per)))
+    return words if packing.axis == -1 else words.T

@@ -1,0 +1,94 @@
+"""Codes of four and eight bits from words to words, several at a time and without unpacking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from .layout import Packing
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array: TypeAlias = "np.ndarray[Any, Any]"
+
+# keys, and words, that are worked on at a time: with what is made of them in a cache
+KEYS = 1 << 14
+WORDS = 1 << 15
+# of codes, and of pairs of them, every other one
+MASKS = {4: 0x0F0F0F0F, 8: 0x00FF00FF}
+
+
+def turned(words: Array, order: Sequence[int], out: Array) -> None:
+    """Fills `out` (u4 [8 * J, K / 8]) with words of eight codes in turn along K, of `words`
+    (u4 [K, J]) whose codes lie along the other axis, code number i in field order[i].
+
+    Four words are a matrix of 4 x 4 codes in each half, which is transposed by exchanging the
+    corners of 2 x 2 (Warren, Hacker's Delight, 7-3); what is then exchanged are halves of words.
+    """
+    import numpy as np
+
+    columns, across = words.shape
+    numbers = [order.index(field) for field in range(8)] if order else range(8)
+    halves = out.view("<u2").reshape(across, 8, columns // 4)
+    step = max(1, WORDS // max(1, columns))
+    for first in range(0, across, step):
+        part = words[:, first : first + step]
+        rows = [np.ascontiguousarray(part[i::4]) for i in range(4)]
+        spare = np.empty_like(rows[0])
+        for one, other, shift in ((0, 2, 8), (1, 3, 8), (0, 1, 4), (2, 3, 4)):
+            np.right_shift(rows[one], np.uint32(shift), out=spare)
+            spare ^= rows[other]
+            spare &= np.uint32(MASKS[shift])
+            rows[other] ^= spare
+            spare <<= np.uint32(shift)
+            rows[one] ^= spare
+        for i, row in enumerate(rows):
+            both = row.view("<u2").reshape(*row.shape, 2)
+            for half in (0, 1):
+                place = halves[first : first + step, numbers[4 * half + i]]
+                place[...] = both[..., half].T
+
+
+def in_turn(packing: Packing) -> bool:
+    """Whether bytes hold one or two codes each, in turn along rows."""
+    return (
+        packing.bits in (4, 8)
+        and packing.axis == -1
+        and packing.order == tuple(range(len(packing.order)))
+        and not (packing.dense or packing.transposed or packing.plus or packing.run)
+    )
+
+
+@lru_cache(maxsize=16)
+def _table(codes: tuple[int, ...], bits: tuple[int, int]) -> tuple[Array, Array]:
+    """What all codes in two bytes become, as one element, and whether one has none."""
+    import numpy as np
+
+    (was, now), every = bits, np.arange(1 << 16)
+    known = np.array(codes, "i8")
+    found, lost = np.zeros(1 << 16, "u8"), np.zeros(1 << 16, "?")
+    for i in range(16 // was):
+        made = known[every >> (i * was) & ((1 << was) - 1)]
+        lost |= made < 0
+        found |= np.maximum(made, 0).astype("u8") << np.uint64(i * now)
+    size = 16 // was * now // 8
+    return found.astype(f"<u{size}"), lost
+
+
+def looked_up(raw: Array, codes: tuple[int, ...], bits: tuple[int, int], out: Array) -> bool:
+    """Fills `out` (u1) with the codes in turn that those in bytes (u1), which are even in number,
+    become; False at one without any. `bits` are those of either.
+    """
+    import numpy as np
+
+    table, lost = _table(codes, bits)
+    doubtful = -1 in codes
+    keys, target = raw.reshape(-1).view("<u2"), out.reshape(-1).view(table.dtype)
+    for first in range(0, len(keys), KEYS):
+        part = keys[first : first + KEYS].astype("i8")
+        if doubtful and lost.take(part, mode="clip").any():
+            return False
+        np.take(table, part, out=target[first : first + KEYS], mode="clip")
+    return True
