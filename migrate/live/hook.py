@@ -502,8 +502,15 @@ class _Hook:
         )
         values = given.assigned(others) if call.assign else given.lazily(others, free)
         for name in found.unexpected:
-            # torch names them; they are not made for that
-            values[name] = others[name] if name in others else stand_in(outputs, name)
+            if name in others:
+                values[name] = others[name]
+            elif name.startswith(own):
+                # a module that loads itself may look at what it has no slot for
+                view = outputs.view(name)
+                values[name] = outputs.get(name) if view is None else view
+            else:
+                # torch names them; they are not made for that
+                values[name] = stand_in(outputs, name)
         return values, found.notes
 
     def _free(self, module: torch.nn.Module) -> tuple[str, ...]:

@@ -236,6 +236,7 @@ def stay(
     for key, slot in slots.items():
         if slot.tensor is not None:
             itself = (assign and not swaps) or torch.nn.parameter.is_lazy(slot.tensor)
+            itself = itself or _takes_over(slot.tensor.__class__)
             state[prefix + key] = slot.tensor if itself else HeldTensor(slot.tensor)
 
 

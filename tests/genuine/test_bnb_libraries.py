@@ -5,6 +5,7 @@ becomes of its live modules. `make peers` has the library.
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from commandline import done
 from genuine import checkpoint
 
+import migrate
 from migrate.codecs import get
+from migrate.core.errors import MigrateError
 from migrate.core.spec import Spec
 from migrate.testing import codeckit
 
@@ -161,3 +164,163 @@ def test_what_is_encoded_transformers_loads_as_its_own(bnb: Any, form: str, tmp_
     assert config["quantization_config"]["bnb_4bit_quant_type"] == form
     found = logits(made, dequantize=True)
     assert torch.equal(found, logits(plain))
+
+
+RENAMED = """
+id: a/b/c
+title: t
+lineage: a
+edge: [x, y]
+keep: ["{k...}"]
+rules: [{name: r, from: "old.{a...}", to: "proj.{a}"}]
+"""
+KINDS = ("4bit", "8bit")
+
+
+class Model:
+    """A layer of 64 by 64 between names, as `kind` of bitsandbytes or plain, quantized or not."""
+
+    def __init__(self, bnb: Any) -> None:
+        import torch
+
+        self.kinds: dict[str, Any] = {
+            "plain": partial(torch.nn.Linear, dtype=torch.bfloat16),
+            "4bit": partial(bnb.nn.Linear4bit, quant_type="nf4", compress_statistics=False),
+            "8bit": partial(bnb.nn.Linear8bitLt, has_fp16_weights=False),
+        }
+        torch.manual_seed(0)
+        self.plain = self.make("plain")
+
+    def make(self, kind: str) -> Any:
+        import torch
+
+        return torch.nn.ModuleDict({"proj": self.kinds[kind](64, 64, bias=False)})
+
+    def quantized(self, kind: str) -> Any:
+        made = self.make(kind)
+        made.load_state_dict(self.plain.state_dict())
+        return made.to("cpu")
+
+
+@pytest.fixture
+def models(bnb: Any) -> Model:
+    return Model(bnb)
+
+
+@pytest.fixture
+def renamed(tmp_path: Path) -> Path:
+    (tmp_path / "rule.yaml").write_text(RENAMED)
+    return tmp_path / "rule.yaml"
+
+
+def old(state: Any) -> dict[str, Any]:
+    return {key.replace("proj.", "old."): value for key, value in state.items()}
+
+
+def numbers_of(bnb: Any, layer: Any) -> Any:
+    """The numbers of a quantized layer, by its own library."""
+    import torch
+
+    if layer.weight.dtype == torch.uint8:
+        made = bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+    else:
+        made = bnb.functional.int8_vectorwise_dequant(layer.weight.data, layer.weight.SCB)
+    return made.to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_of_a_quantized_module_fits_a_plain_one(
+    bnb: Any, models: Model, kind: str, tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    given, plain = models.quantized(kind), models.make("plain")
+    migrate.attach(plain, to="bnb@bf16", allow={"lossy"})
+    assert plain.load_state_dict(given.state_dict()) == ([], [])
+    assert torch.equal(plain.proj.weight, numbers_of(bnb, given.proj))
+    # from a file, and of the live module
+    save_file(given.state_dict(), tmp_path / "m.safetensors")
+    again = models.make("plain")
+    migrate.load(again, tmp_path / "m.safetensors", to="bnb@bf16", allow={"lossy"})
+    assert torch.equal(again.proj.weight, plain.proj.weight)
+    migrate.save(given, tmp_path / "out", to="bnb@bf16", allow={"lossy"})
+    third = models.make("plain")
+    migrate.load(third, tmp_path / "out", rules=[])
+    assert torch.equal(third.proj.weight, plain.proj.weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_module_that_is_not_quantized_yet_takes_plain_weights(
+    models: Model, kind: str, renamed: Path, tmp_path: Path
+) -> None:
+    """And bitsandbytes quantizes them afterwards."""
+    import torch
+    from safetensors.torch import save_file
+
+    one, other = models.make(kind), models.make(kind)
+    migrate.attach(one, rules=renamed)
+    assert one.load_state_dict(old(models.plain.state_dict())) == ([], [])
+    save_file(old(models.plain.state_dict()), tmp_path / "m.safetensors")
+    migrate.load(other, tmp_path / "m.safetensors", rules=renamed)
+    wanted = models.quantized(kind).state_dict()
+    for made in (one, other):
+        found = made.to("cpu").state_dict()
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quantized_module_is_refused_by_name(
+    models: Model, kind: str, own: bool, strict: bool, renamed: Path, tmp_path: Path
+) -> None:
+    """Also the codes that it holds itself: the scales would be those that are there."""
+    import torch
+    from safetensors.torch import save_file
+
+    target = models.quantized(kind)
+    given = models.quantized(kind) if own else models.plain
+    save_file(old(given.state_dict()), tmp_path / "m.safetensors")
+    before = target.proj.weight.clone()
+    with pytest.raises(MigrateError) as caught:
+        migrate.load(
+            target, tmp_path / "m.safetensors", rules=renamed, strict=strict, allow={"lossy"}
+        )
+    found = [d for d in caught.value.diagnostics if "bitsandbytes" in d.message]
+    assert [d.code for d in found] == ["M960"]
+    assert "keeps the scales elsewhere: proj.weight" in found[0].message
+    assert torch.equal(target.proj.weight, before)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_hook_refuses_a_layer_of_four_bits_that_is_quantized(
+    models: Model, own: bool, renamed: Path
+) -> None:
+    import torch
+
+    target = models.quantized("4bit")
+    before = target.proj.weight.clone()
+    given = models.quantized("4bit") if own else models.plain
+    migrate.attach(target, rules=renamed)
+    with pytest.raises(RuntimeError, match="keeps the scales elsewhere") as caught:
+        target.load_state_dict(old(given.state_dict()), strict=False)
+    assert "While copying" not in str(caught.value)
+    assert torch.equal(target.proj.weight, before)
+
+
+def test_a_layer_of_eight_bits_takes_its_codes_and_scales_itself(
+    bnb: Any, models: Model, renamed: Path
+) -> None:
+    """`Linear8bitLt` loads `SCB` and `weight_format`, for which it has no slots."""
+    import torch
+
+    target = models.quantized("8bit")
+    given = models.quantized("8bit")
+    with torch.no_grad():
+        given.proj.weight.SCB.mul_(2)
+    migrate.attach(target, rules=renamed)
+    assert target.load_state_dict(old(given.state_dict())) == ([], [])
+    assert torch.equal(target.proj.weight, given.proj.weight)
+    assert torch.equal(numbers_of(bnb, target.proj), numbers_of(bnb, given.proj))

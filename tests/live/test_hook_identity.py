@@ -13,6 +13,7 @@ import pytest
 import torch
 from grouped_linear import Float8, GroupedLinear, Remapping
 from marks import thorough
+from old_layouts import rule
 from torch import nn
 
 import migrate
@@ -64,6 +65,35 @@ class Itself(nn.Module):
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         destination[f"{prefix}half"] = self.weight[:1].detach()
+
+
+class Scaled(nn.Module):
+    """Takes a scale that it has no slot for, and looks whether it is a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+        self.scale = None
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ):
+        self.scale = state_dict.pop(f"{prefix}scale")
+        assert isinstance(self.scale, torch.Tensor)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+
+@pytest.mark.parametrize("via", ["", ", via: [{transpose: {dims: [0, 1]}}]"])
+def test_a_module_that_loads_itself_is_given_what_it_has_no_slot_for(tmp_path, via):
+    text = f'rules: [{{name: s, from: "old.scale", to: "x.scale"{via}}}]\nkeep: [x.weight]\n'
+    model = nn.ModuleDict({"x": Scaled()})
+    migrate.attach(model, rules=rule(tmp_path, text))
+    scale = torch.arange(6.0).reshape(2, 3)
+    model.load_state_dict({"x.weight": torch.ones(3), "old.scale": scale})
+    assert torch.equal(model.x.weight, torch.ones(3))
+    assert torch.equal(model.x.scale, scale.T if via else scale)
 
 
 def renaming():

@@ -98,3 +98,26 @@ def test_a_value_that_is_no_tensor_is_none_for_a_parameter():
         ).problems
         == ()
     )
+
+
+class Params4bit(nn.Parameter):
+    """As bitsandbytes': codes are in the parameter, and scales in an attribute."""
+
+    __module__ = "bitsandbytes.nn.modules"
+    quant_state = None
+
+
+def test_a_parameter_whose_scales_are_elsewhere_takes_no_codes():
+    module = nn.Module()
+    module.weight = Params4bit(torch.zeros(8, 1, dtype=torch.uint8), requires_grad=False)
+    given = {"weight": spec("uint8", (8, 1))}
+    (problem,) = fit(given, (), slots(module), NONE).problems
+    assert problem.code == "M960"
+    assert "bitsandbytes has quantized 1 parameter" in problem.message
+    assert "weight" in problem.message
+    # in another dtype, as FSDP has them
+    module.weight = Params4bit(torch.zeros(2, 2))
+    given = {"weight": spec("float32", (2, 2))}
+    assert fit(given, (), slots(module), NONE).problems == ()
+    module.weight.quant_state = object()
+    assert [d.code for d in fit(given, (), slots(module), NONE).problems] == ["M960"]
