@@ -46,7 +46,13 @@ class Gguf(LayoutCodec):
     summary = "blocks of 32 or 256 numbers that hold codes and scales together"
     parts = ("data", "type")
     optional = planning = ("type",)
-    names = (Convention("llama.cpp", {"data": "{w} uint8", "type": "{w}_type int32 []"}),)
+    names = (
+        Convention(
+            "llama.cpp",
+            {"data": "{w} uint8", "type": "{w}_type int32 []"},
+            says={"type": ("type", type_name)},
+        ),
+    )
 
     @dataclass(frozen=True, slots=True)
     class Args:

@@ -91,6 +91,7 @@ class Convention(NamedTuple):
     arguments: what the codec has to be given where this convention is met.
     either: arguments of which headers tell nothing but that they are one of these.
     sizes: role -> the sizes of the numbers that the elements of this part are, in order.
+    says: role -> the argument that the one element of this part is, and how its number is written.
     accepts: whether these arguments make sense; lengths alone may fit by chance.
     """
 
@@ -100,6 +101,7 @@ class Convention(NamedTuple):
     arguments: Mapping[str, Any] = {}
     either: Mapping[str, tuple[Any, ...]] = {}
     sizes: Mapping[str, tuple[str, ...]] = {}
+    says: Mapping[str, tuple[str, Callable[[int], str]]] = {}
     accepts: Callable[[Mapping[str, Any]], bool] | None = None
 
 
@@ -225,14 +227,14 @@ class PartNames:
         firsts: dict[str, list[tuple[str, Convention]]] = {}
         others: dict[str, dict[str, bool]] = {}
         pairs: dict[tuple[str, str], tuple[str, bool]] = {}
-        # ending of the codes -> endings of parts whose elements say what shape the numbers have
+        # ending of the codes -> endings of parts whose elements say what the numbers are
         self.sized: dict[str, dict[str, None]] = {}
         for name, convention in conventions:
             parts = {role: stored_part(text) for role, text in convention.parts.items()}
             first = next(iter(parts.values())).ending
             firsts.setdefault(first, []).append((name, convention))
             known = others.setdefault(first, {})
-            for role in convention.sizes:
+            for role in (*convention.sizes, *convention.says):
                 self.sized.setdefault(first, {})[parts[role].ending] = None
             rest = [(role, part.ending, True) for role, part in parts.items()][1:]
             rest += [(role, ending(text), False) for role, text in convention.beside.items()]
@@ -267,7 +269,7 @@ class PartNames:
     ) -> list[Reading]:
         """The formats that tensors of one stem can be in: `specs` by ending, `first` the one with
         the codes. Where no convention has all of its parts, those that have two and lack others.
-        `elements` are those of parts that say the shape of the numbers, as far as they are known.
+        `elements` are those of parts that say what the numbers are, as far as they are known.
 
         Of several readings those that explain the most parts; the first has the convention declared
         first.
@@ -297,6 +299,10 @@ def _read(
             if len(said) != len(sizes):
                 return
             known |= zip(sizes, said, strict=True)
+    for role, (argument, word) in convention.says.items():
+        said = elements.get(stored_part(convention.parts[role]).ending, ())
+        if len(said) == 1:
+            known[argument] = word(said[0])
     solutions: list[dict[str, Any]] = [known]
     for role, text in convention.parts.items():
         part = stored_part(text)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from .. import codecs
-from ..codecs.base import MOST_PLANNED
+from ..codecs.base import MOST_PLANNED, OpError
 from ..core.part_names import FLOAT8, PartNames, key_of_part
 from ..core.spec import BITS, Spec
 from ..core.templates import collapse, is_integer, rank_of
@@ -155,7 +155,7 @@ def _grouped(
             if group is None:
                 group = _group(readings, dict(near), module, scheme, said)
                 groups[identity, scheme] = group
-                group.problem = None if readings else _misfit(shape)
+                group.problem = _unreadable(readings[0]) if readings else _misfit(shape)
         group.stems.append(module)
         group.keys.append(key)
     return _merged([group for group in groups.values() if group.keys]), used
@@ -275,6 +275,18 @@ def _lacking(first: str, near: Mapping[str, Spec], table: PartNames) -> str:
 def _misfit(elements: Mapping[str, tuple[int, ...]]) -> str:
     said = " and ".join(f"{end.lstrip('._')} says {list(n)}" for end, n in elements.items())
     return f"{said}, which is the shape of no known format with these parts"
+
+
+def _unreadable(reading: Reading) -> str | None:
+    """Why the codec does not take what parts say, such as a type that it does not decode."""
+    codec = codecs.get(reading.format)
+    known = {field.name for field in fields(codec.Args)}
+    said = {name: value for name, value in reading.arguments.items() if name in known}
+    try:
+        codec.validate(codec.Args(**said), encoding=False)
+    except OpError as error:
+        return error.message
+    return None
 
 
 def _unexplained(specs: Mapping[str, Spec], used: set[str]) -> list[_Group]:
