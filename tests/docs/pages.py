@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from commandline import DATA, ROOT, Result, environment, run
-from gguf_files import F32, Q8_0, Tensor, gguf, value
 
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
@@ -237,11 +236,9 @@ def _gptq(folder: Path) -> None:
 
 
 def _gguf(folder: Path) -> None:
-    """A GGUF file of two tensors."""
-    codes, norm = Tensor((32, 2), Q8_0, bytes(range(68))), Tensor((4,), F32, bytes(16))
-    values = {"general.architecture": value("str", "llama")}
-    made = gguf({"blk.0.attn_v.weight": codes, "output_norm.weight": norm}, values)
-    (folder / "MODEL.gguf").write_bytes(made)
+    """A Llama in a GGUF file, as gguf-py writes it."""
+    made = ROOT / "tests" / "data" / "genuine" / "gguf-llama" / "model.gguf"
+    shutil.copy(made, folder / "MODEL.gguf")
 
 
 def _bnb(folder: Path) -> None:

@@ -72,6 +72,31 @@ FORMATS = {
     "bnb-nf4-plain": [(7, "bnb-4bit", "bitsandbytes", {"form": "nf4", "blocksize": 64})],
     "bnb-fp4": [(7, "bnb-4bit", "bitsandbytes", {"form": "fp4", "blocksize": 64})],
     "bnb-int8": [(7, "bnb-int8", "bitsandbytes", {})],
+    "gguf-llama": [
+        (2, "gguf", "llama.cpp", {"type": "q4_k"}),
+        (1, "gguf", "llama.cpp", {"type": "q5_k"}),
+        (2, "gguf", "llama.cpp", {"type": "q6_k"}),
+        (2, "gguf", "llama.cpp", {"type": "q8_0"}),
+        (1, "gguf", "llama.cpp", {"type": "q3_k"}),
+        (1, "gguf", "llama.cpp", {"type": "q2_k"}),
+        (1, "gguf", "llama.cpp", {"type": "q5_0"}),
+        (2, "gguf", "llama.cpp", {"type": "q4_1"}),
+        (1, "gguf", "llama.cpp", {"type": "q4_0"}),
+        (1, "gguf", "llama.cpp", {"type": "q5_1"}),
+        (1, "gguf", "llama.cpp", {"type": "mxfp4"}),
+    ],
+    "gguf-qwen2": [
+        (3, "gguf", "llama.cpp", {"type": "q8_0"}),
+        (1, "gguf", "llama.cpp", {"type": "q4_0"}),
+        (1, "gguf", "llama.cpp", {"type": "q5_1"}),
+        (1, "gguf", "llama.cpp", {"type": "q5_0"}),
+        (1, "gguf", "llama.cpp", {"type": "q4_1"}),
+    ],
+    "gguf-qwen3": [
+        (4, "gguf", "llama.cpp", {"type": "q8_0"}),
+        (1, "gguf", "llama.cpp", {"type": "q4_0"}),
+        (1, "gguf", "llama.cpp", {"type": "q5_0"}),
+    ],
     "awq-gemm": [(13, "awq", "AutoAWQ", {"group": 32, "form": "gemm"})],
 }
 

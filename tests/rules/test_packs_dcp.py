@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +43,8 @@ SCALED = {"allow": {"delayed-scaling"}}
 
 class Case(NamedTuple):
     """`old` becomes `new` by the question `asked`; a value of `new` may be a check. `back` says
-    whether that can be undone exactly, and `side` are files beside.
+    whether that can be undone exactly, and `side` are files beside, of which the
+    rules take away those `removed`.
     """
 
     old: Mapping[str, Any]
@@ -50,6 +52,7 @@ class Case(NamedTuple):
     asked: Mapping[str, Any]
     back: bool = True
     side: Mapping[str, Any] = {}
+    removed: Collection[str] = ()
 
 
 def pair(name: str, *to: str, back: bool = True, **asked: Any) -> Case:
@@ -59,9 +62,14 @@ def pair(name: str, *to: str, back: bool = True, **asked: Any) -> Case:
     return Case(old, new, {"to": to, **asked}, back, {"config": config})
 
 
-def genuine(name: str, to: str, *allow: str) -> Case:
-    """A checkpoint that a library made becomes what that library decodes it to."""
+def genuine(
+    name: str, to: str, *allow: str, folder: Path | None = None, side: str = "config"
+) -> Case:
+    """A checkpoint that a library made becomes what that library decodes it to; its tensors and one
+    side file are read from `folder` where they lie there in safetensors.
+    """
     found = checkpoint(name)
+    folder = folder or found.folder
 
     def is_decoded(wanted: str) -> Callable[[torch.Tensor], bool]:
         def check(made: torch.Tensor) -> bool:
@@ -72,12 +80,22 @@ def genuine(name: str, to: str, *allow: str) -> Case:
         return check
 
     return Case(
-        load_file(found.folder / "model.safetensors"),
+        load_file(folder / "model.safetensors"),
         {key: is_decoded(wanted) for key, wanted in found.tensors.items()},
         {"to": to, "allow": set(allow)},
         back=False,
-        side={"config": json.loads((found.folder / "config.json").read_text())},
+        side={side: json.loads((folder / f"{side}.json").read_text())},
     )
+
+
+def gguf_llama() -> Case:
+    """The tensors and key-values of a GGUF file, which torch saved again."""
+    name = "gguf-qwen3"
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made) / "out"
+        migrate.apply(checkpoint(name).folder, folder, output_format="safetensors")
+        case = genuine(name, "gguf-llama@hf", "lossy", folder=folder, side="gguf")
+        return case._replace(removed=["gguf"])
 
 
 def mxfp8() -> Case:
@@ -226,6 +244,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "gptq": lambda: genuine("gptq-v2-dynamic", "gptq@fp16", "lossy"),
     "awq": lambda: genuine("awq-gemm", "awq@fp16", "lossy"),
     "bnb": lambda: genuine("bnb-nf4", "bnb@bf16", "lossy"),
+    "gguf-llama": gguf_llama,
     "meta-llama": meta_llama,
     "megatron-gqa-qkv": megatron,
     "torch-wrappers": wrappers,
@@ -311,7 +330,7 @@ def test_a_pack_runs_from_one_to_safetensors_and_from_there_into_one(
     migrate.apply(source, tmp_path / "hf", **case.asked, output_format="safetensors", fsync=False)
     assert_holds(load_file(tmp_path / "hf" / "model.safetensors"), case.new)
     for side in case.side:
-        assert (tmp_path / "hf" / f"{side}.json").exists()
+        assert (tmp_path / "hf" / f"{side}.json").exists() != (side in case.removed)
     if any(not isinstance(one, torch.Tensor) for one in case.old.values()):
         # streams stand in files of torch.save alone
         migrate.apply(source, tmp_path / "plain", output_format="torch", fsync=False)
