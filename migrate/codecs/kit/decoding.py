@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING, Any
 from ...core.spec import Spec
 from ...elements.numbers import is_numpy
 from .box_decoding import BoxDecoder
-from .decoding_error import (
-    check_exact,
-    check_finite,
-    check_nonzero,
-    check_positive,
-    check_powers,
-    measure,
-)
+from .decoding_error import check_entries, check_exact, measure
 from .exactness import is_exact
 from .geometry import Extents, geometry
-from .layout import FLOATS, NumberLayout
+from .layout import NumberLayout
 
 if TYPE_CHECKING:
     from ...ops.base import Box, Meter
@@ -39,7 +32,7 @@ def decode(
     `arrays` holds the raw elements of the boxes that `Extents.needs` names, numpy's or torch's, as
     `out` is; the bits do not depend on which. OpError as `geometry`.
 
-    OpError M406 for an entry of a grid that has to be `positive` or `nonzero` and is not.
+    OpError M406 for an entry that its grid does not take (`check_entries`).
 
     What `is_exact` says is checked: OpError M406 names the first number that `dtype` cannot hold.
     Else `meter`, if there is one, is given the error of a sample of the numbers, and how many of
@@ -51,14 +44,8 @@ def decode(
     full = geo.inner(box)
     work = BoxDecoder(geo, arrays, dtype, full)
     for grid in layout.grids():
-        if grid.powers and specs[grid.role].dtype in FLOATS:
-            check_powers(geo, work, grid, full)
-        if grid.positive:
-            check_positive(geo, work, grid, full)
-        if grid.finite:
-            check_finite(geo, work, grid, full)
-        if grid.nonzero:
-            check_nonzero(geo, work, grid, full)
+        if grid.positive or grid.finite or grid.nonzero or grid.powers:
+            check_entries(geo, work, grid, full)
     if layout.flat:
         target, own = _row(full, out)
     else:

@@ -6,10 +6,10 @@ becomes infinite or zero is counted in all, where scales are such that anything 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from math import inf, isfinite, prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...core.errors import OpError
 from ...core.spec import coordinates
@@ -17,6 +17,7 @@ from ...elements.codes import FLOATS
 from ...elements.numbers import is_numpy
 from .box_decoding import BoxDecoder
 from .geometry import Extents, Held
+from .layout import FLOATS as WIDE
 from .layout import ElementType, Grid, Packing, Term
 from .tables import values, widened
 
@@ -32,25 +33,73 @@ _TOGETHER = 1 << 10
 _ORDERED = {"float8_e4m3fn": 0x7F, "float8_e8m0fnu": 0xFF}
 
 
-def check_powers(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None:
-    """OpError M406 at the first entry of a grid that is neither a power of two nor NaN."""
+class _Refusal(NamedTuple):
+    """Which entries of a grid are refused, and what is said of the first of them."""
+
+    odd: Callable[[Any], Any]
+    said: str
+    help: str
+
+
+def check_entries(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None:
+    """OpError M406 at the first entry that a box needs and that the grid does not take: one that is
+    not `positive`, `finite` or `nonzero`, or neither NaN nor one of `powers` where its dtype has
+    others.
+    """
+    for at in work.matrices() if grid.field is not None else [()]:
+        entries = work.known(grid) if grid.field is None else work.entries(grid, at)
+        if 0 in entries.shape[-2:]:
+            continue
+        for refusal in _refusals(geo, grid, entries):
+            found = _near(entries)
+            wrong = refusal.odd(found)
+            if not wrong.any():
+                continue
+            index = coordinates(int(wrong.reshape(-1).argmax()), wrong.shape)
+            whose = _whose(geo, grid, full, (*at, *index))
+            said = refusal.said.format(float(found[index]))
+            of = f"the {grid.role}" if grid.field is None else f"a scale in the {grid.role}"
+            raise OpError("M406", f"dequantize: {of} of {whose} {said}", help=refusal.help)
+
+
+def _refusals(geo: Extents, grid: Grid, entries: Any) -> Iterator[_Refusal]:
+    """What a grid refuses and these entries may hold."""
+    low, high = float(entries.min()), float(entries.max())
+    # where zero is taken that, else the least float32 above it
+    least = 0.0 if grid.zeros else 2.0**-149
+    # NaN is not within anything
+    if grid.positive and not (low >= least and high < inf):
+        yield _Refusal(
+            lambda e: ~((e >= least) & (e < inf)), "is {:g}",
+            "a scale is positive and finite, and numbers under another would be zero, NaN or of "
+            "the wrong sign: look where it comes from; `non_finite: keep` decodes what is stored",
+        )  # fmt: skip
+    if grid.finite and not (low > -inf and high < inf):
+        yield _Refusal(
+            lambda e: ~((e > -inf) & (e < inf)), "is {:g}",
+            "no encoder makes it, and numbers under it would be infinite or NaN: the file is "
+            "damaged or of another type; `non_finite: keep` decodes what is stored",
+        )  # fmt: skip
+    if grid.nonzero and not low > 0:
+        largest = (1 << geo.layout.elements.bits) - 1
+        yield _Refusal(
+            lambda e: e == 0,
+            f"is stored as {largest}, which less 1 can be 0 or {largest + 1}",
+            "GPTQModel subtracts 1 from whole words, and reads it as 0 that borrowed from its "
+            "neighbour: `zeros: words` does the same",
+        )
+    if grid.powers and geo.spec(grid.role).dtype in WIDE:
+        yield _Refusal(
+            _are_no_powers,
+            f"is {{:g}}, which is no power of two as scales of {geo.layout.name} are",
+            "the parts belong to different tensors, or are of another format",
+        )
+
+
+def _are_no_powers(entries: Any) -> Any:
     import numpy as np
 
-    held = geo.entries_held(grid, full)
-    for at in work.matrices():
-        entries = _near(work.entries(grid, at))
-        odd = (np.frexp(entries)[0] != 0.5) & ~np.isnan(entries)
-        if odd.any():
-            row, column = coordinates(int(odd.reshape(-1).argmax()), odd.shape)
-            lead = [i + low for i, (low, _) in zip(at, full, strict=False)]
-            place = [*lead, row + held.rows[0], column + held.columns[0]]
-            raise OpError(
-                "M406",
-                f"dequantize: the {grid.role} at {place[-len(geo.spec(grid.role).shape) :]} is "
-                f"{float(entries[row, column]):g}, which is no power of two as scales of "
-                f"{geo.layout.name} are",
-                help="the parts belong to different tensors, or are of another format",
-            )
+    return (np.frexp(entries)[0] != 0.5) & ~np.isnan(entries)
 
 
 def check_exact(geo: Extents, work: BoxDecoder, dtype: str, full: Box, made: Any) -> None:
@@ -107,64 +156,6 @@ def _doubtful(
             runs = np.split(found, np.flatnonzero(np.diff(found) > 1) + 1)
             out += [Held((int(run[0]), int(run[-1]) + 1), columns) for run in runs]
     return out
-
-
-def check_positive(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None:
-    """OpError M406 at the first entry that a box needs unless it is finite and above zero, or zero
-    where the grid takes that.
-    """
-    entries = work.known(grid)
-    # the least float32 above zero
-    least = 0.0 if grid.zeros else 2.0**-149
-    if entries.shape[-1] * entries.shape[-2] == 0 or (
-        float(entries.min()) >= least and float(entries.max()) < inf
-    ):
-        return
-    found = _near(entries)
-    wrong = ~((found >= least) & (found < inf))
-    index = coordinates(int(wrong.reshape(-1).argmax()), wrong.shape)
-    raise OpError(
-        "M406",
-        f"dequantize: the {grid.role} of {_whose(geo, grid, full, index)} is "
-        f"{float(found[index]):g}",
-        help="a scale is positive and finite, and numbers under another would be zero, NaN or of "
-        "the wrong sign: look where it comes from; `non_finite: keep` decodes what is stored",
-    )
-
-
-def check_nonzero(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None:
-    """OpError M406 at the first entry that a box needs and that is 0."""
-    entries = work.known(grid)
-    if entries.shape[-1] * entries.shape[-2] == 0 or float(entries.min()) > 0:
-        return
-    found = _near(entries) == 0
-    index = coordinates(int(found.reshape(-1).argmax()), found.shape)
-    largest = (1 << geo.layout.elements.bits) - 1
-    raise OpError(
-        "M406",
-        f"dequantize: the {grid.role} of {_whose(geo, grid, full, index)} is stored as {largest}, "
-        f"which less 1 can be 0 or {largest + 1}",
-        help="GPTQModel subtracts 1 from whole words, and reads it as 0 that borrowed from its "
-        "neighbour: `zeros: words` does the same",
-    )
-
-
-def check_finite(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None:
-    """OpError M406 at the first entry that a box needs and that is infinite or NaN."""
-    for at in work.matrices():
-        entries = abs(work.entries(grid, at))
-        # NaN is not below anything
-        if not prod(entries.shape) or float(entries.max()) < inf:
-            continue
-        found = _near(entries)
-        index = coordinates(int((~(found < inf)).reshape(-1).argmax()), found.shape)
-        place = _whose(geo, grid, full, (*at, *index))
-        raise OpError(
-            "M406",
-            f"dequantize: a scale in the {grid.role} of {place} is {float(found[index]):g}",
-            help="no encoder makes it, and numbers under it would be infinite or NaN: the file is "
-            "damaged or of another type; `non_finite: keep` decodes what is stored",
-        )
 
 
 def _whose(geo: Extents, grid: Grid, full: Box, index: Sequence[int]) -> str:

@@ -235,10 +235,10 @@ class Grid:
     index: str = ""
     # decoding refuses an entry that is zero, negative, infinite or NaN
     positive: bool = False
-    # decoding refuses an entry that is infinite or NaN
-    finite: bool = False
     # `positive` takes an entry of 0: blocks of zeros have one
     zeros: bool = False
+    # decoding refuses an entry that is infinite or NaN
+    finite: bool = False
     # decoding refuses an entry of 0: one that was stored less 1 may have been 2^bits
     nonzero: bool = False
 
