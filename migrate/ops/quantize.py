@@ -176,6 +176,34 @@ class Quantize(CodecOp):
         made = codec.reference_parts(own, arrays[0], Spec(dtypes[0], arrays[0].shape))
         return [part for part in made if part is not None]
 
+    def rows(
+        self,
+        args: Args,
+        part: Callable[[int, int, int], Any],
+        specs: Sequence[Spec],
+        parts: int,
+        output: int,
+        start: int,
+        stop: int,
+    ) -> np.ndarray[Any, Any]:
+        known = self._known(args, specs, parts, output)
+        if known is None:
+            return super().rows(args, part, specs, parts, output, start, stop)
+        return known[start:stop]
+
+    def _known(
+        self, args: Args, specs: Sequence[Spec], parts: int, output: int
+    ) -> np.ndarray[Any, Any] | None:
+        """The elements of an output that follows from the spec of all numbers, of which some rows
+        say nothing.
+        """
+        import numpy as np
+
+        from ..elements.raw import carrier
+
+        found, made = self.foreseen(args, specs, output), self.infer(args, specs, parts)[output]
+        return None if found is None else np.frombuffer(found, carrier(made.dtype))
+
     def makes_rows(self, args: Args, specs: Sequence[Spec]) -> bool:
         codec, own = called(args)
         return codec.reference_by_rows(own, specs[0])
@@ -197,6 +225,8 @@ class Quantize(CodecOp):
         stop: int,
         survey: Any,
     ) -> np.ndarray[Any, Any]:
+        if (known := self._known(args, specs, parts, output)) is not None:
+            return known[start:stop]
         codec, own = called(args)
         (spec,), number = specs, _numbers(args)[output]
         shape = self.infer(args, specs, parts)[output].shape

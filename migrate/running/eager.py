@@ -411,6 +411,19 @@ def is_computed(expression: Program) -> bool:
     return False
 
 
+def reads_nothing(expression: Program, specs: Specs) -> bool:
+    """Whether an output needs no element of what its numbers are computed from: a shape, or what
+    follows from a survey of all of them.
+    """
+    op = ops.get(expression.op) if isinstance(expression, ApplyOp) else None
+    if not isinstance(expression, ApplyOp) or not isinstance(op, ValueOp):
+        return False
+    whole = tuple((0, n) for n in specs.of(expression).shape)
+    given = [specs.of(e) for e in expression.inputs]
+    needed = op.needs(expression.args, given, expression.output, whole)
+    return all(any(low == high for low, high in box) for box in needed)
+
+
 def by_rows(expression: Program, specs: Specs) -> bool:
     """Whether some rows can be made from less than all of the inputs."""
     while isinstance(expression, ApplyOp):

@@ -42,6 +42,7 @@ from .eager import (
     kind,
     read_elements,
     read_stretch,
+    reads_nothing,
     several,
 )
 from .ranks import deal
@@ -215,8 +216,8 @@ class Recomputation:
             spec = self.output.index.tensors[key].spec
             if not by_rows(program, self.specs) or self.specs.of(program) != spec:
                 return job
-            if not spec.shape:
-                rows.append(0)
+            if not spec.shape or reads_nothing(program, self.specs):
+                rows.append(spec.shape[0] if spec.shape else 0)
                 continue
             step = max(1, spec.shape[0] * min(AT_A_TIME, self._large // 4) // job.need.memory)
             # most blocks end at these

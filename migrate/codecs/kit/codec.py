@@ -80,20 +80,22 @@ class LayoutCodec(Codec):
         from .reference import reference
 
         there = self.by_role(specs)
-        return reference(self.layout(args, there), there, self.by_role(arrays), dtype)
+        layout = _of_rows(self.layout(args, there), there)
+        return reference(layout, there, self.by_role(arrays), dtype)
 
     def reference_rows(self, args: Any, specs: Sequence[Any]) -> int | None:
         extents = self._extents(args, specs)
         layout, axes = extents.layout, len(extents.shape)
         # their rows are not rows of every part, or lack those that pad it
-        turned = [g.transposed or bool(g.index) or g.padded[0] > 1 for g in layout.grids()]
+        turned = [g.transposed or g.padded[0] > 1 for g in layout.grids()]
         if isinstance(layout.codes, Packing):
             turned.append(layout.codes.transposed)
-        if layout.flat or layout.shape is not None or axes < 2 or any(turned):
+        down = isinstance(layout.codes, Packing) and layout.codes.axis == -2
+        unlike = layout.shape is not None and (down or axes > 2)
+        if layout.flat or unlike or axes < 2 or any(turned):
             return None
         if axes > 2:
             return 1
-        down = isinstance(layout.codes, Packing) and layout.codes.axis == -2
         rows = extents.unit() if down else 1
         for grid in layout.grids():
             unit = 128 if grid.swizzled else 1
@@ -116,6 +118,18 @@ class LayoutCodec(Codec):
         there = self.by_role(specs)
         layout = self.layout(args, there)
         return geometry(layout, bytes_of_codes(layout, there))
+
+
+def _of_rows(layout: NumberLayout, specs: Mapping[str, Spec]) -> NumberLayout:
+    """The layout of as many rows of numbers as parts have, where `reference_rows` lets them have
+    fewer than the shape of the numbers that was told.
+    """
+    codes, shape = layout.codes, layout.shape
+    if layout.flat or shape is None or len(shape) != 2 or not isinstance(codes, Packing):
+        return layout
+    if codes.transposed or codes.axis == -2:
+        return layout
+    return layout.of_shape((specs[layout.role].shape[0], shape[1]))
 
 
 def bytes_of_codes(layout: NumberLayout, specs: Mapping[str, Spec]) -> Mapping[str, Spec]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 # numbers that are worked out together
-_AT_A_TIME = 1 << 18
+_AT_A_TIME = 1 << 16
 _QUIET = {"float32": 0x7FC00000, "bfloat16": 0x7FC0, "float16": 0x7E00}
 
 
