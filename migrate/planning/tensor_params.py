@@ -46,7 +46,7 @@ def dtypes_of(
             first.setdefault(tensors[key].spec.dtype, key)
     chosen = ALIASES.get(str(known), str(known))
     yield from (
-        (f"the dtype of {printable(key)}", name)
+        (f"{parameters.DTYPE_OF}{printable(key)}", name)
         for name, key in first.items()
         if chosen not in first or name == chosen
     )

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 GIVEN = "params"
 STAMP = "the stamp"
 CONFIG = "config.json"
+# what begins the name of a source that is a tensor's dtype
+DTYPE_OF = "the dtype of "
 
 
 class RefusedError(ValueError):
@@ -104,6 +106,18 @@ def resolve(
                 said.append((source, convert(values[name], param, is_text=source == GIVEN)))
             except RefusedError as error:
                 failed = True
+                if param.dtype is not None and source.startswith(DTYPE_OF):
+                    # the tensor is the problem, and not what somebody wrote
+                    key, taken = source.removeprefix(DTYPE_OF), map(str, param.choices or ())
+                    report.add(
+                        "M303",
+                        f"{key} is {values[name]}; param `{name}`, its dtype, is one of "
+                        f"{listed([*taken])}",
+                        spans=at,
+                        help="look where the tensor comes from, or give it another dtype first, "
+                        "with a `cast` in a rule file of your own",
+                    )
+                    continue
                 report.add(
                     "M114",
                     f"param `{name}` from {spell_source(source)}: {error}",

@@ -519,6 +519,21 @@ def test_a_dtype_that_no_tensor_says_is_the_default_or_asked_for(tmp_path: Path)
     )
 
 
+def test_a_dtype_that_a_param_cannot_have_is_a_fault_of_the_tensor(tmp_path: Path) -> None:
+    source = folder(tmp_path / "a", {"a.weight": ("F16", [2])})
+    choices = ", choices: [float32, bfloat16]"
+    rule = rules(tmp_path, KIND % ("a.weight", choices) + CAST)
+    found = refusal("plan", source, "--rules", rule, exit=3)
+    assert found["code"] == "M303"
+    assert found["message"] == (
+        "a.weight is float16; param `kind`, its dtype, is one of float32, bfloat16"
+    )
+    # what somebody wrote is a wrong question
+    wide = folder(tmp_path / "b", {"a.weight": ("F32", [2])})
+    asked = refusal("plan", wide, "--rules", rule, "--set", "kind=float16", exit=2)
+    assert asked["code"] == "M114"
+
+
 @pytest.mark.parametrize(
     ("written", "code"),
     [
