@@ -351,8 +351,26 @@ def _report(
         "M408",
         f"{who} {does}, and {label[second]} {rest}",
         spans=(rule.span,) if rule is not None else (),
-        help="the two are one tensor: move them together, drop both, or decode them first with "
+        help=(rule and _known_names(rule, pair.role))
+        or "the two are one tensor: move them together, drop both, or decode them first with "
         "`dequantize`, as roles of one rule",
+    )
+
+
+def _known_names(rule: DirectedRule, role: str) -> str | None:
+    """Advice for a rule that makes parts of parts, which are together but under names that are not
+    known to belong together; None for any other rule.
+    """
+    call = next((call for call in rule.steps if call.name == "recode"), None)
+    if call is None:
+        return None
+    codec = codecs.get(call.args.to.codec)
+    found = {
+        named.parts[role].split()[0].rstrip("?") for named in codec.names if role in named.parts
+    }
+    return (
+        f"nothing that reads {codec.name} looks for the {role} of these codes under that name: it "
+        f"is called {listed(sorted(found), 6)}, each beside codes of one name"
     )
 
 

@@ -64,6 +64,26 @@ def stop(call: Any) -> str:
     return str(caught.value)
 
 
+def test_a_scale_under_a_name_that_nothing_looks_for_is_refused_with_those_that_are_known(
+    tmp_path: Path,
+) -> None:
+    scales = np.full((2, 1), 0x3F800000, "<u4")
+    source = write(
+        tmp_path / "in",
+        {"l.weight": (CODES, np.zeros((8, 8), "u1")), "l.weight_scale_inv": ("float32", scales)},
+    )
+    text = RULE.replace('"{m...}.scale"', '"{m...}.factor"').replace("STEP", STEP)
+    (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(MigrateError) as caught:
+        migrate.plan(source, rules=[tmp_path / "r.yaml"])
+    (found,) = caught.value.diagnostics
+    assert found.code == "M408"
+    assert "makes l.factor of its scale l.weight_scale_inv" in found.message
+    assert found.help is not None
+    assert "{w}.weight_scale_inv" in found.help
+    assert "dequantize" not in found.help
+
+
 def write(folder: Path, tensors: dict[str, tuple[str, Any]]) -> Path:
     """A folder with one safetensors file of these, key -> (dtype, raw elements)."""
     folder.mkdir()
