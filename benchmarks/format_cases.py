@@ -82,33 +82,22 @@ def cases() -> dict[str, Callable[[], Case]]:
         }
         return layout, parts, "bfloat16"
 
+    def in_words(codec: str, parts: dict[str, tuple[str, Any]], dtype: str, **said: Any) -> Case:
+        """Parts as the codec reads them, with what it refuses by default."""
+        made: Any = get(codec)
+        specs = {role: Spec(kind, array.shape) for role, (kind, array) in parts.items()}
+        return made.layout(made.Args(**said), specs), parts, dtype
+
     def int_pack(zero: bool) -> Case:
-        block = (1, 128)
-        packing = Packing(4, ("int32",), axis=-2)
-        layout = NumberLayout(
-            "int-pack",
-            integers(4, 0 if zero else 8),
-            Packing(4, ("int32",)),
-            times(Grid("scale", block)),
-            zero=Grid("zero", block, elements=integers(4), packing=packing) if zero else None,
-        )
         parts = {
             "weight": ("int32", words(SIDE, SIDE // 8)),
             "scale": ("bfloat16", (singles(SIDE, SIDE // 128) >> 16).astype("<u2")),
         }
         if zero:
             parts["zero"] = ("int32", words(SIDE // 8, SIDE // 128))
-        return layout, parts, "bfloat16"
+        return in_words("int-pack", parts, "bfloat16", bits=4, group=128)
 
     def gptq(in_turn: bool) -> Case:
-        zero = Packing(4, ("int32",), axis=-2, plus=1)
-        layout = NumberLayout(
-            "gptq",
-            integers(4),
-            Packing(4, ("int32",), transposed=True),
-            times(Grid("scale", transposed=True, index="group")),
-            zero=Grid("zero", elements=integers(4), packing=zero, transposed=True, index="group"),
-        )
         group = (np.arange(SIDE) // 128).astype("<i4").view("<u4")
         parts = {
             "weight": ("int32", words(SIDE // 8, SIDE)),
@@ -116,24 +105,16 @@ def cases() -> dict[str, Callable[[], Case]]:
             "zero": ("int32", words(SIDE // 128, SIDE // 8)),
             "group": ("int32", group if in_turn else rng.permutation(group)),
         }
-        return layout, parts, "float16"
+        # words of any bits hold zeros that may be 0 or 16
+        return in_words("gptq", parts, "float16", form="v1", zeros="words")
 
     def awq() -> Case:
-        packing = Packing(4, ("int32",), axis=-2, order=(0, 4, 1, 5, 2, 6, 3, 7), transposed=True)
-        block = (1, 128)
-        layout = NumberLayout(
-            "awq",
-            integers(4),
-            packing,
-            times(Grid("scale", block, transposed=True)),
-            zero=Grid("zero", block, elements=integers(4), packing=packing, transposed=True),
-        )
         parts = {
             "weight": ("int32", words(SIDE, SIDE // 8)),
             "scale": ("float16", halves(SIDE // 128, SIDE)),
             "zero": ("int32", words(SIDE // 128, SIDE // 8)),
         }
-        return layout, parts, "float16"
+        return in_words("awq", parts, "float16")
 
     def nf4() -> Case:
         layout = NumberLayout(

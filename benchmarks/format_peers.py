@@ -56,6 +56,36 @@ def deepgemm(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
+def torch_linear(parts: Parts) -> torch.Tensor:
+    """GPTQModel's TorchLinear.dequantize_weight, which needs zeros without the 1 that v1 takes off,
+    and the copy in rows that its `dequantize_model` makes.
+    """
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+    zeros = parts["zero"] + 0x11111111
+    zeros = zeros.unsqueeze(2).expand(-1, -1, 8).bitwise_right_shift(shifts).to(torch.int8)
+    zeros = zeros.bitwise_and(15).reshape(zeros.shape[0], -1)
+    codes = parts["weight"].unsqueeze(1).expand(-1, 8, -1)
+    codes = codes.bitwise_right_shift(shifts.unsqueeze(-1)).to(torch.int8).bitwise_and(15)
+    codes = codes.reshape(-1, codes.shape[2])
+    group = parts["group"].long()
+    return (parts["scale"][group] * (codes - zeros[group])).T.contiguous()
+
+
+def dequantize_gemm(parts: Parts) -> torch.Tensor:
+    """AutoAWQ's dequantize_gemm, and a copy in rows."""
+    shifts = torch.arange(0, 32, 4)
+
+    def unpacked(words: torch.Tensor) -> torch.Tensor:
+        found = words[:, :, None].bitwise_right_shift(shifts).to(torch.int8)
+        found = found.view(found.shape[0], -1)
+        order = torch.arange(found.shape[-1], dtype=torch.int32).view(-1, 8)
+        return found[:, order[:, [0, 4, 1, 5, 2, 6, 3, 7]].view(-1)].bitwise_and(15)
+
+    codes, zeros = unpacked(parts["weight"]), unpacked(parts["zero"])
+    scales, zeros = (grid.repeat_interleave(128, 0) for grid in (parts["scale"], zeros))
+    return ((codes - zeros) * scales).T.contiguous()
+
+
 # -- libraries -----------------------------------------------------------------------------------
 
 
@@ -82,6 +112,7 @@ def _compressed_tensors() -> dict[str, Decoder]:
     from compressed_tensors.compressors.mxfp8.base import MXFP8QuantizationCompressor
     from compressed_tensors.compressors.naive_quantized.base import NaiveQuantizationCompressor
     from compressed_tensors.compressors.nvfp4.base import NVFP4PackedCompressor
+    from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
     from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 
     def by(kind: Any, preset: str, **names: str) -> Decoder:
@@ -92,13 +123,19 @@ def _compressed_tensors() -> dict[str, Decoder]:
             if "global" in parts:
                 # it divides by it
                 state["weight_global_scale"] = 1 / parts["global"]
+            if kind is PackedQuantizationCompressor:
+                rows, words = parts["weight"].shape
+                state["weight_shape"] = torch.tensor([rows, words * 8])
             return kind.decompress(state, scheme)["weight"].to(torch.bfloat16)
 
         return run
 
     packed = {"weight": "weight_packed", "scale": "weight_scale", "global": "weight_global_scale"}
     plain = {"weight": "weight", "scale": "weight_scale"}
+    zero = {"zero": "weight_zero_point"}
     return {
+        "int-pack sym": by(PackedQuantizationCompressor, "W4A16", **packed),
+        "int-pack asym": by(PackedQuantizationCompressor, "W4A16_ASYM", **packed, **zero),
         "fp8 tensor": by(NaiveQuantizationCompressor, "FP8", **plain),
         "fp8 row": by(NaiveQuantizationCompressor, "FP8_DYNAMIC", **plain),
         "fp8-block": by(NaiveQuantizationCompressor, "FP8_BLOCK", **plain),
@@ -209,6 +246,9 @@ def peers() -> SimpleNamespace:
     enter("scales repeated", {"fp8-block": repeated}, {})
     enter("block by block", {"fp8-block": block_by_block}, {})
     enter("DeepGEMM in torch", {}, {"fp8-block": deepgemm})
+    order = ("gptq", "gptq, columns out of order")
+    enter("GPTQModel in torch", dict.fromkeys(order, torch_linear), {})
+    enter("AutoAWQ in torch", {"awq": dequantize_gemm}, {})
     there = [name for name in LIBRARIES if name not in missing()]
     if "transformers" in there:
         enter("transformers", _transformers(), {})
