@@ -14,7 +14,7 @@ from ..core.spec import Spec
 from .base import Convention, OpError, Text, dataclass
 from .kit.arguments import scales_arg
 from .kit.codec import LayoutCodec
-from .kit.geometry import check_axes
+from .kit.geometry import matrices_of
 from .kit.layout import Grid, NumberLayout, plain, signed, times
 from .kit.samples import bytes_part, random_part
 
@@ -54,7 +54,7 @@ class BnbInt8(LayoutCodec):
         return args
 
     def layout(self, args: Any, specs: Mapping[str, Spec]) -> NumberLayout:
-        check_axes(self.name, specs, {"weight": 2})
+        matrices_of(self.name, specs, ["weight"])
         checked = args.non_finite != "keep"
         scale = Grid("scale", (1, 0), dtypes=("float32",), positive=checked, zeros=True)
         codes = plain("int8")

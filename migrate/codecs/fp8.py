@@ -13,7 +13,7 @@ from typing import Any
 from ..core.part_names import ACTIVATIONS, FLOAT8, Convention
 from ..core.spec import Spec
 from .base import ACTIVATION_SCALES, OpError, Text, arg, dataclass
-from .kit.arguments import like_arg, non_finite_arg, rounding_bound
+from .kit.arguments import like_arg, non_finite_arg, rounding_bound, scale_form_arg
 from .kit.encoding_codec import EncodingCodec
 from .kit.layout import NUMBERS, Grid, NumberLayout, floats, plain, times
 from .kit.scale_rules import ScaleRule
@@ -75,12 +75,10 @@ class Fp8(EncodingCodec):
             default=None,
         )
         like: Text = like_arg(MODELOPT, CT, TORCHAO)
-        form: Text | None = arg(
-            "how scales are stored: [] and [N] (modelopt), [1] and [N, 1] (compressed-tensors, and "
-            "te with codes in uint8) or [1, 1] and [N, 1] (torchao); by default that of `like`",
-            words=(MODELOPT, CT, TORCHAO, "te"),
-            encoding=True,
-            default=None,
+        form: Text | None = scale_form_arg(
+            "[] and [N] (modelopt), [1] and [N, 1] (compressed-tensors, and te with codes in uint8)"
+            " or [1, 1] and [N, 1] (torchao)",
+            *(MODELOPT, CT, TORCHAO, "te"),
         )
         scale: Text | None = arg(
             "the dtype of scales, by default float32, of compressed-tensors that of the numbers",

@@ -15,9 +15,9 @@ from ..core.spec import Spec
 from .base import ACTIVATION_SCALES, Integer, Text, dataclass
 from .kit.arguments import scales_arg
 from .kit.codec import LayoutCodec
+from .kit.groups import group_arg, group_stored
 from .kit.layout import Grid, NumberLayout, Packing, signed, times
 from .kit.samples import random_part
-from .kit.word_packing import group_arg, group_stored
 
 
 class Int4Rows(LayoutCodec):

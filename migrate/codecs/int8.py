@@ -1,7 +1,7 @@
 """`int8`: whole numbers of eight bits with a scale for the tensor, for each row or each group of a
 row, as compressed-tensors, ModelOpt and torchao store them.
 
-A number is (code - zero) * scale; most have no zero, and none is encoded with one.
+A number is (code - zero) * scale; most have no zero.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 from ..core.part_names import ACTIVATIONS, Convention
 from ..core.spec import Spec
-from .base import ACTIVATION_SCALES, Integer, OpError, Text, arg, dataclass
-from .kit.arguments import like_arg, non_finite_arg, rounding_bound
+from .base import ACTIVATION_SCALES, Flag, Integer, OpError, Text, arg, dataclass
+from .kit.arguments import integer_bound, like_arg, non_finite_arg, scale_form_arg, symmetric_arg
 from .kit.encoding_codec import EncodingCodec
-from .kit.layout import FLOATS, Grid, NumberLayout, Packing, plain, signed, times
+from .kit.groups import check_whole_groups, group_arg, group_stored
+from .kit.layout import FLOATS, Grid, NumberLayout, plain, signed, times
 from .kit.scale_rules import ScaleRule
-from .kit.word_packing import check_whole_groups, group_arg, group_stored
 
 CT, MODELOPT, TORCHAO = "compressed-tensors", "modelopt", "torchao"
 # producer, its names, what travels with them, and scales of a tensor, of each row and of groups
@@ -50,6 +50,7 @@ class Int8(EncodingCodec):
     parts = ("weight", "scale", "zero")
     optional = ("zero",)
     unused = ACTIVATION_SCALES
+    follow = ("scale", "zero")
     numbers = FLOATS
     names = tuple(
         Convention(
@@ -77,19 +78,18 @@ class Int8(EncodingCodec):
         )
         group: Integer | None = group_arg()
         like: Text = like_arg(CT, MODELOPT, TORCHAO)
-        form: Text | None = arg(
-            "how scales of rows are stored: [N, 1] (compressed-tensors, torchao) or [N] "
-            "(modelopt); by default that of `like`",
-            words=(CT, MODELOPT, TORCHAO),
-            encoding=True,
-            default=None,
+        form: Text | None = scale_form_arg(
+            "of rows [N, 1] (compressed-tensors, torchao) or [N] (modelopt)", CT, MODELOPT, TORCHAO
         )
+        symmetric: Flag | None = symmetric_arg()
         non_finite: Text = non_finite_arg()
 
     def validate(self, args: Any, encoding: bool) -> None:
         super().validate(args, encoding)
         if args.group and args.granularity:
             raise OpError("M308", f"int8: `group` has a scale, not the {args.granularity}")
+        if args.symmetric is False and {args.like, args.form or CT} != {CT}:
+            raise OpError("M308", f"int8: codes with a zero are those of {CT}")
 
     def layout(self, args: Any, specs: Mapping[str, Spec]) -> NumberLayout:
         weight, scale, group = specs["weight"], specs["scale"], args.group
@@ -103,18 +103,17 @@ class Int8(EncodingCodec):
         return self._layout(args, of, group, "zero" in specs, scale.numel != 1)
 
     def written(self, args: Any, spec: Spec) -> NumberLayout:
-        return self._layout(args, args.granularity or "channel", args.group, False, True)
+        of, has_zero = args.granularity or "channel", args.symmetric is False
+        return self._layout(args, of, args.group, has_zero)
 
     def _layout(
-        self, args: Any, of: str, group: int | None, has_zero: bool, leading: bool
+        self, args: Any, of: str, group: int | None, has_zero: bool, leading: bool = True
     ) -> NumberLayout:
         block = (1, group) if group else (int(of == "channel"), 0)
-        lead, zero = leading or of == "channel" or bool(group), None
-        if has_zero:
-            codes = Packing(8, ("int8",))
-            zero = Grid("zero", block, lead, elements=signed(8), packing=codes)
+        lead, codes = leading or of == "channel" or bool(group), plain("int8")
+        zero = Grid("zero", block, lead, elements=signed(8), packing=codes) if has_zero else None
         scale = times(Grid("scale", block, lead, positive=args.non_finite != "keep"))
-        return NumberLayout(self.name, signed(8), plain("int8"), scale, zero, axes=2)
+        return NumberLayout(self.name, signed(8), codes, scale, zero, axes=2)
 
     def dtypes(self, args: Any, spec: Spec) -> dict[str, str]:
         return {"scale": spec.dtype if args.like == CT else "float32"}
@@ -122,27 +121,28 @@ class Int8(EncodingCodec):
     def encoded(self, args: Any, spec: Spec) -> Sequence[Spec | None]:
         if args.group and len(spec.shape) > 1:
             check_whole_groups(self.name, spec.shape[-1], args.group)
-        weight, scale, _ = super().encoded(args, spec)
+        weight, *grids = super().encoded(args, spec)
         rows = args.granularity != "tensor"
         bare = rows and not args.group and (args.form or args.like) == MODELOPT
-        if scale is not None and (bare or not rows):
-            scale = Spec(scale.dtype, scale.shape[:-1])
-        return [weight, scale, None]
+        if bare or not rows:
+            grids = [one and Spec(one.dtype, one.shape[:-1]) for one in grids]
+        return [weight, *grids]
 
     def rule(self, args: Any, spec: Spec) -> ScaleRule:
-        return ScaleRule("integer", args.like)
+        return ScaleRule("integer", args.like, asymmetric=args.symmetric is False)
 
     def bound(self, args: Any) -> str:
-        return rounding_bound(signed(8), of="amax of what shares a scale")
+        return integer_bound(signed(8), args.symmetric, "what shares a scale")
 
     def samples(self) -> Iterable[tuple[Any, Spec]]:
         for dtype, shape, said in (
             ("bfloat16", (9, 70), {}),
-            ("float32", (4, 64), {"group": 32}),
+            ("float32", (4, 64), {"group": 32, "symmetric": False}),
             ("float16", (2, 5, 33), {"granularity": "tensor"}),
             ("bfloat16", (3, 4, 40), {"like": MODELOPT}),
             ("bfloat16", (7, 50), {"like": TORCHAO, "non_finite": "saturate"}),
             ("float32", (6, 24), {"form": MODELOPT, "non_finite": "keep"}),
+            ("float16", (7, 33), {"symmetric": False, "granularity": "tensor"}),
         ):
             yield self.Args(**said), Spec(dtype, shape)
 

@@ -8,17 +8,17 @@ is a part, because the last word of a row may have room for more (`kit.word_pack
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core.part_names import ACTIVATIONS, Convention
 from ..core.spec import Spec
 from ..core.spec import spec as spec_of
-from .base import ACTIVATION_SCALES, Flag, Integer, OpError, Text, arg, dataclass
+from .base import ACTIVATION_SCALES, Flag, Integer, OpError, Text, dataclass
 from .kit import word_packing as words
-from .kit.arguments import like_arg, non_finite_arg, rounding_bound
+from .kit.arguments import integer_bound, like_arg, non_finite_arg, symmetric_arg
 from .kit.encoding_codec import EncodingCodec
+from .kit.groups import group_arg, group_stored, has_whole_groups
 from .kit.layout import FLOATS, NumberLayout, integers
 from .kit.scale_rules import ScaleRule
 
@@ -51,7 +51,7 @@ class IntPack(EncodingCodec):
             beside=ACTIVATIONS,
             arguments=said,
             sizes={"shape": ("N", "K")},
-            accepts=words.has_whole_groups,
+            accepts=has_whole_groups,
         )
         for packed, zeros, said in LENGTHS
     )
@@ -59,9 +59,9 @@ class IntPack(EncodingCodec):
     @dataclass(frozen=True, slots=True)
     class Args:
         bits: Integer | None = words.bits_arg()
-        group: Integer | None = words.group_arg()
+        group: Integer | None = group_arg()
         form: Text | None = words.form_arg()
-        symmetric: Flag = arg("false: codes have a zero", encoding=True, default=True)
+        symmetric: Flag | None = symmetric_arg()
         like: Text = like_arg("compressed-tensors", "kimi")
         shape: Text = words.shape_arg()
         non_finite: Text = non_finite_arg()
@@ -76,7 +76,7 @@ class IntPack(EncodingCodec):
         super().validate(args, encoding)
         if args.form and args.bits not in (3, None):
             raise OpError("M308", f"int-pack: `form` is of 3 bits, not {args.bits}")
-        if args.like == "kimi" and not args.symmetric:
+        if args.like == "kimi" and args.symmetric is False:
             raise OpError("M308", "int-pack: `like: kimi` is symmetric")
 
     def settle(self, args: Any, specs: Sequence[Any], values: Mapping[str, bytes]) -> Any:
@@ -84,7 +84,7 @@ class IntPack(EncodingCodec):
         size = words.size_stored(self.name, there, values["shape"])
         bits, form = words.form_stored(self.name, (args.bits, args.form), size, there)
         if group is None and "group" not in there:
-            group = words.group_stored(self.name, size[1], there["scale"])
+            group = group_stored(self.name, size[1], there["scale"])
         return self.Sized(bits, group, form, size=size, non_finite=args.non_finite)
 
     def layout(self, args: Any, specs: Mapping[str, Spec]) -> NumberLayout:
@@ -92,12 +92,12 @@ class IntPack(EncodingCodec):
         if size is None and group is None and specs["scale"].numel:
             # of parts that were made for whole rows of words
             columns = form.packing().capacity(specs["weight"].shape[-1], "int32")
-            group = words.group_stored(self.name, columns, specs["scale"])
+            group = group_stored(self.name, columns, specs["scale"])
         index, positive = "group" if "group" in specs else "", args.non_finite != "keep"
         return form.layout(self.name, group, size, "zero" in specs, positive, index)
 
     def written(self, args: Any, spec: Spec) -> NumberLayout:
-        return self._form(args).layout(self.name, args.group, spec.shape, not args.symmetric)
+        return self._form(args).layout(self.name, args.group, spec.shape, args.symmetric is False)
 
     def _form(self, args: Any) -> words.WordForm:
         return words.WordForm(args.bits or 4, args.form)
@@ -106,22 +106,15 @@ class IntPack(EncodingCodec):
         return {"scale": spec.dtype}
 
     def encoded(self, args: Any, spec: Spec) -> Sequence[Spec | None]:
-        words.check_groups(self.name, spec, args.group, asymmetric=not args.symmetric)
+        words.check_groups(self.name, spec, args.group)
         weight, scale, _, zero, _ = super().encoded(args, spec)
         return [weight, scale, spec_of(args.shape, (2,)), zero, None]
 
     def foreseen(self, args: Any, spec: Spec) -> Mapping[str, bytes]:
         return {"shape": words.size_bytes(spec.shape, args.shape)}
 
-    def making(self, args: Any, roles: Collection[str]) -> Any:
-        return replace(args, symmetric="zero" not in roles)
-
-    def reference_by_rows(self, args: Any, spec: Spec) -> bool:
-        # the shape is that of all rows, and words of zeros hold those of several
-        return False
-
     def rule(self, args: Any, spec: Spec) -> ScaleRule:
-        return ScaleRule("integer", args.like, asymmetric=not args.symmetric)
+        return ScaleRule("integer", args.like, asymmetric=args.symmetric is False)
 
     def returns(self, args: Any, spec: Spec) -> str:
         if args.like != "kimi":
@@ -130,9 +123,7 @@ class IntPack(EncodingCodec):
         return f"depends on the data: codes of groups with a code of {most} or -{most}"
 
     def bound(self, args: Any) -> str:
-        if args.symmetric:
-            return rounding_bound(integers(args.bits or 4), of="amax of the group")
-        return f"|error| <= (max - min) / {(1 << (args.bits or 4)) - 1} of the group: a step"
+        return integer_bound(integers(args.bits or 4), args.symmetric, "the group")
 
     def samples(self) -> Iterable[tuple[Any, Spec]]:
         for dtype, shape, said in (

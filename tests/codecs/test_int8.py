@@ -9,7 +9,6 @@ import goldens_by_rules
 import numpy as np
 import pytest
 from kit_layouts import FORMATS, Case, goldens
-from test_kit_goldens import BITS, equal
 
 from migrate.codecs import get
 from migrate.codecs.base import OpError
@@ -55,46 +54,15 @@ def test_the_codecs_are_described_and_take_any_axes() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_goldens_decode_through_a_rule_file(kind: str, tmp_path: Path) -> None:
-    stored, compared = parts_of(kind), 0
-    for dtype in BITS:
-        wanted = {
-            case: raw
-            for case, found in goldens()[kind].items()
-            for name, (spec, raw) in found.items()
-            if name.startswith("dq/") and spec.dtype == dtype
-        }
-        if not wanted:
-            continue
-        call = {"codec": KINDS[kind][0], "dtype": dtype, "non_finite": "keep"}
-        made = goldens_by_rules.decoded(
-            tmp_path / dtype, {case: stored[case] for case in wanted}, call, ("lossy",)
-        )
-        for case, one in wanted.items():
-            assert (equal(made[case][1], dtype) == equal(one, dtype)).all(), case
-            compared += 1
-    assert compared == len(stored)
+    stored, call = parts_of(kind), {"codec": KINDS[kind][0], "non_finite": "keep"}
+    assert goldens_by_rules.compare_numbers(tmp_path, kind, stored, call) == len(stored)
 
 
 @pytest.mark.parametrize("kind", ENCODED)
 def test_goldens_encode_through_a_rule_file(kind: str, tmp_path: Path) -> None:
-    stored, compared = parts_of(kind), 0
-    for dtype in BITS:
-        cases = {
-            case: found["input"]
-            for case, found in goldens()[kind].items()
-            if found["input"][0].dtype == dtype
-        }
-        if not cases:
-            continue
-        said = KINDS[kind][1] or {}
-        call = {"codec": "int8", "from": dtype, "non_finite": "keep", **said}
-        made = goldens_by_rules.encoded(tmp_path / dtype, cases, ("weight", "scale"), call)
-        for case in cases:
-            for role, (spec, raw) in stored[case].items():
-                assert made[case][role][0] == spec, (case, role)
-                assert made[case][role][1].tobytes() == raw.tobytes(), (case, role)
-            compared += 1
-    assert compared == len(stored)
+    stored, said = parts_of(kind), KINDS[kind][1] or {}
+    call = {"codec": "int8", "non_finite": "keep", **said}
+    assert goldens_by_rules.compare_parts(tmp_path, kind, stored, call) == len(stored)
 
 
 def float32(numbers: Any) -> tuple[Spec, Any]:
@@ -161,12 +129,57 @@ def test_groups_and_a_granularity_contradict_each_other() -> None:
     assert caught.value.code == "M304"
 
 
-def test_zeros_are_not_encoded(tmp_path: Path) -> None:
-    held = {"w": float32(np.ones((4, 64)))}
-    call = {"codec": "int8", "from": "float32"}
+NUMBERS = np.random.default_rng(2).normal(0.3, 1, (6, 64)).astype("<f4")
+
+
+@pytest.mark.parametrize(
+    ("said", "shape"),
+    [({}, (6, 1)), ({"group": 32}, (6, 2)), ({"granularity": "tensor"}, (1,))],
+)
+def test_zeros_are_encoded_where_a_rule_has_a_name_for_them(
+    said: dict[str, Any], shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The range of what shares a scale, and 0, in 255 steps of which the least is code -128."""
+    call = {"codec": "int8", "from": "float32", **said}
+    roles = ("weight", "scale", "zero")
+    made = goldens_by_rules.encoded(tmp_path / "x", {"w": float32(NUMBERS)}, roles, call)["w"]
+    assert made["scale"][0] == Spec("float32", shape)
+    assert made["zero"][0] == Spec("int8", shape)
+    blocks = NUMBERS.reshape(*({(1,): (1, 1)}.get(shape, shape)), -1)
+    low, high = (np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0))
+    scale = ((high - low) / np.float32(255)).astype("f4")
+    zero = np.rint(np.float32(-128) - low / scale).clip(-128, 127)
+    codes = np.rint(blocks / scale[..., None] + zero[..., None]).clip(-128, 127)
+    assert np.array_equal(made["scale"][1].view("<f4"), scale.reshape(shape))
+    assert np.array_equal(made["zero"][1].view("i1"), zero.reshape(shape))
+    assert np.array_equal(made["weight"][1].view("i1"), codes.reshape(6, 64))
+    assert codes.min() == -128
+    assert codes.max() == 127
+    back = {"codec": "int8", "dtype": "float32", **said}
+    again = goldens_by_rules.decoded(tmp_path / "y", {"w": made}, back, ("lossy",))["w"][1]
+    assert (abs(again.view("<f4") - NUMBERS) <= scale.max()).all()
+
+
+def test_no_zeros_are_made_where_a_rule_has_no_name_for_them(tmp_path: Path) -> None:
+    call = {"codec": "int8", "from": "float32", "symmetric": False}
     with pytest.raises(MigrateError) as caught:
-        goldens_by_rules.encoded(tmp_path / "x", held, ("weight", "scale", "zero"), call)
+        goldens_by_rules.encoded(tmp_path / "x", {"w": float32(NUMBERS)}, ("weight", "scale"), call)
     assert caught.value.diagnostics[0].code == "M408"
+
+
+@pytest.mark.parametrize("said", [{"like": "modelopt"}, {"like": "torchao"}, {"form": "modelopt"}])
+def test_only_compressed_tensors_has_zeros(said: dict[str, Any]) -> None:
+    with pytest.raises(OpError) as caught:
+        CODEC.validate(CODEC.Args(symmetric=False, **said), True)
+    assert caught.value.code == "M308"
+
+
+def test_one_zero_for_more_numbers_than_a_box_holds_is_refused() -> None:
+    args = CODEC.Args(symmetric=False, granularity="tensor")
+    with pytest.raises(OpError) as caught:
+        CODEC.encoded(args, Spec("bfloat16", (1024, 1025)))
+    assert caught.value.code == "M304"
+    assert "one zero for 1049600 numbers" in caught.value.message
 
 
 @pytest.mark.parametrize("kind", ["ct_int8_channel", "modelopt_int4_awq"])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import goldens_by_rules
+import kit_layouts
 import numpy as np
 import pytest
 from kit_layouts import goldens
-from test_kit_goldens import BITS, equal
 
+import migrate
 from migrate.codecs import get
 from migrate.codecs.base import OpError
 from migrate.core.errors import MigrateError
@@ -54,46 +56,16 @@ def test_the_codec_is_described_and_takes_any_axes() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_goldens_decode_through_a_rule_file(kind: str, tmp_path: Path) -> None:
-    stored, compared = parts_of(kind), 0
-    for dtype in BITS:
-        wanted = {
-            case: found["dq/ct.decompress"][1]
-            for case, found in goldens()[kind].items()
-            if found["dq/ct.decompress"][0].dtype == dtype
-        }
-        if not wanted:
-            continue
-        # neither bits nor groups are said
-        call = {"codec": "int-pack", "dtype": dtype, "non_finite": "keep"}
-        made = goldens_by_rules.decoded(
-            tmp_path / dtype, {case: stored[case] for case in wanted}, call, ("lossy",)
-        )
-        for case, one in wanted.items():
-            assert (equal(made[case][1], dtype) == equal(one, dtype)).all(), case
-            compared += 1
-    assert compared == len(stored)
+    # neither bits nor groups are said
+    stored, call = parts_of(kind), {"codec": "int-pack", "non_finite": "keep"}
+    assert goldens_by_rules.compare_numbers(tmp_path, kind, stored, call) == len(stored)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_goldens_encode_through_a_rule_file(kind: str, tmp_path: Path) -> None:
-    stored, compared = parts_of(kind), 0
-    for dtype in BITS:
-        cases = {
-            case: found["input"]
-            for case, found in goldens()[kind].items()
-            if found["input"][0].dtype == dtype
-        }
-        if not cases:
-            continue
-        roles = tuple(stored[next(iter(cases))])
-        call = {"codec": "int-pack", "from": dtype, "non_finite": "keep", **KINDS[kind]}
-        made = goldens_by_rules.encoded(tmp_path / dtype, cases, roles, call)
-        for case in cases:
-            for role, (spec, raw) in stored[case].items():
-                assert made[case][role][0] == spec, (case, role)
-                assert made[case][role][1].tobytes() == raw.tobytes(), (case, role)
-            compared += 1
-    assert compared == len(stored)
+    stored = parts_of(kind)
+    call = {"codec": "int-pack", "non_finite": "keep", **KINDS[kind]}
+    assert goldens_by_rules.compare_parts(tmp_path, kind, stored, call) == len(stored)
 
 
 def shape(*size: int, dtype: str = "int64") -> Held:
@@ -184,6 +156,22 @@ def test_groups_that_a_part_names_for_each_column(has_zero: bool, tmp_path: Path
     assert (made == (codes.astype("f4") - zero) * parts["scale"][1].view("<f4")[:, of]).all()
 
 
+@pytest.mark.parametrize("number", [2, -1])
+def test_an_index_beyond_the_groups_is_refused(number: int, tmp_path: Path) -> None:
+    of = np.arange(64, dtype="<i4") // 32
+    of[33] = number
+    parts = {
+        "weight": words(np.zeros((8, 64), "u1"), 4, True), "scale": scale(8, 2),
+        "shape": shape(8, 64), "group": (Spec("int32", (64,)), of.view("<u4")),
+    }  # fmt: skip
+    with pytest.raises(MigrateError) as caught:
+        numbers_of(tmp_path, parts)
+    (found,) = caught.value.diagnostics
+    assert found.code == "M406"
+    assert f"the group of column 33 is {number}, the scale has entries 0 to 1" in found.message
+    assert not (tmp_path / "x" / "out.safetensors").exists()
+
+
 WEIGHT, SCALE = Spec("int32", (4, 16)), Spec("bfloat16", (4, 4))
 
 
@@ -219,6 +207,10 @@ def test_bits_and_groups_follow_from_the_parts() -> None:
         (shape(4, 128), (WEIGHT, SCALE, Spec("int32", (2, 4))), {}, "and the zero int32 [2, 4]"),
         (shape(4, 128), (WEIGHT, SCALE, Spec("int32", (1, 2))), {}, "the zero is [1, 2]"),
         (shape(4, 128), (WEIGHT, SCALE, None, Spec("int32", (64,))), {}, "the group is [64]"),
+        (
+            shape(4, 128), (WEIGHT, SCALE, Spec("int32", (1, 3)), Spec("int32", (128,))), {},
+            "the zero is of 3 groups, the scale of 4",
+        ),
     ],
 )  # fmt: skip
 def test_parts_that_do_not_fit_are_refused_from_their_specs(
@@ -354,3 +346,57 @@ def test_empty_tensors_keep_their_shape() -> None:
     assert size is not None
     assert size.view("<i8").tolist() == [0, 64]
     assert CODEC.foreseen(args, spec) == {"shape": size.tobytes()}
+
+
+RULE = """
+id: x/a/b
+title: Words
+lineage: x
+edge: [a, b]
+rules:
+  - name: words
+    from: {FROM}
+    to: {TO}
+    via: [{STEP}]
+"""
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_verify_compares_large_tensors_in_rows(symmetric: bool, tmp_path: Path) -> None:
+    """Words of zeros hold those of several rows, and the shape says how many there are of all."""
+    rng, most = np.random.default_rng(8), 12 << 20
+    raw = (rng.normal(size=(6_500, 1024)).astype("<f4").view("<u4") >> 16).astype("<u2")
+    assert most < raw.nbytes
+    files = [tmp_path / f"{name}.safetensors" for name in ("numbers", "words", "again")]
+    files[0].write_bytes(goldens_by_rules.safetensors({"w": (Spec("bfloat16", raw.shape), raw)}))
+    roles = ("weight", "scale", "shape") + (() if symmetric else ("zero",))
+    parts = ", ".join(f"{role}: w.{role}" for role in roles)
+    steps = (
+        ("w", f"{{{parts}}}", "quantize: {codec: int-pack, from: bfloat16, group: 128}"),
+        (f"{{{parts}}}", "w", "dequantize: {codec: int-pack, dtype: bfloat16}"),
+    )
+    for number, (one, other, call) in enumerate(steps):
+        rule = tmp_path / f"{number}.yaml"
+        rule.write_text(RULE.replace("{FROM}", one).replace("{TO}", other).replace("STEP", call))
+        how: dict[str, Any] = {"rules": [rule], "allow": ["lossy"]}
+        source, out = files[number : number + 2]
+        migrate.apply(source, out, fsync=False, **how)
+
+        def differences() -> list[Any]:
+            found = migrate.verify(out, source=source, threads=1, max_memory=most, **how)
+            return found.to_json()["differences"]
+
+        tracemalloc.start()
+        try:
+            assert differences() == []
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < most, (number, peak)
+        held = out.read_bytes()
+        wrong = {key: (spec, raw.copy()) for key, (spec, raw) in kit_layouts.read(held).items()}
+        for _, raw in wrong.values():
+            raw.reshape(-1)[-1] ^= 1
+        out.write_bytes(goldens_by_rules.safetensors(wrong))
+        assert {one["key"] for one in differences()} == set(wrong)
+        out.write_bytes(held)

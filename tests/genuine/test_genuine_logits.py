@@ -4,12 +4,14 @@ transformers itself gives of the folder as it was.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import done
-from genuine import checkpoint, digests
+from commandline import contents, done
+from genuine import checkpoint, digest, digests
+from test_gptq_awq_packs import numbers as word_numbers
 
 pytestmark = [pytest.mark.libraries, pytest.mark.filterwarnings("ignore")]
 
@@ -29,6 +31,19 @@ DECODED = {
     "ct-nvfp4a16": ["nvfp4@bf16"],
     "ct-mixed": ["compressed-tensors@bf16"],
     "ct-mixed-int": ["compressed-tensors@bf16"],
+    "ct-mxfp4": ["compressed-tensors@bf16"],
+    "ct-w4a16": ["compressed-tensors@bf16"],
+    "ct-w4a16-asym": ["compressed-tensors@bf16"],
+    "ct-w3a16": ["compressed-tensors@bf16"],
+    "ct-w8a16": ["compressed-tensors@bf16"],
+    "ct-w8a8": ["compressed-tensors@bf16"],
+    "kimi-k2": ["kimi-k2@bf16"],
+}
+# what transformers runs of GPTQ and AWQ needs a GPU: folder -> where to, and what is said
+WORDS = {
+    "gptq-v1": ("gptq@fp16", "--set", "zeros=words"),
+    "gptq-v2-dynamic": ("gptq@fp16",),
+    "awq-gemm": ("awq@fp16",),
 }
 # what transformers cannot read
 LOADED = {
@@ -50,26 +65,46 @@ def brought(name: str, layouts: list[str], into: Path) -> Path:
     return into
 
 
-def logits(folder: Path, **more: Any) -> Any:
+def logits(folder: Path, dtype: str = "bfloat16", **more: Any) -> Any:
     """Of a few tokens, by the CPU; nothing is missing, left over or of another shape."""
     transformers = pytest.importorskip("transformers")
     import torch
 
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.bfloat16, output_loading_info=True, **more
+        folder, dtype=getattr(torch, dtype), output_loading_info=True, **more
     )
     # scales of inputs, which it does not need where it decodes
     left = {key for key in info["unexpected_keys"] if not more or ".input_" not in key}
     assert not left
     assert not info["missing_keys"]
     assert not info["mismatched_keys"]
+    return answers(model)
+
+
+def answers(model: Any) -> Any:
+    import torch
+
     with torch.no_grad():
         return model.eval()(torch.arange(16).reshape(2, 8)).logits
 
 
-def as_it_was(name: str) -> Any:
+def as_deepseek(folder: Path, into: Path) -> Path:
+    """A folder of Kimi K2's under the name of the architecture that it shares: its own code is not
+    in transformers.
+    """
+    into.mkdir()
+    for file in folder.iterdir():
+        (into / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (into / "config.json").write_text(json.dumps(config | {"model_type": "deepseek_v3"}))
+    return into
+
+
+def as_it_was(name: str, work: Path) -> Any:
     folder = checkpoint(name).folder
-    if not name.startswith("ct-"):
+    if name == "kimi-k2":
+        folder = as_deepseek(folder, work)
+    elif not name.startswith("ct-"):
         return logits(folder)
     pytest.importorskip("compressed_tensors", reason="compressed-tensors needs Python 3.11")
     from transformers import CompressedTensorsConfig
@@ -83,9 +118,38 @@ def test_the_logits_are_those_of_the_folder_as_it_was(name: str, tmp_path: Path)
 
     folder = brought(name, DECODED[name], tmp_path / "out")
     assert digests(folder) == checkpoint(name).tensors
+    if name == "kimi-k2":
+        folder = as_deepseek(folder, tmp_path / "loaded")
     made = logits(folder)
     assert made.abs().max() > 0
-    assert torch.equal(made, as_it_was(name))
+    assert torch.equal(made, as_it_was(name, tmp_path / "was"))
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_the_logits_are_those_of_a_model_with_the_numbers_of_its_library(
+    name: str, tmp_path: Path
+) -> None:
+    """These are worked out once more here, word by word, and are what GPTQModel or AutoAWQ made."""
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    one, out, (goal, *said) = checkpoint(name), tmp_path / "out", WORDS[name]
+    done("apply", one.folder, "-o", out, "--to", goal, *said, "--allow", "lossy")
+    made = logits(out, "float16")
+    parts, state = contents(one.folder), {}
+    for key, text in one.tensors.items():
+        tensor = parts.get(key)
+        if tensor is None:
+            numbers = word_numbers(name, key.removesuffix(".weight"), parts).astype("<f2")
+            tensor = "F16", numbers.shape, numbers.tobytes()
+        assert digest(*tensor) == text
+        raw = torch.frombuffer(bytearray(tensor[2]), dtype=torch.float16)
+        state[key] = raw.reshape(tensor[1])
+    config = transformers.AutoConfig.from_pretrained(out)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float16)
+    model.load_state_dict(state, strict=True)
+    assert made.abs().max() > 0
+    assert torch.equal(made, answers(model))
 
 
 @pytest.mark.parametrize("name", LOADED)

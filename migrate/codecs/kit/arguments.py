@@ -37,6 +37,16 @@ def power_arg(**default: Any) -> Any:
     )
 
 
+def scale_form_arg(forms: str, *libraries: str) -> Any:
+    """`form`: the shapes in which scales are stored, by whose they are."""
+    return arg(
+        f"how scales are stored: {forms}; by default that of `like`",
+        words=libraries,
+        encoding=True,
+        default=None,
+    )
+
+
 def non_finite_arg() -> Any:
     """`non_finite`: what becomes of infinities and NaN."""
     return arg(
@@ -56,6 +66,22 @@ def scales_arg(zeros: bool = False) -> Any:
         words=NON_FINITE[::2],
         default=NON_FINITE[0],
     )
+
+
+def symmetric_arg() -> Any:
+    """`symmetric`: whether integers are without a zero."""
+    return arg(
+        "whether codes are without a zero, by default unless the rule has a name for it",
+        encoding=True,
+        default=None,
+    )
+
+
+def integer_bound(elements: ElementType, symmetric: bool | None, of: str) -> str:
+    """The largest error of rounding to integers whose scales are those `of` some numbers."""
+    if symmetric is not False:
+        return rounding_bound(elements, of=f"amax of {of}")
+    return f"|error| <= (max - min) / {(1 << elements.bits) - 1} of {of}: a step"
 
 
 def rounding_bound(elements: ElementType, amax: str = "amax", of: str = "amax of the block") -> str:

@@ -275,9 +275,10 @@ class TensorEncoding(PlacedParts):
             return as_stored(scales.stored, self.parts[role].dtype)
         if zero is None:
             raise ValueError(f"{self.layout.name}: these scales have no zeros")
-        found: Array = (
-            zero.astype("i1").view("u1") + (1 << (self.layout.elements.bits - 1))
-        ).astype("u1")
+        # added to unsigned integers, the offset wraps
+        elements = self.layout.elements
+        offset = 0 if elements.negative else 1 << (elements.bits - 1)
+        found: Array = (zero.astype("i1").view("u1") + offset).astype("u1")
         return found
 
     def _step(self, lanes: Lanes, columns: int) -> int:

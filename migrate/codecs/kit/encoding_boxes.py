@@ -104,6 +104,11 @@ class PartBoxes:
         zero = self.layout.zero
         return self.grid if zero is None or role == self.grid.role else zero
 
+    def _packing_of(self, role: str) -> Packing | None:
+        """How several entries of a part lie in one word; None where each is an element."""
+        packing = self._grid_of(role).packing
+        return packing if packing and packing.bits < BITS[self.parts[role].dtype] else None
+
     def _of_codes(self, box: Box) -> Box:
         """The numbers, a box of `full`, whose codes lie in a box of the part of codes."""
         rows: Box = box[:-1]
@@ -139,9 +144,9 @@ class PartBoxes:
             tile = grid.tile[0]
             rows = (low // tile * 128, min(self.entries[-2], -(-high // tile) * 128))
             return (*box[:-2], rows, (0, self.entries[-1]))
-        if grid.packing is not None:
+        if (packing := self._packing_of(role)) is not None:
             # along the rows: one of zeros holds several
-            codes, words = grid.packing.unit(self.parts[role].dtype)
+            codes, words = packing.unit(self.parts[role].dtype)
             (low, high), columns = box[-2:]
             last = self.entries[-2]
             rows = (min(last, low // words * codes), min(last, -(-high // words) * codes))

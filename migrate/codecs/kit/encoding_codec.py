@@ -6,9 +6,10 @@ samples. Which parts are made, their dtypes and shapes follow from the layout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...core.errors import OpError
@@ -16,6 +17,7 @@ from ...core.spec import Spec
 from ...core.spec import spec as spec_of
 from .codec import LayoutCodec
 from .encoding import TensorEncoding
+from .encoding_boxes import TILE_MOST
 from .geometry import stored_shapes
 
 if TYPE_CHECKING:
@@ -52,6 +54,11 @@ class EncodingCodec(LayoutCodec):
         OpError M303 for numbers of a dtype that is not encoded, M304 for too few axes.
         """
         return list(_encoded(self, args, spec))
+
+    def making(self, args: Any, roles: Collection[str]) -> Any:
+        # of a codec whose numbers may have a zero, the default
+        unsaid = getattr(args, "symmetric", False) is None
+        return replace(args, symmetric="zero" not in roles) if unsaid else args
 
     def encoding(self, args: Any, spec: Spec) -> TensorEncoding:
         """How a tensor of this spec is encoded."""
@@ -147,6 +154,11 @@ def _encoded(codec: EncodingCodec, args: Any, spec: Spec) -> tuple[Spec | None, 
             help="write a `cast` before it",
         )
     layout = codec.written(args, spec)
+    if layout.zero is not None:
+        block = zip(layout.zero.block, spec.shape[-2:], strict=False)
+        if (count := prod(each or n for each, n in block)) > TILE_MOST:
+            # no box holds them, and what is surveyed are largest magnitudes
+            raise OpError("M304", f"{codec.name}: one zero for {count} numbers; write `group`")
     dtypes = {**layout.first_dtypes(), **codec.dtypes(args, spec)}
     shapes = stored_shapes(layout, spec.shape, dtypes)
     if len(spec.shape) < 2 and not layout.flat:

@@ -174,7 +174,7 @@ def tell(meter: Meter, encoding: PartBoxes, lanes: Lanes, made: Made, at: Measur
     if lanes.device is not None and lanes.on_cpu:
         part, codes = part.numpy(), codes.numpy()
     table = numbers_of(elements)
-    if made.zero is not None:
+    if made.zero is not None and not elements.negative:
         table = np.arange(-(1 << (elements.bits - 1)), 1 << (elements.bits - 1), dtype="f4")
     back = made.scales.stored if made.scales.back is None else made.scales.back
 

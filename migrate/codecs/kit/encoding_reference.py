@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ...core.spec import BITS
 from ...elements.raw import carrier
-from .layout import ElementType
+from .layout import ElementType, Grid
 from .magnitudes import widened
 from .rounding import looked_up
 from .scale_rules import ScaleRule, Scales
@@ -203,13 +203,24 @@ def reference_parts(
     held = encoding.grid.byte if part.dtype == "uint8" else part.dtype
     entries = _stored(entries.reshape(encoding.entries), held)
     out[encoding.grid.role] = _grid(encoding, entries)
-    if zero is not None and layout.zero is not None and layout.zero.packing is not None:
-        half = 1 << (layout.elements.bits - 1)
-        fields = (zero.reshape(encoding.entries) + half).astype("u1").swapaxes(-1, -2)
-        packing, word = layout.zero.packing, BITS[encoding.parts[layout.zero.role].dtype]
-        words = _packed(fields, packing.bits, word, packing.order, packing.dense)
-        out[layout.zero.role] = np.ascontiguousarray(words.swapaxes(-1, -2))
+    if zero is not None and layout.zero is not None:
+        out[layout.zero.role] = _zeros(encoding, layout.zero, zero.reshape(encoding.entries))
     return out
+
+
+def _zeros(encoding: TensorEncoding, grid: Grid, zeros: Array) -> Array:
+    """Signed codes of zero as they are stored."""
+    import numpy as np
+
+    elements, part = encoding.layout.elements, encoding.parts[grid.role]
+    if elements.negative:
+        return zeros.astype("i1").view("u1").reshape(part.shape)
+    if grid.packing is None:
+        raise TypeError(grid)
+    packing, word = grid.packing, BITS[part.dtype]
+    fields = (zeros + (1 << (elements.bits - 1))).astype("u1").swapaxes(-1, -2)
+    words = _packed(fields, packing.bits, word, packing.order, packing.dense)
+    return np.ascontiguousarray(words.swapaxes(-1, -2))
 
 
 def _scale_of_nothing(encoding: TensorEncoding) -> dict[str, Array]:

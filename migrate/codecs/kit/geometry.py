@@ -137,13 +137,27 @@ class Extents:
                     f"{self.layout.name}: the {role} is {list(found.shape)}, codes of "
                     f"{count.bit_length() - 1} bits look up {count} numbers",
                 )
-        for grid in self.layout.grids():
-            if grid.index and self._specs[grid.index].shape != self.full[-1:]:
+        if indexed := [grid for grid in self.layout.grids() if grid.index]:
+            self._check_indices(indexed)
+
+    def _check_indices(self, grids: Sequence[Grid]) -> None:
+        """OpError M310 for an index that does not name an entry for each column, and for grids of
+        one index that have not as many entries.
+        """
+        first = self._columns(grids[0])
+        for grid in grids:
+            if self._specs[grid.index].shape != self.full[-1:]:
                 raise OpError(
                     "M310",
                     f"{self.layout.name}: the {grid.index} is "
                     f"{list(self._specs[grid.index].shape)}, one for each of {self.full[-1]} "
                     "columns is needed",
+                )
+            if (found := self._columns(grid)) != first:
+                raise OpError(
+                    "M310",
+                    f"{self.layout.name}: the {grid.role} is of {found} groups, the "
+                    f"{grids[0].role} of {first}",
                 )
 
     def _fitting(self, grid: Grid, stored: Shape) -> str:
@@ -442,36 +456,31 @@ def fitting_padding(
     return choices[0]
 
 
-def check_axes(name: str, specs: Mapping[str, Spec], axes: Mapping[str, int]) -> None:
-    """That these parts are there, with so many axes. OpError M408 and M304 by their roles."""
-    for role, count in axes.items():
+def matrices_of(name: str, specs: Mapping[str, Spec], roles: Sequence[str]) -> list[Side]:
+    """The rows and columns of these parts. OpError M408 for one that is not there, M304 for one
+    that is no matrix.
+    """
+    found = []
+    for role in roles:
         if role not in specs:
             raise OpError(
                 "M408", f"{name} cannot be decoded without its {role}, which is not there"
             )
-        if len(shape := specs[role].shape) != count:
-            raise OpError("M304", f"{name}: the {role} is {list(shape)}, not of {count} axes")
+        if len(shape := specs[role].shape) != 2:
+            raise OpError("M304", f"{name}: the {role} is {list(shape)}, not of 2 axes")
+        found.append((shape[0], shape[1]))
+    return found
 
 
-def group_of(name: str, columns: int, groups: int, said: int | None) -> int:
-    """The columns of a group, where there are so many groups: `said`, or the power of two, or all
-    columns, that shapes show. OpError M310 where they do not, or show something else.
-    """
-    if said is not None and -(-columns // said) != groups:
-        raise OpError(
-            "M310",
-            f"{name}: {columns} columns in groups of {said} are {-(-columns // said)} groups, the "
-            f"scale has {groups}",
-        )
-    each = said or columns // max(groups, 1)
-    if said is None and (each * groups != columns or (groups > 1 and each & (each - 1))):
-        raise OpError(
-            "M310",
-            f"{name}: no power of two divides {columns} columns into {groups} groups",
-            help="write `group`, the columns that share a scale: it is in the checkpoint's "
-            "quantization config",
-        )
-    return each
+def check_form(name: str, form: str, fits: Mapping[str, bool], specs: Mapping[str, Spec]) -> None:
+    """OpError M310 with the shapes where parts are not of this form, of those that may fit."""
+    if fits[form]:
+        return
+    other = next((f", they are of the form {other}" for other in fits if fits[other]), "")
+    *shapes, last = (f"a {role} {list(spec.shape)}" for role, spec in specs.items())
+    raise OpError(
+        "M310", f"{name}: {', '.join(shapes)} and {last} are not of the form {form}{other}"
+    )
 
 
 def _capacity(layout: NumberLayout, stored: Spec) -> Shape:

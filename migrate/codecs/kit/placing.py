@@ -43,13 +43,13 @@ class PlacedParts(PartBoxes):
             place: tuple[Any, ...] = (..., *cut)
             copy_raw(out, entries[place])
             return
-        if grid.packing is not None:
+        if (packing := self._packing_of(role)) is not None:
             lanes = Lanes()
             packed = rounding.pack(
-                lanes, np.ascontiguousarray(entries.swapaxes(-1, -2)), grid.packing.bits,
-                BITS[self.parts[role].dtype], grid.packing.order, grid.packing.dense,
+                lanes, np.ascontiguousarray(entries.swapaxes(-1, -2)), packing.bits,
+                BITS[self.parts[role].dtype], packing.order, packing.dense,
             )  # fmt: skip
-            words = grid.packing.unit(self.parts[role].dtype)[1]
+            words = packing.unit(self.parts[role].dtype)[1]
             first = box[-2][0] // words * words
             copy_raw(out, packed.swapaxes(-1, -2)[..., box[-2][0] - first : box[-2][1] - first, :])
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...core.spec import Spec
@@ -38,6 +39,11 @@ def random_records(layout: NumberLayout, rows: int, records: int) -> tuple[Spec,
     return spec, raw
 
 
+def random_parts(dtypes: Sequence[str], *shapes: tuple[int, ...]) -> list[tuple[Spec, Any]]:
+    """`random_part` of each dtype and shape."""
+    return [random_part(dtype, *shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
+
+
 def bytes_part(data: bytes) -> tuple[Spec, Any]:
     """(spec, raw elements) of bytes, one an element."""
     import numpy as np
@@ -54,9 +60,15 @@ def number_part(number: int) -> tuple[Spec, Any]:
 
 def index_part(columns: int, groups: int, shuffled: bool = False) -> tuple[Spec, Any]:
     """(spec, raw elements): the group of each column, groups as equal as they can be."""
+
+
+def index_part(columns: int, groups: int, ordered: bool = False) -> tuple[Spec, Any]:
+    """(spec, raw elements): the group of each column, groups as equal as they can be, in turn only
+    where `ordered`.
+    """
     import numpy as np
 
     index = np.arange(columns, dtype="<u4") // -(-columns // groups)
-    if shuffled:
+    if not ordered:
         index = np.random.default_rng(columns).permutation(index)
     return spec_of("int32", (columns,)), index

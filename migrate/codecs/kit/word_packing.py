@@ -1,4 +1,4 @@
-"""How integers of a few bits lie in words of 32, where a part says how many of them a row has.
+"""How integers of a few bits lie in words of 32.
 
 Three bits do not fill a word: codes go on across the borders of words (`dense`), or the two bits
 that are left of each word mean nothing (`words`). Other widths have one form, None.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...core.errors import OpError
 from ...core.spec import Spec
 from ..base import arg
-from .encoding_boxes import TILE_MOST
+from .groups import check_whole_groups
 from .layout import Grid, NumberLayout, Packing, integers, times
 
 BITS = (2, 3, 4, 8)
@@ -29,14 +29,9 @@ def bits_arg() -> Any:
     )
 
 
-def group_arg() -> Any:
-    """`group`: what shares a scale."""
-    return arg(
-        "numbers of a row that share a scale, by default as lengths say; what encodes makes one "
-        "scale of each row",
-        least=1,
-        default=None,
-    )
+def stored_bits_arg() -> Any:
+    """`bits` of a codec that does not encode."""
+    return arg("bits of a code, by default those that the shapes show", values=BITS, default=None)
 
 
 def form_arg() -> Any:
@@ -78,17 +73,38 @@ class WordForm(NamedTuple):
         """Of numbers of this size, of which each `group` of a row, or those that the part `index`
         names, share a scale, and a zero that is packed down the rows.
         """
-        codes, block, zero = self.packing(), (1, 1 if index else group or 0), None
-        if has_zero:
-            elements, down = integers(self.bits), replace(codes, axis=-2)
-            zero = Grid("zero", block, elements=elements, packing=down, index=index)
-        elements = integers(self.bits, 0 if has_zero else 1 << (self.bits - 1))
-        scale = times(Grid("scale", block, index=index, positive=positive))
-        return NumberLayout(name, elements, codes, scale, zero, shape=size, axes=2)
+        codes, block = self.packing(), (1, 1 if index else group or 0)
+        zeros = replace(codes, axis=-2) if has_zero else None
+        return of_words(name, codes, zeros, block, size, positive=positive, index=index)
 
     def __str__(self) -> str:
         where = {"dense": " across words", "words": " within words"}.get(self.form or "", "")
         return f"{self.bits} bits{where}"
+
+
+def of_words(
+    name: str,
+    codes: Packing,
+    zeros: Packing | None,
+    block: tuple[int, int],
+    size: tuple[int, ...] | None = None,
+    *,
+    positive: bool,
+    nonzero: bool = False,
+    transposed: bool = False,
+    index: str = "",
+    padded: tuple[int, int] = (1, 1),
+) -> NumberLayout:
+    """Integers less the zero of their block, or without zeros the middle of all codes, times its
+    scale. `transposed`: codes, zeros and scales are.
+    """
+    elements, zero = integers(codes.bits, 0 if zeros else 1 << (codes.bits - 1)), None
+    entries = Grid("scale", block, transposed=transposed, padded=padded, index=index)
+    if zeros is not None:
+        zero = replace(entries, role="zero", elements=elements, packing=zeros, nonzero=nonzero)
+    scale = times(replace(entries, positive=positive))
+    codes = replace(codes, transposed=transposed)
+    return NumberLayout(name, elements, codes, scale, zero, shape=size, axes=2)
 
 
 def size_stored(name: str, specs: Mapping[str, Spec], value: bytes) -> tuple[int, int]:
@@ -160,41 +176,27 @@ def _forms(
                 yield WordForm(width, one)
 
 
-def group_stored(name: str, columns: int, scale: Spec) -> int | None:
-    """The columns that share an entry of the scale; None: all. OpError M310 where groups differ in
-    length.
+def bits_shown(
+    name: str, said: int | None, specs: Mapping[str, Spec], lengths: Mapping[str, tuple[int, int]]
+) -> int:
+    """The bits of codes that go on across words, of which the parts of these roles have so many,
+    and so many words. OpError M310 with what each part shows where they, or `said`, disagree or
+    several fit.
     """
-    if len(scale.shape) < 2 or scale.shape[-1] < 2:
-        return None
-    if columns % scale.shape[-1]:
-        raise OpError(
-            "M310",
-            f"{name}: the scale is {list(scale.shape)}, and {columns} columns are not "
-            f"{scale.shape[-1]} groups of one length",
-            help="`group` says how long all but the last are",
-        )
-    return columns // scale.shape[-1]
+    shown = {role: [b for b in BITS if -(-n * b // 32) == w] for role, (n, w) in lengths.items()}
+    fitting = [b for b in BITS if all(b in known for known in shown.values())]
+    if said in fitting or (said is None and len(fitting) == 1):
+        return said or fitting[0]
+    found = [f"`bits` says {said}"] if said else []
+    for role, known in shown.items():
+        several = " or ".join(map(str, known)) or "no known number of"
+        found.append(f"by its shape {list(specs[role].shape)} the {role} is of {several} bits")
+    raise OpError("M310", f"{name}: {', '.join(found)}", help="write `bits` as the parts are")
 
 
-def check_groups(name: str, spec: Spec, group: int | None, asymmetric: bool = False) -> None:
-    """OpError M304 for numbers that are no rows and columns, or whose rows are no whole groups or
-    too long for one zero.
-    """
+def check_groups(name: str, spec: Spec, group: int | None) -> None:
+    """OpError M304 for numbers that are no rows and columns, or whose rows are no whole groups."""
     if len(spec.shape) != 2:
         raise OpError("M304", f"{name} is of rows and columns, these are {spec}")
-    columns = spec.shape[1]
     if group:
-        check_whole_groups(name, columns, group)
-    if asymmetric and (group or columns) > TILE_MOST:
-        raise OpError("M304", f"{name}: one zero for {group or columns} numbers; write `group`")
-
-
-def check_whole_groups(name: str, columns: int, group: int) -> None:
-    """OpError M304 where so many columns are no whole groups."""
-    if columns % group:
-        raise OpError("M304", f"{name}: {columns} columns are no multiple of groups of {group}")
-
-
-def has_whole_groups(arguments: Mapping[str, Any]) -> bool:
-    """Whether columns that a convention found are whole groups."""
-    return "group" not in arguments or arguments["K"] % arguments["group"] == 0
+        check_whole_groups(name, spec.shape[1], group)
