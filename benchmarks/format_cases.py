@@ -19,7 +19,6 @@ from migrate.codecs.kit.layout import (
     NumberLayout,
     Packing,
     floats,
-    integers,
     plain,
     signed,
     table_of,

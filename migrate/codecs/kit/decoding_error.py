@@ -46,12 +46,18 @@ def check_entries(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None
     not `positive`, `finite` or `nonzero`, or neither NaN nor one of `powers` where its dtype has
     others.
     """
+    has_others = grid.powers and geo.spec(grid.role).dtype in WIDE
     for at in work.matrices() if grid.field is not None else [()]:
         entries = work.known(grid) if grid.field is None else work.entries(grid, at)
         if 0 in entries.shape[-2:]:
             continue
-        for refusal in _refusals(geo, grid, entries):
-            found = _near(entries)
+        low, high = float(entries.min()), float(entries.max())
+        # NaN is not within anything
+        within = low > (-inf if grid.finite else 0) or (grid.zeros and low == 0)
+        if within and high < inf and not has_others:
+            continue
+        found = _near(entries)
+        for refusal in _refusals(geo, grid, has_others):
             wrong = refusal.odd(found)
             if not wrong.any():
                 continue
@@ -62,25 +68,23 @@ def check_entries(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None
             raise OpError("M406", f"dequantize: {of} of {whose} {said}", help=refusal.help)
 
 
-def _refusals(geo: Extents, grid: Grid, entries: Any) -> Iterator[_Refusal]:
-    """What a grid refuses and these entries may hold."""
-    low, high = float(entries.min()), float(entries.max())
-    # where zero is taken that, else the least float32 above it
-    least = 0.0 if grid.zeros else 2.0**-149
-    # NaN is not within anything
-    if grid.positive and not (low >= least and high < inf):
+def _refusals(geo: Extents, grid: Grid, has_others: bool) -> Iterator[_Refusal]:
+    """What a grid refuses."""
+    if grid.positive:
+        # the least float32 above zero
+        least = 0.0 if grid.zeros else 2.0**-149
         yield _Refusal(
             lambda e: ~((e >= least) & (e < inf)), "is {:g}",
             "a scale is positive and finite, and numbers under another would be zero, NaN or of "
             "the wrong sign: look where it comes from; `non_finite: keep` decodes what is stored",
         )  # fmt: skip
-    if grid.finite and not (low > -inf and high < inf):
+    if grid.finite:
         yield _Refusal(
             lambda e: ~((e > -inf) & (e < inf)), "is {:g}",
             "no encoder makes it, and numbers under it would be infinite or NaN: the file is "
             "damaged or of another type; `non_finite: keep` decodes what is stored",
         )  # fmt: skip
-    if grid.nonzero and not low > 0:
+    if grid.nonzero:
         largest = (1 << geo.layout.elements.bits) - 1
         yield _Refusal(
             lambda e: e == 0,
@@ -88,7 +92,7 @@ def _refusals(geo: Extents, grid: Grid, entries: Any) -> Iterator[_Refusal]:
             "GPTQModel subtracts 1 from whole words, and reads it as 0 that borrowed from its "
             "neighbour: `zeros: words` does the same",
         )
-    if grid.powers and geo.spec(grid.role).dtype in WIDE:
+    if has_others:
         yield _Refusal(
             _are_no_powers,
             f"is {{:g}}, which is no power of two as scales of {geo.layout.name} are",

@@ -58,10 +58,6 @@ def number_part(number: int) -> tuple[Spec, Any]:
     return spec_of("int32", ()), np.array(number, "<u4")
 
 
-def index_part(columns: int, groups: int, shuffled: bool = False) -> tuple[Spec, Any]:
-    """(spec, raw elements): the group of each column, groups as equal as they can be."""
-
-
 def index_part(columns: int, groups: int, ordered: bool = False) -> tuple[Spec, Any]:
     """(spec, raw elements): the group of each column, groups as equal as they can be, in turn only
     where `ordered`.
