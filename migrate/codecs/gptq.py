@@ -1,9 +1,8 @@
 """`gptq`: integers in 32-bit words with a scale and a zero for each group of columns, as GPTQModel
 and AutoGPTQ store weights. Nothing encodes it: GPTQ chooses codes by what layers are given.
 
-Codes lie along columns, zeros along rows. A number is (code - zero) * scale of the group that
-`group` (`g_idx`) names for its column, without it of columns in turn. The form v1 has zeros less 1.
-Codes of three bits go on across the borders of words.
+Codes lie along columns, zeros along rows; three bits go on across the borders of words. A number is
+(code - zero) * scale of the group that `group` (`g_idx`) names for its column, or else of its turn.
 """
 
 from __future__ import annotations

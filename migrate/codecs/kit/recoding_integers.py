@@ -27,7 +27,8 @@ from ...core.errors import OpError
 from ...core.part_names import lengths_of, stored_part
 from ...core.spec import Spec
 from ...core.spec import spec as spec_of
-from .geometry import Extents, Held, geometry, group_of
+from .geometry import Extents, Held, geometry
+from .groups import group_of
 from .layout import ElementType, Grid, NumberLayout, Packing
 from .recoding import Copied, Move
 from .recoding import _outer as outer
@@ -304,7 +305,7 @@ def target_parts(
     own = _as_given(args, layout, each, scale.block == (0, 0))
     zero = "zero" in codec.parts and ("zero" not in codec.optional or layout.zero is not None)
     if hasattr(own, "symmetric"):
-        kept = not own.symmetric or (named is not None and "zero" in named and zero)
+        kept = own.symmetric is False or (named is not None and "zero" in named and zero)
         own, zero = replace(own, symmetric=not kept), kept
     elif named is not None and "zero" in codec.optional:
         zero = zero and "zero" in named
