@@ -27,7 +27,7 @@ _OTHER = {
     "pickle": ("a bare pickle, not a file of torch.save", _SAVE),
     "hdf5": ("an HDF5 file", "convert it with the program that wrote it"),
     "numpy": ("an .npy file of NumPy", "save its array with torch.save or safetensors"),
-    "gguf": ("a GGUF file", "convert it with the tools of llama.cpp"),
+    "gguf": ("a GGUF file", "give it the ending .gguf"),
     "safetensors": ("a safetensors file", "give it the ending .safetensors"),
     "git-lfs": ("the pointer that git-lfs leaves in place of a file",
     "fetch the file itself with `git lfs pull`"),

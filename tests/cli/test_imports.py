@@ -128,6 +128,15 @@ def test_what_reads_headers_only_loads_neither_torch_nor_numpy_nor_jsonschema(
     assert not loaded(*arguments) & {"torch", "numpy", "jsonschema", "rich", "xxhash"}
 
 
+@pytest.mark.parametrize(
+    "arguments", [["inspect"], ["plan", "--to", "gguf-llama@hf", "--allow", "lossy"]]
+)
+def test_a_gguf_file_is_planned_without_torch_and_numpy(arguments: list[str]) -> None:
+    file = DATA.parent / "genuine" / "gguf-llama" / "model.gguf"
+    command, *more = arguments
+    assert not loaded(command, file, *more, wanted={"torch", "numpy", "gguf"})
+
+
 def test_a_run_by_rules_that_ship_builds_no_models_of_what_people_write(tmp_path: Path) -> None:
     source = safetensors(tmp_path / "old.safetensors", mixtral())
     new, back = tmp_path / "new.safetensors", tmp_path / "back.safetensors"

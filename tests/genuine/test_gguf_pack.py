@@ -17,6 +17,7 @@ from gguf_files import F16, F32, IQ4_XS, Tensor, floats, gguf, value
 from gguf_models import MODELS
 
 import migrate
+from migrate import formats
 
 ASKED = ("--to", "gguf-llama@hf", "--allow", "lossy")
 FLOAT32: dict[str, Any] = {
@@ -202,6 +203,32 @@ def test_key_values_that_tensors_or_others_contradict_are_refused(
     assert code in failed.err, failed.err
 
 
+@pytest.mark.parametrize(
+    ("more", "scaling"),
+    [
+        (
+            {"type": ("str", "linear"), "factor": ("f32", 4.0)},
+            {"rope_type": "linear", "factor": 4.0},
+        ),
+        (
+            {
+                "type": ("str", "yarn"),
+                "factor": ("f32", 2.5),
+                "original_context_length": ("u32", 32768),
+            },
+            {"rope_type": "yarn", "factor": 2.5, "original_max_position_embeddings": 32768},
+        ),
+    ],
+)
+def test_the_scaling_of_rope_is_that_of_the_key_values(
+    more: dict[str, Any], scaling: dict[str, Any], tmp_path: Path
+) -> None:
+    said = {f"llama__rope__scaling__{name}": found for name, found in more.items()}
+    path = written(tmp_path / "m.gguf", small(), **said)
+    done("apply", path, "-o", tmp_path / "out", *ASKED)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["rope_scaling"] == scaling
+
+
 def test_tensors_that_no_rule_takes_are_named(tmp_path: Path) -> None:
     held = small(blk__0__attn_sinks__weight=Tensor((4,), F32, floats(1, 2, 3, 4)))
     failed = run("plan", written(tmp_path / "m.gguf", held), *ASKED)
@@ -223,6 +250,65 @@ def logits(model: Any) -> Any:
 
     with torch.no_grad():
         return model.eval()(torch.arange(16).reshape(2, 8)).logits
+
+
+def at_key(values: Any, key: str) -> Any:
+    """What `gguf.json` says at a key of the file."""
+    for name in key.split("."):
+        values = values[name]
+    return values.get("", values) if isinstance(values, dict) else values
+
+
+@pytest.mark.libraries
+@pytest.mark.parametrize("name", MODELS)
+def test_key_values_are_those_that_gguf_py_reads(name: str, tmp_path: Path) -> None:
+    gguf_py = pytest.importorskip("gguf", reason="gguf-py is an extra of its own")
+    import numpy as np
+
+    done("apply", file_of(name), "-o", tmp_path / "out", "--output-format", "safetensors")
+    values = json.loads((tmp_path / "out" / "gguf.json").read_text())
+    fields = gguf_py.GGUFReader(file_of(name)).fields
+    compared = [key for key in fields if not key.startswith("GGUF.")]
+    assert len(compared) > 12
+    for key in compared:
+        found, theirs = at_key(values, key), fields[key].contents()
+        if isinstance(theirs, float):
+            found = float(np.float32(found))
+        assert found == theirs, key
+
+
+@pytest.mark.libraries
+@pytest.mark.parametrize("big", [False, True])
+def test_what_gguf_py_splits_and_swaps(big: bool, tmp_path: Path) -> None:
+    """Shards are one checkpoint with the same tensors; a big-endian file is refused by name."""
+    gguf_py = pytest.importorskip("gguf", reason="gguf-py is an extra of its own")
+
+    source = gguf_py.GGUFReader(file_of("gguf-llama"))
+    order = gguf_py.GGUFEndian.BIG if big else gguf_py.GGUFEndian.LITTLE
+    folder = tmp_path / "split"
+    folder.mkdir()
+    writer = gguf_py.GGUFWriter(
+        folder / "m.gguf", "llama", endianess=order, split_max_tensors=0 if big else 8
+    )
+    for tensor in source.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    if big:
+        failed = run("inspect", folder)
+        assert failed.exit == 3
+        assert "M943" in failed.err
+        return
+    assert len(list(folder.iterdir())) == 3
+    ours, theirs = (formats.open(path) for path in (folder, file_of("gguf-llama")))
+    assert ours.index.hash() == theirs.index.hash()
+    ours.close()
+    theirs.close()
+    done("apply", folder, "-o", tmp_path / "out", "--output-format", "safetensors")
+    done("apply", file_of("gguf-llama"), "-o", tmp_path / "one", "--output-format", "safetensors")
+    assert contents(tmp_path / "out") == contents(tmp_path / "one")
 
 
 @pytest.mark.libraries
