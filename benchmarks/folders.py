@@ -1,21 +1,30 @@
 """Folders of number formats: `apply` against the larger of `cp` of the output and the codec's own
-time in memory with the same threads; and one tensor of 8 GB against one of 100 MB.
+time in memory with the same threads, and against what libraries convert folders with; and one
+tensor of 8 GB against one of 100 MB.
+
+Each folder is a row of its own, which takes less than a minute in three rounds: `--rows
+folders-gpt-oss`, or all by `--rows folders`. A way back starts from what the way there made, which
+is removed at the end.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import data_formats
 import memory
 import process
 import report
-from tasks import FOLDER_PRIVATE, FOLDER_TIMES, LARGE_TENSOR, RULES, Limit
+from format_speed import PEERS
+from tasks import FOLDER_FASTER, FOLDER_PRIVATE, FOLDER_TIMES, LARGE_TENSOR, RULES, Limit
 
 if TYPE_CHECKING:
     from bench import Bench
@@ -24,104 +33,239 @@ HERE = Path(__file__).resolve().parent
 MB = 1_000_000
 # of `apply`, and of the codec alone
 THREADS = 2
+# the unpacked sdist of GPTQModel, if there is one
+GPTQMODEL = os.environ.get("GPTQMODEL", "")
+
+
+class Work(NamedTuple):
+    """What a codec does for a folder, alone; `names` are what those of parts add to a tensor's."""
+
+    codec: str
+    names: dict[str, str]
+    arguments: dict[str, Any]
+    verb: str = "decode"
 
 
 class Folder(NamedTuple):
-    """A folder to convert: what it starts from, the words of the command, and the codec's work."""
+    """A folder to convert: what it starts from, the words of the command, and the codec's work;
+    nothing of a folder whose parts get new names or other codes. `first` makes what a way back
+    starts from. `peer` does the same by a library.
+    """
 
     title: str
     source: str
     words: tuple[str, ...]
-    codec: str
-    arguments: dict[str, Any]
-    verb: str
+    work: Work | None = None
+    first: tuple[str, ...] = ()
+    peer: str = ""
+    times: float = FOLDER_TIMES
 
 
-_LOSSY = ("--allow", "lossy")
+def _to(layout: str, *more: str) -> tuple[str, ...]:
+    return ("apply", "--to", layout, "--allow", "lossy", *more)
+
+
+_INV = {"weight": ".weight", "scale": ".weight_scale_inv"}
+_PLAIN = {"weight": ".weight", "scale": ".weight_scale"}
+_NVFP4 = {**_PLAIN, "global": ".weight_scale_2"}
 _DEEPSEEK = {"block": [128, 128], "like": "deepseek"}
-FOLDERS = (
-    Folder(
-        "FP8 blocks -> bf16",
-        "fp8-large",
-        ("apply", "--to", "deepseek-v3@bf16", *_LOSSY),
-        "fp8-block",
-        _DEEPSEEK,
-        "decode",
+_PACKED = {"weight": ".weight_packed", "scale": ".weight_scale", "shape": ".weight_shape"}
+_WORDS = {"weight": ".qweight", "zero": ".qzeros", "scale": ".scales"}
+_EXPERTS = {"weight": "_blocks", "scale": "_scales"}
+_V4 = {"weight": ".weight", "scale": ".scale"}
+_NF4 = {
+    "weight": ".weight", "absmax": ".weight.absmax", "map": ".weight.quant_map",
+    "state": ".weight.quant_state.bitsandbytes__nf4",
+}  # fmt: skip
+_CT8 = {"granularity": "channel", "like": "compressed-tensors", "scale": "bfloat16"}
+_MX8 = {"scale": "uint8", "like": "compressed-tensors"}
+_OSS = {"form": "blocks", "like": "torchao", "rule": "even"}
+_FP4 = {"like": "deepseek", "weight": "int8", "scale": "float8_e8m0fnu"}
+_KIMI = {"bits": 4, "group": 32, "like": "kimi", "shape": "int32"}
+# recoding by nibbles, and by other names, against cp
+NIBBLES, NAMES = 2.0, 1.1
+
+FOLDERS = {
+    "folders-fp8-blocks": Folder(
+        "FP8 blocks -> bf16", "fp8-large", _to("deepseek-v3@bf16"),
+        Work("fp8-block", _INV, _DEEPSEEK), peer="fp8_blocks",
     ),
-    Folder(
-        "bf16 -> FP8 blocks",
-        "bf16-large",
-        ("downgrade", "--to", "deepseek-v3@fp8", *_LOSSY),
-        "fp8-block",
-        _DEEPSEEK,
-        "encode",
+    "folders-fp8-blocks-back": Folder(
+        "bf16 -> FP8 blocks", "bf16-large", ("downgrade", *_to("deepseek-v3@fp8")[1:]),
+        Work("fp8-block", _INV, _DEEPSEEK, "encode"),
     ),
-    Folder(
-        "bf16 -> FP8 tensors",
-        "bf16-large",
-        ("apply", "--rules", str(RULES / "fp8-tensor.yaml"), *_LOSSY),
-        "fp8",
-        {"granularity": "tensor"},
-        "encode",
+    "folders-fp8-tensor-encode": Folder(
+        "bf16 -> FP8 tensors", "bf16-large",
+        ("apply", "--rules", str(RULES / "fp8-tensor.yaml"), "--allow", "lossy"),
+        Work("fp8", _INV, {"granularity": "tensor"}, "encode"),
     ),
-    Folder(
-        "bf16 -> NVFP4",
-        "bf16-large",
-        ("apply", "--rules", str(RULES / "nvfp4.yaml"), *_LOSSY),
-        "nvfp4",
-        {},
-        "encode",
+    "folders-nvfp4-encode": Folder(
+        "bf16 -> NVFP4", "bf16-large",
+        ("apply", "--rules", str(RULES / "nvfp4.yaml"), "--allow", "lossy"),
+        Work("nvfp4", _INV, {}, "encode"),
     ),
-)
+    "folders-fp8-rows": Folder(
+        "FP8 rows -> bf16", "fp8-rows", _to("fp8@bf16"), Work("fp8", _PLAIN, _CT8),
+        peer="compressed_tensors",
+    ),
+    "folders-fp8-rows-back": Folder(
+        "bf16 -> FP8 rows", "fp8-rows", _to("fp8@compressed-tensors"),
+        Work("fp8", _PLAIN, _CT8, "encode"), _to("fp8@bf16"),
+    ),
+    "folders-fp8-tensor": Folder(
+        "FP8 tensors -> bf16", "fp8-tensor", _to("fp8@bf16"),
+        Work("fp8", _PLAIN, {"granularity": "tensor", "like": "modelopt"}),
+    ),
+    "folders-fp8-tensor-back": Folder(
+        "bf16 -> FP8 tensors (modelopt)", "fp8-tensor", _to("fp8@modelopt"),
+        Work("fp8", _PLAIN, {"granularity": "tensor", "like": "modelopt"}, "encode"),
+        _to("fp8@bf16"),
+    ),
+    "folders-mxfp8": Folder(
+        "MXFP8 -> bf16", "mxfp8", _to("mxfp8@bf16"), Work("mxfp8", _PLAIN, _MX8),
+        peer="compressed_tensors",
+    ),
+    "folders-mxfp8-back": Folder(
+        "bf16 -> MXFP8", "mxfp8", _to("mxfp8@mxfp8"), Work("mxfp8", _PLAIN, _MX8, "encode"),
+        _to("mxfp8@bf16"),
+    ),
+    "folders-gpt-oss": Folder(
+        "gpt-oss MXFP4 -> bf16", "gpt-oss", _to("gpt-oss@bf16"), Work("mxfp4", _EXPERTS, _OSS)
+    ),
+    "folders-gpt-oss-back": Folder(
+        "gpt-oss bf16 -> MXFP4", "gpt-oss", _to("gpt-oss@mxfp4"),
+        Work("mxfp4", _EXPERTS, _OSS, "encode"), _to("gpt-oss@bf16"),
+    ),
+    "folders-deepseek-v4": Folder(
+        "DeepSeek-V4 FP4 -> bf16", "deepseek-v4", _to("deepseek-v4@bf16"),
+        Work("mxfp4", _V4, _FP4),
+    ),
+    "folders-deepseek-v4-back": Folder(
+        "DeepSeek-V4 bf16 -> FP4", "deepseek-v4", _to("deepseek-v4@fp4"),
+        Work("mxfp4", _V4, _FP4, "encode"), _to("deepseek-v4@bf16"),
+    ),
+    "folders-deepseek-v4-fp8": Folder(
+        "DeepSeek-V4 FP4 -> FP8, recoded", "deepseek-v4", _to("deepseek-v4@fp8"), times=NIBBLES
+    ),
+    "folders-nvfp4": Folder(
+        "NVFP4 -> bf16", "nvfp4", _to("nvfp4@bf16"), Work("nvfp4", _NVFP4, {"form": "modelopt"})
+    ),
+    "folders-nvfp4-back": Folder(
+        "bf16 -> NVFP4 (modelopt)", "nvfp4", _to("nvfp4@modelopt"),
+        Work("nvfp4", _NVFP4, {"form": "modelopt"}, "encode"), _to("nvfp4@bf16"),
+    ),
+    "folders-nvfp4-names": Folder(
+        "NVFP4 ModelOpt -> compressed-tensors, recoded", "nvfp4",
+        _to("nvfp4@compressed-tensors"), peer="nvfp4", times=NAMES,
+    ),
+    "folders-kimi-k2": Folder(
+        "Kimi K2 int4 -> bf16", "kimi-k2", _to("kimi-k2@bf16"), Work("int-pack", _PACKED, _KIMI),
+        peer="compressed_tensors",
+    ),
+    "folders-kimi-k2-back": Folder(
+        "Kimi K2 bf16 -> int4", "kimi-k2", _to("kimi-k2@int4"),
+        Work("int-pack", _PACKED, _KIMI, "encode"), _to("kimi-k2@bf16"),
+    ),
+    "folders-int-pack": Folder(
+        "int4 in words -> bf16", "int-pack", _to("compressed-tensors@bf16"),
+        Work("int-pack", _PACKED, {}), peer="compressed_tensors",
+    ),
+    "folders-awq": Folder(
+        "AWQ -> fp16", "awq", _to("awq@fp16"), Work("awq", _WORDS, {}), peer="gptqmodel"
+    ),
+    "folders-gptq": Folder(
+        "GPTQ -> fp16", "gptq", _to("gptq@fp16"),
+        Work("gptq", {**_WORDS, "group": ".g_idx"}, {"form": "v1"}), peer="gptqmodel",
+    ),
+    "folders-nf4": Folder("NF4 -> bf16", "nf4", _to("bnb@bf16"), Work("bnb-4bit", _NF4, {})),
+}  # fmt: skip
 
 
-def folders(bench: Bench) -> list[Limit]:
-    """Each folder in rounds of `apply`, `cp` and the codec alone."""
-    return [limit for folder in FOLDERS for limit in _measured(bench, folder)]
-
-
-def _measured(bench: Bench, folder: Folder) -> list[Limit]:
-    bench.require(folder.source)
-    source, kept, target = bench.root / folder.source, bench.root / "kept", bench.root / "out"
-    for left in (kept, target):
+def _measured(folder: Folder, bench: Bench) -> list[Limit]:
+    """A folder in rounds of `apply`, `cp` and the codec alone; a peer once."""
+    kept, target = bench.root / "kept", bench.root / "out"
+    made = [bench.root / "plain", bench.root / "tiny-plain"]
+    for left in (kept, target, *made):
         shutil.rmtree(left, ignore_errors=True)
 
-    def command(old: Path, new: Path) -> list[Any]:
-        verb, *rest = folder.words
-        return [*bench.migrate, verb, old, "-o", new, *rest, "--threads", THREADS, "--no-fsync"]
+    def command(words: tuple[str, ...], old: Path, new: Path) -> list[str]:
+        verb, *rest = words
+        return _texts(
+            [*bench.migrate, verb, old, "-o", new, *rest, "--threads", THREADS, "--no-fsync"]
+        )
 
-    process.run(_texts(command(source, kept)))
+    codes, tiny = _source(bench, folder.source)
+    source = codes
+    if folder.first:
+        for old, new in zip((codes, tiny), made, strict=True):
+            process.run(command(folder.first, old, new))
+        source, tiny = made
+    elif folder.source.startswith("bf16"):
+        codes, _ = _source(bench, folder.source.replace("bf16", "fp8"))
+    process.run(command(folder.words, source, kept))
     for place in (source, kept):
         memory.read_through(place, anew=True)
     written = sum(f.stat().st_size for f in kept.iterdir())
     need = int(1.05 * written) + 512 * MB
-    tiny = source.with_name(f"tiny-{folder.source}")
-    alone = [
-        sys.executable, HERE / "in_memory.py", source, folder.codec,
-        json.dumps(folder.arguments), folder.verb, THREADS,
-    ]  # fmt: skip
+    alone: list[str] = []
+    if (work := folder.work) is not None:
+        alone = _texts([
+            sys.executable, HERE / "in_memory.py", source, work.codec,
+            json.dumps(work.arguments), work.verb, THREADS, json.dumps(work.names), codes,
+        ])  # fmt: skip
     taken: list[process.Taken] = []
-    ratios, larger = [], []
+    ratios, larger, lesses = [], [], []
     for _ in range(bench.args.rounds):
-        taken.append(bench.timed(_texts(command(source, target)), target, need))
+        taken.append(bench.timed(command(folder.words, source, target), target, need))
         cp = bench.timed(["cp", "-r", str(kept), str(target)], target, need).wall
-        small = bench.timed(_texts(command(tiny, target)), target, 256 * MB).wall
-        codec = float(process.run(_texts(alone)).stdout)
-        ratios.append(max(taken[-1].wall - small, 0.0) / max(cp, codec))
+        small = bench.timed(command(folder.words, tiny, target), target, 256 * MB).wall
+        codec = float(process.run(alone).stdout) if alone else 0.0
+        lesses.append(max(taken[-1].wall - small, 0.001))
+        ratios.append(lesses[-1] / max(cp, codec))
         larger.append((cp, codec))
-    shutil.rmtree(kept)
     found = report.spread(ratios)
     cp, codec = (statistics.median(times) for times in zip(*larger, strict=True))
-    note = (
-        f" ({report.shown(found)}; {written / 1e9:.2f} GB, {THREADS} threads: "
-        f"cp {cp:.2f} s, in memory {codec:.2f} s)"
-    )
-    what = f"{folder.title}: less start-up, of the larger of cp and the codec in memory"
+    times = f"cp {cp:.2f} s" + (f", in memory {codec:.2f} s" if alone else "")
+    note = f" ({report.shown(found)}; {written / 1e9:.2f} GB, {THREADS} threads: {times})"
+    what = "of the larger of cp and the codec in memory" if alone else "of cp"
     private = max(t.private for t in taken) / MB
-    return [
-        Limit(what, found[0], FOLDER_TIMES, note=note),
+    limits = [
+        Limit(f"{folder.title}: less start-up, {what}", found[0], folder.times, note=note),
         Limit(f"{folder.title}: private memory", private, FOLDER_PRIVATE, unit=" MB"),
     ]
+    if folder.peer and PEERS.exists() and (folder.peer != "gptqmodel" or GPTQMODEL):
+        words = [PEERS, HERE / "folder_peers.py", folder.peer]
+        more = [GPTQMODEL] if folder.peer == "gptqmodel" else []
+        ours = statistics.median(lesses)
+        try:
+            theirs, start_up = (
+                bench.timed(_texts([*words, old, target, *more]), target, need).wall
+                for old in (source, tiny)
+            )
+        except process.RunError as error:
+            print(f"  {folder.title}: no peer, {error}", file=sys.stderr)
+        else:
+            theirs -= start_up
+            title = f"{folder.title}: faster than {folder.peer.replace('_', ' ')}"
+            note = f" (less start-up, {theirs:.1f} s and {ours:.1f} s)"
+            limits.append(Limit(title, theirs / ours, FOLDER_FASTER, note=note, at_least=True))
+    for left in (kept, *made):
+        shutil.rmtree(left, ignore_errors=True)
+    return limits
+
+
+def _source(bench: Bench, name: str) -> tuple[Path, Path]:
+    """A checkpoint and its tiny twin, made if they are not there yet."""
+    if name not in data_formats.PACKS:
+        bench.require(name)
+        return bench.root / name, bench.root / f"tiny-{name}"
+    found = []
+    for place, size in ((f"pack-{name}", bench.args.size), (f"tiny-pack-{name}", "tiny")):
+        if not (bench.root / place / "config.json").exists():
+            shutil.rmtree(bench.root / place, ignore_errors=True)
+            data_formats.make(bench.root / place, name, size)
+        found.append(bench.root / place)
+    return found[0], found[1]
 
 
 def _texts(words: list[Any]) -> list[str]:
@@ -136,7 +280,7 @@ COLUMNS = 8192
 def large_tensor(bench: Bench) -> list[Limit]:
     """Encoding one tensor with one scale for all, in a file with holes: its private memory."""
     limits = []
-    for folder in FOLDERS[2:]:
+    for folder in (FOLDERS["folders-fp8-tensor-encode"], FOLDERS["folders-nvfp4-encode"]):
         private = []
         for size in SIZES.get(bench.args.size, (100 * MB, 8_000 * MB)):
             source, target = bench.root / "one.safetensors", bench.root / "one-out.safetensors"
@@ -165,6 +309,6 @@ def _write(path: Path, rows: int) -> None:
 
 
 ROWS: dict[str, Callable[[Bench], list[Limit]]] = {
-    "folders": folders,
+    **{name: partial(_measured, folder) for name, folder in FOLDERS.items()},
     "large-tensor": large_tensor,
 }

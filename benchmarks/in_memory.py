@@ -1,9 +1,10 @@
 """How long a codec alone takes for the tensors of a checkpoint that lie in memory, in threads.
 
-    in_memory.py SOURCE CODEC ARGUMENTS decode|encode THREADS
+    in_memory.py SOURCE CODEC ARGUMENTS decode|encode THREADS NAMES [ENCODED]
 
-ARGUMENTS are the codec's own, as JSON. Prints seconds; reading, and memory that is touched for the
-first time, are not among them.
+ARGUMENTS are the codec's own, NAMES what the names of parts add to that of a tensor by their role,
+both as JSON. ENCODED is a folder that holds these parts of the tensors that are encoded. Prints
+seconds; reading, and memory that is touched for the first time, are not among them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,10 @@ from migrate.codecs import get
 from migrate.core.spec import Spec
 from migrate.elements.raw import carrier
 
-# the matrices that the benchmark's rules encode
-LINEAR = (
-    "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "gate_proj", "up_proj",
-    "down_proj",
-)  # fmt: skip
-DTYPES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F32": "float32"}
+DTYPES = {
+    "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu", "U8": "uint8", "I8": "int8", "I32": "int32", "I64": "int64",
+}  # fmt: skip
 Held = tuple[Spec, Any]
 
 
@@ -45,27 +45,35 @@ def held(place: compare.Place) -> Held:
 class Worker:
     """One thread's tensors and memory."""
 
-    def __init__(self, codec: Any, args: Any, tensors: list[list[Held]]) -> None:
+    def __init__(self, codec: Any, args: Any, tensors: list[list[Held | None]]) -> None:
         self._codec, self._args, self._tensors = codec, args, tensors
         self._rooms: dict[tuple[int, tuple[int, ...], str], Any] = {}
 
     def decode(self) -> None:
         for parts in self._tensors:
-            specs = [spec for spec, _ in parts]
-            spec = self._codec.decoded(self._args, specs, "bfloat16")
+            specs, arrays = ([one and one[i] for one in parts] for i in (0, 1))
+            args = self._args
+            if planning := getattr(self._codec, "planning", ()):
+                roles = self._codec.parts
+                values = {r: arrays[roles.index(r)].tobytes() for r in planning}
+                args = self._codec.settle(args, specs, values)
+            dtype = (
+                "bfloat16" if "bfloat16" in (self._codec.numbers or ("bfloat16",)) else "float16"
+            )
+            spec = self._codec.decoded(args, specs, dtype)
             box = tuple((0, n) for n in spec.shape)
-            arrays = [array for _, array in parts]
-            self._codec.decode(self._args, arrays, specs, spec.dtype, box, self._room(0, spec))
+            self._codec.decode(args, arrays, specs, spec.dtype, box, self._room(0, spec))
 
     def encode(self) -> None:
-        for ((spec, array),) in self._tensors:
+        for one in self._tensors:
+            spec, array = one[0] or (Spec("bfloat16", ()), None)
             memo: dict[str, Any] = {}
             more = {}
             if self._codec.surveys(self._args, spec):
                 whole = tuple((0, n) for n in spec.shape)
                 more = {"survey": self._codec.survey(self._args, array, spec, whole)}
             for number, part in enumerate(self._codec.encoded(self._args, spec)):
-                if part is None:
+                if part is None or self._codec.parts[number] in self._codec.planning:
                     continue
                 box, out = tuple((0, n) for n in part.shape), self._room(number, part)
                 given = self._args, spec, number, box, out
@@ -80,17 +88,29 @@ class Worker:
         return self._rooms[name]
 
 
+def stems(stored: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
+    """The names of tensors whose parts are there."""
+    first, *others = names.values()
+    every = [key.removesuffix(first) for key in stored if key.endswith(first)]
+    return [stem for stem in every if all(stem + other in stored for other in others)]
+
+
 def main() -> None:
-    source, name, arguments, verb, threads = sys.argv[1:]
+    source, name, arguments, verb, threads, said, *encoded = sys.argv[1:]
     codec: Any = get(name)
-    given = json.loads(arguments)
+    given, names = json.loads(arguments), json.loads(said)
     args = codec.Args(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
     stored = compare.tensors(Path(source))
+    tensors: list[list[Held | None]]
     if verb == "decode":
-        scaled = [key for key in stored if f"{key}_scale_inv" in stored]
-        tensors = [[held(stored[key]), held(stored[f"{key}_scale_inv"])] for key in scaled]
+        tensors = [
+            [held(stored[stem + names[r]]) if r in names else None for r in codec.parts]
+            for stem in stems(stored, names)
+        ]
     else:
-        tensors = [[held(p)] for key, p in stored.items() if key.split(".")[-2:-1] in _LINEARS]
+        codes = compare.tensors(Path(encoded[0]))
+        keys = [key for stem in stems(codes, names) for key in (stem, f"{stem}.weight")]
+        tensors = [[held(stored[key])] for key in keys if key in stored]
     workers = [Worker(codec, args, tensors[i :: int(threads)]) for i in range(int(threads))]
     # once for imports, tables and memory
     for worker in workers:
@@ -102,9 +122,6 @@ def main() -> None:
     for thread in started:
         thread.join()
     print(time.perf_counter() - begun)
-
-
-_LINEARS = [[name] for name in LINEAR]
 
 
 if __name__ == "__main__":

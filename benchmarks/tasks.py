@@ -202,6 +202,8 @@ LINT_TIMES, SPECS_TIMES = 4.0, 6.0
 # a folder of a number format against the larger of cp and the codec in memory; MB; and the memory
 # of a tensor of 8 GB against that of one of 100 MB
 FOLDER_TIMES, FOLDER_PRIVATE, LARGE_TENSOR = 1.6, 600.0, 1.25
+# as fast as the folder converters of libraries so many times
+FOLDER_FASTER = 3.0
 # against an earlier commit in the same rounds
 BEFORE_TIMES, BEFORE_MEMORY = 1.03, 1.05
 # distributed checkpoints: against cp -r of the output's bytes, with rows and with columns of ranks;
