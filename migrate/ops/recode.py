@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from ..core.view import View
     from .base import Box, Meter
 
+# paths that are looked up by their arguments
+MOST_KNOWN = 1024
 # dtypes in which numbers may be asked to stay what they are
 EXACT_IN = ("float32", "bfloat16", "float16")
 
@@ -391,9 +393,20 @@ def _settled(op: Recode, args: Any, specs: Sequence[Spec]) -> Between:
     return op.settle(args, roles, specs, {})
 
 
+# by the id of arguments, which are kept beside it, and specs: what a box asks for several times
+_KNOWN: dict[tuple[Any, ...], tuple[Between, Recoding | IntegerRecoding]] = {}
+
+
 def _path_of(args: Between, specs: Sequence[Spec]) -> Recoding | IntegerRecoding:
-    there = tuple(zip(args.inputs, specs, strict=True))
-    return _path(args.from_, args.to, args.exact_in, there, args.outputs)
+    key = id(args), *specs
+    found = _KNOWN.get(key)
+    if found is None:
+        there = tuple(zip(args.inputs, specs, strict=True))
+        found = args, _path(args.from_, args.to, args.exact_in, there, args.outputs)
+        if len(_KNOWN) >= MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[key] = found
+    return found[1]
 
 
 def _surveyed_path(args: Between, specs: Sequence[Spec]) -> Recoding:

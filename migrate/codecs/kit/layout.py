@@ -19,6 +19,7 @@ shapes and boxes are worked out while planning (`geometry`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from math import gcd
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -59,14 +60,19 @@ class ElementType:
             return ()
         if self.numbers:
             return self.numbers
-        codes = range(1 << self.bits)
         if self.dtype:
-            return tuple(float(number_of(self.dtype, code).real) for code in codes)
+            return _numbers_of(self.dtype, self.bits)
+        codes = range(1 << self.bits)
         half = 1 << (self.bits - 1)
         return tuple(
             float((code - (code >= half) * 2 * half if self.negative else code) - self.offset)
             for code in codes
         )
+
+
+@cache
+def _numbers_of(dtype: str, bits: int) -> tuple[float, ...]:
+    return tuple(float(number_of(dtype, code).real) for code in range(1 << bits))
 
 
 def floats(dtype: str) -> ElementType:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from math import floor, frexp, isfinite, isinf, isnan, log2, prod
+from math import copysign, floor, frexp, isfinite, isinf, isnan, log2, prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...core.errors import OpError
@@ -440,15 +440,7 @@ def code_map(source: ElementType, target: ElementType, shift: int) -> tuple[int,
     """For each code of `source`, the code of `target` that stands for 2^shift times its number, -1
     where there is none. NaN is NaN, of the same sign where there are two; so is zero.
     """
-    numbers = target.values()
-    codes: dict[tuple[float, bool], int] = {}
-    nans: dict[bool, int] = {}
-    half = len(numbers) // 2
-    for code, number in enumerate(numbers):
-        if isnan(number):
-            nans.setdefault(code >= half, code)
-        else:
-            codes.setdefault((number, _is_negative(number)), code)
+    numbers, (codes, nans) = target.values(), _by_number(target)
     found = []
     given = source.values()
     # one NaN has no sign, whatever its bits
@@ -469,6 +461,20 @@ def code_map(source: ElementType, target: ElementType, shift: int) -> tuple[int,
     return tuple(found)
 
 
+@lru_cache(maxsize=64)
+def _by_number(elements: ElementType) -> tuple[dict[tuple[float, bool], int], dict[bool, int]]:
+    """The code of each number with its sign, and of NaN in either half of the codes."""
+    numbers = elements.values()
+    codes: dict[tuple[float, bool], int] = {}
+    nans: dict[bool, int] = {}
+    for code, number in enumerate(numbers):
+        if isnan(number):
+            nans.setdefault(code >= len(numbers) // 2, code)
+        else:
+            codes.setdefault((number, _is_negative(number)), code)
+    return codes, nans
+
+
 @lru_cache(maxsize=256)
 def best_shift(source: ElementType, target: ElementType) -> int:
     """The shift under which most codes have one of the other's; of several the smallest."""
@@ -482,17 +488,13 @@ def best_shift(source: ElementType, target: ElementType) -> int:
 @lru_cache(maxsize=256)
 def headroom(source: ElementType, target: ElementType) -> int | None:
     """The largest shift under which the largest code has one of the other's; None without one."""
-    top = max(range(len(source.values())), key=lambda code: _size(source.values()[code]))
-    fitting = (s for s in range(-64, 65) if code_map(source, target, s)[top] >= 0)
-    return max(fitting, default=None)
-
-
-def _size(number: float) -> float:
-    return number if isfinite(number) else -1.0
+    top = max((x for x in source.values() if isfinite(x)), default=0.0)
+    codes, _ = _by_number(target)
+    return max((s for s in range(-64, 65) if (top * 2.0**s, False) in codes), default=None)
 
 
 def _is_negative(number: float) -> bool:
-    return str(number).startswith("-")
+    return copysign(1, number) < 0
 
 
 def _same_elements(one: ElementType, other: ElementType) -> bool:
