@@ -24,6 +24,7 @@ from migrate.codecs.kit.layout import (
     table_of,
     times,
 )
+from migrate.codecs.kit.quant_state import TABLES
 from migrate.codecs.kit.samples import random_records
 from migrate.codecs.kit.scale_rules import ScaleRule
 from migrate.core.spec import Spec
@@ -127,7 +128,8 @@ def cases() -> dict[str, Callable[[], Case]]:
         parts = {
             "weight": ("uint8", codes(SIDE * SIDE // 2, 1)),
             "absmax": ("float32", singles(SIDE * SIDE // 64)),
-            "map": ("float32", singles(16)),
+            # what bitsandbytes takes, whatever it is given
+            "map": ("float32", np.array(TABLES["nf4"], "<f4").view("<u4")),
         }
         return layout, parts, "bfloat16"
 
@@ -186,6 +188,14 @@ def _fp8_block() -> Any:
     return encoding.layout, encoding.parts, encoding.rule
 
 
+def _nf4() -> tuple[NumberLayout, dict[str, Spec], ScaleRule]:
+    codec = get("bnb-4bit")
+    args = codec.Args()
+    made = dict(zip(codec.parts, codec.encoded(args, NUMBERS), strict=True))
+    parts = {role: made[role] for role in ("weight", "absmax")}
+    return codec.written(args, NUMBERS), parts, codec.rule(args, NUMBERS)
+
+
 # name -> the layout, the specs of its parts, and whose arithmetic encodes
 ENCODED = {
     "fp8 tensor": _fp8((0, 0), Spec("float32", ()), ScaleRule("float", "hf"), False),
@@ -196,4 +206,5 @@ ENCODED = {
     "mxfp4": _fp4("mxfp4", 32, "uint8", ScaleRule("mx", "torchao")),
     "nvfp4": _fp4("nvfp4", 16, E4M3, ScaleRule("nvfp4", "torchao")),
     "fp8-block": _fp8_block(),
+    "nf4": _nf4(),
 }

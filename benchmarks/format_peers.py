@@ -1,5 +1,5 @@
 """What others do with the same bytes: the functions of transformers, compressed-tensors, ModelOpt,
-torchao and gguf-py, where they are installed (`make peers`), and the arithmetic of released
+torchao, gguf-py and bitsandbytes, where they are installed (`make peers`), and the arithmetic of released
 scripts.
 
 A function takes the stored parts as torch's own tensors and answers with numbers, or takes numbers
@@ -9,6 +9,7 @@ and answers with codes and scales. They allocate what they make, as their users 
 from __future__ import annotations
 
 import importlib.util
+import math
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ Parts = dict[str, torch.Tensor]
 Decoder = Callable[[Parts], torch.Tensor]
 Encoder = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 BLOCK = 128
-LIBRARIES = ("transformers", "compressed_tensors", "modelopt", "torchao", "gguf")
+LIBRARIES = ("transformers", "compressed_tensors", "modelopt", "torchao", "gguf", "bitsandbytes")
 
 
 def missing() -> list[str]:
@@ -233,6 +234,25 @@ def _gguf() -> dict[str, Decoder]:
     return {kind: by(kind) for kind in ("Q8_0", "Q4_K")}
 
 
+def _bitsandbytes() -> tuple[dict[str, Decoder], dict[str, Encoder]]:
+    from bitsandbytes.functional import QuantState, dequantize_4bit, quantize_4bit
+
+    def decode(parts: Parts) -> torch.Tensor:
+        count = parts["weight"].numel() * 2
+        side = math.isqrt(count)
+        state = QuantState(
+            parts["absmax"], torch.Size((side, count // side)), parts["map"], 64, "nf4",
+            torch.bfloat16,
+        )  # fmt: skip
+        return dequantize_4bit(parts["weight"], state)
+
+    def encode(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        codes, state = quantize_4bit(numbers, quant_type="nf4")
+        return codes, state.absmax
+
+    return {"nf4": decode}, {"nf4": encode}
+
+
 def peers() -> SimpleNamespace:
     """`decoders` and `encoders`: format -> name of the peer -> function, of those installed."""
     warnings.filterwarnings("ignore")
@@ -260,4 +280,6 @@ def peers() -> SimpleNamespace:
         enter("torchao", *_torchao())
     if "gguf" in there:
         enter("gguf-py", _gguf(), {})
+    if "bitsandbytes" in there:
+        enter("bitsandbytes", *_bitsandbytes())
     return found

@@ -45,7 +45,10 @@ HERE = Path(__file__).resolve().parent
 # where `make peers` installs the libraries that are compared with
 PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
 # what must be ours to the bit
-SAME = ("scales repeated", "block by block", "transformers", "DeepGEMM in torch", "gguf-py")
+SAME = (
+    "scales repeated", "block by block", "transformers", "DeepGEMM in torch", "gguf-py",
+    "bitsandbytes",
+)  # fmt: skip
 Work = dict[str, Callable[[], Any]]
 
 

@@ -244,14 +244,15 @@ DECODED = {
     "gptq": DecodeBars(4, 5),
     "gptq, columns out of order": DecodeBars(None),
     "awq": DecodeBars(10, 2.5),
-    "nf4": DecodeBars(3),
+    # C++ with AVX-512: at most twice its time
+    "nf4": DecodeBars(3, 0.5),
     "int8": DecodeBars(None),
     "Q8_0": DecodeBars(6, 1.5),
     "Q4_K": DecodeBars(6, 1.5),
 }
 # encoding, against the fastest peer
 ENCODED_FASTER = {
-    "fp8 tensor": 2, "fp8 row": 2, "fp8-block": 2, "mxfp8": 2, "mxfp4": 8, "nvfp4": 8,
+    "fp8 tensor": 2, "fp8 row": 2, "fp8-block": 2, "mxfp8": 2, "mxfp4": 8, "nvfp4": 8, "nf4": 5,
 }  # fmt: skip
 
 _MANY = """\
