@@ -1,6 +1,6 @@
 """What others do with the same bytes: the functions of transformers, compressed-tensors, ModelOpt,
-torchao, gguf-py and bitsandbytes, where they are installed (`make peers`), and the arithmetic of released
-scripts.
+torchao, gguf-py and bitsandbytes, where they are installed (`make peers`), and the arithmetic of
+released scripts.
 
 A function takes the stored parts as torch's own tensors and answers with numbers, or takes numbers
 and answers with codes and scales. They allocate what they make, as their users see it.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,105 @@ def test_a_table_that_the_configuration_does_not_name_is_refused(tmp_path: Path)
     assert failed.exit == 3
     assert "quant_state.bitsandbytes__fp4" in failed.err
     assert not (tmp_path / "out").exists()
+
+
+MODULE = "model.layers.0.mlp.up_proj.weight"
+STATE = f"{MODULE}.quant_state.bitsandbytes__nf4"
+SAID = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [64, 64]}
+
+
+def said(**other: Any) -> bytes:
+    return json.dumps({**SAID, **other}).encode()
+
+
+def changed(folder: Path, **tensors: tuple[str, tuple[int, ...], bytes]) -> Path:
+    """The plain NF4 folder with other tensors, by the end of their names."""
+    shutil.copytree(checkpoint("bnb-nf4-plain").folder, folder)
+    held = contents(folder)
+    assert held[STATE][2] == said()
+    ends = {"weight": MODULE, "state": STATE}
+    held |= {ends.get(end, f"{MODULE}.{end}"): tensor for end, tensor in tensors.items()}
+    (folder / "model.safetensors").write_bytes(file_of(held))
+    return folder
+
+
+def file_of(tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> bytes:
+    header, data = {}, b""
+    # wide elements first, so that all are aligned
+    for key, (dtype, shape, raw) in sorted(tensors.items(), key=lambda t: t[1][0] == "U8"):
+        where = [len(data), len(data) + len(raw)]
+        header[key] = {"dtype": dtype, "shape": list(shape), "data_offsets": where}
+        data += raw
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def bytes_of(raw: bytes) -> tuple[str, tuple[int, ...], bytes]:
+    return "U8", (len(raw),), raw
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (b'{"quant_type": "nf4"', "not JSON"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b'{"a":' * 1500 + b"1" + b"}" * 1500, "nested too deeply"),
+        (b" " * 65_537, "is uint8 [65537]"),
+        (said(shape=[64, 65]), "that of numbers of [64, 65] is [2080, 1]"),
+        (said(shape=[2**40, 2**30]), "that of numbers of [1099511627776, 1073741824]"),
+        (said(shape=None), "shape of the state is None"),
+        (said(blocksize=2**63), "blocksize of the state is 9223372036854775808"),
+        (said(blocksize=32), "the absmax is [64], that of numbers of [64, 64]"),
+        (said(quant_type="int4"), "quant_type of the state is 'int4', not nf4 or fp4"),
+        (said(quant_type="fp4"), "`form` is nf4, the state says fp4"),
+        (said(nested_blocksize=256, nested_offset=0), "the state says that there is a nested_"),
+    ],
+)
+def test_json_that_is_broken_or_does_not_fit_is_refused_while_planning(
+    state: bytes, words: str, tmp_path: Path
+) -> None:
+    folder = changed(tmp_path / "in", state=bytes_of(state))
+    failed = run("plan", folder, *ASKED)
+    assert failed.exit == 3
+    assert words in failed.err
+    assert MODULE in failed.err
+
+
+@pytest.mark.parametrize(
+    ("end", "tensor", "code", "words"),
+    [
+        ("absmax", ("F32", (63,), bytes(252)), "M310", "the absmax is [63]"),
+        ("absmax", ("F32", (64, 1), bytes(256)), "M310", "the absmax is [64, 1]"),
+        ("absmax", ("U8", (64,), bytes(64)), "M303", "the absmax is uint8"),
+        ("quant_map", ("F32", (15,), bytes(60)), "M310", "codes of 4 bits look up 16 numbers"),
+        ("quant_map", ("F32", (256,), bytes(1024)), "M310", "codes of 4 bits look up 16 numbers"),
+        ("weight", ("U8", (2047, 1), bytes(2047)), "M310", "the weight is [2047, 1]"),
+        # as bnb_4bit_quant_storage has them
+        ("weight", ("BF16", (1024, 1), bytes(2048)), "M207", f"missing: {MODULE}"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_while_planning(
+    end: str, tensor: tuple[str, tuple[int, ...], bytes], code: str, words: str, tmp_path: Path
+) -> None:
+    failed = run("plan", changed(tmp_path / "in", **{end: tensor}), *ASKED)
+    assert failed.exit == 3
+    assert f"error[{code}]" in failed.err
+    assert words in failed.err
+    assert MODULE in failed.err
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_a_scale_that_no_encoder_makes_stops_the_run_unless_it_is_to_be_kept(
+    value: float, tmp_path: Path
+) -> None:
+    raw = bytearray(contents(checkpoint("bnb-nf4-plain").folder)[f"{MODULE}.absmax"][2])
+    raw[12:16] = struct.pack("<f", value)
+    folder = changed(tmp_path / "in", absmax=("F32", (64,), bytes(raw)))
+    failed = run("apply", folder, "-o", tmp_path / "out", *ASKED)
+    assert failed.exit == 3
+    assert "error[M406]" in failed.err
+    assert f"the absmax of the numbers from [3, 0] on is {value:g}" in failed.err
+    assert MODULE in failed.err
+    assert not (tmp_path / "out").exists()
+    done("apply", folder, "-o", tmp_path / "kept", *ASKED, "--set", "scales=keep")
