@@ -10,7 +10,7 @@ from typing import Any
 
 import opcodes as o
 from archives import archive, data_pkl
-from hostile_streams import touch
+from hostile_streams import imported, touch
 from opcodes import bytes_entry, chunk, metadata, size, stored, tensor_entry, where
 
 Row = tuple[str, str, bool, Callable[[Path, str], Path]]
@@ -89,6 +89,14 @@ live(
     "call-in-protocol-0",
     "D1 P1",
     lambda f, c: written(f, b"cposix\nmknod\n(V" + c.encode() + b"\ntR."),
+)
+live(
+    "call-through-getattr",
+    "D1 P1",
+    lambda f, c: written(
+        f,
+        good(planner=o.call(o.call(o.found("builtins", "getattr"), imported("posix"), "mknod"), c)),
+    ),
 )
 live("call-in-a-byte-entry", "D1 P1 P2", bytes_item)
 live(

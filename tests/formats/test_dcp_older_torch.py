@@ -1,20 +1,23 @@
 """torch 2.6, in an environment of its own that has no migrate, reads the distributed checkpoints
-that are written here.
+that are written here; and what other releases write is in tests/data/dcp.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import save_by_torch
 import torch
 from test_dcp_sink import nested
 
 import migrate
 
 ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data" / "dcp"
 OLDER = ROOT / ".venv-torch26" / "bin" / "python"
 READER = Path(__file__).parent / "read_by_torch.py"
 # those that torch 2.6 has too
@@ -60,3 +63,14 @@ def test_torch_2_6_reads_them(made: list[Path]) -> None:
         pytest.skip("torch 2.6 is not there: `make .venv-torch26/.ready` installs it, 5 GB")
     release, count = read_by(OLDER, made)
     assert (release.startswith("2.6."), count > 100) == (True, True)
+
+
+def test_what_this_release_writes_is_recorded(tmp_path: Path) -> None:
+    save_by_torch.main(tmp_path / "c")
+    rows = re.findall(r"\| `(torch-[\d.]+)` .*\| ([\d., ]+) \|", (DATA / "README.md").read_text())
+    folders = {release: folder for folder, named in rows for release in named.split(", ")}
+    assert set(folders.values()) == {path.name for path in DATA.iterdir() if path.is_dir()}
+    # one that is newer than all of them is expected to write as the last
+    release = ".".join(torch.__version__.split(".")[:2])
+    wanted = DATA / folders.get(release, "torch-2.15") / "__0_0.distcp"
+    assert (tmp_path / "c" / "__0_0.distcp").read_bytes() == wanted.read_bytes()

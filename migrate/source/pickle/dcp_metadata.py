@@ -24,6 +24,7 @@ from .dcp_ranks import merge_contents
 from .dcp_stream import MetadataContents, SavedCopy, read_stream
 from .dcp_stream import SavedChunk as SavedChunk
 from .dcp_stream import SavedPart as SavedPart
+from .dcp_values import MEMORY_FORMATS
 from .decoding import (
     LARGEST,
     MOST_DIMENSIONS,
@@ -31,6 +32,7 @@ from .decoding import (
     StreamProblems,
     dtype_of,
     is_global,
+    member_of,
     plain,
 )
 from .nodes import ABSENT, METADATA, Call, Dict, Global, Set, kind_of
@@ -50,6 +52,7 @@ _PATHS = tuple(
     for m in ("pathlib", "pathlib._local")
     for n in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
 )
+_ENUMS = (*_MEMORY_FORMATS, (_PLANNER, "WriteItemType"))
 _SIZE = (("torch", "Size"),)
 _LAYOUT = (("torch.serialization", "_get_layout"),)
 _TENSOR, _CHUNK, _BYTES = (
@@ -384,19 +387,16 @@ class _MetadataReader:
         if type(state) is not tuple or len(state) not in (5, 6):
             raise ContradictionError("TensorProperties without its five or six fields")
         layout, memory_format = state[1], state[3]
+        said = []
         for part, names in ((layout, _LAYOUT), (memory_format, _MEMORY_FORMATS)):
-            called = (
-                type(part) is Call
-                and part.how == "reduce"
-                and len(part.arguments) == 1
-                and plain(part)
-            )
-            if not called or not self._is(part, names):
+            made = member_of(part)
+            if made is None or not is_global(made[0], *names):
                 self._foreign(part, key)
                 return None
-        if type(layout.arguments[0]) is not str or layout.arguments[0] != "torch.strided":
+            said.append(made[1])
+        if type(said[0]) is not str or said[0] != "torch.strided":
             raise ContradictionError("a layout other than torch.strided")
-        if type(memory_format.arguments[0]) is not int or not 0 <= memory_format.arguments[0] <= 2:
+        if said[1] not in MEMORY_FORMATS and (type(said[1]) is not int or not 0 <= said[1] <= 2):
             raise ContradictionError("an unknown memory format")
         if type(state[2]) is not bool or type(state[4]) is not bool:
             raise ContradictionError(
@@ -489,6 +489,10 @@ class _MetadataReader:
                 continue
             seen.add(id(value))
             if kind is Call:
+                member = member_of(value)
+                if member is not None and is_global(member[0], *_ENUMS):
+                    stack.append(member[1])
+                    continue
                 stack += [
                     value.function,
                     value.arguments,

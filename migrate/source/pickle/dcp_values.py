@@ -17,6 +17,8 @@ from .decoding import LARGEST, dtype_of
 from .nodes import METADATA, Global
 
 MODULE = "torch.distributed.checkpoint.metadata"
+# by their numbers
+MEMORY_FORMATS = ("TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRESERVE_FORMAT")
 NUMBER = rb"(?:K.|M..|J....|\x8a(?:\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))"
 ONE_NUMBER = re.compile(NUMBER, re.DOTALL)
 # bytes that are there before a pair is read, and frames that are put together, of 64 KiB each
@@ -55,7 +57,7 @@ class MemoryFormat(NamedTuple):
 
 # what stands in the memo for the layout, and what is read where strides are said to be unknown
 _LAYOUT, UNKNOWN = object(), (-1,)
-SIZE = Name("torch", "Size")
+SIZE, _GETATTR = Name("torch", "Size"), Name("builtins", "getattr")
 
 
 class ValueReader:
@@ -241,20 +243,40 @@ class ValueReader:
             if found is _LAYOUT if layout else type(found) is MemoryFormat:
                 return found
             self.at = begin
-        self.name(name)
         made: Any = _LAYOUT
         if layout:
+            self.name(name)
             self.field("torch.strided")
+            self.opcodes(b"\x85\x94R")
         else:
-            made = MemoryFormat(self.number())
-            if made.number > 2:
-                raise OtherSpellingError
-        self.opcodes(b"\x85\x94R")
+            made = MemoryFormat(self._member(name))
         if self.data[self.at] != 0x94:
             raise OtherSpellingError
         self.at += 1
         self.memo.append(made)
         return made
+
+    def _member(self, name: Name) -> int:
+        """The number of a memory format: `Enum(number)`, or `getattr(Enum, name)` as CPython 3.11.0
+        to 3.11.3 pickle members.
+        """
+        begin, written = self.at, len(self.memo)
+        found = self._global()
+        if (found.module, found.name) == _GETATTR:
+            self.name(name)
+            member = self.text()
+            self.opcodes(b"\x86\x94R")
+            if member not in MEMORY_FORMATS:
+                raise OtherSpellingError
+            return MEMORY_FORMATS.index(member)
+        self.at = begin
+        del self.memo[written:]
+        self.name(name)
+        number = self.number()
+        self.opcodes(b"\x85\x94R")
+        if number > 2:
+            raise OtherSpellingError
+        return number
 
     def _flag(self) -> bool:
         found = self.data[self.at]

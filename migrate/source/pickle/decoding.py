@@ -47,6 +47,9 @@ STORAGES: dict[tuple[str, str], str | None] = {
 }
 
 
+_GETATTR = (("builtins", "getattr"), ("__builtin__", "getattr"))
+
+
 class ForeignError(Exception):
     """This use of an allowed name is none that is known here; the text says what it is, as "a
     sparse tensor".
@@ -275,6 +278,20 @@ def plain(call: Call) -> bool:
 def is_global(node: Any, *names: tuple[str, str]) -> bool:
     """Whether `node` is one of these names."""
     return type(node) is Global and (node.module, node.name) in names
+
+
+def member_of(node: Any) -> tuple[Global, Any] | None:
+    """The class of an enum and the value of its member, as `Class(value)`; where CPython 3.11.0 to
+    3.11.3 pickled it, as `getattr(Class, name)`, the name. None for anything else.
+    """
+    if type(node) is not Call or node.how != "reduce" or not plain(node):
+        return None
+    match node.arguments:
+        case (value,):
+            return node.function, value
+        case (Global() as cls, str(name)) if is_global(node.function, *_GETATTR):
+            return cls, name
+    return None
 
 
 def integers(node: Any) -> tuple[int, ...]:
