@@ -42,7 +42,7 @@ def result(name: str) -> dict[str, object]:
         out = Path(there) / "out"
         try:
             dequantize_model(one.folder, out, target_dtype=dtype)
-        except (KeyError, ValueError, RuntimeError) as error:
+        except (KeyError, ValueError, RuntimeError, FileNotFoundError) as error:
             return {"refused": str(error.args[0])}
         made = digests(out)
     return {
