@@ -9,6 +9,7 @@ import goldens_by_rules
 import numpy as np
 import pytest
 from kit_layouts import FORMATS, Case, goldens
+from test_kit_goldens import BITS
 
 from migrate.codecs import get
 from migrate.codecs.base import OpError
@@ -207,3 +208,55 @@ def test_a_part_that_is_missing_is_named(kind: str, role: str, tmp_path: Path) -
     (found,) = caught.value.diagnostics
     assert found.code == "M207"
     assert f"c.{role}" in str(found)
+
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "channel": {}, "group": {"group": 32}, "tensor": {"granularity": "tensor"}
+}  # fmt: skip
+
+
+@pytest.mark.libraries
+@pytest.mark.parametrize("dtype", BITS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_zeros_are_those_of_compressed_tensors(strategy: str, dtype: str, tmp_path: Path) -> None:
+    """Numbers of both signs, of one, all zero, and so small that scales are subnormal or 0."""
+    quantization = pytest.importorskip("compressed_tensors.quantization")
+    torch = pytest.importorskip("torch")
+    from compressed_tensors.quantization.lifecycle.forward import quantize
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    of = torch.Generator().manual_seed(9)
+    normal = torch.randn(24, 96, generator=of)
+    cases = {
+        "both": normal, "above": normal.abs() + 1, "below": -normal.abs(), "zeros": normal * 0,
+        "outlier": torch.where(normal > 2.5, normal * 1000, normal), "tiny": normal * 2.0**-130,
+    }  # fmt: skip
+    numbers = {name: x.to(getattr(torch, dtype)) for name, x in cases.items()}
+    width = {4: (torch.int32, "<u4"), 2: (torch.int16, "<u2")}
+
+    def held(tensor: Any) -> tuple[Spec, Any]:
+        kind, raw = width[tensor.element_size()]
+        return Spec(dtype, tuple(tensor.shape)), tensor.view(kind).numpy().view(raw)
+
+    said = STRATEGIES[strategy]
+    call = {"codec": "int8", "from": dtype, **said}
+    roles = ("weight", "scale", "zero")
+    made = goldens_by_rules.encoded(
+        tmp_path / "x", {name: held(x) for name, x in numbers.items()}, roles, call
+    )
+    args = quantization.QuantizationArgs(
+        num_bits=8, symmetric=False, strategy=strategy, group_size=said.get("group")
+    )
+    for name, x in numbers.items():
+        blocks = x.reshape(24, -1, 32) if strategy == "group" else x
+        low, high = (
+            (x.min(), x.max())
+            if strategy == "tensor"
+            else (blocks.amin(-1, strategy == "channel"), blocks.amax(-1, strategy == "channel"))
+        )
+        scale, zero = calculate_qparams(low, high, args)
+        codes = quantize(x, scale, zero, args, dtype=torch.int8)
+        ours = made[name]
+        assert np.array_equal(ours["scale"][1], held(scale)[1]), name
+        assert np.array_equal(ours["zero"][1].view("i1"), zero.to(torch.int8).numpy()), name
+        assert np.array_equal(ours["weight"][1].view("i1"), codes.numpy()), name

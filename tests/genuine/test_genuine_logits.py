@@ -29,8 +29,6 @@ DECODED = {
     "ct-mxfp8": ["mxfp8@bf16"],
     "ct-nvfp4": ["nvfp4@bf16"],
     "ct-nvfp4a16": ["nvfp4@bf16"],
-    "ct-mixed": ["compressed-tensors@bf16"],
-    "ct-mixed-int": ["compressed-tensors@bf16"],
     "ct-mxfp4": ["compressed-tensors@bf16"],
     "ct-w4a16": ["compressed-tensors@bf16"],
     "ct-w4a16-asym": ["compressed-tensors@bf16"],
@@ -45,8 +43,10 @@ WORDS = {
     "gptq-v2-dynamic": ("gptq@fp16",),
     "awq-gemm": ("awq@fp16",),
 }
-# what transformers cannot read
+# what transformers cannot read: of a mixture it takes each module as of one format, and stops
 LOADED = {
+    "ct-mixed": ["compressed-tensors@bf16"],
+    "ct-mixed-int": ["compressed-tensors@bf16"],
     "modelopt-fp8": ["fp8@bf16"],
     "modelopt-fp8-channel": ["fp8@bf16"],
     "modelopt-nvfp4": ["nvfp4@bf16"],
