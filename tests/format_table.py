@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,11 +47,12 @@ RECODED = {
     "mxfp8": ("mxfp8", "fp8-block"),
     "mxfp4": ("mxfp4", "mxfp8", "fp8-block", "nvfp4"),
     "nvfp4": ("nvfp4",),
-    "int-pack": ("int-pack", "int8", "gptq", "awq"),
-    "int8": ("int8", "int-pack", "gptq"),
+    "int-pack": ("int-pack", "int8", "gptq", "awq", "gguf"),
+    "int8": ("int8", "int-pack", "gptq", "gguf"),
     "gptq": ("gptq", "int-pack", "int8"),
     "awq": ("int-pack", "gptq"),
-    "int4-rows": ("int-pack", "int8", "gptq", "awq"),
+    "int4-rows": ("int-pack", "int8", "gptq", "awq", "gguf"),
+    "gguf": ("int-pack", "int8"),
 }
 
 
@@ -134,8 +136,9 @@ def _stored(codec: Codec) -> Iterator[tuple[Any, dict[str, Any], Mapping[str, by
     from migrate.core.errors import OpError
     from migrate.core.spec import Spec
 
-    of = Spec("bfloat16", (256, 256))
-    for args, _ in codec.samples():
+    # whose dtype is that of scales as well
+    numbers = [Spec(dtype, (256, 256)) for dtype in ("bfloat16", "float16")]
+    for of, (args, _) in product(numbers, codec.samples()):
         try:
             specs = zip(codec.parts, codec.encoded(args, of), strict=True)
         except OpError:

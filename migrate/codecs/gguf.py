@@ -1,10 +1,9 @@
 """`gguf`: blocks of 32 or 256 numbers that hold codes and scales together, as llama.cpp stores
-weights. They are decoded only.
+weights. Numbers are decoded only.
 
-A type of blocks is a line of `_layouts`: which bits of which bytes the codes are, and where scales
-and what is taken off lie. A number is code * scale, of K types code * (d * s) - dmin * m, each step
-in float32 as gguf-py computes it. The type is what the file says (`type`, a number of ggml's) or
-the argument: bytes per row fit several.
+A type is a line of `_layouts`: which bits are codes, which scales, and what is taken off. A number
+is code * scale, of K types code * (d * s) - dmin * m, each step in float32 as in gguf-py. The type
+is what the file says, or the argument: bytes per row fit several.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ from functools import cache
 from typing import Any
 
 from ..core.spec import Spec
-from ..source.ggml_types import TYPES, type_name
+from ..source.ggml_types import NAMED, type_name
 from .base import NON_FINITE, Convention, OpError, Text, arg, dataclass
 from .kit.codec import LayoutCodec
+from .kit.geometry import codes_shape
 from .kit.layout import (
     BitPiece,
     ElementType,
@@ -37,6 +37,7 @@ DECODED = (
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4",
     "f16", "bf16",
 )  # fmt: skip
+ON_DISK = {"data": "{w} uint8", "type": "{w}_type int32 []"}
 # the numbers of e2m1, of which that of -0 is 0 here
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
@@ -46,25 +47,16 @@ class Gguf(LayoutCodec):
     summary = "blocks of 32 or 256 numbers that hold codes and scales together"
     parts = ("data", "type")
     optional = planning = ("type",)
-    names = (
-        Convention(
-            "llama.cpp",
-            {"data": "{w} uint8", "type": "{w}_type int32 []"},
-            says={"type": ("type", type_name)},
-        ),
-    )
+    recodes = True
+    names = (Convention("llama.cpp", ON_DISK, says={"type": ("type", type_name)}),)
 
     @dataclass(frozen=True, slots=True)
     class Args:
         type: Text | None = arg(
-            "what blocks are, by default what the part of that name says",
-            words=DECODED,
-            default=None,
+            "what blocks are, by default what the part `type` says", words=DECODED, default=None
         )
         non_finite: Text = arg(
-            "refuse or keep scales that are infinite or NaN",
-            words=NON_FINITE[::2],
-            default=NON_FINITE[0],
+            "refuse or keep infinite and NaN scales", words=NON_FINITE[::2], default="refuse"
         )
 
     def settle(self, args: Any, specs: Sequence[Any], values: Mapping[str, bytes]) -> Any:
@@ -74,11 +66,7 @@ class Gguf(LayoutCodec):
             raise OpError("M310", f"gguf: the type is {specs[1]}, not one integer of 32 bits")
         found = type_name(int.from_bytes(said, "little"))
         if found not in DECODED:
-            raise OpError(
-                "M310",
-                f"gguf: the type is {found}, which is not decoded",
-                help=f"decoded are {', '.join(DECODED)}",
-            )
+            raise OpError("M310", f"gguf: the type is {found}, and not {', '.join(DECODED)}")
         if args.type not in (None, found):
             raise OpError("M310", f"gguf: `type` is {args.type}, the file says {found}")
         return replace(args, type=found)
@@ -92,11 +80,17 @@ class Gguf(LayoutCodec):
             )
         return _layouts(args.non_finite != "keep")[args.type]
 
+    def recoded(self, args: Any, numbers: Spec) -> Mapping[str, Spec]:
+        shape = codes_shape(self.layout(args, {}), numbers.shape, "uint8")
+        return {"data": Spec("uint8", shape), "type": Spec("int32", ())}
+
+    def foreseen(self, args: Any, spec: Spec) -> Mapping[str, bytes]:
+        return {"type": NAMED[args.type].number.to_bytes(4, "little")}
+
     def stored(self) -> Iterable[tuple[Any, list[Any]]]:
         for name, layout in _layouts(True).items():
-            number = next(known.number for known in TYPES.values() if known.name == name)
-            yield self.Args(), [random_records(layout, 3, 2), number_part(number)]
-        yield self.Args("q4_k"), [random_records(_layouts(True)["q4_k"], 5, 1), None]
+            yield self.Args(), [random_records(layout, 3, 2), number_part(NAMED[name].number)]
+        yield self.Args("q4_0"), [random_records(_layouts(True)["q4_0"], 5, 1), None]
 
 
 def _codes(elements: ElementType, *pieces: BitPiece) -> Grid:
@@ -107,9 +101,8 @@ def _sixes(least: int) -> Grid:
     """Of the twelve bytes from byte 4 on the eight scales of 6 bits, or the eight minima."""
     low = tuple(4 + j + 4 * least if j < 4 else 8 + j for j in range(8))
     high = tuple(j + 4 * least + 4 * (j < 4) for j in range(8))
-    above = tuple(6 - 2 * (j < 4) for j in range(8))
-    pieces = BitPiece(low, (0,) * 4 + (4 * least,) * 4, 4), BitPiece(high, above, 2, 4)
-    return _codes(integers(6), *pieces)
+    one, other = (0,) * 4 + (4 * least,) * 4, (4,) * 4 + (6,) * 4
+    return _codes(integers(6), BitPiece(low, one, 4), BitPiece(high, other, 2, 4))
 
 
 @cache
@@ -145,11 +138,10 @@ def _layouts(finite: bool) -> dict[str, NumberLayout]:
         "f16": (one, at(0, finite=False), (), (none,)),
         "bf16": (one, at(0, dtype="bfloat16", finite=False), (), (none,)),
     }  # fmt: skip
-    sizes = {known.name: (known.elements, known.nbytes) for known in TYPES.values()}
     return {
         name: NumberLayout(
             f"gguf {name}", elements, Field(pieces), scale, less=less, role="data",
-            record=Record(*sizes[name]),
+            record=Record(NAMED[name].elements, NAMED[name].nbytes),
         )
         for name, (elements, scale, less, pieces) in made.items()
     }  # fmt: skip

@@ -352,6 +352,8 @@ def _one_way(source: NumberFormat, target: NumberFormat, exact_in: str | None) -
     be, as far as formats say.
     """
     codec, other = _layout_codec(source), _layout_codec(target)
+    if getattr(source.args, "type", "") is None:
+        return f"`from` does not say with `type` what blocks of {codec.name} there were"
     if not codec.encodes:
         return ""
     if getattr(source.args, "bits", 0) is None and getattr(target.args, "bits", 0) is not None:

@@ -42,6 +42,8 @@ TYPES: dict[int, GgmlType] = {
     **{number: GgmlType(number, name, 1, size, dtype) for number, name, dtype, size in _PLAIN},
     **{number: GgmlType(number, name, count, size) for number, name, count, size in _BLOCKS},
 }
+# name -> type
+NAMED: dict[str, GgmlType] = {known.name: known for known in TYPES.values()}
 
 
 def type_name(number: int) -> str:

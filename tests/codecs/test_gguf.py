@@ -152,9 +152,9 @@ def test_a_file_of_all_types_is_decoded_by_one_rule(tmp_path: Path) -> None:
     [
         (None, {}, "M408", "nothing says of which type blocks are"),
         (NUMBERS["q4_k"], {"type": "q4_0"}, "M310", "`type` is q4_0, the file says q4_k"),
-        (NUMBERS["iq4_nl"], {}, "M310", "the type is iq4_nl, which is not decoded"),
-        (NUMBERS["q8_k"], {"type": "q8_0"}, "M310", "the type is q8_k, which is not decoded"),
-        (NUMBERS["f32"], {}, "M310", "the type is f32, which is not decoded"),
+        (NUMBERS["iq4_nl"], {}, "M310", "the type is iq4_nl, and not q4_0, q4_1"),
+        (NUMBERS["q8_k"], {"type": "q8_0"}, "M310", "the type is q8_k, and not q4_0"),
+        (NUMBERS["f32"], {}, "M310", "the type is f32, and not q4_0"),
         (4, {}, "M310", "the type is type 4, which is unknown"),
         (2**32 - 1, {}, "M310", "the type is type 4294967295, which is unknown"),
     ],

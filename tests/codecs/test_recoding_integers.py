@@ -248,13 +248,13 @@ def test_what_only_moves_is_copied() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["gptq", "awq", "int4-rows", "int8", "int-pack"])
+@pytest.mark.parametrize("name", ["gptq", "awq", "int4-rows", "int8", "int-pack", "gguf"])
 def test_boxes_are_those_of_the_whole(name: str) -> None:
     """Each output in boxes cut anywhere, of the boxes of the inputs that are asked for."""
     from test_recoding_pairs import pairs_of
 
     dice, seen = np.random.default_rng(7), 0
-    for other in ("int-pack", "int8", "gptq", "awq"):
+    for other in ("int-pack", "int8", "gptq", "awq", "gguf"):
         for _, parts, call in pairs_of(name, other):
             if isinstance(call, str):
                 continue

@@ -24,15 +24,16 @@ ENCODING = [
     name for name in codecs.registry.builtin() if codecs.get(name).encodes
 ]  # fmt: skip
 # formats of whole numbers, which no path leads to from others
-INTEGERS = ("int-pack", "int8", "gptq", "awq", "int4-rows", "bnb-int8")
+INTEGERS = ("int-pack", "int8", "gptq", "awq", "int4-rows", "bnb-int8", "gguf")
 # which becomes which, with some arguments
 RECODED = {
-    "int-pack": ("int-pack", "int8", "gptq", "awq", "int4-rows"),
-    "int8": ("int-pack", "int8", "gptq"),
+    "int-pack": ("int-pack", "int8", "gptq", "awq", "int4-rows", "gguf"),
+    "int8": ("int-pack", "int8", "gptq", "gguf"),
     "gptq": ("int-pack", "gptq", "awq", "int8"),
     "awq": ("int-pack", "gptq", "awq", "int8"),
-    "int4-rows": ("int-pack", "int8", "gptq", "awq", "int4-rows"),
+    "int4-rows": ("int-pack", "int8", "gptq", "awq", "int4-rows", "gguf"),
     "bnb-int8": (),
+    "gguf": ("gguf", "int-pack", "int8"),
 }
 
 
@@ -155,8 +156,9 @@ def goals(name: str) -> list[Any]:
     codec: Any = codecs.get(name)
     more = {
         "gptq": [{"form": "v1"}, {"form": "v2"}],
-        "int-pack": [{}, {"symmetric": False}, {"bits": 8}, {"group": 32}],
+        "int-pack": [{}, {"symmetric": False}, {"bits": 8}, {"group": 32}, {"non_finite": "keep"}],
         "int8": [{}, {"group": 32}],
+        "gguf": [{"type": "q4_0"}, {"type": "q8_0"}],
     }
     stored = [args for args, _ in codec.stored()]
     return list(
@@ -227,4 +229,4 @@ def test_integers_are_the_same_or_refused(one: str, other: str) -> None:
                     moved = moved.reshape(how) if step == "reshape" else moved.transpose(how)
                 assert moved.tobytes() == array.tobytes(), (settled, settled.outputs[number])
     assert ("the same" in seen) == (other in RECODED[one]), seen
-    assert seen - {"the same"} <= {"M303", "M304", "M308", "M310", "M406"}
+    assert seen - {"the same"} <= {"M303", "M304", "M308", "M310", "M406", "M408"}

@@ -33,6 +33,12 @@ class LayoutCodec(Codec):
         """
         raise NotImplementedError
 
+    def recoded(self, args: Any, numbers: Spec) -> Mapping[str, Spec] | None:
+        """By role, the parts of integers of this shape that `recode` makes, where a codec that
+        `recodes` says them otherwise than by `names`.
+        """
+        return None
+
     def decoded(self, args: Any, specs: Sequence[Any], dtype: str) -> Spec:
         there = self.by_role(specs)
         return decoded(self.layout(args, there), there, dtype)

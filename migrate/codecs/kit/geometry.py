@@ -412,6 +412,8 @@ def codes_shape(layout: NumberLayout, shape: Shape, dtype: str) -> Shape:
     """The stored shape of the codes of numbers of this shape."""
     codes = layout.codes
     if isinstance(codes, Field):
+        if not shape:
+            raise OpError("M304", f"{layout.name} is of numbers of 1 or more axes, these have none")
         return (*shape[:-1], -(-shape[-1] // layout.record.codes) * layout.record.nbytes)
     if layout.flat:
         return (codes.words(prod(shape), dtype), 1)

@@ -15,10 +15,11 @@ from ...core.spec import BITS, coordinates
 from . import rounding
 from .box_decoding import stored_entries
 from .geometry import Held
-from .layout import Grid, Packing
+from .layout import Field, Grid, Packing
 from .nibbles import in_turn, looked_up, turned
 from .placing import copy_raw
-from .recoding_integers import HELP, IntegerRecoding, packing_of
+from .recoding_integers import HELP, IntegerRecoding, dtype_of, packing_of
+from .record_boxes import codes_in_records, entries_in_records, records_of
 from .tables import widened
 from .unpacking import codes as unpacked
 
@@ -63,22 +64,42 @@ def _fixed(path: IntegerRecoding, role: str, box: Box, out: Array) -> None:
 
 
 def _codes(path: IntegerRecoding, arrays: Mapping[str, Array], box: Box, out: Array) -> None:
-    import numpy as np
 
     full = path.numbers_of_codes(box)
     if not prod(b - a for a, b in full):
         out[...] = 0
         return
-    source = path.source
-    role, packing = source.layout.role, packing_of(source.layout)
-    words = arrays[role]
-    held = source.codes_held(full)
-    if _several(path, words, full, held, box, out):
+    target = path.target.layout
+    if isinstance(target.codes, Field):
+        _records(path, arrays, full, box, out)
         return
-    found = unpacked(words, packing, source.spec(role).dtype, packing.transposed)
+    held = path.source.codes_held(full)
+    if _several(path, arrays[path.source.layout.role], full, held, box, out):
+        return
+    mine = packing_of(target)
+    _put(
+        _codes_of(path, arrays, full),
+        mine,
+        mine.transposed,
+        path.parts[target.role].dtype,
+        box,
+        out,
+    )
+
+
+def _codes_of(path: IntegerRecoding, arrays: Mapping[str, Array], full: Box) -> Array:
+    """The target's codes of a box of numbers, one a byte. M406 for one that it does not have."""
+    import numpy as np
+
+    source = path.source
+    role, packing = source.layout.role, source.layout.codes
+    if isinstance(packing, Field):
+        found = codes_in_records(source, arrays[role], full)
+    else:
+        found = unpacked(arrays[role], packing, source.spec(role).dtype, packing.transposed)
     rows, columns = (
         slice(low - first, high - first)
-        for (low, high), (first, _) in zip(full[-2:], held, strict=True)
+        for (low, high), (first, _) in zip(full[-2:], source.codes_held(full), strict=True)
     )
     found = found[..., rows, columns]
     if path.codes != tuple(range(len(path.codes))):
@@ -86,8 +107,28 @@ def _codes(path: IntegerRecoding, arrays: Mapping[str, Array], box: Box, out: Ar
         if (table < 0).any():
             _check_codes(path, table, found, full)
         found = table.astype("u1")[found]
-    mine, dtype = packing_of(path.target.layout), path.parts[path.target.layout.role].dtype
-    _put(found, mine, mine.transposed, dtype, box, out)
+    return found
+
+
+def _records(
+    path: IntegerRecoding, arrays: Mapping[str, Array], full: Box, box: Box, out: Array
+) -> None:
+    """Fills `out`, a box of records, with codes and scales."""
+    import numpy as np
+
+    layout, (one, other) = path.target.layout, path.grids
+    each = layout.record.codes
+    low, high = full[-1]
+    entries: Box = (*full[:-1], (low // each, high // each))
+    _check_dropped(path, arrays, entries, full)
+    made = _spread(path, one, arrays, entries, full)
+    if other.finite:
+        _check_scales(path, made, entries, -inf)
+    lead = [stop - first for first, stop in entries]
+    made = np.broadcast_to(made, lead)
+    found = records_of(layout, other, _codes_of(path, arrays, full), made)
+    first = low // each * layout.record.nbytes
+    out[...] = found[..., box[-1][0] - first : box[-1][1] - first].reshape(out.shape)
 
 
 def _several(
@@ -96,8 +137,13 @@ def _several(
     """Fills `out` several codes at a time; False where they do not lie so, or one has no place."""
     import numpy as np
 
-    one, other = packing_of(path.source.layout), packing_of(path.target.layout)
-    if not in_turn(other) or held.columns != full[-1] or not out.flags.c_contiguous:
+    one, other = path.source.layout.codes, packing_of(path.target.layout)
+    if (
+        isinstance(one, Field)
+        or not in_turn(other)
+        or held.columns != full[-1]
+        or not out.flags.c_contiguous
+    ):
         return False
     if prod(b - a for a, b in full) * other.bits != out.nbytes * 8:
         return False
@@ -160,7 +206,7 @@ def _entries(
         if role == path.zero_role:
             made = _shifted_zeros(path, made, one, other, entries)
         elif path.asks_positive:
-            _check_positive(path, made, entries)
+            _check_scales(path, made, entries, 0)
     dtype = path.parts[role].dtype
     _put(made, other.packing, other.transposed, dtype, path.sides(other, box), out)
 
@@ -172,7 +218,10 @@ def _spread(
     import numpy as np
 
     source = path.source
-    raw: Array = stored_entries(source, grid, arrays[grid.role], full)
+    if grid.field is not None:
+        raw = entries_in_records(source, grid, arrays[grid.role], full)
+    else:
+        raw = stored_entries(source, grid, arrays[grid.role], full)
     held = source.entries_held(grid, full)
     for axis in (-2, -1):
         was, now = (tile[axis] for tile in path.tiles)
@@ -250,19 +299,21 @@ def _check_dropped(
             )
 
 
-def _check_positive(path: IntegerRecoding, raw: Array, entries: Box) -> None:
+def _check_scales(path: IntegerRecoding, raw: Array, entries: Box, least: float) -> None:
+    """M406 at the first scale that is not finite and above `least`."""
     import numpy as np
 
-    role = path.grids[0].role
-    found = widened(np.ascontiguousarray(raw), path.source.spec(role).dtype)
-    wrong = ~((found > 0) & (found < inf))
+    grid = path.grids[0]
+    found = widened(np.ascontiguousarray(raw), dtype_of(path.source, grid))
+    wrong = ~((found > least) & (found < inf))
     if wrong.any():
         index = coordinates(int(wrong.reshape(-1).argmax()), wrong.shape)
         raise OpError(
             "M406",
-            f"recode: the {role} of the numbers from {_first(path, entries, index)} on is "
+            f"recode: the scale of the numbers from {_first(path, entries, index)} on is "
             f"{float(found[index]):g}",
-            help="a scale is positive and finite; `non_finite: keep` in `to` takes what is stored",
+            help=f"a scale is {'' if least else 'positive and '}finite; `non_finite: keep` in `to` "
+            "takes what is stored",
         )
 
 

@@ -29,7 +29,7 @@ from ...core.spec import Spec
 from ...core.spec import spec as spec_of
 from .geometry import Extents, Held, geometry
 from .groups import group_of
-from .layout import ElementType, Grid, NumberLayout, Packing
+from .layout import ElementType, Field, Grid, NumberLayout, Packing
 from .recoding import Copied, Move
 from .recoding import _outer as outer
 
@@ -66,6 +66,9 @@ class IntegerRecoding:
         if self.target.shape != source.shape:
             raise self._none(f"its words are those of {list(self.target.shape)}")
         self.grids = scale_of(source.layout), scale_of(target)
+        was, now = (dtype_of(g, s) for g, s in zip((source, self.target), self.grids, strict=True))
+        if was != now and target.role == self.grids[1].role:
+            raise self._none(f"its scales are {now}, and {was} here")
         one, other = source.layout, target
         self.shift = _middle(other.zero) - _middle(one.zero)
         self.codes = code_map(one.elements, other.elements, self.shift)
@@ -98,8 +101,13 @@ class IntegerRecoding:
 
     def numbers_of_codes(self, box: Box) -> Box:
         """The numbers, with all axes, whose codes lie in a box of the codes."""
-        packing = packing_of(self.target.layout)
-        dtype = self.parts[self.target.layout.role].dtype
+        layout = self.target.layout
+        if isinstance(layout.codes, Field):
+            low, high = box[-1]
+            each, nbytes = layout.record.codes, layout.record.nbytes
+            lead = ((0, 1),) * (len(self.source.full) - len(box))
+            return (*lead, *box[:-1], (low // nbytes * each, -(-high // nbytes) * each))
+        packing, dtype = packing_of(layout), self.parts[layout.role].dtype
         held = held_in(packing, packing.transposed, dtype, box[-2:], self.target.full[-2:])
         return (*box[:-2], *held)
 
@@ -138,6 +146,9 @@ class IntegerRecoding:
         wanted: list[str] = []
         if role == self.target.layout.role:
             full, wanted = self.numbers_of_codes(box), [source.layout.role]
+            if other.field is not None:
+                zero = source.layout.zero
+                wanted += [r for r in (one.role, one.index, zero and zero.role) if r]
         elif role in (other.role, self.zero_role):
             full = self.of_entries(self.entries_in(role, box))
             zero = source.layout.zero
@@ -158,13 +169,16 @@ class IntegerRecoding:
         if role != self.target.layout.role:
             return (1,) * len(shape)
         rows = columns = 1
-        packings = packing_of(self.source.layout), packing_of(self.target.layout)
-        for geo, packing in zip((self.source, self.target), packings, strict=True):
-            if packing.axis == -2:
+        for geo in (self.source, self.target):
+            if getattr(geo.layout.codes, "axis", -1) == -2:
                 rows = lcm(rows, geo.unit())
             else:
                 columns = lcm(columns, geo.unit())
-        packing, dtype = packings[1], self.parts[role].dtype
+        record = self.target.layout.record
+        if isinstance(self.target.layout.codes, Field):
+            grain = (rows, columns // record.codes * record.nbytes)
+            return (*(1,) * (len(shape) - 2), *grain)[-len(shape) :]
+        packing, dtype = packing_of(self.target.layout), self.parts[role].dtype
         unit, words = packing.unit(dtype)
         if packing.axis == -2:
             rows = rows // unit * words
@@ -247,7 +261,9 @@ class IntegerRecoding:
     def _copied_codes(self) -> Copied | None:
         source, target = self.source, self.target
         role, kept = source.layout.role, target.layout.role
-        one, other = packing_of(source.layout), packing_of(target.layout)
+        one, other = source.layout.codes, target.layout.codes
+        if not (isinstance(one, Packing) and isinstance(other, Packing)):
+            return None
         specs = source.spec(role), target.spec(kept)
         spare = source.full[-2:][one.axis] % one.unit(specs[0].dtype)[0]
         if spare or not _is_identity(self.codes) or _spelled(one) != _spelled(other):
@@ -301,7 +317,7 @@ def target_parts(
     """
     layout, scale = source.layout, scale_of(source.layout)
     each = _columns_of(source, scale, getattr(args, "group", None) or group)
-    of = spec_of(source.spec(scale.role).dtype, source.shape)
+    of = spec_of(dtype_of(source, scale), source.shape)
     own = _as_given(args, layout, each, scale.block == (0, 0))
     zero = "zero" in codec.parts and ("zero" not in codec.optional or layout.zero is not None)
     if hasattr(own, "symmetric"):
@@ -314,7 +330,13 @@ def target_parts(
         # a form that is read by others with an index has one of columns in turn
         index = "group" in named and (index or not codec.encodes)
     codec.validate(own, codec.encodes)
-    if codec.encodes:
+    made = codec.recoded(own, of)
+    said = codec.foreseen(own, of)
+    if made is not None:
+        lacking = set(codec.optional) - set(made if named is None else named)
+        parts = {role: part for role, part in made.items() if role not in lacking}
+        said = {role: one for role, one in said.items() if role in parts}
+    elif codec.encodes:
         found = zip(codec.parts, codec.encoded(own, of), strict=True)
         parts = {role: part for role, part in found if part is not None}
     else:
@@ -331,7 +353,6 @@ def target_parts(
             source.spec(scale.index) if scale.index else spec_of("int32", source.full[-1:])
         )
     parts = {role: parts[role] for role in codec.parts if role in parts}
-    said = codec.foreseen(own, of) if codec.encodes else {}
     if codec.planning:
         own = codec.settle(own, [parts.get(role) for role in codec.parts], said)
     return own, parts, said
@@ -427,7 +448,7 @@ def code_map(source: ElementType, target: ElementType, shift: int) -> tuple[int,
 
 def check_integers(layout: NumberLayout) -> None:
     """OpError M308 for layouts that are not of integers with one scale for each block."""
-    simple = isinstance(layout.codes, Packing) and layout.elements.whole and not layout.codes.run
+    simple = layout.elements.whole and not getattr(layout.codes, "run", 0)
     simple = simple and not (layout.flat or layout.less or layout.tables())
     if simple and layout.after is None and len(layout.scale) == 1:
         how, grid = layout.scale[0]
@@ -436,9 +457,14 @@ def check_integers(layout: NumberLayout) -> None:
             zero is None
             or (grid.block, grid.index, grid.leading) == (zero.block, zero.index, zero.leading)
         )
-        if how == "*" and alike and not any(g.field or g.swizzled for g in layout.grids()):
+        if how == "*" and alike and not any(g.swizzled for g in layout.grids()):
             return
     raise OpError("M308", f"recode: no exact path leads from or to {layout.name} yet")
+
+
+def dtype_of(geo: Extents, grid: Grid) -> str:
+    """The dtype of the entries of a scale."""
+    return geo.spec(grid.role).dtype if grid.field is None else grid.field.dtype
 
 
 def scale_of(layout: NumberLayout) -> Grid:

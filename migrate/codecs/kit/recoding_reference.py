@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...core.spec import Spec
+from ...core.spec import BITS, Spec
 from ...elements.raw import carrier
 from .geometry import Extents
-from .layout import ElementType, Grid, Packing
+from .layout import ElementType, Field, Grid, NumberLayout, Packing
 from .recoding import Chain, Recoding, least_power, most_power, stands_for
 from .recoding_integers import IntegerRecoding, packing_of
 from .reference import _all_codes as all_codes
@@ -288,19 +288,57 @@ def _recoded_integers(path: IntegerRecoding, arrays: Mapping[str, Array]) -> dic
             given = all_codes(source, arrays, at)
         integers = _elements(source)[given]
         codes.append(_code_of(kept.elements, integers + path.shift))
-        raw = arrays[one.role].reshape(source.form(one))[at if one.leading else (0,) * len(at)]
+        raw = _raw_entries(source, one, arrays, at)
         scales.append((raw.T if one.transposed else raw)[rows][:, columns])
         if kept.zero is not None and kept.zero.elements is not None:
             entries: Any = np.zeros((len(rows), len(columns)))
             if zero is not None and entries.size:
                 entries = all_entries(source, zero, arrays, at)[rows][:, columns]
             zeros.append(_code_of(kept.zero.elements, entries + path.shift))
+    if isinstance(kept.codes, Field):
+        _store_records(kept, kept.codes, codes, scales, out[kept.role])
+        return out
     packing = packing_of(kept)
     _store(codes, packing, packing.transposed, out[kept.role])
     _store(scales if other.leading else scales[:1], None, other.transposed, out[other.role])
     if kept.zero is not None:
         _store(zeros, kept.zero.packing, kept.zero.transposed, out[kept.zero.role])
     return out
+
+
+def _raw_entries(
+    geo: Extents, grid: Grid, arrays: Mapping[str, Array], at: tuple[int, ...]
+) -> Array:
+    """The entries of a matrix as they are stored."""
+    import numpy as np
+
+    raw = arrays[grid.role]
+    if grid.field is None:
+        matrix: Array = raw.reshape(geo.form(grid))[at if grid.leading else (0,) * len(at)]
+        return matrix
+    width = BITS[grid.field.dtype] // 8
+    blocks = raw.reshape(*geo.full[:-1], -1, geo.layout.record.nbytes)[at]
+    taken = np.ascontiguousarray(blocks[..., grid.field.at : grid.field.at + width])
+    return taken.view(f"<u{width}")[..., 0]
+
+
+def _store_records(
+    layout: NumberLayout, field: Field, codes: list[Array], scales: list[Array], out: Array
+) -> None:
+    """Fills `out` with records of matrices of codes and of raw scales, bit by bit."""
+    import numpy as np
+
+    (grid,) = layout.grids()
+    blocks = out.reshape(len(codes), -1, layout.record.nbytes)
+    at = grid.field.at if grid.field is not None else 0
+    for matrix, entries, made in zip(codes, scales, blocks, strict=True):
+        given = matrix.reshape(-1, layout.record.codes)
+        entry = np.ascontiguousarray(entries).reshape(-1, 1).view("u1")
+        made[:, at : at + entry.shape[1]] = entry
+        for bits in field.pieces:
+            for i, (byte, shift) in enumerate(zip(bits.bytes, bits.shifts, strict=True)):
+                for bit in range(bits.bits):
+                    made[:, byte] |= (given[:, i] >> (bits.left + bit) & 1) << (shift + bit)
 
 
 def _code_of(elements: ElementType, integers: Array) -> Array:

@@ -40,7 +40,7 @@ def field_codes(records: Any, field: Field) -> Any:
     out = _empty((*records.shape[:-1], field.count), "u1", records)
     for number, piece in enumerate(field.pieces):
         mask = (1 << piece.bits) - 1
-        for run in _runs(piece):
+        for run in field_runs(piece):
             found = records[..., run.first : run.first + run.length]
             if run.shift:
                 found = found >> run.shift
@@ -74,7 +74,7 @@ def _contiguous() -> Any:
     return torch.contiguous_format
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
     """Neighbouring codes whose bits lie in neighbouring bytes, shifted alike."""
 
     at: int
@@ -84,14 +84,15 @@ class _Run(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _runs(piece: BitPiece) -> tuple[_Run, ...]:
-    out: list[_Run] = []
+def field_runs(piece: BitPiece) -> tuple[Run, ...]:
+    """The codes of a piece as runs."""
+    out: list[Run] = []
     for i, (byte, shift) in enumerate(zip(piece.bytes, piece.shifts, strict=True)):
         last = out[-1] if out else None
         if last is not None and last.shift == shift and last.first + last.length == byte:
             out[-1] = last._replace(length=last.length + 1)
         else:
-            out.append(_Run(i, byte, 1, shift))
+            out.append(Run(i, byte, 1, shift))
     return tuple(out)
 
 
