@@ -29,11 +29,15 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = "general.alignment"
 # bytes of all that stands before the data; tokenizers take some millions of them
-MAX_HEADER = 120_000_000
-MAX_TENSORS, MAX_VALUES = 1_000_000, 100_000
+MAX_HEADER = 80_000_000
+MAX_TENSORS, MAX_VALUES = 100_000, 100_000
 MAX_NAME, MAX_SEGMENTS, MAX_AXES, MAX_ALIGNMENT = 65_535, 32, 4, 1 << 20
+# bytes of all keys
+MAX_KEYS = 4 << 20
 # of an array that is kept, and bytes of a text or of all texts of an array
 MOST_ITEMS, MOST_TEXT = 1024, 65_536
+# bytes of all texts and arrays that are kept: as JSON they are some times as many
+MOST_KEPT = 1 << 20
 _WINDOW = 1 << 20
 _MAX_PROBLEMS = 20
 _CUT = "the file was cut short: fetch it again"
@@ -92,8 +96,12 @@ def read_header(blob: FileBlob, number: int, label: str) -> GgufHeader:
         if count > most:
             fail("M914", f"{label}: claims {count} {what}, more than {most}")
     held: dict[str, Any] = {}
+    room = MAX_KEYS
     for _ in range(values):
         key = reader.name("a key")
+        room -= len(key)
+        if room < 0:
+            fail("M914", f"{label}: its keys have more than {MAX_KEYS} bytes")
         if key in held:
             fail("M906", f"{label}: the key {printable(key)} stands there twice")
         if key.count(".") >= MAX_SEGMENTS:
@@ -155,6 +163,7 @@ class _HeaderReader:
 
     def __init__(self, blob: FileBlob, label: str) -> None:
         self.blob, self.label, self.at = blob, label, 0
+        self._room = MOST_KEPT
         self._limit = min(blob.size, MAX_HEADER)
         self.data = b""
 
@@ -203,7 +212,7 @@ class _HeaderReader:
             (length,) = self.unpack("<Q", what)
             self.require(length, what)
             self.at += length
-            if length > MOST_TEXT:
+            if length > MOST_TEXT or not self._keeps(length):
                 return Left("string", length)
             return _text(self.data[self.at - length : self.at])
         if kind == _ARRAY:
@@ -225,7 +234,7 @@ class _HeaderReader:
         size = count * struct.calcsize(form)
         self.require(size, what)
         self.at += size
-        if count > MOST_ITEMS:
+        if count > MOST_ITEMS or not self._keeps(size):
             return Left(name, count)
         held = struct.unpack_from(f"<{count}{form[1]}", self.data, self.at - size)
         return [self._scalar(kind, item, what) for item in held]
@@ -243,9 +252,15 @@ class _HeaderReader:
             if count <= MOST_ITEMS:
                 held.append((self.at, self.at + length))
             self.at += length
-        if count > MOST_ITEMS or self.at - start > MOST_TEXT:
+        size = self.at - start
+        if count > MOST_ITEMS or size > MOST_TEXT or not self._keeps(size):
             return Left("string", count)
         return [_text(self.data[begin:end]) for begin, end in held]
+
+    def _keeps(self, size: int) -> bool:
+        """Whether there is room for a value of so many bytes; takes it."""
+        self._room -= size
+        return self._room >= 0
 
     def _scalar(self, kind: int, value: Any, what: str) -> Any:
         if kind == _BOOL:

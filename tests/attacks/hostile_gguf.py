@@ -60,7 +60,7 @@ file("version-1", "G1", lambda: gguf({"x": X}, version=1))
 file("version-4", "G1", lambda: gguf({"x": X}, version=4))
 file("big-endian", "G1", lambda: gguf({"x": X}, order=">"))
 file("2-to-the-63-tensors", "G1", lambda: gguf({"x": X}, counts=(2**63, 0)))
-file("a-million-tensors", "G1", lambda: gguf({"x": X}, counts=(1_000_000, 0)))
+file("a-hundred-thousand-tensors", "G1", lambda: gguf({"x": X}, counts=(100_000, 0)))
 file("2-to-the-63-key-values", "G1", lambda: gguf({"x": X}, counts=(1, 2**63)))
 file("one-tensor-too-many", "G1", lambda: gguf({"x": X}, counts=(2, 0)))
 file("a-tensor-twice", "G1", lambda: gguf([("x", X), ("x", X)]))
@@ -113,6 +113,11 @@ file(
     ),
 )
 file("a-key-of-40-segments", "G2", lambda: gguf({"x": X}, {"k" + ".k" * 40: value("u8", 1)}))
+file(
+    "keys-of-five-million-bytes",
+    "G2",
+    lambda: gguf({"x": X}, {f"{n:03}{'k' * 60_000}": value("u8", 1) for n in range(90)}),
+)
 file("a-value-of-type-99", "G2", lambda: key_value(struct.pack("<IQ", 99, 0)))
 file("a-bool-of-2", "G2", lambda: key_value(struct.pack("<IB", 7, 2)))
 file("a-text-of-2-to-the-63", "G2", lambda: key_value(struct.pack("<IQ", TEXT, 2**63)))
@@ -127,8 +132,8 @@ file("an-array-of-type-99", "G2", lambda: key_value(array(99, 1, bytes(64))))
 
 def beyond_the_limit(folder: Path, canary: str) -> Path:
     path = folder / "model.gguf"
-    path.write_bytes(key_value(array(0, 130_000_000)))
-    os.truncate(path, 140_000_000)
+    path.write_bytes(key_value(array(0, 90_000_000)))
+    os.truncate(path, 100_000_000)
     return path
 
 

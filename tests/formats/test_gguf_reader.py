@@ -24,7 +24,7 @@ import migrate
 from migrate import formats
 from migrate.core.errors import CheckpointError, MigrateError
 from migrate.core.spec import Spec
-from migrate.formats._ggufheader import MOST_ITEMS, shortest
+from migrate.formats._ggufheader import MOST_ITEMS, MOST_KEPT, shortest
 from migrate.source.ggml_types import TYPES
 
 CODES = bytes(range(68))
@@ -141,6 +141,23 @@ def test_a_float32_is_the_shortest_number_that_it_can_be(number: float) -> None:
 @pytest.mark.parametrize("number", [float("inf"), float("-inf")])
 def test_what_is_not_finite_stays(number: float) -> None:
     assert shortest(number) == number
+
+
+def test_what_is_kept_of_all_key_values_is_limited(tmp_path: Path) -> None:
+    """In JSON a control character takes six letters, and an item of an array a line."""
+    path = tmp_path / "m.gguf"
+    texts = {f"t.{n}": value("str", "\0" * 60_000) for n in range(40)}
+    arrays = {f"a.{n}": value("[u8]", [0] * 1000) for n in range(2000)}
+    path.write_bytes(gguf(TENSORS, {**texts, **arrays, "b": value("u32", 7)}))
+    source = formats.open(path)
+    held = json.loads(source.side_file("gguf.json"))
+    kept = [text for text in held["t"].values() if isinstance(text, str)]
+    assert len(kept) == MOST_KEPT // 60_000
+    assert held["t"]["39"] == {"type": "string", "length": 60_000}
+    assert held["a"]["1999"] == {"type": "uint8", "length": 1000}
+    assert held["b"] == 7
+    assert source.index.side_files[0].size < 8 * MOST_KEPT
+    source.close()
 
 
 def test_version_2_and_any_alignment_are_read(tmp_path: Path) -> None:

@@ -82,6 +82,22 @@ def test_a_folder_with_other_files_keeps_them_beside(tmp_path: Path) -> None:
     assert digests(out) == checkpoint("gguf-qwen2").tensors
 
 
+@pytest.mark.parametrize("written_as", [("dcp", "out"), ("torch", "out.pt")])
+def test_other_formats_hold_the_same(written_as: tuple[str, str], tmp_path: Path) -> None:
+    form, name = written_as
+    done("apply", file_of("gguf-qwen3"), "-o", tmp_path / "hf", *ASKED)
+    done("apply", file_of("gguf-qwen3"), "-o", tmp_path / name, *ASKED, "--output-format", form)
+    report = run("diff", tmp_path / "hf", tmp_path / name, "--format", "json")
+    assert report.exit == 0, report.out
+
+
+def test_one_file_has_no_place_for_the_configuration_and_says_so(tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    said = done("apply", file_of("gguf-qwen3"), "-o", out, *ASKED)
+    assert "changes config.json, gguf.json, which only a folder has" in said.out
+    assert digests(out) == checkpoint("gguf-qwen3").tensors
+
+
 def test_there_is_no_way_back(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done("apply", file_of("gguf-qwen3"), "-o", out, *ASKED)
@@ -334,6 +350,21 @@ def test_transformers_loads_the_model_that_it_was(name: str, tmp_path: Path) -> 
     made = logits(model)
     assert made.abs().max() > 0
     assert torch.equal(made, logits(known))
+
+
+@pytest.mark.libraries
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_live_model_is_loaded_from_it(name: str, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    model = model_of(name).to(torch.bfloat16)
+    migrate.load(model, file_of(name), to="gguf-llama@hf", allow=["lossy"])
+    done("apply", file_of(name), "-o", tmp_path / "out", *ASKED)
+    held, state = load_file(tmp_path / "out" / "model.safetensors"), model.state_dict()
+    assert all(torch.equal(state[key], tensor) for key, tensor in held.items())
+    assert state.keys() - held.keys() <= {"lm_head.weight"}
 
 
 @pytest.mark.libraries
