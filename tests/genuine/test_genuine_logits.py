@@ -53,6 +53,7 @@ LOADED = {
     "modelopt-nvfp4-moe": ["nvfp4@bf16"],
     "modelopt-mxfp8": ["mxfp8@bf16"],
     "modelopt-mixed": ["nvfp4@bf16"],
+    "ct-mixed-int": ["compressed-tensors@bf16"],
 }
 
 
@@ -157,3 +158,26 @@ def test_what_transformers_cannot_read_it_reads_afterwards(name: str, tmp_path: 
     made = logits(brought(name, LOADED[name], tmp_path / "out"))
     assert made.isfinite().all()
     assert made.abs().max() > 0
+
+
+def test_of_several_formats_transformers_decodes_the_first_alone(tmp_path: Path) -> None:
+    """With `dequantize=True` it takes the scheme of one group for all modules, and fails. As it is
+    stored it reads each module in its own format; what encodes activations is switched off here.
+    """
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors needs Python 3.11")
+    import torch
+
+    with pytest.raises(RuntimeError, match="CONVERSION"):
+        as_it_was("ct-mixed")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoint("ct-mixed").folder, dtype=torch.bfloat16
+    )
+    for module in model.modules():
+        if hasattr(module, "quantization_scheme"):
+            module.quantization_enabled = False
+    with torch.no_grad():
+        wanted = model.eval()(torch.arange(16).reshape(2, 8)).logits
+    assert torch.equal(
+        logits(brought("ct-mixed", ["compressed-tensors@bf16"], tmp_path / "out")), wanted
+    )
