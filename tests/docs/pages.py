@@ -232,7 +232,7 @@ def _nvfp4(folder: Path) -> None:
 
 def _gptq(folder: Path) -> None:
     """A model in GPTQ, as GPTQModel packs it."""
-    shutil.copytree(ROOT / "tests" / "data" / "genuine" / "gptq-v2-dynamic", folder / "OLD")
+    shutil.copytree(ROOT / "tests" / "data" / "genuine" / "gptq-sym", folder / "OLD")
 
 
 def _gguf(folder: Path) -> None:

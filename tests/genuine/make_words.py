@@ -87,11 +87,11 @@ def gptq(weight: torch.Tensor, form: str, bits: int, group: int, sym: bool, orde
     return parts, layer.dequantize_weight().T.contiguous()
 
 
-def checkpoint(folder: Path, encode: Any, config: Any) -> Tensors:
+def checkpoint(folder: Path, encode: Any, config: Any, layers: int = 2) -> Tensors:
     """A Llama in float16, of which `encode` makes the parts and numbers of each linear layer, or
     None where it stays plain.
     """
-    save(llama(num_hidden_layers=2).half(), folder)
+    save(llama(num_hidden_layers=layers).half(), folder)
     out: Tensors = {}
     decoded: Tensors = {}
     for key, tensor in stored(folder).items():
@@ -136,6 +136,17 @@ def _(folder: Path) -> Tensors:
         return gptq(weight, "gptq_v2", 3, 32, True, True)
 
     return checkpoint(folder, encode, config)
+
+
+@maker("gptq-sym", "transformers", "gptqmodel")
+def _(folder: Path) -> Tensors:
+    """Four bits without zeros, columns in turn: what most checkpoints have."""
+    config = {
+        "quant_method": "gptq", "checkpoint_format": "gptq", "bits": 4, "group_size": 32,
+        "desc_act": False, "sym": True, "lm_head": False, "pack_dtype": "int32",
+        "meta": {"quantizer": ["gptqmodel:7.7.0"]},
+    }  # fmt: skip
+    return checkpoint(folder, lambda _, w: gptq(w, "gptq", 4, 32, True, True), config, layers=1)
 
 
 @maker("awq-gemm", "transformers", "autoawq")

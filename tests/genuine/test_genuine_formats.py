@@ -63,6 +63,7 @@ FORMATS = {
     "torchao-mxfp8": [(7, "mxfp8", "torchao", {"swizzled": True})],
     "torchao-mxfp4": [(7, "mxfp4", "torchao", {"swizzled": True})],
     "torchao-nvfp4": [(7, "nvfp4", "torchao", {"swizzled": True})],
+    "gptq-sym": [(7, "gptq", GPTQMODEL, {"bits": 4, "group": 32, "form": "v1"})],
     "gptq-v1": [(14, "gptq", GPTQMODEL, {"bits": 4, "group": 32, "form": "v1"})],
     "gptq-v2-dynamic": [
         (2, "gptq", GPTQMODEL, {"bits": 8, "form": "v2"}),

@@ -13,7 +13,9 @@ from commandline import contents
 from genuine import FOLDER, checkpoint, digest, names
 
 RESULTS: dict[str, Any] = json.loads((FOLDER / "gptqmodel.json").read_text())["results"]
-SAME = {"ct-fp8-channel", "ct-mxfp8", "hf-fp8-block-ue8m0", "modelopt-mxfp8", "gptq-v1"}
+SAME = {
+    "ct-fp8-channel", "ct-mxfp8", "hf-fp8-block-ue8m0", "modelopt-mxfp8", "gptq-v1", "gptq-sym",
+}  # fmt: skip
 # columns stay in the order that they have in words
 UNORDERED = {"awq-gemm"}
 # all numbers are the same, but the scales of inputs stay, which plain weights have no use for

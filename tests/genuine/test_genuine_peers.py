@@ -132,3 +132,22 @@ def test_convert_checkpoint_takes_over_nvfp4_of_modelopt(
     assert not (ours / "hf_quant_config.json").exists()
     said = json.loads((folder / "config.json").read_text())["quantization_config"]
     assert said["format"] == "nvfp4-pack-quantized"
+
+
+def test_convert_checkpoint_packs_awq_as_the_lineage_does(convert: Any, tmp_path: Path) -> None:
+    """All tensors to the bit. Its list of modules that stay plain is one of expressions."""
+    source = checkpoint("awq-gemm").folder
+    take = convert.AutoAWQConverter.from_pretrained(source)
+    folder = converted(convert, source, tmp_path / "out", take)
+    done("apply", source, "-o", tmp_path / "ours", "--to", "awq@compressed-tensors")
+    assert contents(tmp_path / "ours") == contents(folder)
+    theirs, ours = (
+        json.loads((one / "config.json").read_text())["quantization_config"]
+        for one in (folder, tmp_path / "ours")
+    )
+    (group,), (own,) = (said["config_groups"].values() for said in (theirs, ours))
+    assert own["weights"].items() <= group["weights"].items()
+    assert own["targets"] == group["targets"]
+    for name in ("format", "quant_method", "quantization_status"):
+        assert ours[name] == theirs[name]
+    assert "model.layers.1.mlp.gate_proj" in ours["ignore"]

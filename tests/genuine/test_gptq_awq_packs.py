@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commandline import contents, done, run
-from genuine import checkpoint, digests
+from genuine import FOLDER, checkpoint, digests
 
 LOSSY = ("--allow", "lossy")
 WORDS = ("--set", "zeros=words")
@@ -21,6 +21,7 @@ WORDS = ("--set", "zeros=words")
 ASKED = {
     "gptq-v1": ("gptq@fp16", *LOSSY, *WORDS),
     "gptq-v2-dynamic": ("gptq@fp16", *LOSSY),
+    "gptq-sym": ("gptq@fp16", *LOSSY),
     "awq-gemm": ("awq@fp16", *LOSSY),
 }
 
@@ -95,7 +96,11 @@ def numbers(name: str, module: str, parts: dict[str, Any]) -> Any:
         index = np.arange(len(codes)) // 32
     else:
         bits = raw["qzeros"].shape[1] * 32 // rows
-        words = raw["qzeros"] + np.uint32(0x11111111) if name == "gptq-v1" else raw["qzeros"]
+        words = (
+            raw["qzeros"] + np.uint32(0x11111111)
+            if name in ("gptq-v1", "gptq-sym")
+            else raw["qzeros"]
+        )
         codes, zeros = fields(raw["qweight"].T, bits).T, fields(words, bits)
         index = np.frombuffer(parts[f"{module}.g_idx"][2], "<i4")
     return np.ascontiguousarray(((codes - zeros[index]) * scales[index]).T)
@@ -167,3 +172,134 @@ def test_both_are_told_apart_without_a_configuration(tmp_path: Path) -> None:
         bare.write_bytes((folder / "model.safetensors").read_bytes())
         plan = done("plan", bare, "--to", *ASKED[name], "--format", "json").json
         assert [(step["lineage"], step["from"]) for step in plan["path"]] == [(layout, layout)]
+
+
+# where to, and what has to be said
+REPACKED = {
+    "awq-gemm": ("awq@compressed-tensors",),
+    "gptq-sym": ("gptq@compressed-tensors",),
+}
+
+
+def quantization(folder: Path) -> Any:
+    return json.loads((folder / "config.json").read_text())["quantization_config"]
+
+
+@pytest.mark.parametrize("name", REPACKED)
+def test_repacked_integers_are_the_same_numbers(name: str, tmp_path: Path) -> None:
+    """They are decoded by the lineage compressed-tensors to what they are decoded to themselves."""
+    folder, packed = checkpoint(name).folder, tmp_path / "packed"
+    done("apply", folder, "-o", packed, "--to", *REPACKED[name])
+    done("verify", packed, "--source", folder)
+    plain = tmp_path / "plain"
+    done("apply", folder, "-o", plain, "--to", f"{name.split('-')[0]}@bf16", *LOSSY)
+    out = tmp_path / "out"
+    done("apply", packed, "-o", out, "--to", "compressed-tensors@bf16", *LOSSY)
+    assert digests(out) == digests(plain)
+
+
+@pytest.mark.parametrize("name", REPACKED)
+def test_repacked_integers_return_to_the_bit(name: str, tmp_path: Path) -> None:
+    folder, packed, back = checkpoint(name).folder, tmp_path / "packed", tmp_path / "back"
+    done("apply", folder, "-o", packed, "--to", *REPACKED[name])
+    done("downgrade", packed, "-o", back)
+    parts = {k: v for k, v in digests(folder).items() if not k.endswith("g_idx")}
+    # which columns belong to a group is what their order says
+    assert {k: v for k, v in digests(back).items() if not k.endswith("g_idx")} == parts
+    assert quantization(back) == quantization(folder)
+
+
+def test_integers_with_zeros_of_compressed_tensors_become_awq(tmp_path: Path) -> None:
+    folder, awq, out = checkpoint("ct-w4a16-asym").folder, tmp_path / "awq", tmp_path / "out"
+    done("apply", folder, "-o", awq, "--from", "awq@compressed-tensors", "--to", "awq@awq")
+    assert quantization(awq) == {
+        "quant_method": "awq",
+        "version": "gemm",
+        "bits": 4,
+        "group_size": 32,
+        "zero_point": True,
+        "modules_to_not_convert": ["lm_head", "model.embed_tokens"],
+    }
+    done("apply", awq, "-o", out, "--to", "awq@bf16", *LOSSY)
+    assert digests(out) == checkpoint("ct-w4a16-asym").tensors
+
+
+def test_the_bytes_of_awq_are_those_of_compressed_tensors_own_converter(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done("apply", checkpoint("awq-gemm").folder, "-o", out, "--to", *REPACKED["awq-gemm"])
+    recoded = json.loads((FOLDER / "recoded.json").read_text())["awq-gemm"]
+    assert digests(out).items() >= recoded.items()
+    assert sum(key.endswith("weight_packed") for key in recoded) == 13
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "plain"),
+    [
+        (
+            "awq-gemm",
+            {"num_bits": 4, "symmetric": False, "group_size": 32},
+            {"lm_head", "model.embed_tokens", "model.layers.1.mlp.gate_proj"},
+        ),
+        (
+            "gptq-sym",
+            {"num_bits": 4, "symmetric": True, "group_size": 32},
+            {"lm_head", "model.embed_tokens"},
+        ),
+    ],
+)
+def test_the_configuration_says_how_they_are_packed(
+    name: str, weights: dict[str, Any], plain: set[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    done("apply", checkpoint(name).folder, "-o", out, "--to", *REPACKED[name])
+    said = quantization(out)
+    assert set(said.pop("ignore")) == plain
+    assert said == {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"type": "int", "strategy": "group", **weights},
+            }
+        },
+    }
+    known = done("inspect", out, "--format", "json").json
+    assert {f"{one['lineage']}@{one['layout']}" for one in known["layouts"]} == {
+        REPACKED[name][0], "compressed-tensors@int-pack",
+    }  # fmt: skip
+    assert not any(group["contradiction"] for group in known["number_formats"])
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "code", "words"),
+    [
+        ("gptq-v1", (), "M406", "desc_act"),
+        ("gptq-v2-dynamic", (), "M510", "dynamic.+:.*\\.down_proj$.bits says 8"),
+        ("awq-gemm", {"version": "gemv"}, "M114", "gemv"),
+        ("awq-gemm", {"group_size": 64}, "M510", "group"),
+        ("awq-gemm", {"group_size": -1}, "M114", "group"),
+        ("gptq-sym", {"bits": 8}, "M310", "`bits` says 8"),
+    ],
+)
+def test_what_compressed_tensors_cannot_hold_so_is_refused(
+    name: str, said: Any, code: str, words: str, tmp_path: Path
+) -> None:
+    goal = f"{name.split('-')[0]}@compressed-tensors"
+    folder = copied(name, tmp_path / "in", **said) if said else checkpoint(name).folder
+    more = ("--set", "group=32") if said == {"group_size": 64} else ()
+    failed = run(
+        "apply",
+        folder,
+        "-o",
+        tmp_path / "x",
+        "--to",
+        goal,
+        *WORDS[: 2 * (name == "gptq-v1")],
+        *more,
+    )
+    assert failed.exit in (2, 3)
+    assert f"error[{code}" in failed.err
+    assert words in failed.err
+    assert not (tmp_path / "x").exists()

@@ -204,7 +204,7 @@ UNSEEN = {
     "torch-wrappers": {"plain"},
     "gguf-llama": {"hf"},
     **{n: {"bf16"} for n in ("bnb", "compressed-tensors", "fp8", "kimi-k2", "mxfp8", "nvfp4")},
-    **{n: {"fp16", "bf16"} for n in ("gptq", "awq")},
+    **{n: {"compressed-tensors", "fp16", "bf16"} for n in ("gptq", "awq")},
 }
 
 
