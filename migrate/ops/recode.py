@@ -356,11 +356,6 @@ def _one_way(source: NumberFormat, target: NumberFormat, exact_in: str | None) -
         return f"`from` does not say with `type` what blocks of {codec.name} there were"
     if not codec.encodes:
         return ""
-    if getattr(source.args, "bits", 0) is None and getattr(target.args, "bits", 0) is not None:
-        return (
-            f"{other.name} does not say how many bits codes of {codec.name} had, nor does `from` "
-            "with `bits`"
-        )
     try:
         was = codec.encoded(source.args, spec_of(_numbers(codec), _SHAPE))
         there = tuple((r, s) for r, s in zip(codec.parts, was, strict=True) if s is not None)
@@ -368,6 +363,12 @@ def _one_way(source: NumberFormat, target: NumberFormat, exact_in: str | None) -
     except OpError:
         # what does not fit is said of the tensors that there are
         return ""
+    bits = [geo.layout.elements.bits for geo in (path.source, path.target)]
+    if getattr(source.args, "bits", 0) is None and bits[0] != bits[1]:
+        return (
+            f"{other.name} does not say how many bits codes of {codec.name} had, nor does `from` "
+            "with `bits`"
+        )
     if path.coarse:
         return (
             f"one scale of {other.name} stands for several of {codec.name}, and does not say what "

@@ -224,6 +224,14 @@ def test_coarser_scales_and_stacks_are_refused_with_their_shapes() -> None:
     assert (error.code, "[2, 3, 8]" in error.message) == ("M308", True)
 
 
+def test_groups_of_the_other_form_may_be_finer_or_whole_rows() -> None:
+    given = int_pack(np.full((16, 64), 9), group=64)
+    for group, count in ((None, 1), (-1, 1), (32, 2)):
+        made = recoded(PACK, given, form("gptq", form="v2", group=group))
+        assert made["scale"][0] == Spec("float16", (count, 16))
+        assert (made["scale"][1] == given["scale"][1].T).all()
+
+
 def test_scales_that_have_to_be_positive_are_looked_at() -> None:
     lenient = form("int-pack", non_finite="keep")
     given = int_pack(np.full((16, 64), 9))
@@ -293,3 +301,25 @@ def test_nothing_is_lost_and_the_way_back_is_there_where_forms_say_what_it_needs
     open_bits = RECODE.invert(RECODE.Args(from_=PACK, to=form("int8")))
     assert isinstance(open_bits, OneWay)
     assert "how many bits" in open_bits.because
+
+
+def test_symmetric_drops_zeros_though_they_have_a_name() -> None:
+    symmetric = form("int-pack", symmetric=True)
+    assert "zero" not in settled(V1, gptq(), symmetric, ALL).outputs
+    error = refused(V1, gptq(np.full((2, 16), 7)), symmetric, ALL)
+    assert "is 7, and not 8, the middle of the codes" in error.message
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(4096, 4096), (16384, 2048), (1 << 20, 32)])
+def test_what_lies_in_columns_is_read_in_stretches_as_long_as_boxes_permit(
+    columns: int, rows: int
+) -> None:
+    """A box of fewer rows would read the same stretches of the file again for each."""
+    parts = {
+        "weight": Spec("int32", (columns, 1024)),
+        "zero": Spec("int32", (columns // 128, 1024)),
+        "scale": Spec("float16", (columns // 128, 8192)),
+    }
+    args = RECODE.Args(from_=form("awq"), to=PACK)
+    call = RECODE.settle(args, [*parts], [*parts.values()], {})
+    assert RECODE.grain(call, [*parts.values()], call.outputs.index("weight")) == (rows, 1)

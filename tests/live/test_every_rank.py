@@ -66,8 +66,11 @@ class Case(NamedTuple):
 FINER = {
     "mxfp4": ({"codec": "mxfp8"}, {"codec": "fp8-block", "block": [4, 64]}, {"codec": "nvfp4"}),
     "mxfp8": ({"codec": "fp8-block", "block": [2, 64]},),
-    "int-pack": ({"codec": "int8"}, {"codec": "gptq", "form": "v2"}),
-    "int8": ({"codec": "int-pack", "bits": 8}, {"codec": "gptq", "form": "v1", "bits": 8}),
+    "int-pack": ({"codec": "int8", "symmetric": False}, {"codec": "gptq", "form": "v2"}),
+    "int8": (
+        {"codec": "int-pack", "bits": 8, "symmetric": False},
+        {"codec": "gptq", "form": "v1", "bits": 8},
+    ),
     "gptq": ({"codec": "int-pack", "symmetric": False}, {"codec": "gptq", "form": "v2"}),
     "awq": ({"codec": "int-pack", "symmetric": False}, {"codec": "gptq", "form": "v2"}),
     "int4-rows": ({"codec": "int8"}, {"codec": "int-pack"}),

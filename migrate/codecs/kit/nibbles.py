@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = "np.ndarray[Any, Any]"
 
-# keys, and words, that are worked on at a time: with what is made of them in a cache
+# keys, and words, that are worked on at a time
 KEYS = 1 << 14
-WORDS = 1 << 15
+WORDS = 1 << 17
 # of codes, and of pairs of them, every other one
 MASKS = {4: 0x0F0F0F0F, 8: 0x00FF00FF}
 

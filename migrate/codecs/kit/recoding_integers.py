@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import OpError
 from ...core.part_names import lengths_of, stored_part
-from ...core.spec import Spec
+from ...core.spec import BITS, Spec
 from ...core.spec import spec as spec_of
 from .geometry import Extents, Held, geometry
-from .groups import group_of
+from .groups import columns_said, group_of
 from .layout import ElementType, Field, Grid, NumberLayout, Packing
 from .recoding import Copied, Move
 from .recoding import _outer as outer
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from ...ops.base import Box
     from .codec import LayoutCodec
 
+# bytes of a stretch that is read by itself, and of the largest box that is made of such
+RUN = 2 << 10
+BOX = 16 << 20
 HELP = "`dequantize` and `quantize` in two edges go through numbers, and round"
 
 
@@ -174,6 +177,7 @@ class IntegerRecoding:
                 rows = lcm(rows, geo.unit())
             else:
                 columns = lcm(columns, geo.unit())
+        rows *= self._rows_of_runs(rows)
         record = self.target.layout.record
         if isinstance(self.target.layout.codes, Field):
             grain = (rows, columns // record.codes * record.nbytes)
@@ -186,6 +190,18 @@ class IntegerRecoding:
             columns = columns // unit * words
         inner = (columns, rows) if packing.transposed else (rows, columns)
         return (*(1,) * (len(shape) - 2), *inner)
+
+    def _rows_of_runs(self, rows: int) -> int:
+        """How many times so many rows are a box whose columns lie in long stretches of the source,
+        where that stores columns; 1 where it stores rows, and where boxes would be large.
+        """
+        role, kept = self.source.layout.role, self.target.layout.role
+        if _is_turned(self.source.layout) == _is_turned(self.target.layout):
+            return 1
+        spec, made, count = self.source.spec(role), self.parts[kept], max(1, self.source.full[-2])
+        run = spec.shape[-1] * BITS[spec.dtype] // 8 * rows // count
+        size = prod(made.shape[-2:]) * BITS[made.dtype] // 8 * rows // count
+        return max(1, min(RUN // max(1, run), BOX // max(1, size)))
 
     # what is possible
 
@@ -321,7 +337,8 @@ def target_parts(
     own = _as_given(args, layout, each, scale.block == (0, 0))
     zero = "zero" in codec.parts and ("zero" not in codec.optional or layout.zero is not None)
     if hasattr(own, "symmetric"):
-        kept = own.symmetric is False or (named is not None and "zero" in named and zero)
+        named_zero = own.symmetric is None and named is not None and "zero" in named
+        kept = own.symmetric is False or (named_zero and zero)
         own, zero = replace(own, symmetric=not kept), kept
     elif named is not None and "zero" in codec.optional:
         zero = zero and "zero" in named
@@ -340,7 +357,9 @@ def target_parts(
         found = zip(codec.parts, codec.encoded(own, of), strict=True)
         parts = {role: part for role, part in found if part is not None}
     else:
-        parts = _by_names(codec, own, of, layout.elements.bits, max(1, each or source.full[-1]))
+        asked, columns = getattr(own, "group", None), source.full[-1]
+        wide = each or columns if asked is None else columns_said(codec.name, columns, asked)
+        parts = _by_names(codec, own, of, layout.elements.bits, max(1, wide))
     if "scale" in parts:
         parts["scale"] = spec_of(of.dtype, parts["scale"].shape)
     if zero and "zero" not in parts:
@@ -474,6 +493,11 @@ def scale_of(layout: NumberLayout) -> Grid:
     if not isinstance(grid, Grid):
         raise TypeError(grid)
     return grid
+
+
+def _is_turned(layout: NumberLayout) -> bool:
+    """Whether codes are stored by columns."""
+    return isinstance(layout.codes, Packing) and layout.codes.transposed
 
 
 def _elements(grid: Grid) -> ElementType:
