@@ -19,7 +19,7 @@ from .layout import Field, Grid, Packing
 from .nibbles import in_turn, looked_up, turned
 from .placing import copy_raw
 from .recoding_integers import HELP, IntegerRecoding, dtype_of, packing_of
-from .record_boxes import codes_in_records, entries_in_records, records_of
+from .record_boxes import bytes_in_turn, codes_in_records, entries_in_records, records_of
 from .tables import widened
 from .unpacking import codes as unpacked
 
@@ -64,7 +64,6 @@ def _fixed(path: IntegerRecoding, role: str, box: Box, out: Array) -> None:
 
 
 def _codes(path: IntegerRecoding, arrays: Mapping[str, Array], box: Box, out: Array) -> None:
-
     full = path.numbers_of_codes(box)
     if not prod(b - a for a, b in full):
         out[...] = 0
@@ -126,7 +125,12 @@ def _records(
         _check_scales(path, made, entries, -inf)
     lead = [stop - first for first, stop in entries]
     made = np.broadcast_to(made, lead)
-    found = records_of(layout, other, _codes_of(path, arrays, full), made)
+    turn = _in_turn(path, arrays[path.source.layout.role], full, path.source.codes_held(full))
+    codes = np.empty(prod(lead) * each * layout.elements.bits // 8, "u1")
+    if turn is not None and _becomes(path, turn, codes):
+        found = records_of(layout, other, codes, made, turned=True)
+    else:
+        found = records_of(layout, other, _codes_of(path, arrays, full), made)
     first = low // each * layout.record.nbytes
     out[...] = found[..., box[-1][0] - first : box[-1][1] - first].reshape(out.shape)
 
@@ -138,22 +142,14 @@ def _several(
     import numpy as np
 
     one, other = path.source.layout.codes, packing_of(path.target.layout)
-    if (
-        isinstance(one, Field)
-        or not in_turn(other)
-        or held.columns != full[-1]
-        or not out.flags.c_contiguous
-    ):
+    if not in_turn(other) or held.columns != full[-1] or not out.flags.c_contiguous:
         return False
     if prod(b - a for a, b in full) * other.bits != out.nbytes * 8:
         return False
-    if in_turn(one):
-        raw = np.ascontiguousarray(words).view("u1")
-        if held.rows != full[-2] or raw.size * 8 != prod(b - a for a, b in full) * one.bits:
-            return False
+    if isinstance(one, Field) or in_turn(one):
         # what the box holds of bytes begins with a code
-        bits = one.bits, other.bits
-        return not raw.size % 2 and looked_up(raw, path.codes, bits, out.view("u1"))
+        raw = _in_turn(path, words, full, held)
+        return raw is not None and _becomes(path, raw, out.view("u1"))
     turns = one == Packing(4, one.dtypes, axis=-2, order=one.order, transposed=True)
     columns = full[-1][1] - full[-1][0]
     if not turns or words.ndim != 2 or words.itemsize != 4 or columns % 8 or other.bits != 4:
@@ -167,6 +163,35 @@ def _several(
     if not whole:
         out[...] = made[low - first : high - first].view(out.dtype)
     return True
+
+
+def _in_turn(path: IntegerRecoding, words: Array, full: Box, held: Held) -> Array | None:
+    """The source's codes of a box of numbers in turn, as an even number of bytes; None where they
+    do not lie so, or the box begins or ends within bytes or records.
+    """
+    import numpy as np
+
+    layout = path.source.layout
+    if held.rows != full[-2] or held.columns != full[-1]:
+        return None
+    if isinstance(layout.codes, Field):
+        found = bytes_in_turn(path.source, words, full)
+    else:
+        found = words if in_turn(layout.codes) else None
+    if found is None:
+        return None
+    raw: Array = np.ascontiguousarray(found).view("u1")
+    size = prod(b - a for a, b in full) * layout.elements.bits
+    return raw if raw.size * 8 == size and not raw.size % 2 else None
+
+
+def _becomes(path: IntegerRecoding, raw: Array, out: Array) -> bool:
+    """Fills `out` (u1) with what codes in turn become; False at one without any."""
+    bits = path.source.layout.elements.bits, path.target.layout.elements.bits
+    if path.codes == tuple(range(1 << bits[1])):
+        out.reshape(-1)[:] = raw.reshape(-1)
+        return True
+    return looked_up(raw, path.codes, bits, out)
 
 
 def _check_codes(path: IntegerRecoding, table: Array, found: Array, full: Box) -> None:

@@ -61,6 +61,39 @@ def in_turn(packing: Packing) -> bool:
     )
 
 
+def halves_in_turn(halves: Array) -> Array:
+    """Codes in turn, two a byte (u1 [n, k]), of bytes (u1 [n, k]) of which byte j has code j in its
+    lower half and code k + j in the upper one; k is even.
+    """
+    import numpy as np
+
+    count, size = halves.shape
+    out = np.empty((count, 2, size // 2), "u1")
+    step = max(1, 2 * KEYS // size)
+    for first in range(0, count, step):
+        words = np.ascontiguousarray(halves[first : first + step]).view("<u2")
+        for half in (0, 1):
+            codes = (words >> np.uint16(4 * half)) & np.uint16(0x0F0F)
+            codes |= codes >> np.uint16(4)
+            np.copyto(out[first : first + step, half], codes, casting="unsafe")
+    return out.reshape(count, size)
+
+
+def halves_of_turn(turn: Array, out: Array) -> None:
+    """Fills `out` (u1 [n, k]) such that `halves_in_turn` makes `turn` (u1 [n, k]) of it."""
+    import numpy as np
+
+    count, size = turn.shape
+    step = max(1, 2 * KEYS // size)
+    for first in range(0, count, step):
+        words = turn[first : first + step].astype("<u2")
+        words |= words << np.uint16(4)
+        words &= np.uint16(0x0F0F)
+        made = words[:, size // 2 :] << np.uint16(4)
+        made |= words[:, : size // 2]
+        out[first : first + step] = made.view("u1")
+
+
 @lru_cache(maxsize=16)
 def _table(codes: tuple[int, ...], bits: tuple[int, int]) -> tuple[Array, Array]:
     """What all codes in two bytes become, as one element, and whether one has none."""
