@@ -36,6 +36,8 @@ MAX_NAME, MAX_SEGMENTS, MAX_AXES, MAX_ALIGNMENT = 65_535, 32, 4, 1 << 20
 MAX_KEYS = 4 << 20
 # of an array that is kept, and bytes of a text or of all texts of an array
 MOST_ITEMS, MOST_TEXT = 1024, 65_536
+# texts of all arrays, each of which is a step; a tokenizer has some hundred thousand
+MAX_TEXTS = 2_000_000
 # bytes of all texts and arrays that are kept: as JSON they are some times as many
 MOST_KEPT = 1 << 20
 _WINDOW = 1 << 20
@@ -163,7 +165,7 @@ class _HeaderReader:
 
     def __init__(self, blob: FileBlob, label: str) -> None:
         self.blob, self.label, self.at = blob, label, 0
-        self._room = MOST_KEPT
+        self._room, self._texts_left = MOST_KEPT, MAX_TEXTS
         self._limit = min(blob.size, MAX_HEADER)
         self.data = b""
 
@@ -242,6 +244,9 @@ class _HeaderReader:
     def _texts(self, count: int, what: str) -> Any:
         # each has its length, so that a count that cannot be true is seen before the walk
         self.require(8 * count, what)
+        self._texts_left -= count
+        if self._texts_left < 0:
+            fail("M914", f"{self.label}: {what}: its arrays have more than {MAX_TEXTS} texts")
         length_at, start = struct.Struct("<Q").unpack_from, self.at
         held: list[tuple[int, int]] = []
         for _ in range(count):

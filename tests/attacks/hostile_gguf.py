@@ -130,14 +130,20 @@ file("an-array-of-arrays", "G2", lambda: key_value(array(ARRAY, 1, array(ARRAY, 
 file("an-array-of-type-99", "G2", lambda: key_value(array(99, 1, bytes(64))))
 
 
-def beyond_the_limit(folder: Path, canary: str) -> Path:
-    path = folder / "model.gguf"
-    path.write_bytes(key_value(array(0, 90_000_000)))
-    os.truncate(path, 100_000_000)
-    return path
+def hole(name: str, kind: int, count: int) -> None:
+    """A file of 100 MB that takes no room: an array of zeros, or of empty texts."""
+
+    def build(folder: Path, canary: str) -> Path:
+        path = folder / "model.gguf"
+        path.write_bytes(key_value(array(kind, count)))
+        os.truncate(path, 100_000_000)
+        return path
+
+    FOLDERS.append((name, "G2", build))
 
 
-FOLDERS.append(("a-header-beyond-the-limit", "G2", beyond_the_limit))
+hole("a-header-beyond-the-limit", 0, 90_000_000)
+hole("nine-million-texts", TEXT, 9_000_000)
 
 
 def numbered(number: int, count: int, total: int, **tensors: Tensor) -> Callable[[], bytes]:
