@@ -27,7 +27,7 @@ LIBRARIES = (EXACT, COMPRESSED_TENSORS, TRANSFORMERS, MODELOPT)
 # where a configuration may say how weights are encoded; in config.json, the older name last
 CONFIG, MODELOPT_CONFIG = "config.json", "hf_quant_config.json"
 QUANTIZATION = ("quantization_config", "compression_config")
-_BY_TRANSFORMERS = ("fp8", "gptq", "awq", "mxfp4", "bitsandbytes")
+_BY_TRANSFORMERS = ("fp8", "gptq", "awq", "mxfp4", "bitsandbytes", "torchao")
 # names and what stands for any character in an expression
 _PLAIN = re.compile(r"[A-Za-z0-9_.\-]+")
 _CLASS = re.compile(r"[A-Z][A-Za-z0-9_]*")

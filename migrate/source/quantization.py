@@ -1,13 +1,15 @@
 """What a checkpoint's configuration says of number formats, in one form for all of them.
 
 `quantization_config` of `config.json` (compressed-tensors, transformers' FP8, GPTQ, AWQ, MXFP4,
-bitsandbytes, ModelOpt's copy) and ModelOpt's `hf_quant_config.json` all say which modules are
-encoded and how. Here they become a `Scheme` for each module: what is not said is None, and nothing
-is made up. A checkpoint need not be what its configuration says; `contradiction` has the words.
+bitsandbytes, torchao, ModelOpt's copy) and ModelOpt's `hf_quant_config.json` all say which modules
+are encoded and how. Here they become a `Scheme` for each module: what is not said is None, and
+nothing is made up. A checkpoint need not be what its configuration says; `contradiction` has the
+words.
 
 Where the fields come from: compressed-tensors 0.20 (`quantization/quant_args.py`,
 `quant_config.py`), transformers 5.23 (`utils/quantization_config.py`), GPTQModel 7.7
-(`quantization/config.py`, `dynamic_get`), ModelOpt 0.47 (`torch/export/convert_hf_config.py`).
+(`quantization/config.py`, `dynamic_get`), ModelOpt 0.47 (`torch/export/convert_hf_config.py`),
+torchao 0.18 (`core/config.py`, `quantization/quant_api.py`).
 """
 
 from __future__ import annotations
@@ -523,6 +525,94 @@ def _bitsandbytes(here: _Object, method: str) -> Quantization:
     return _made(method, here.place, rest, _skipped(here, "llm_int8_skip_modules"))
 
 
+# torchao's configurations by the name of their class: format, bits
+_OF_TORCHAO: dict[str, tuple[str | None, int]] = {
+    "float8weightonlyconfig": ("fp8", 8),
+    "float8dynamicactivationfloat8weightconfig": ("fp8", 8),
+    "int8weightonlyconfig": ("int8", 8),
+    "int8dynamicactivationint8weightconfig": ("int8", 8),
+    # how codes lie depends on the device that they were made for
+    "int4weightonlyconfig": (None, 4),
+    "float8dynamicactivationint4weightconfig": (None, 4),
+    "mxdynamicactivationmxweightconfig": ("mxfp8", 8),
+    "nvfp4weightonlyconfig": ("nvfp4", 4),
+    "nvfp4dynamicactivationnvfp4weightconfig": ("nvfp4", 4),
+}
+_BY_NAME = ("fqntoconfig", "modulefqntoconfig")
+_DEFAULT = "_default"
+
+
+def _torchao(here: _Object, method: str) -> Quantization:
+    """`quant_type`, which is one configuration under `default`; a text there is of old releases."""
+    if not isinstance(here.value.get("quant_type"), Mapping):
+        return _made(method, here.place, Scheme(None, place=here.place))
+    kinds = here.part("quant_type")
+    if list(kinds.value) != ["default"]:
+        here.refuse("quant_type", kinds.value, "one configuration, under `default`, is expected")
+    kind, chosen = kinds.part("default"), _skipped(here, "modules_to_not_convert")
+    if kind.text("_type") not in _BY_NAME:
+        return _made(method, here.place, _torchao_scheme(kind), chosen)
+    data = kind.part("_data")
+    name = next((n for n in ("fqn_to_config", "module_fqn_to_config") if data.value.get(n)), "")
+    named = data.parts(name) if name else []
+    exact: dict[Scheme | None, set[str]] = {}
+    matched: list[tuple[Regexes, Scheme | None]] = []
+    rest = None
+    for text, one in named:
+        scheme = _torchao_scheme(one) if one.value else None
+        if text == _DEFAULT:
+            rest = scheme
+            continue
+        if scheme is not None:
+            scheme = scheme._replace(place=f"{data.place}.{name}", named=True)
+        if not text.startswith("re:"):
+            exact.setdefault(scheme, set()).add(text)
+            continue
+        try:
+            matched.append((Regexes([text.removeprefix("re:")]), scheme))
+        except RegexError as error:
+            _refuse_expression(one.place, error)
+    # names before expressions, and each of parameters before modules
+    for end in (".weight", ""):
+        chosen += [(_named_so(frozenset(names), end), scheme) for scheme, names in exact.items()]
+    for end in (".weight", ""):
+        chosen += [(_matched_whole(expression, end), scheme) for expression, scheme in matched]
+    return _made(method, here.place, rest, chosen)
+
+
+def _named_so(names: frozenset[str], end: str) -> Callable[[str], bool]:
+    return lambda module: module + end in names
+
+
+def _matched_whole(expression: Regexes, end: str) -> Callable[[str], bool]:
+    return lambda module: len(module + end) in expression.ends(module + end)
+
+
+def _torchao_scheme(kind: _Object) -> Scheme:
+    data = kind.part("_data")
+    name, bits = _OF_TORCHAO.get(kind.text("_type") or "", (None, None))
+    if name is None:
+        return Scheme(None, bits, data.integer("group_size") if bits else None, place=kind.place)
+    if name == "mxfp8" and data.part("weight_dtype").text("_data") == "float4_e2m1fn_x2":
+        name, bits = "mxfp4", 4
+    if name in ("mxfp8", "mxfp4", "nvfp4"):
+        size = 16 if name == "nvfp4" else data.integer("block_size") or 32
+        return Scheme(name, bits, size, None, "group", place=kind.place)
+    said = data.value.get("granularity")
+    # of activations and of weights
+    both = isinstance(said, list) and len(said) == 2
+    of = _Object(said[1] if both else said, f"{data.place}.granularity")
+    granularity = {"perrow": "channel", "pertensor": "tensor", "pergroup": "group"}.get(
+        of.text("_type") or ""
+    )
+    if of.text("_type") == "perblock":
+        block = of.part("_data").sizes("block_size")
+        return Scheme("fp8-block" if name == "fp8" else None, bits, None, block, "block",
+                      place=kind.place)  # fmt: skip
+    size = of.part("_data").integer("group_size") if granularity == "group" else None
+    return Scheme(name, bits, size, None, granularity, place=kind.place)
+
+
 _READERS: dict[str, Callable[[_Object, str], Quantization]] = {
     COMPRESSED_TENSORS: _compressed_tensors,
     "fp8": _fp8,
@@ -530,4 +620,5 @@ _READERS: dict[str, Callable[[_Object, str], Quantization]] = {
     "awq": _awq,
     "mxfp4": _mxfp4,
     "bitsandbytes": _bitsandbytes,
+    "torchao": _torchao,
 }

@@ -134,6 +134,34 @@ def test_the_formats_are_named(name: str) -> None:
     assert [p.contradiction for p in report.plain] == [None] * len(report.plain)
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new", "words"),
+    [
+        (
+            "torchao-fp8-row", '"PerRow"', '"PerTensor"',
+            "a scale for each channel by its tensors, and fp8, 8 bits, a scale for each tensor by",
+        ),
+        (
+            "torchao-mxfp4", '"float4_e2m1fn_x2"', '"float8_e4m3fn"',
+            "groups of 32 by its tensors, and mxfp8, 8 bits, groups of 32 by config.json",
+        ),
+        (
+            "torchao-nvfp4", '"NVFP4WeightOnlyConfig"', '"Int8WeightOnlyConfig"',
+            "by its tensors, and int8, 8 bits by config.json",
+        ),
+    ],
+)  # fmt: skip
+def test_a_configuration_of_torchao_that_says_something_else_is_contradicted(
+    name: str, old: str, new: str, words: str, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint(name).folder, tmp_path / "in")
+    config = (tmp_path / "in" / "config.json").read_text()
+    assert old in config
+    (tmp_path / "in" / "config.json").write_text(config.replace(old, new))
+    (group,) = migrate.inspect(tmp_path / "in").number_formats
+    assert words in str(group.contradiction)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_is_decoded_and_what_stays_plain_are_all_matrices(name: str) -> None:
     report = migrate.inspect(checkpoint(name).folder)

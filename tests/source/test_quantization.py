@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from migrate.core.errors import CheckpointError
+from migrate.core.errors import CheckpointError, MigrateError
 from migrate.source.quantization import (
     Quantization,
     Scheme,
@@ -281,6 +281,123 @@ def test_schemes_of_awq_mxfp4_and_bitsandbytes() -> None:
     assert four.scheme_of("lm_head") is None
     eight = said({"quant_method": "bitsandbytes", "_load_in_8bit": True})
     assert facts(eight.scheme_of("x"))["format"] == "bnb-int8"
+
+
+def by_torchao(kind: str, **data: Any) -> dict[str, Any]:
+    return {"_type": kind, "_version": 2, "_data": data}
+
+
+def torchao(config: Any, **more: Any) -> Any:
+    return said({"quant_method": "torchao", "quant_type": {"default": config}, **more})
+
+
+ROW, TENSOR = by_torchao("PerRow", dim=-1), by_torchao("PerTensor")
+FLOAT8 = "Float8DynamicActivationFloat8WeightConfig"
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        (
+            by_torchao("Float8WeightOnlyConfig", granularity=ROW),
+            {"format": "fp8", "bits": 8, "granularity": "channel"},
+        ),
+        # of activations, and of weights
+        (
+            by_torchao(FLOAT8, granularity=[ROW, TENSOR]),
+            {"format": "fp8", "bits": 8, "granularity": "tensor"},
+        ),
+        (by_torchao(FLOAT8), {"format": "fp8", "bits": 8}),
+        (
+            by_torchao(FLOAT8, granularity=[
+                by_torchao("PerBlock", block_size=[1, 128]),
+                by_torchao("PerBlock", block_size=[128, 128]),
+            ]),
+            {"format": "fp8-block", "bits": 8, "block": (128, 128), "granularity": "block"},
+        ),
+        (
+            by_torchao("Int8WeightOnlyConfig", granularity=by_torchao("PerGroup", group_size=32)),
+            {"format": "int8", "bits": 8, "group": 32, "granularity": "group"},
+        ),
+        (by_torchao("Int4WeightOnlyConfig", group_size=64), {"bits": 4, "group": 64}),
+        (
+            by_torchao("MXDynamicActivationMXWeightConfig", block_size=32,
+                       weight_dtype={"_type": "torch.dtype", "_data": "float4_e2m1fn_x2"}),
+            {"format": "mxfp4", "bits": 4, "group": 32, "granularity": "group"},
+        ),
+        (
+            by_torchao("NVFP4WeightOnlyConfig"),
+            {"format": "nvfp4", "bits": 4, "group": 16, "granularity": "group"},
+        ),
+        (by_torchao("SomeNewConfig", granularity=ROW), {}),
+    ],
+)  # fmt: skip
+def test_schemes_of_torchao(config: Any, wanted: dict[str, Any]) -> None:
+    found = torchao(config, modules_to_not_convert=["lm_head"])
+    assert facts(found.scheme_of("model.q_proj")) == wanted
+    assert found.scheme_of("lm_head") is None
+
+
+def test_torchao_chooses_by_parameter_by_module_by_expression_and_by_default() -> None:
+    eight, four = by_torchao("Float8WeightOnlyConfig"), by_torchao("NVFP4WeightOnlyConfig")
+    chosen = {
+        # whole names: this one has no say in `down_proj2`
+        r"re:.*\.down_proj": four,
+        r"re:.*\.down_proj\.weight": eight,
+        "model.0.up_proj": None,
+        "model.1.up_proj": None,
+        "model.1.up_proj.weight": four,
+        "_default": by_torchao("Int8WeightOnlyConfig"),
+    }
+    for kind, name in (
+        ("FqnToConfig", "fqn_to_config"),
+        ("ModuleFqnToConfig", "module_fqn_to_config"),
+    ):
+        found = torchao(by_torchao(kind, **{name: chosen}))
+        formats = {
+            module: None if (one := found.scheme_of(module)) is None else one.format
+            for module in (
+                "model.0.up_proj", "model.1.up_proj", "model.1.down_proj", "model.1.down_proj2", "x"
+            )
+        }  # fmt: skip
+        assert formats == {
+            "model.0.up_proj": None,
+            "model.1.up_proj": "nvfp4",
+            "model.1.down_proj": "fp8",
+            "model.1.down_proj2": "int8",
+            "x": "int8",
+        }
+        assert found.scheme_of("model.1.up_proj").named
+        assert found.scheme_of("model.1.up_proj").place.endswith(f"default._data.{name}")
+        assert not found.scheme_of("x").named
+
+
+@pytest.mark.parametrize(
+    ("quantization", "words"),
+    [
+        ({"quant_type": {"default": "int8"}}, "an object is expected"),
+        ({"quant_type": {"a": {}, "default": {}}}, "one configuration, under `default`"),
+        ({"quant_type": {"default": {"_type": 3}}}, "text is expected"),
+        ({"quant_type": {"default": by_torchao(FLOAT8, granularity=3)}}, "an object is expected"),
+        (
+            {"quant_type": {"default": by_torchao("FqnToConfig", fqn_to_config={"re:(": {}})}},
+            "the expression",
+        ),
+        (
+            {"quant_type": {"default": by_torchao("FqnToConfig", fqn_to_config={"re:(a)\\1": {}})}},
+            "the expression",
+        ),
+    ],
+)
+def test_what_torchao_would_not_write_is_refused(quantization: Any, words: str) -> None:
+    with pytest.raises(MigrateError, match=words) as caught:
+        said({"quant_method": "torchao", **quantization})
+    assert [found.code for found in caught.value.diagnostics] == ["M513"]
+
+
+def test_an_old_text_of_torchao_says_nothing_of_the_format() -> None:
+    found = said({"quant_method": "torchao", "quant_type": "int8_weight_only"})
+    assert facts(found.scheme_of("x")) == {}
 
 
 def test_no_configuration_and_one_of_a_method_that_is_not_known() -> None:
