@@ -596,12 +596,13 @@ def _torchao_scheme(kind: _Object) -> Scheme:
     if name == "mxfp8" and data.part("weight_dtype").text("_data") == "float4_e2m1fn_x2":
         name, bits = "mxfp4", 4
     if name in ("mxfp8", "mxfp4", "nvfp4"):
-        size = 16 if name == "nvfp4" else data.integer("block_size") or 32
-        return Scheme(name, bits, size, None, "group", place=kind.place)
+        each = 16 if name == "nvfp4" else data.integer("block_size") or 32
+        return Scheme(name, bits, each, None, "group", place=kind.place)
     said = data.value.get("granularity")
     # of activations and of weights
-    both = isinstance(said, list) and len(said) == 2
-    of = _Object(said[1] if both else said, f"{data.place}.granularity")
+    if isinstance(said, list) and len(said) == 2:
+        said = said[1]
+    of = _Object(said, f"{data.place}.granularity")
     granularity = {"perrow": "channel", "pertensor": "tensor", "pergroup": "group"}.get(
         of.text("_type") or ""
     )
