@@ -79,6 +79,10 @@ def recoded_parts(
             # of several NaN each stays what it is
             codes.append(given if path.same_codes and not path.coarse else found)
             grids.append(made)
+    for role, copied in path.copies.items():
+        # of no numbers a scale that stays in its place is what it was
+        if not codes and all(how == "reshape" for how, _ in copied.moves):
+            out[role][...] = arrays[copied.role].reshape(out[role].shape)
     if codes:
         _place_codes(path, np.array(codes).reshape(source.full), out[target.layout.role])
         inner = np.array(grids).reshape(*lead, *grids[0].shape)
@@ -342,13 +346,13 @@ def _store_records(
 
 
 def _code_of(elements: ElementType, integers: Array) -> Array:
-    """The code of each integer, by looking at all codes."""
+    """The code of each integer, by looking for it among the sorted integers of all codes."""
     import numpy as np
 
-    out = np.zeros(integers.shape, "u1")
-    for code, number in enumerate(elements.values()):
-        out[integers == number] = code
-    return out
+    known = np.array(elements.values())
+    order = np.argsort(known)
+    found = order[np.searchsorted(known[order], integers).clip(0, len(known) - 1)]
+    return np.where(known[found] == integers, found, 0).astype("u1")
 
 
 def _store(matrices: list[Array], packing: Packing | None, transposed: bool, out: Array) -> None:
