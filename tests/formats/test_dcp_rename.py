@@ -77,6 +77,8 @@ def test_data_files_stay_and_names_alone_change(tmp_path: Path) -> None:
         f"{COPIED}: the data files are copied as they are, and .metadata is new"
     ]
     assert data(tmp_path / "new") == data(old)
+    # never hard links
+    assert {path.stat().st_nlink for path in (tmp_path / "new").iterdir()} == {1}
     was, now = described(old), described(tmp_path / "new")
     names = {
         key: key.replace("layers", "blocks").replace(".w", ".weight") for key in was.planner_data

@@ -319,6 +319,14 @@ def test_ranks_are_joined_and_cut_again(ending: str, target: str, tmp_path: Path
     assert migrate.verify(back, source=out, rules=rule).equal
 
 
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+def test_ranks_are_joined_into_modules(ending: str, tmp_path: Path) -> None:
+    (tmp_path / "rule.yaml").write_text(JOIN)
+    filled = module(joined())
+    migrate.load(filled, write_ranks(tmp_path, ending), rules=tmp_path / "rule.yaml")
+    assert_holds(filled.state_dict(), joined(), nested=False)
+
+
 @pytest.mark.parametrize("form", ["torch", "safetensors"])
 @pytest.mark.parametrize("source", FILES)
 def test_checkpoints_are_cut_for_ranks_and_joined_again(
