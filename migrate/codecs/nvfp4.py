@@ -19,10 +19,10 @@ from .base import ACTIVATION_SCALES, Flag, Integer, OpError, Text, arg, dataclas
 from .kit.arguments import like_arg, non_finite_arg
 from .kit.encoding_codec import EncodingCodec
 from .kit.geometry import fitting_padding
-from .kit.layout import Grid, NumberLayout, Packing, Term, floats, times
+from .kit.layout import Grid, NumberLayout, Packing, Term, floats, in_squares, times
 from .kit.scale_rules import ScaleRule
 
-E4M3, E2M1 = "float8_e4m3fn", "float4_e2m1fn"
+E4M3, E2M1, TE_2D = "float8_e4m3fn", "float4_e2m1fn", "te-2d"
 MODELOPT, COMPRESSED, TE = FORMS = ("modelopt", "compressed-tensors", "te")
 # 1 / (6 * e4m3_max) as a quotient of float64 that float32 rounds
 OVER = {448: float.fromhex("0x1.861862p-12"), 256: float.fromhex("0x1.555556p-11")}
@@ -79,7 +79,7 @@ class Nvfp4(EncodingCodec):
             values=tuple(OVER),
             default=448,
         )
-        like: Text | None = like_arg(*FORMS, "torchao", default=None)
+        like: Text | None = like_arg(*FORMS, TE_2D, "torchao", default=None)
         levels: Integer = arg(
             "1: no scale of the whole tensor", values=(1, 2), encoding=True, default=2
         )
@@ -88,12 +88,9 @@ class Nvfp4(EncodingCodec):
     def validate(self, args: Any, encoding: bool) -> None:
         super().validate(args, encoding)
         like, te = args.like or args.form, args.form == TE
-        made = MODELOPT if like == "torchao" else like
+        made = {"torchao": MODELOPT, TE_2D: TE}.get(like, like)
         for wrong, why in (
-            (
-                args.form != made,
-                f"`like: {like}` is arithmetic of {made}'s form, not {args.form}'s",
-            ),
+            (args.form != made, f"`like: {like}` is arithmetic of the form {made}"),
             (args.e4m3_max != 448 and not te, "`e4m3_max` is of the form te"),
             (args.transposed and te, "`transposed` is not of the form te"),
             (encoding and args.transposed, "parts that are `transposed` are only decoded"),
@@ -120,7 +117,8 @@ class Nvfp4(EncodingCodec):
         return NumberLayout(self.name, floats(E2M1), codes, terms, axes=2)
 
     def written(self, args: Any, spec: Spec) -> NumberLayout:
-        return self.layout(args, {"global": WHOLE[args.form]} if args.levels == 2 else {})
+        layout = self.layout(args, {"global": WHOLE[args.form]} if args.levels == 2 else {})
+        return in_squares(layout) if args.like == TE_2D else layout
 
     def encoded(self, args: Any, spec: Spec) -> Sequence[Spec | None]:
         weight, scale, whole = EncodingCodec.encoded(self, args, spec)
@@ -130,11 +128,10 @@ class Nvfp4(EncodingCodec):
         return [weight, scale, whole and WHOLE[args.form]]
 
     def making(self, args: Any, roles: Collection[str]) -> Any:
-        one = "global" not in roles and args.like == "torchao"
-        return replace(args, levels=1) if one else args
+        return replace(args, levels=1) if args.like == "torchao" and "global" not in roles else args
 
     def rule(self, args: Any, spec: Spec) -> ScaleRule:
-        return ScaleRule("nvfp4", args.like or args.form)
+        return ScaleRule("nvfp4", TE if args.form == TE else args.like or args.form)
 
     def bound(self, args: Any) -> str:
         least = "2^-8, of numbers up to 2688" if args.levels == 1 else "amax of all / 448 / 1024"
@@ -146,8 +143,8 @@ class Nvfp4(EncodingCodec):
         yield self.Args(COMPRESSED, non_finite="saturate"), spec_of("bfloat16", (7, 48))
         yield self.Args(like="torchao", swizzled=True), spec_of("float32", (130, 80))
         yield self.Args(like="torchao", levels=1), spec_of("bfloat16", (3, 16))
-        yield self.Args(TE), spec_of("bfloat16", (33, 80))
-        yield self.Args(TE, True), spec_of("bfloat16", (130, 80))
+        for tiles, like in ((False, None), (True, None), (False, TE_2D), (True, TE_2D)):
+            yield self.Args(TE, tiles, like=like), spec_of("bfloat16", (130, 80))
 
 
 CODEC = Nvfp4()

@@ -34,7 +34,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "ao_nvfp4_single_level": ({}, {"like": "torchao"}),
     "ct_nvfp4": ({"form": CT}, {"like": CT}),
     "te_nvfp4_1x16": ({"form": "te"}, {"like": "te"}),
-    "te_nvfp4_16x16": ({"form": "te"}, None),
+    "te_nvfp4_16x16": ({"form": "te"}, {"like": "te-2d"}),
     "te_nvfp4_4over6": ({"form": "te", "e4m3_max": 256}, None),
 }
 # of which scales of blocks are NaN, as zeros / 0 are: refused, unless a rule says to keep them
@@ -366,3 +366,25 @@ def test_experts_that_are_stored_transposed_are_the_same_numbers() -> None:
     codeckit.check_decoding(CODEC, args, parts, of, "bfloat16")
     with pytest.raises(OpError, match="the scale is"):
         CODEC.decoded(args, specs, "bfloat16")
+
+
+def test_blocks_of_16_x_16_share_what_each_of_their_rows_stores() -> None:
+    rng = np.random.default_rng(3)
+    array = (rng.standard_normal((40, 64)) * 3).astype("f4").view("<u4")
+    of = spec("float32", (40, 64))
+    args = CODEC.Args("te", like="te-2d")
+    _, scale, _ = codeckit.encoded(CODEC, args, array, of)
+    assert scale is not None
+    assert scale.shape == (128, 4)
+    assert not scale[48:].any()
+    squares = scale[:48].reshape(3, 16, 4)
+    assert (squares == squares[:, :1]).all()
+    assert len(np.unique(squares[:, 0])) > 3
+    # the largest of each square is what its scale is made for
+    numbers = np.abs(array.view("<f4"))
+    most = [[numbers[r : r + 16, c : c + 16].max() for c in range(0, 64, 16)] for r in (0, 16, 32)]
+    order = np.argsort(np.ravel(most))
+    assert (np.diff(squares[:, 0].reshape(-1)[order].astype(int)) >= 0).all()
+    for how in ({"like": "te-2d"}, {"form": CT, "like": "te-2d"}):
+        with pytest.raises(OpError, match="is arithmetic of the form te"):
+            CODEC.validate(CODEC.Args(**how), True)

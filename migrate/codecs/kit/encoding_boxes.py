@@ -139,6 +139,8 @@ class PartBoxes:
         """The entries, a box of `entries`, that a box of a stored grid holds."""
         grid = self._grid_of(role)
         shape = self.parts[role].shape
+        if grid.repeated > 1:
+            return self._repeated_box(grid, box)
         if grid.swizzled:
             (low, high), (_, _) = box[-2:]
             tile = grid.tile[0]
@@ -162,6 +164,16 @@ class PartBoxes:
         if grid.transposed:
             box = (*box[:-2], box[-1], box[-2])
         return tuple((min(a, n), min(b, n)) for (a, b), n in zip(box, self.entries, strict=True))
+
+    def _repeated_box(self, grid: Grid, box: Box) -> Box:
+        """`_entries_box` of a grid whose entries stand in several rows."""
+        (low, high), columns = box[-2:]
+        if grid.swizzled:
+            low, high = low // grid.tile[0] * 128, -(-high // grid.tile[0]) * 128
+            columns = (0, self.entries[-1])
+        rows = (low // grid.repeated, -(-high // grid.repeated))
+        inner = zip((rows, columns), self.entries[-2:], strict=True)
+        return (*box[:-2], *((min(a, n), min(b, n)) for (a, b), n in inner))
 
     def _stored_axes(self, shape: tuple[int, ...]) -> list[int]:
         """The axes of `entries` that a part of fewer axes has: the others have length 1."""

@@ -354,6 +354,7 @@ def _grid(encoding: TensorEncoding, entries: Array) -> Array:
     import numpy as np
 
     grid, part = encoding.grid, encoding.parts[encoding.grid.role]
+    entries = entries.repeat(grid.repeated, axis=-2)
     if grid.swizzled:
         rows, columns = entries.shape[-2:]
         matrices = entries.reshape(-1, rows, columns)

@@ -565,7 +565,7 @@ def _of_flat(side: Side, stored: Shape) -> Box:
 
 
 def _stored(grid: Grid, lead: Shape, entries: tuple[int, int], dtype: str) -> Shape:
-    rows, columns = entries
+    rows, columns = entries[0] * grid.repeated, entries[1]
     if grid.swizzled:
         high, wide = grid.tile
         return (*lead, high * -(-rows // 128), wide * -(-columns // 4))

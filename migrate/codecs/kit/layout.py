@@ -235,6 +235,8 @@ class Grid:
     transposed: bool = False
     # multiples up to which the last two stored axes are padded
     padded: tuple[int, int] = (1, 1)
+    # rows of what is stored that each entry stands in, one below the other
+    repeated: int = 1
     # entries lie in the tiles of cuBLAS: 128 rows and 4 columns, 512 bytes one after the other
     swizzled: bool = False
     # the role of a part that holds, for each column, the number of its entry along the last axis
@@ -325,3 +327,15 @@ class NumberLayout:
 def times(*grids: Grid | float) -> tuple[Term, ...]:
     """The chain that multiplies these from the left."""
     return tuple(Term("*", what) for what in grids)
+
+
+def in_squares(layout: NumberLayout) -> NumberLayout:
+    """The layout whose blocks of a row are squares, the scale of each of which is stored for every
+    row of it: it is decoded as before.
+    """
+    first, *rest = layout.scale
+    if not isinstance(first.what, Grid):
+        raise ValueError(f"{layout.name}: the first term is no grid")
+    side = first.what.block[1]
+    grid = replace(first.what, block=(side, side), repeated=side)
+    return replace(layout, scale=(Term(first.how, grid), *rest))

@@ -29,6 +29,12 @@ class PlacedParts(PartBoxes):
         import numpy as np
 
         grid = self._grid_of(role)
+        if grid.repeated > 1:
+            entries = np.repeat(entries, grid.repeated, axis=-2)
+            if not grid.swizzled:
+                # a box may begin within the rows of an entry
+                first = box[-2][0] % grid.repeated
+                entries = entries[..., first : first + box[-2][1] - box[-2][0], :]
         if grid.swizzled:
             rows, columns = (-(-n // m) for n, m in zip(entries.shape[-2:], (128, 4), strict=True))
             tiles = np.zeros((*entries.shape[:-2], rows * 128, columns * 4), entries.dtype)
