@@ -148,11 +148,12 @@ FOLDERS = {
         "DeepSeek-V4 FP4 -> FP8, recoded", "deepseek-v4", _to("deepseek-v4@fp8"), times=NIBBLES
     ),
     "folders-nvfp4": Folder(
-        "NVFP4 -> bf16", "nvfp4", _to("nvfp4@bf16"), Work("nvfp4", _NVFP4, {"form": "modelopt"})
+        "NVFP4 -> bf16", "nvfp4", _to("nvfp4@bf16", "--allow", "drop"),
+        Work("nvfp4", _NVFP4, {"form": "modelopt"}),
     ),
     "folders-nvfp4-back": Folder(
         "bf16 -> NVFP4 (modelopt)", "nvfp4", _to("nvfp4@modelopt"),
-        Work("nvfp4", _NVFP4, {"form": "modelopt"}, "encode"), _to("nvfp4@bf16"),
+        Work("nvfp4", _NVFP4, {"form": "modelopt"}, "encode"), _to("nvfp4@bf16", "--allow", "drop"),
     ),
     "folders-nvfp4-names": Folder(
         "NVFP4 ModelOpt -> compressed-tensors, recoded", "nvfp4",

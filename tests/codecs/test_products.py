@@ -76,6 +76,15 @@ def test_scales_that_make_ties_are_known() -> None:
     assert [*products._with_ties(np.array([[0.5], [0]], "<f4"))] == [False, False]
 
 
+@pytest.mark.parametrize("shape", [(3, 1030), (70, 2048)])
+def test_the_buffer_of_numpy_is_what_it_was(shape: tuple[int, int]) -> None:
+    before, codes = np.getbufsize(), every_code(*shape)
+    out, scales = np.zeros(shape, "<u2"), scales_of("any", (shape[0], 1))
+    assert fill_products(codes, scales, (1, 0), (0, 0), out)
+    np.testing.assert_array_equal(out, wanted(codes, scales, (1, 0), (0, 0)))
+    assert np.getbufsize() == before
+
+
 @pytest.mark.parametrize("scale", [64.0, 2.0**-118, float("inf"), float("nan")])
 def test_what_needs_more_than_a_product_is_left_to_others(scale: float) -> None:
     codes, out = every_code(4, 64), np.zeros((4, 64), "<u2")

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-# numbers of a step: their words and what is made of them stay in a second-level cache
-STEP = 1 << 16
+# numbers of a step: their words stay in a second-level cache, and a pass over them takes much
+# longer than it takes to begin
+STEP = 1 << 17
 # below it a scale times 2^120 is finite; from the other on no product is subnormal
 _LARGEST, _LEAST = 2.0**6, 2.0**-117
-# columns from which on the entry of a group is a loop of its own
-_LONG = 32
+# columns from which on the entry of a group is a loop of its own, and a row one that numpy begins
+_LONG, _WIDE = 32, 1 << 10
 # exponent and mantissa of a code where a float32 has them, and its sign; half of the last bit of a
 # bfloat16
 _SHIFT, _KEPT, _HALF = 20, 0x87F00000, 0x8000
@@ -54,23 +55,31 @@ def fill_products(
     if scales.shape[1] > 1 and not grouped:
         factors = np.repeat(factors, wide, 1)[:, skip[1] : skip[1] + columns]
     down = max(1, STEP // columns)
+    rounded = bool(ties.any())
     steps: dict[tuple[int, bool], _Step] = {}
-    top = 0
-    while top < rows:
-        bottom = min(top + down, rows)
-        entry = top if high == 1 else 0
-        if high > 1:
-            # as far as the block goes
-            entry = (top + skip[0]) // high
-            bottom = min(bottom, (entry + 1) * high - skip[0])
-        last = entry + (bottom - top if high == 1 else 1)
-        kind = bottom - top, bool(ties[entry:last].any())
-        step = steps.get(kind) or steps.setdefault(
-            kind, _Step(bottom - top, columns, wide if grouped else 0, kind[1])
-        )
-        part = factors[entry:last]
-        step.fill(codes[top:bottom].view("i1"), part, out[top:bottom])
-        top = bottom
+    top, buffer = 0, np.getbufsize()
+    if not grouped and columns >= _WIDE:
+        # numpy joins rows that are shorter than its buffer, and copies what is broadcast over them,
+        # which takes longer than the product; multiples of 16 are taken
+        np.setbufsize(min(buffer, columns // 16 * 16))
+    try:
+        while top < rows:
+            bottom = min(top + down, rows)
+            entry = top if high == 1 else 0
+            if high > 1:
+                # as far as the block goes
+                entry = (top + skip[0]) // high
+                bottom = min(bottom, (entry + 1) * high - skip[0])
+            last = entry + (bottom - top if high == 1 else 1)
+            kind = bottom - top, rounded and bool(ties[entry:last].any())
+            step = steps.get(kind) or steps.setdefault(
+                kind, _Step(bottom - top, columns, wide if grouped else 0, kind[1])
+            )
+            part = factors[entry:last]
+            step.fill(codes[top:bottom].view("i1"), part, out[top:bottom])
+            top = bottom
+    finally:
+        np.setbufsize(buffer)
     return True
 
 
