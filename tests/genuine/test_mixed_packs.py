@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from commandline import done, run
-from genuine import checkpoint, digests, names
+from genuine import checkpoint, digest, digests, names
 from safetensors.torch import load_file, save_file
 
 ALLOW = ("--allow", "lossy", "--allow", "drop")
@@ -218,6 +218,44 @@ def test_scales_of_the_cache_are_said_and_dropped(tmp_path: Path) -> None:
     assert "--allow drop" in failed.err
     done("apply", folder, "-o", tmp_path / "out", *TO)
     assert digests(tmp_path / "out") == checkpoint("ct-mixed").tensors
+
+
+def test_experts_of_kimi_k2_beside_attention_in_fp8(tmp_path: Path) -> None:
+    """As quantized copies of it are published: another lineage than that of the release."""
+    kimi, plain = checkpoint("kimi-k2"), tmp_path / "plain"
+    done("apply", kimi.folder, "-o", plain, "--to", "kimi-k2@bf16", *ALLOW)
+    numbers = load_file(plain / "model.safetensors")
+    # of rows of 32 four words may be of three bits as well
+    tensors = {k: t for k, t in stored("kimi-k2").items() if ".down_proj.weight_" not in k}
+    tensors |= {k: t for k, t in numbers.items() if k.endswith(".down_proj.weight")}
+    wanted = dict(kimi.tensors)
+    for key in [key for key in tensors if key.endswith("self_attn.o_proj.weight")]:
+        scale = (tensors[key].abs().amax(1, keepdim=True) / 448).clamp(min=1e-4)
+        codes = (tensors[key] / scale).to(torch.float8_e4m3fn)
+        decoded = (codes.float() * scale.float()).to(torch.bfloat16)
+        tensors |= {key: codes, f"{key}_scale": scale}
+        raw = decoded.view(torch.int16).numpy().tobytes()
+        wanted[key] = digest("BF16", tuple(decoded.shape), raw)
+    said = config(kimi.folder)
+    groups = said["quantization_config"]["config_groups"]
+    groups["group_0"]["format"] = "pack-quantized"
+    groups["group_1"] = {
+        "targets": [r"re:.*self_attn\.o_proj$"],
+        "format": "float-quantized",
+        "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+    }
+    said["quantization_config"] |= {
+        "format": "mixed-precision",
+        "ignore": [
+            item for item in said["quantization_config"]["ignore"] if "self_attn" not in item
+        ]
+        + [r"re:.*self_attn\.(q|kv)_.*"],
+    }
+    folder = made(tmp_path / "in", tensors, said)
+    found = done("inspect", folder, "--format", "json").json["layouts"]
+    assert [f"{one['lineage']}@{one['layout']}" for one in found] == ["compressed-tensors@mixed"]
+    done("apply", folder, "-o", tmp_path / "out", *TO)
+    assert digests(tmp_path / "out") == wanted
 
 
 @pytest.mark.parametrize(
