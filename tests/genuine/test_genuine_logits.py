@@ -23,6 +23,8 @@ DECODED = {
     "hf-fp8-block-moe": ["fp8@bf16"],
     "gpt-oss": ["gpt-oss@bf16"],
     "deepseek-v4": ["deepseek-v4@bf16"],
+    "torchao-fp8-row": ["fp8@bf16"],
+    "torchao-fp8-tensor": ["fp8@bf16"],
     "ct-fp8-tensor": ["fp8@bf16"],
     "ct-fp8-channel": ["fp8@bf16"],
     "ct-fp8-block": ["fp8@bf16"],
@@ -103,6 +105,8 @@ def as_deepseek(folder: Path, into: Path) -> Path:
 
 def as_it_was(name: str, work: Path) -> Any:
     folder = checkpoint(name).folder
+    if name.startswith("torchao-"):
+        pytest.importorskip("torchao", reason="`make peers` has torchao")
     if name == "kimi-k2":
         folder = as_deepseek(folder, work)
     elif not name.startswith("ct-"):
