@@ -59,7 +59,8 @@ def deepgemm(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def torch_linear(parts: Parts) -> torch.Tensor:
     """GPTQModel's TorchLinear.dequantize_weight, which needs zeros without the 1 that v1 takes off,
-    and the copy in rows that its `dequantize_model` makes.
+    and the copy in rows that its `dequantize_model` makes: as it is written, without the
+    compilation that a layer has before it runs.
     """
     shifts = torch.arange(0, 32, 4, dtype=torch.int32)
     zeros = parts["zero"] + 0x11111111
