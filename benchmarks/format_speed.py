@@ -47,7 +47,7 @@ PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
 # what must be ours to the bit
 SAME = (
     "scales repeated", "block by block", "transformers", "DeepGEMM in torch", "gguf-py",
-    "bitsandbytes",
+    "bitsandbytes", "GPTQModel in torch", "AutoAWQ in torch",
 )  # fmt: skip
 Work = dict[str, Callable[[], Any]]
 
