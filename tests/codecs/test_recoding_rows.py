@@ -4,12 +4,14 @@ large tensor by them, in memory that does not follow it.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from test_recoding import PATHS, given, path_of
 
+import migrate
 from migrate.codecs.kit.recoding_reference import recoded_parts
 from migrate.codecs.kit.recoding_rows import recoded_rows, survey_rows, unit_of
 
@@ -67,3 +69,40 @@ def test_rows_are_those_of_whole_parts(name: str) -> None:
             np.testing.assert_array_equal(found, whole, err_msg=f"{role} {start} {stop}")
             if stop - start == 1 < count:
                 assert read.read < max(len(a) for a in arrays.values() if a.ndim)
+
+
+RULES = """
+id: test/recode
+title: MXFP4 becomes NVFP4
+lineage: test
+edge: [mxfp4, nvfp4]
+requires: ">=0.1"
+rules:
+  - name: all
+    from: {weight: "{m}.weight", scale: "{m}.scale"}
+    to: {weight: "{m}.packed", scale: "{m}.scales", global: "{m}.global"}
+    via: [{recode: {from: {codec: mxfp4}, to: {codec: nvfp4}}}]
+"""
+
+
+@pytest.mark.heavy
+def test_verify_compares_what_is_surveyed_in_little_memory(tmp_path: Path) -> None:
+    save = pytest.importorskip("safetensors.numpy").save_file
+    dice, (rows, columns) = np.random.default_rng(0), (1024, 1024)
+    parts = {
+        "a.weight": dice.integers(0, 256, (rows, columns // 2), "u1"),
+        "a.scale": dice.integers(117, 125, (rows, columns // 32), "u1"),
+    }
+    source, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    save(parts, source)
+    rules = tmp_path / "rule.yaml"
+    rules.write_text(RULES)
+    migrate.apply(source, out, rules=rules, fsync=False)
+    # whole tensors would take six times as much
+    asked = {"source": source, "rules": rules, "max_memory": 16 << 20}
+    assert migrate.verify(out, **asked).equal
+    raw = bytearray(out.read_bytes())
+    raw[-5] ^= 1
+    out.write_bytes(raw)
+    found = migrate.verify(out, **asked)
+    assert len(found.differences) == 1
