@@ -109,6 +109,26 @@ def test_no_file_has_more_than_800_lines() -> None:
     assert not {name: n for name, n in counted.items() if n > 800}
 
 
+def test_a_codec_is_a_short_file_and_one_that_only_decodes_is_shorter() -> None:
+    folder = PACKAGE / "codecs"
+    files = {f.stem: text(f) for f in folder.glob("*.py")}
+    codecs = {name: code for name, code in files.items() if "\nCODEC = " in code}
+    assert len(codecs) >= 13
+    # that of GGUF decodes thirteen formats of blocks
+    most = {n: 80 if "(LayoutCodec):" in c and n != "gguf" else 150 for n, c in codecs.items()}
+    counted = {name: len(code.splitlines()) for name, code in codecs.items()}
+    assert not {name: n for name, n in counted.items() if n > most[name]}
+
+
+def test_the_codec_that_the_docs_show_has_at_most_60_lines() -> None:
+    page = text(ROOT / "docs" / "how-to" / "custom-codec.md")
+    shown = [
+        code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "CODEC" in code
+    ]
+    assert len(shown) == 2
+    assert all(len(code.splitlines()) <= 60 for code in shown)
+
+
 def test_every_code_that_is_used_has_a_page() -> None:
     missing = {code: where for code, where in codes_used().items() if code not in pages()}
     assert not missing
