@@ -106,6 +106,8 @@ def main() -> None:
         tensors = [
             [held(stored[stem + names[r]]) if r in names else None for r in codec.parts]
             for stem in stems(stored, names)
+            # other formats of the same folder have parts of the same names
+            if given.get("weight") in {None, DTYPES[stored[stem + names["weight"]].dtype]}
         ]
     else:
         codes = compare.tensors(Path(encoded[0]))
