@@ -53,6 +53,9 @@ COLUMNWISE = {
 }
 # roles of these that mean something beside plain weights too: those of the KV cache
 OF_CACHES = ("k_scale", "v_scale")
+# the role of what inputs are multiplied by because AWQ divided the columns of the weight by it: a
+# layer without it computes something else
+OF_INPUTS = "pre_quant_scale"
 _SEVERAL = {"wide": WIDE, "float8": FLOAT8}
 # what an argument may be where lengths leave it open
 _CHOICES = {"bits": (4, 8, 3, 2)}

@@ -9,7 +9,9 @@ names that no table knows. A weight stored in a wide float is not encoded, whate
 it.
 
 What travels with a weight and is not needed to decode it, such as the scale of a layer's inputs,
-may be dropped, and may stay where it is as long as the weight remains in the module.
+may be dropped, and may stay where it is as long as the weight remains in the module. Not so what a
+layer multiplies its inputs by because its weights were divided by it: that stays beside these
+weights alone.
 
 Where parts were joined or cut along an axis, their blocks must have been whole: no block size may
 be left out of the request here, so only what fits no block size at all is an error, and the rest
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .. import codecs
 from ..core.errors import Report, listed, printable
-from ..core.part_names import FLOAT8, OF_CACHES, key_of_part
+from ..core.part_names import FLOAT8, OF_CACHES, OF_INPUTS, key_of_part
 from ..core.spec import BITS
 from ..core.templates import rank_of
 from ..source.blobs import chunk_names, key_of
@@ -111,7 +113,7 @@ def check_pairs(
             _report(fate, *apart, planned, report)
         elif pair.role == "scale":
             _check_blocks(fate, planned, report)
-    _note_left(pairs, users, planned)
+    _report_left(pairs, users, planned, report)
 
 
 class _Held(NamedTuple):
@@ -302,25 +304,46 @@ def _left(fate: _Fate, planned: _Planned) -> tuple[str | None, str | None] | Non
     return None
 
 
-def _note_left(
-    pairs: Iterable[Pair], users: Mapping[str, Mapping[str, None]], planned: _Planned
+def _report_left(
+    pairs: Iterable[Pair],
+    users: Mapping[str, Mapping[str, None]],
+    planned: _Planned,
+    report: Report,
 ) -> None:
-    """Says what stays beside weights that are decoded and was meant for encoded ones."""
+    """Says what stays beside weights that are decoded and was meant for encoded ones; M408 where a
+    layer without it computes something else.
+    """
     left: dict[str, list[str]] = {}
-    for weight, part, role, decodes in pairs:
+    needed: list[_Fate] = []
+    for pair in pairs:
+        weight, part, role, decodes = pair
+        made = users.get(weight, {})
         if decodes or role in OF_CACHES or part not in users.get(part, ()):
             continue
         dtype = planned.stored[weight].spec.dtype
-        if all(planned.outputs[key].spec.dtype != dtype for key in users.get(weight, ())):
+        encoded = any(planned.outputs[key].spec.dtype == dtype for key in made)
+        if role == OF_INPUTS:
+            fate = _Fate(pair, made, users[part])
+            if made and not (encoded and weight in made) and _left(fate, planned) is None:
+                needed.append(fate)
+        elif not encoded:
             left.setdefault(role, []).append(part)
     for role, parts in left.items():
-        why = (
-            "the weight is without it, and what reads plain weights does not apply it to inputs"
-            if role == "pre_quant_scale"
-            else "what reads plain weights does not use it"
-        )
         planned.steps[-1].notes.append(
-            f"`{role}` stays beside weights that are decoded ({listed(parts, 4)}): {why}"
+            f"`{role}` stays beside weights that are decoded ({listed(parts, 4)}): what reads "
+            "plain weights does not use it"
+        )
+    if needed:
+        rule = _rule(needed[0], planned.steps)
+        who = f"rule {rule.name!r}" if rule is not None else "the plan"
+        report.add(
+            "M408",
+            f"{who} makes other weights of those whose `{OF_INPUTS}` stays: "
+            f"{listed([printable(fate.pair.part) for fate in needed], 4)}",
+            spans=(rule.span,) if rule is not None else (),
+            help="each layer multiplies its inputs by it, and what reads the new weights does not, "
+            "so the model would compute something else: move it with a rule to where it is read, "
+            "or `drop` it if that is meant",
         )
 
 

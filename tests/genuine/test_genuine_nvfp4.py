@@ -145,6 +145,28 @@ def test_weights_without_scales_of_inputs_are_not_made_to_look_like_those_with(
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize("goal", ["nvfp4@bf16", "nvfp4@compressed-tensors"])
+def test_what_awq_multiplies_inputs_by_is_not_left_beside_other_weights(
+    goal: str, tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    source = shutil.copytree(checkpoint(MODELOPT[0]).folder, tmp_path / "in")
+    tensors = load_file(source / "model.safetensors")
+    scales = [f"model.layers.0.self_attn.{one}_proj.pre_quant_scale" for one in "qk"]
+    save_file(
+        tensors | {key: torch.full((64,), 0.5, dtype=torch.bfloat16) for key in scales},
+        source / "model.safetensors",
+    )
+    failed = run("apply", source, "-o", tmp_path / "x", "--to", goal, *ALLOW)
+    assert failed.exit == 3
+    assert "error[M408]: rule 'linears'" in failed.err
+    assert all(key in failed.err for key in scales)
+    assert not (tmp_path / "x").exists()
+
+
 def test_modules_in_other_formats_are_not_left_behind(tmp_path: Path) -> None:
     failed = run(
         "apply", checkpoint("ct-mixed").folder, "-o", tmp_path / "x", "--to", "nvfp4@bf16", *ALLOW

@@ -316,10 +316,6 @@ def test_what_only_travels_may_be_dropped_and_may_stay_in_its_module(engine):
     ("name", "says"),
     [
         ("input_scale", "what reads plain weights does not use it"),
-        (
-            "pre_quant_scale",
-            "the weight is without it, and what reads plain weights does not apply",
-        ),
         ("k_scale", None),
     ],
 )
@@ -333,6 +329,28 @@ def test_what_stays_beside_decoded_weights_is_a_note(engine, name, says):
     else:
         assert found[0].startswith(f"`{name}` stays beside weights that are decoded (a.q.{name}): ")
         assert says in found[0]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        DECODED.replace("'{p}.k.weight'", "'{p}.q.weight'"),
+        "from: '{p...}.weight', to: '{p}.weight_packed'",
+    ],
+    ids=["decoded", "under another name"],
+)
+def test_what_inputs_are_multiplied_by_does_not_stay_beside_other_weights(engine, rule):
+    tensors = {**FP8, "a.q.pre_quant_scale": ("float32", (4,))}
+    if "weight_packed" in rule:
+        tensors = {"a.q.weight": (CODES, (8, 4)), "a.q.pre_quant_scale": ("float32", (4,))}
+    found = refusal(engine, engine.rules(rule, keep=["{k...}"]), tensors)
+    assert found.code == "M408"
+    assert found.message == (
+        "rule 'r0' makes other weights of those whose `pre_quant_scale` stays: a.q.pre_quant_scale"
+    )
+    drop = "from: '{m...}.pre_quant_scale', via: [{drop: {why: it is one everywhere}}]"
+    made = composed(engine, engine.rules(rule, drop, keep=["{k...}"]), tensors)
+    assert "a.q.pre_quant_scale" not in made
 
 
 def test_what_an_attention_keeps_of_its_cache_may_stay_where_projections_are_fused(engine):
