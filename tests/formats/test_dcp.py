@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import io
+import json
 import pickle
 import sys
 import types
@@ -26,6 +27,8 @@ from migrate.source.blobs import ChunkedTensor, Stored, chunks_of
 from migrate.source.tree import object_encodings
 from migrate.source.unread import entry_contents
 from migrate.source.zip_archive import crc32
+
+MEGATRON = Path(__file__).resolve().parents[1] / "data" / "megatron"
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -646,6 +649,18 @@ def test_a_torch_dist_folder_of_megatron_is_read(
     (found,) = refused(folder)
     assert found.startswith("M937: ")
     assert "Megatron saved 1 tensor in another shape than they have: decoder.layers.w" in found
+
+
+def test_a_folder_that_megatron_core_wrote_is_read() -> None:
+    """Two ranks of Megatron Core 0.16: rows, columns under an axis of layers, a replica, an object;
+    made by save_by_megatron.py.
+    """
+    values = json.loads((MEGATRON / "core-0.16.json").read_text(encoding="utf-8"))
+    with formats.open(MEGATRON / "core-0.16") as source:
+        found = {key: tensor_of(source, stored) for key, stored in source.index.tensors.items()}
+        assert source.index.left_out == ("common.pt",)
+    assert {key: tensor.float().tolist() for key, tensor in found.items()} == values
+    assert [tensor.dtype for tensor in found.values()].count(torch.bfloat16) == 1
 
 
 def replace_archives(folder: Path, key: str, value: Any) -> None:
