@@ -240,7 +240,11 @@ def test_a_stamp_with_a_text_that_is_no_object_is_refused_by_the_name_of_the_fil
 @pytest.mark.parametrize(
     ("text", "code", "words"),
     [
-        ("params: {plain_modules: {type: list}}\n", "M114", "a list that patches of side files"),
+        (
+            "params: {plain_modules: {type: list}}\n",
+            "M114",
+            "has a meaning of its own in patches of side files",
+        ),
         ("files: {config.json: []}\n", "M114", "an empty list changes nothing"),
         ("files: {config.json: [{a: 1}, null]}\n", "M106", "a mapping is expected"),
         ("files_back: {config.json: {a: $n}}\n", "M112", "`$n` is not a param"),
