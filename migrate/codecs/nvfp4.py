@@ -35,17 +35,17 @@ CODES, EACH = "uint8 [*, N, K/2]", "float32 [*] | [*, 1]"
 ROWS, TILES = f"{E4M3} [*, N, K/16]", f"{E4M3} [*, 32*N/128, 16*K/64]"
 PARTS = ("weight", "scale", "global")
 NAMED: tuple[tuple[Any, ...], ...] = (
-    ("ModelOpt", ACTIVATIONS, {"form": MODELOPT}, f"weight {CODES}", f"weight_scale {ROWS}",
+    ("ModelOpt", ACTIVATIONS, {"form": MODELOPT}, {}, f"weight {CODES}", f"weight_scale {ROWS}",
      f"weight_scale_2 {EACH}"),
-    ("compressed-tensors", ACTIVATIONS, {"form": COMPRESSED}, f"weight_packed {CODES}",
+    ("compressed-tensors", ACTIVATIONS, {"form": COMPRESSED}, {}, f"weight_packed {CODES}",
      f"weight_scale {ROWS}", f"weight_global_scale {EACH}"),
     ("Transformer Engine", {**COLUMNWISE, "columnwise_amax": "{w}._amax_columnwise"}, {"form": TE},
-     f"_rowwise_data {CODES}", "_rowwise_scale_inv uint8 [N:128, K/16:4]", "_amax_rowwise float32"),
+     {"swizzled": (False, True)}, f"_rowwise_data {CODES}",
+     "_rowwise_scale_inv uint8 [N:128, K/16:4]", "_amax_rowwise float32"),
     *(
-        ("torchao", {}, said, f"{at}qdata {CODES}", f"{at}scale {scale}",
+        ("torchao", {}, said, {}, f"{at}qdata {CODES}", f"{at}scale {scale}",
          f"{at}per_tensor_scale? float32 [] | [*, 1, 1]")
-        for at in ("_weight_", "")
-        for scale, said in ((ROWS, {}), (TILES, {"swizzled": True}))
+        for at in ("_weight_", "") for scale, said in ((ROWS, {}), (TILES, {"swizzled": True}))
     ),
 )  # fmt: skip
 
@@ -59,8 +59,8 @@ class Nvfp4(EncodingCodec):
     follow = ("scale", "global")
     numbers = ("float32", "bfloat16", "float16")
     names = tuple(
-        Convention(who, {r: f"{{w}}.{t}" for r, t in zip(PARTS, texts, strict=True)}, beside, said)
-        for who, beside, said, *texts in NAMED
+        Convention(who, {r: f"{{w}}.{t}" for r, t in zip(PARTS, texts, strict=True)}, *more)
+        for who, *more, texts in ((*one[:4], one[4:]) for one in NAMED)
     )
 
     @dataclass(frozen=True, slots=True)

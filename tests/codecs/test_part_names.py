@@ -130,6 +130,11 @@ WRITTEN = {
         {"qdata": "uint8 24 128", "scale": "float8_e4m3fn 32 64", "per_tensor_scale": "float32"},
         [("nvfp4", {"swizzled": True})],
     ),
+    "Transformer Engine NVFP4": (
+        {"_rowwise_data": "uint8 130 40", "_rowwise_scale_inv": "uint8 256 8",
+         "_amax_rowwise": "float32 1"},
+        [("nvfp4", {"form": "te", "swizzled": False}), ("nvfp4", {"form": "te", "swizzled": True})],
+    ),
     "Transformer Engine blocks": (
         {"_rowwise_data": "uint8 129 130", "_rowwise_scale_inv": "float32 2 4"},
         [("fp8-block", {"rows": 128, "columns": 128, "form": "te"})],
