@@ -104,6 +104,8 @@ class BindContext(NamedTuple):
 
 
 DROP = frozenset(("drop",))
+# ops that make numbers of codes, codes of numbers, or other codes
+CODING = ("dequantize", "quantize", "recode")
 
 
 def bind(
@@ -157,43 +159,58 @@ def bind(
     out.notes += [
         f"{what}, and stays as it is: {listed(keys, 4)}" for what, keys in out.odd.items()
     ]
-    for reader in matching.readers:
-        idle = (
-            not reader.taken
-            and not reader.rule.optional
-            and not reader.contested
-            and id(reader.rule) not in context.elsewhere
+    for readers in _required(matching.readers):
+        idle = not any(
+            reader.taken or reader.contested or id(reader.rule) in context.elsewhere
+            for reader in readers
         )
         if idle and not any(
-            takes(pattern, key) for pattern in _read_by(reader) for key in stay if key in tensors
+            takes(side.pattern, key)
+            for reader in readers
+            for side in reader.rule.reads
+            if not side.pattern.has_flat
+            for key in stay
+            if key in tensors
         ):
-            texts = " and ".join(repr(s.pattern.text) for s in reader.rule.reads)
-            report.add(
-                "M206",
-                f"rule {reader.rule.name!r} matches no key: {texts}",
-                spans=(reader.rule.span,),
-                notes=(
-                    *_about_params(reader.rule),
-                    *(
-                        (f"`when` rules out {listed([t.key for t in reader.refused], 3)}",)
-                        if reader.refused
-                        else ()
-                    ),
-                ),
-                help=FOREIGN
-                if any(foreign(side.pattern) for side in reader.rule.reads)
-                or foreign_text(*_texts(reader.rule.params))
-                else "is the layout the right one? a rule that may match nothing says `optional: "
-                "true`"
-                if tensors
-                else "there are no tensors where the rules work: name a dict of tensors, "
-                f"{option('at', 'PATH')}, or all of the checkpoint, {option('at', '.')}",
-            )
+            _refuse_idle(readers, tensors, report)
     return out
 
 
-def _read_by(reader: Reader) -> list[Pattern]:
-    return [side.pattern for side in reader.rule.reads if not side.pattern.has_flat]
+def _required(readers: Sequence[Reader]) -> list[list[Reader]]:
+    """The rules of which one has to take a key: each that is not optional by itself; where all are,
+    those together that decode or encode, because without them the edge does nothing that it is for.
+    """
+    if required := [[reader] for reader in readers if not reader.rule.optional]:
+        return required
+    coding = [r for r in readers if any(step.name in CODING for step in r.rule.steps)]
+    return [coding] if coding else []
+
+
+def _refuse_idle(readers: Sequence[Reader], tensors: Mapping[str, Tensor], report: Report) -> None:
+    rules = [reader.rule for reader in readers]
+    refused = dict.fromkeys(taken.key for reader in readers for taken in reader.refused)
+    texts = " and ".join(repr(side.pattern.text) for side in rules[0].reads)
+    report.add(
+        "M206",
+        f"rule {rules[0].name!r} matches no key: {texts}"
+        if len(rules) == 1
+        else f"no key is decoded or encoded: rules {listed([rule.name for rule in rules], 12)} "
+        "match none",
+        spans=(rules[0].span,),
+        notes=(
+            *(note for rule in rules for note in _about_params(rule)),
+            *((f"`when` rules out {listed(list(refused), 3)}",) if refused else ()),
+        ),
+        help=FOREIGN
+        if any(foreign(side.pattern) for rule in rules for side in rule.reads)
+        or any(foreign_text(*_texts(rule.params)) for rule in rules)
+        else "there are no tensors where the rules work: name a dict of tensors, "
+        f"{option('at', 'PATH')}, or all of the checkpoint, {option('at', '.')}"
+        if not tensors
+        else "is the layout the right one? a rule that may match nothing says `optional: true`"
+        if not rules[0].optional
+        else f"is the layout the right one? {option('from_', 'LINEAGE@LAYOUT')} says another",
+    )
 
 
 def _unmatched_values(readers: Sequence[Reader]) -> dict[tuple[str, tuple[str, ...]], list[str]]:

@@ -201,6 +201,31 @@ def test_a_part_that_is_missing_is_named(key: str, lacks: str, tmp_path: Path) -
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize(
+    ("source", "to"),
+    [
+        ("compressed-tensors@mixed", "compressed-tensors@bf16"),
+        ("fp8@hf", "fp8@bf16"),
+        ("nvfp4@modelopt", "nvfp4@bf16"),
+    ],
+)
+@pytest.mark.parametrize("name", [None, "gptq-v1"])
+def test_a_checkpoint_of_which_the_rules_decode_nothing_is_refused(
+    name: str | None, source: str, to: str, tmp_path: Path
+) -> None:
+    plain = {"l.q_proj.weight": torch.ones(2, 16), "l.norm.weight": torch.ones(2)}
+    folder = (
+        checkpoint(name).folder
+        if name is not None
+        else made(tmp_path / "in", plain, config(checkpoint("ct-mixed").folder))
+    )
+    question = ("--from", source, "--to", to, "--allow", "lossy", "--allow", "drop")
+    failed = run("apply", folder, "-o", tmp_path / "x", *question)
+    assert failed.exit == 3
+    assert "error[M206]: no key is decoded or encoded: rules " in failed.err
+    assert not (tmp_path / "x").exists()
+
+
 def test_scales_of_the_cache_are_said_and_dropped(tmp_path: Path) -> None:
     beside = {
         f"model.layers.0.self_attn.{name}": torch.tensor([0.5])
