@@ -8,7 +8,7 @@ reads it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ..core.errors import Diagnostic, listed, plural, printable
@@ -33,9 +33,12 @@ def changes_formats(changes: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-def check_written(sides: SideFiles, outputs: Mapping[str, Tensor]) -> list[Diagnostic]:
+def check_written(
+    sides: SideFiles, outputs: Mapping[str, Tensor], left: Collection[str] = ()
+) -> list[Diagnostic]:
     """M519 where the configuration that comes out says something else of modules than their tensors
-    do. M513 for a configuration that cannot be read.
+    do; `left` are plain modules of a kind that is encoded. M513 for a configuration that cannot be
+    read.
     """
     said, modules = read_quantization(sides.value), list_modules(outputs)
     encoded, plain = modules[ENCODED_MODULES], modules[PLAIN_MODULES]
@@ -46,7 +49,7 @@ def check_written(sides: SideFiles, outputs: Mapping[str, Tensor]) -> list[Diagn
         warning
         for one in (said, said.beside)
         if one is not None
-        for warning in _contradictions(one, encoded, plain)
+        for warning in _contradictions(one, encoded, plain, left if encoded else ())
     ]
     if said.schemes and not encoded:
         out.append(_warning(f"{said.place} says {describe(said.schemes[0])}, and no module is"))
@@ -54,10 +57,15 @@ def check_written(sides: SideFiles, outputs: Mapping[str, Tensor]) -> list[Diagn
 
 
 def _contradictions(
-    said: Quantization, encoded: Sequence[str], plain: Sequence[str]
+    said: Quantization, encoded: Sequence[str], plain: Sequence[str], left: Collection[str]
 ) -> list[Diagnostic]:
     left_out = [module for module in encoded if said.scheme_of(module) is None]
-    named = [m for m in plain if (scheme := said.scheme_of(m)) is not None and scheme.named]
+    # keys do not show of what kind other modules are, and kinds may stay plain
+    named = [
+        m
+        for m in plain
+        if (scheme := said.scheme_of(m)) is not None and (scheme.named or m in left)
+    ]
     out = []
     if left_out:
         out.append(_warning(f"{_some(left_out)} encoded, and plain by {said.place}"))

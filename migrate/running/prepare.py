@@ -277,9 +277,9 @@ def _plan(
         from .configured import check_configuration
         from .number_formats import read_elements
 
-        steps, elements = migration_path.steps, partial(read_elements, source)
+        elements, walked = partial(read_elements, source), composition.steps
         check_configuration(
-            index, side_reader(source), steps, path_state, outputs, elements, report
+            index, side_reader(source), walked, path_state, outputs, elements, report
         )
         report.check()
     known = zip(migration_path.entries, path_state.remembered, strict=True)
