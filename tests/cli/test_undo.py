@@ -189,6 +189,9 @@ def test_what_a_rule_file_takes_in_its_tests_comes_back(file: Path, tmp_path: Pa
         if made.exit:
             # refused it is only where the rules refuse it, or name what else they would make
             known = "nothing is lost, and the way back makes" in made.out
+            # no GGUF file is written, and its blocks and plain tensors become one key
+            if file.parent.parent.name == "gguf-llama":
+                known |= "cannot be walked, even with what is lost on it" in made.out
             assert known or written.error or written.backwards, (written.name, made.out)
             continue
         undo = ["--undo", home / "undo"] if (home / "undo").exists() else []
