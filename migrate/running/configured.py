@@ -14,6 +14,7 @@ from ..core.errors import Diagnostic, Report
 from ..core.part_names import WIDE
 from ..core.templates import takes
 from ..planning.bind import CODING
+from ..planning.configured_caches import check_caches
 from ..planning.configured_formats import changes_formats, check_written
 from ..planning.module_names import follow_all
 from ..planning.sides import ReadSide, SideFiles
@@ -60,6 +61,8 @@ def check_configuration(
         return
     left = _left_plain(steps) if any(step.backwards for step, _ in steps) else ()
     path_state.warnings += check_written(path_state.sides, outputs, left)
+    before = SideFiles(read_side)
+    path_state.warnings += check_caches(before, path_state.sides, index.tensors, outputs)
     written = read_quantization(path_state.sides.value) if coding else None
     specs = {key: tensor.spec for key, tensor in outputs.items()}
     found = contradictions(specs, written) if written is not None else []
