@@ -5,6 +5,7 @@ bit, and it loads as any plain checkpoint does.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,35 @@ def test_scales_of_activations_go_only_where_that_is_allowed(name: str, tmp_path
 
 
 @pytest.mark.heavy
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [
+        ("ct-fp8-tensor", "k_scale"),
+        ("ct-fp8-tensor", "v_zero_point"),
+        ("modelopt-fp8", "k_proj.k_scale"),
+        ("hf-fp8-block", "attn.v_scale"),
+    ],
+)
+def test_scales_of_the_cache_go_with_the_configuration(
+    name: str, scale: str, tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    source = shutil.copytree(checkpoint(name).folder, tmp_path / "in")
+    file, key = source / "model.safetensors", f"model.layers.0.self_attn.{scale}"
+    save_file(load_file(file) | {key: torch.tensor([0.5])}, file)
+    failed = run("apply", source, "-o", tmp_path / "x", *TO)
+    assert failed.exit == 3
+    assert "--allow drop" in failed.err
+    plan = done("plan", source, *TO, "--allow", "drop")
+    assert key in plan.out
+    assert "it scales what attention keeps" in plan.out
+    done("apply", source, "-o", tmp_path / "plain", *TO, "--allow", "drop")
+    assert digests(tmp_path / "plain") == checkpoint(name).tensors
+
+
 def test_one_scale_for_each_tensor_under_the_names_of_mistral(tmp_path: Path) -> None:
     # the numbers are ModelOpt's, whose scales have no axes either
     made = checkpoint("modelopt-fp8")

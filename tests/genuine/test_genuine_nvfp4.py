@@ -223,6 +223,23 @@ def test_a_cache_that_the_written_configuration_does_not_declare_is_said(
     assert said["kv_cache_scheme"] == CACHE
 
 
+@pytest.mark.heavy
+def test_scales_of_the_cache_go_with_the_configuration_that_declares_it(tmp_path: Path) -> None:
+    source, keys = with_cache(tmp_path / "in")
+    to = ("--to", "nvfp4@bf16", *ALLOW)
+    plan = done("plan", source, *to)
+    assert all(key in plan.out for key in keys)
+    assert "it scales what attention keeps" in plan.out
+    assert "M519" not in plan.out + plan.err
+    failed = run("apply", source, "-o", tmp_path / "out", *to[:4])
+    assert failed.exit == 3
+    assert "--allow drop" in failed.err
+    done("apply", source, "-o", tmp_path / "out", *to, "--undo", tmp_path / "undo")
+    assert unsigned_zeros(tmp_path / "out") == checkpoint(MODELOPT[0]).tensors
+    done("downgrade", tmp_path / "out", "-o", tmp_path / "back", "--undo", tmp_path / "undo")
+    assert contents(tmp_path / "back") == contents(source)
+
+
 def test_modules_in_other_formats_are_not_left_behind(tmp_path: Path) -> None:
     failed = run(
         "apply", checkpoint("ct-mixed").folder, "-o", tmp_path / "x", "--to", "nvfp4@bf16", *ALLOW
