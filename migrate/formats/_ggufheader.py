@@ -242,11 +242,11 @@ class _HeaderReader:
         return [self._scalar(kind, item, what) for item in held]
 
     def _texts(self, count: int, what: str) -> Any:
-        # each has its length, so that a count that cannot be true is seen before the walk
-        self.require(8 * count, what)
         self._texts_left -= count
-        if self._texts_left < 0:
+        # each has its length: a count that cannot be true is `require`'s, and no other is read for
+        if self._texts_left < 0 and self.at + 8 * count <= self.blob.size:
             fail("M914", f"{self.label}: {what}: its arrays have more than {MAX_TEXTS} texts")
+        self.require(8 * count, what)
         length_at, start = struct.Struct("<Q").unpack_from, self.at
         held: list[tuple[int, int]] = []
         for _ in range(count):
@@ -312,8 +312,9 @@ def _place(
     places: dict[str, Stored] = {}
     covered, last = 0, "the header"
     in_order = sorted(infos, key=itemgetter(3))
-    ends = [info.offset for info in in_order[1:]] + [max(blob.size - start, 0)]
-    for info, end in zip(in_order, ends, strict=True):
+    ends = [*(info.offset for info in in_order[1:]), max(blob.size - start, 0)]
+    # a file without tensors ends, too
+    for info, end in zip(in_order, ends, strict=False):
         shown = printable(info.name)
         known = TYPES.get(info.type)
         problem, made = _spec_of(info, known, end)

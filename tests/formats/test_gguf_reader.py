@@ -160,6 +160,13 @@ def test_what_is_kept_of_all_key_values_is_limited(tmp_path: Path) -> None:
     source.close()
 
 
+def test_a_file_without_tensors_holds_none(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf({}, {}))
+    with formats.open(path) as source:
+        assert not source.index.tensors
+
+
 def test_version_2_and_any_alignment_are_read(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     values = {"general.alignment": value("u32", 8)}
