@@ -112,13 +112,7 @@ def _names(place: Place) -> list[str]:
             f"{listed(names)}",
             help=_WHICH,
         )
-    if sets[0].absent:
-        fail(
-            "M908",
-            f"{label}: {len(sets[0].absent)} files of {sets[0].title} are missing: "
-            f"{listed(list(sets[0].absent))}",
-            help="fetch them again",
-        )
+    sets[0].check_whole(label)
     return in_natural_order(names)
 
 
@@ -231,7 +225,7 @@ def _as_json(values: Mapping[str, Any], label: str) -> bytes:
 
 
 class _Described:
-    """A value that is not kept, which is no object that other keys go into."""
+    """A value that is not kept, and that no other key goes into."""
 
     def __init__(self, left: Left) -> None:
         self.left = left

@@ -141,7 +141,7 @@ def open(  # noqa: A001 - memory.open reads well
     `sides` its side files.
 
     Tensors of one storage share a blob and have equal `storage`. M916 naming every tensor that
-    cannot be described, and every key that is no text. `meta` takes tensors without bytes,
+    cannot be described, and every key that is not text. `meta` takes tensors without bytes,
     `wrapped` subclasses, too.
     """
     tensors: dict[str, Stored] = {}

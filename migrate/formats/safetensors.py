@@ -438,13 +438,7 @@ def _files_of(names: Sequence[str], label: str) -> list[str]:
             f"what belongs together: {listed(names)}",
             help="pass one file, or write an index",
         )
-    if sets[0].absent:
-        fail(
-            "M908",
-            f"{label}: {len(sets[0].absent)} files of {sets[0].title} are missing: "
-            f"{listed(list(sets[0].absent))}",
-            help="fetch them again",
-        )
+    sets[0].check_whole(label)
     return in_natural_order(names)
 
 

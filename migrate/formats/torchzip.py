@@ -274,13 +274,8 @@ def _unit(
             f"unclear what belongs together: {listed(weights)}",
             help=WHICH_HELP,
         )
-    if sets and sets[0].absent:
-        fail(
-            "M908",
-            f"{label}: {len(sets[0].absent)} files of {sets[0].title} are missing: "
-            f"{listed(list(sets[0].absent))}",
-            help="fetch them again",
-        )
+    if sets:
+        sets[0].check_whole(label)
     return Unit([below + n for n in in_natural_order(weights)])
 
 

@@ -79,7 +79,7 @@ def resolve(
     declarations, for messages. `known`: names that may be given although their values are asked for
     elsewhere. `lost`: why the configuration lacks a param. `from_tensors`: what tensors say
     where no source speaks or, as text, why they do not. Raises all problems at once: M112 a name
-    that is no param, M114 a value it cannot have, M509 no value, M510 sources that differ.
+    that is not a param, M114 a value it cannot have, M509 no value, M510 sources that differ.
     """
     report = Report()
     known = list(dict.fromkeys([*params, *(known or ())]))

@@ -101,6 +101,16 @@ class ShardSet:
     absent: tuple[str, ...]
     beyond: tuple[str, ...]
 
+    def check_whole(self, label: str) -> None:
+        """M908 naming the files that are missing."""
+        if self.absent:
+            fail(
+                "M908",
+                f"{label}: {len(self.absent)} files of {self.title} are missing: "
+                f"{listed(list(self.absent))}",
+                help="fetch them again",
+            )
+
 
 def shard_sets(names: Iterable[str]) -> list[ShardSet]:
     """The sets that the numbered ones of `names` belong to, sorted; other names are passed over.

@@ -95,7 +95,7 @@ def _refusals(geo: Extents, grid: Grid, has_others: bool) -> Iterator[_Refusal]:
     if has_others:
         yield _Refusal(
             _are_no_powers,
-            f"is {{:g}}, which is no power of two as scales of {geo.layout.name} are",
+            f"is {{:g}}, which is not a power of two, as scales of {geo.layout.name} are",
             "the parts belong to different tensors, or are of another format",
         )
 

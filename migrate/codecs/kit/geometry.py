@@ -460,7 +460,7 @@ def fitting_padding(
 
 def matrices_of(name: str, specs: Mapping[str, Spec], roles: Sequence[str]) -> list[Side]:
     """The rows and columns of these parts. OpError M408 for one that is not there, M304 for one
-    that is no matrix.
+    that is not a matrix.
     """
     found = []
     for role in roles:
