@@ -323,7 +323,6 @@ class Gather:
     """Fills ranges of `buffer`. `compute` gives the bytes of computed tensors."""
 
     __slots__ = (
-        "_buffer",
         "_compute",
         "_kept",
         "_layouts",
@@ -335,6 +334,7 @@ class Gather:
         "_window",
         "_windowed",
         "budget",
+        "buffer",
     )
 
     def __init__(
@@ -346,7 +346,7 @@ class Gather:
         budget: int = WINDOW,
         window: Window | None = None,
     ) -> None:
-        self._source, self._layouts, self._buffer, self._compute = source, layouts, buffer, compute
+        self._source, self._layouts, self.buffer, self._compute = source, layouts, buffer, compute
         self.budget = max(budget, 2 * STAGE_MAX)
         self._scratch = memoryview(b"")
         self._waste = memoryview(bytearray(GAP))
@@ -370,17 +370,17 @@ class Gather:
         leaves = self._leaves[1]
         if layout.whole is not None:
             leaf, offset = layout.whole
-            leaves[leaf].read(offset + start, self._buffer[at : at + stop - start])
+            leaves[leaf].read(offset + start, self.buffer[at : at + stop - start])
             return
         if layout.windowed:
             with self._window.showing(
                 tensor, layout, start, stop, lambda: self._load(tensor, layout, leaves, start, stop)
             ) as view:
                 for move in view.layout.cut(start - view.start, stop - view.start):
-                    self._move(move, view.leaves, self._buffer, at - (start - view.start), True)
+                    self._move(move, view.leaves, self.buffer, at - (start - view.start), True)
             return
         for move in layout.cut(start, stop):
-            self._move(move, leaves, self._buffer, at - start, True)
+            self._move(move, leaves, self.buffer, at - start, True)
 
     def release(self) -> None:
         """Lets go of the tensor last read, so that computed values can be freed."""

@@ -17,7 +17,7 @@ resumed run finds the same tiles. Each tile is journalled with the checksum of t
 end, because that is computed anyway; a resumed run goes on from the first tile that is not there.
 
 A thread has a file of its own, because file systems let no two write the same file. One that finds
-none left helps with another's: they gather side by side and write in turn.
+none left helps with another's: they gather side by side, and one writes what they filled, in turn.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from ..core import log
 from ..core.errors import MigrateError, RunError, printable, with_partial_folder
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from ..source.target import OutputFile, Target
     from .restored import RestoredParts
 
+_T = TypeVar("_T")
 _DEFAULT = RunOptions()
 
 
@@ -193,12 +195,21 @@ class WriteJob(NamedTuple):
     last: bool
 
 
+class _Filled(NamedTuple):
+    """A job whose bytes are in the buffer of `gather`; `crcs` are those of its parts."""
+
+    job: WriteJob
+    gather: Gather
+    crcs: Sequence[int]
+
+
 class _FileWriter:
     """The fills of one file: handed out in order to any thread, hashed, written and journalled in
     the same order.
 
     A file has one writer at a time, and its checksums need its bytes in order; gathering needs
-    neither.
+    neither. So a thread whose turn has not come leaves what it filled to the one that writes, and
+    goes on with a spare buffer.
     """
 
     def __init__(self, run: _Writers, file: OutputFile, descriptor: int, window: Window) -> None:
@@ -213,7 +224,10 @@ class _FileWriter:
         self.sums: FileChecksums | None = None
         if file.seal is not None or run.recorded:
             self.sums = FileChecksums(file, run.recorded)
-        self._next = 0
+        self._next, self._writing = 0, False
+        self._filled: dict[int, _Filled] = {}
+        # buffers beyond one a thread
+        self.spare: list[Gather] = []
         # threads that help, and whether no other may begin to
         self._helping, self._closed = 0, False
         self._jobs = self._made()
@@ -276,34 +290,53 @@ class _FileWriter:
             self._closed = True
             while self._helping:
                 self._turn.wait(0.5)
+            self.spare.clear()
 
-    def commit(self, job: WriteJob, stage: memoryview, crcs: Sequence[int]) -> None:
-        """Waits for the job's turn, seals and hashes it, and writes what of it is not shared."""
+    def commit(self, filled: _Filled) -> Gather:
+        """Has what is filled written in its turn, by this thread or the one that writes; returns
+        what to fill next.
+        """
         with self._turn:
-            while self._next != job.turn:
+            self._filled[filled.job.turn] = filled
+            while self._writing or self._next not in self._filled:
+                if self.spare:
+                    return self.spare.pop()
                 self._turn.wait(0.5)
                 self._run.go_on()
-        data = stage[: job.fill.length]
-        if self.sums is not None:
-            self.sums.take(job.fill, crcs, data)
-        self.whole.update(data)
-        if self._run.parts is not None:
-            self._run.parts.write(job.fill, data)
-        first, shared = job.fill.offset, self._run.shared
-        if shared is None:
-            write_at(self._descriptor, data, first)
-        else:
-            for start, stop in shared.gaps(self._file.name, first, first + len(data)):
-                write_at(self._descriptor, data[start - first : stop - first], start)
-        if job.last:
-            tile = job.tile
-            self._run.partial.claim(
-                self._file.name, tile.number, tile.offset, tile.length, self.whole.hexdigest()
-            )
-            self._run.finished(tile, tile.length)
-        with self._turn:
-            self._next += 1
-            self._turn.notify_all()
+            self._writing = True
+            filled = self._filled.pop(self._next)
+        while True:
+            # sealed and hashed, and what of it is not shared is written
+            job, data = filled.job, filled.gather.buffer[: filled.job.fill.length]
+            if self.sums is not None:
+                self.sums.take(job.fill, filled.crcs, data)
+            self.whole.update(data)
+            if self._run.parts is not None:
+                self._run.parts.write(job.fill, data)
+            first, shared = job.fill.offset, self._run.shared
+            if shared is None:
+                write_at(self._descriptor, data, first)
+            else:
+                for start, stop in shared.gaps(self._file.name, first, first + len(data)):
+                    write_at(self._descriptor, data[start - first : stop - first], start)
+            if job.last:
+                tile = job.tile
+                self._run.partial.claim(
+                    self._file.name, tile.number, tile.offset, tile.length, self.whole.hexdigest()
+                )
+                self._run.finished(tile, tile.length)
+            with self._turn:
+                self._next += 1
+                following = self._filled.pop(self._next, None)
+                if following is None:
+                    self._writing = False
+                    self._turn.notify_all()
+                    return filled.gather
+                # what it has read is not kept for a tensor that comes later
+                filled.gather.release()
+                self.spare.append(filled.gather)
+                self._turn.notify_all()
+            filled = following
 
 
 class _Writers:
@@ -350,15 +383,16 @@ class _Writers:
         if self.error is not None:
             raise self.error
 
-    def _guard(self, work: Callable[..., None], *arguments: Any) -> None:
+    def _guard(self, work: Callable[..., _T], *arguments: Any) -> _T | None:
         try:
-            work(*arguments)
+            return work(*arguments)
         except _Stopped:
             pass
         except BaseException as error:  # noqa: BLE001 - carried to the thread that waits
             with self.lock:
                 self.error = self.error or error
             self.stop.set()
+        return None
 
     def _work(self, number: int) -> None:
         """Writes files until none is left, then helps with those that others write."""
@@ -380,7 +414,7 @@ class _Writers:
                     self.lines.append(line)
                     self.begun.notify_all()
                 try:
-                    self._guard(self._serve, line, stage)
+                    stage = self._guard(self._serve, line, stage) or stage
                 finally:
                     line.finish()
                 self.go_on()
@@ -394,15 +428,25 @@ class _Writers:
                 self.go_on()
         while (other := next((line for line in self.lines if line.join()), None)) is not None:
             try:
-                self._serve(other, stage)
+                spare = None
+                with suppress(MemoryError):
+                    spare = memoryview(bytearray(self.ahead))
+                stage = self._serve(other, stage, spare)
             finally:
                 other.leave()
 
-    def _serve(self, line: _FileWriter, stage: memoryview) -> None:
+    def _serve(
+        self, line: _FileWriter, stage: memoryview, spare: memoryview | None = None
+    ) -> memoryview:
+        """Fills and commits until nothing is left to take; returns a buffer that nothing reads."""
         compute = None if self.values is None else self.values.leaf
-        gather = Gather(self.source, self.layouts, stage, compute, self.budget, line.window)
+        common = compute, self.budget, line.window
+        gather = Gather(self.source, self.layouts, stage, *common)
+        if spare is not None:
+            line.spare.append(Gather(self.source, self.layouts, spare, *common))
         while (job := line.take()) is not None:
             self.go_on()
+            stage = gather.buffer
             for content, start, stop, at, last in job.fill.parts:
                 if isinstance(content, bytes):
                     stage[at : at + stop - start] = content[start:stop]
@@ -410,7 +454,9 @@ class _Writers:
                     gather.fill(content, start, stop, at)
                     if last:
                         gather.release()
-            line.commit(job, stage, [] if line.sums is None else line.sums.of(job.fill, stage))
+            crcs = [] if line.sums is None else line.sums.of(job.fill, stage)
+            gather = line.commit(_Filled(job, gather, crcs))
+        return gather.buffer
 
     def finished(self, tile: Tile, written: int) -> None:
         for fill in () if self.values is None else tile.fills:

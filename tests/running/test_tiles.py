@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from raw_files import (
     whole,
     write_source,
 )
+from work import HANG
 
 from migrate.core import view as views
 from migrate.core.spec import Spec, spec
@@ -424,6 +426,37 @@ def test_the_file_checksum_is_that_of_its_bytes(tmp_path: Path) -> None:
     assert result.files == {
         "out-0.bin": {"size": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}
     }
+
+
+def test_who_waits_for_the_writing_of_a_file_goes_on_filling(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Two threads and one file: while the first write, of the header, hangs, the other thread fills
+    a buffer more than its own.
+    """
+    filled, write, begun = threading.Semaphore(0), tiles.write_at, threading.Event()
+
+    class Counted(gather.Gather):
+        def fill(self, *arguments: Any) -> Any:
+            super().fill(*arguments)
+            filled.release()
+
+    went_on = []
+
+    def hanging(*arguments: Any) -> None:
+        if not begun.is_set():
+            begun.set()
+            went_on.append(all(filled.acquire(timeout=HANG) for _ in range(2)))
+        write(*arguments)
+
+    monkeypatch.setattr(tiles, "Gather", Counted)
+    monkeypatch.setattr(tiles, "write_at", hanging)
+    a = random_raw(np.random.default_rng(10), "uint8", (40_000_000,))
+    got, _ = produce(
+        tmp_path, {"a": ("uint8", a)}, {"o": ("uint8", views.stored(0, a.shape), ("a",))}, threads=2
+    )
+    assert went_on == [True]
+    assert got["o"] == a.tobytes()
 
 
 def test_progress_ends_at_the_size_of_all_files(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 # numbers of a step: their words stay in a second-level cache, and a pass over them takes much
-# longer than it takes to begin
-STEP = 1 << 17
+# longer than waking a thread that waits for the interpreter, which half as many do not
+STEP = 1 << 18
 # below it a scale times 2^120 is finite; from the other on no product is subnormal
 _LARGEST, _LEAST = 2.0**6, 2.0**-117
 # columns from which on the entry of a group is a loop of its own, and a row one that numpy begins
