@@ -29,7 +29,7 @@ PEERS = {
     "modelopt": "ModelOpt", "te": "Transformer Engine", "deepgemm": "DeepGEMM",
     "gptoss": "gpt-oss", "gpt": "transformers", "gguf": "gguf-py",
     "deepseek": "transformers", "mxfp4": "ModelOpt", "gptq": "GPTQModel", "awq": "AutoAWQ",
-    "kimi": "compressed-tensors", "bnb": "bitsandbytes",
+    "kimi": "compressed-tensors", "mistral": "transformers", "bnb": "bitsandbytes",
 }  # fmt: skip
 # what their names call the formats
 FORMATS = {

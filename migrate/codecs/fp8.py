@@ -19,13 +19,14 @@ from .kit.layout import NUMBERS, Grid, NumberLayout, floats, plain, times
 from .kit.scale_rules import ScaleRule
 
 CT, MODELOPT, TORCHAO = "compressed-tensors", "modelopt", "torchao"
-_STACKED = {"input_scale": "{w}_input_scale"}
+_STACKED, _OWN = {"input_scale": "{w}_input_scale"}, {"activation_scale": "{w}.qscale_act"}
 
 # producer, its names, what travels with them, and scales of a tensor and of each row
 _NAMES: tuple[tuple[Any, ...], ...] = (
     ("ModelOpt", ".weight", ".weight_scale", ACTIVATIONS, "wide [*]", "wide [*, N]"),
     (CT, ".weight", ".weight_scale", ACTIVATIONS, "wide [*, 1]", "wide [*, N, 1]"),
     ("Mistral", ".weight", ".weight_scale_inv", ACTIVATIONS, "wide [*] | [*, 1]"),
+    ("Mistral", ".weight", ".qscale_weight", _OWN, "wide [*]"),
     ("ModelOpt, stacked experts", "", "_weight_scale", _STACKED, "wide [] | [*] | [*, 1, 1]"),
     (TORCHAO, "._weight_qdata", "._weight_scale", {}, "float32 [1, 1]", "float32 [*, N, 1]"),
     (TORCHAO, ".qdata", ".scale", {}, "float32 [1, 1]", "float32 [*, N, 1]"),

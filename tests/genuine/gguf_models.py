@@ -18,6 +18,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": False, **_TOKENS,
         },
     ),
+    # llama.cpp has no architecture of its own for it
+    "gguf-mistral": (
+        "MistralForCausalLM",
+        {
+            "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 32,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+            "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "tie_word_embeddings": False, **_TOKENS,
+        },
+    ),
     "gguf-qwen2": (
         "Qwen2ForCausalLM",
         {

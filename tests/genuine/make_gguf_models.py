@@ -41,6 +41,13 @@ TYPES = {
             "ffn_gate": Type.Q4_1, "ffn_up": Type.Q5_1, "ffn_down": Type.MXFP4,
         },
     ],
+    "gguf-mistral": [
+        {
+            "token_embd": Type.Q4_0, "output": Type.Q8_0, "attn_q": Type.Q5_1, "attn_k": Type.Q8_0,
+            "attn_v": Type.Q5_0, "attn_output": Type.Q4_1, "ffn_gate": Type.Q4_0,
+            "ffn_up": Type.F16, "ffn_down": Type.Q8_0,
+        },
+    ],
     "gguf-qwen2": [
         {
             "token_embd": Type.Q8_0, "attn_q": Type.Q4_0, "attn_k": Type.Q8_0, "attn_v": Type.F16,
@@ -58,6 +65,7 @@ TYPES = {
 }  # fmt: skip
 ARCHITECTURES = {
     "gguf-llama": gguf.MODEL_ARCH.LLAMA,
+    "gguf-mistral": gguf.MODEL_ARCH.LLAMA,
     "gguf-qwen2": gguf.MODEL_ARCH.QWEN2,
     "gguf-qwen3": gguf.MODEL_ARCH.QWEN3,
 }
@@ -115,7 +123,7 @@ def write(folder: Path, name: str) -> dict[str, tuple[str, Any]]:
     if "head_dim" in said:
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    if name == "gguf-llama":
+    if architecture == gguf.MODEL_ARCH.LLAMA:
         writer.add_rope_dimension_count(config.head_dim)
         writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("llama")
@@ -133,7 +141,7 @@ def write(folder: Path, name: str) -> dict[str, tuple[str, Any]]:
         array, rows = weight.numpy(), None
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
         module = key.split(".")[-2]
-        if name == "gguf-llama" and module in heads:
+        if architecture == gguf.MODEL_ARCH.LLAMA and module in heads:
             rows = in_pairs(len(array), heads[module])
             array = array[rows]
         *_, tensor, ending = called.split(".")

@@ -19,11 +19,13 @@ LAYOUTS = {
     **dict.fromkeys(HF, "hf"),
     **dict.fromkeys(("ct-fp8-tensor", "ct-fp8-channel", "ct-fp8-block"), "compressed-tensors"),
     **dict.fromkeys(("modelopt-fp8", "modelopt-fp8-channel"), "modelopt"),
+    "mistral-fp8": "mistral",
 }
 # what torchao wrote is read by its own metadata, which no rule writes
 ONE_WAY = dict.fromkeys(("torchao-fp8-row", "torchao-fp8-tensor"), "torchao")
 # the scales of activations, which none has beside plain weights
-STATIC = ("ct-fp8-tensor", "modelopt-fp8")
+STATIC = ("ct-fp8-tensor", "modelopt-fp8", "mistral-fp8")
+INPUTS = (".input_scale", ".activation_scale")
 TO = ("--to", "fp8@bf16", "--allow", "lossy")
 # key -> dtype and shape
 Tensors = dict[str, tuple[str, list[int]]]
@@ -80,7 +82,7 @@ def test_the_way_back_has_the_parts_and_the_configuration_that_were_there(
     source = checkpoint(name).folder
     out = decoded(name, tmp_path)
     done("downgrade", out, "-o", tmp_path / "back", "--allow", "lossy")
-    there = {k: s for k, s in shapes(source).items() if not k.endswith("input_scale")}
+    there = {k: s for k, s in shapes(source).items() if not k.endswith(INPUTS)}
     assert shapes(tmp_path / "back") == there
     assert files(tmp_path / "back") == files(source)
     before, after = contents(source), contents(tmp_path / "back")
@@ -91,7 +93,7 @@ def test_the_way_back_has_the_parts_and_the_configuration_that_were_there(
         # a block without large codes comes back with others, twice as large, and half the scale
         done("apply", tmp_path / "back", "-o", tmp_path / "again", *TO)
         assert digests(tmp_path / "again") == checkpoint(name).tensors
-    elif name.startswith(("hf", "modelopt")):
+    elif name.startswith(("hf", "modelopt", "mistral")):
         codes = [key for key, (dtype, _, _) in before.items() if dtype == "F8_E4M3"]
         assert all(before[key] == after[key] for key in codes)
 
@@ -133,38 +135,16 @@ def test_scales_of_the_cache_go_with_the_configuration(
     assert digests(tmp_path / "plain") == checkpoint(name).tensors
 
 
-def test_one_scale_for_each_tensor_under_the_names_of_mistral(tmp_path: Path) -> None:
-    # the numbers are ModelOpt's, whose scales have no axes either
-    made = checkpoint("modelopt-fp8")
-    raw = (made.folder / "model.safetensors").read_bytes()
-    size = int.from_bytes(raw[:8], "little")
-    header = raw[8 : 8 + size].replace(b".weight_scale", b".weight_scale_inv")
-    header = header.replace(b".input_scale", b".activation_scale")
-    source = tmp_path / "mistral"
-    source.mkdir()
-    (source / "model.safetensors").write_bytes(
-        len(header).to_bytes(8, "little") + header + raw[8 + size :]
-    )
-    config = side(made.folder) | {
-        "quantization_config": {
-            "quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None,
-            "modules_to_not_convert": ["lm_head"],
-        },
-    }  # fmt: skip
-    (source / "config.json").write_text(json.dumps(config))
-    assert stands_in(source) == {"fp8@mistral"}
-    done("apply", source, "-o", tmp_path / "plain", *TO, "--allow", "drop")
-    assert digests(tmp_path / "plain") == made.tensors
-    assert "quantization_config" not in side(tmp_path / "plain")
-
-    # trained since, and encoded again
-    (tmp_path / "plain" / "migrate.history.json").unlink()
-    (tmp_path / "plain" / "migrate.parts").unlink(missing_ok=True)
+@pytest.mark.heavy
+def test_a_trained_model_is_encoded_under_the_names_of_mistral(tmp_path: Path) -> None:
+    source, plain = checkpoint("mistral-fp8").folder, decoded("mistral-fp8", tmp_path)
+    (plain / "migrate.history.json").unlink()
+    (plain / "migrate.parts").unlink(missing_ok=True)
     asked = ("--from", "fp8@bf16", "--to", "fp8@mistral", "--allow", "lossy")
     coded = tmp_path / "coded"
-    answer = done("apply", tmp_path / "plain", "-o", coded, *asked)
+    answer = done("apply", plain, "-o", coded, *asked, "--set", "scale=bfloat16")
     assert "M519" not in answer.out + answer.err
-    assert shapes(coded) == {k: s for k, s in shapes(source).items() if "activation" not in k}
+    assert shapes(coded) == {k: s for k, s in shapes(source).items() if not k.endswith(INPUTS)}
     written = side(coded)["quantization_config"]
     assert written.pop("modules_to_not_convert") == ["lm_head", "model.embed_tokens"]
     assert written == {
@@ -198,9 +178,7 @@ def test_a_trained_model_is_encoded_as_other_libraries_do(
         "--allow", "lossy",
     )  # fmt: skip
     assert "M519" not in answer.out + answer.err
-    assert shapes(coded) == {
-        k: s for k, s in shapes(source).items() if not k.endswith("input_scale")
-    }
+    assert shapes(coded) == {k: s for k, s in shapes(source).items() if not k.endswith(INPUTS)}
     assert files(coded).keys() == files(source).keys()
     assert {"lm_head", "model.embed_tokens"} <= set(side(coded)["quantization_config"]["ignore"])
     assert stands_in(coded) == {layout}
@@ -383,7 +361,8 @@ def test_one_of_two_lineages_holds(
 
 
 @pytest.mark.parametrize(
-    "name", sorted({*names()} - {*LAYOUTS, *ONE_WAY, "hf-fp8-block-moe-saved"})
+    "name",
+    sorted({*names()} - {*LAYOUTS, *ONE_WAY, "hf-fp8-block-moe-saved", "mistral-fp8-consolidated"}),
 )
 def test_checkpoints_in_other_formats_are_in_no_layout_of_it(name: str) -> None:
     assert stands_in(checkpoint(name).folder) == set()

@@ -45,6 +45,8 @@ FORMATS = {
     ],
     "kimi-k2": [(6, "int-pack", "compressed-tensors", {"bits": 4, "group": 32})],
     "modelopt-fp8": [(7, "fp8", "ModelOpt", {"granularity": "tensor"})],
+    "mistral-fp8": [(7, "fp8", "Mistral", {"granularity": "tensor"})],
+    "mistral-fp8-consolidated": [(7, "fp8", "Mistral", {"granularity": "tensor"})],
     "modelopt-fp8-channel": [(7, "fp8", "ModelOpt", {"granularity": "channel"})],
     "modelopt-nvfp4": [(14, "nvfp4", "ModelOpt", {"form": "modelopt"})],
     "modelopt-nvfp4-moe": [(10, "nvfp4", "ModelOpt", {"form": "modelopt"})],
@@ -85,6 +87,13 @@ FORMATS = {
         (1, "gguf", "llama.cpp", {"type": "q4_0"}),
         (1, "gguf", "llama.cpp", {"type": "q5_1"}),
         (1, "gguf", "llama.cpp", {"type": "mxfp4"}),
+    ],
+    "gguf-mistral": [
+        (2, "gguf", "llama.cpp", {"type": "q4_0"}),
+        (1, "gguf", "llama.cpp", {"type": "q5_1"}),
+        (3, "gguf", "llama.cpp", {"type": "q8_0"}),
+        (1, "gguf", "llama.cpp", {"type": "q5_0"}),
+        (1, "gguf", "llama.cpp", {"type": "q4_1"}),
     ],
     "gguf-qwen2": [
         (3, "gguf", "llama.cpp", {"type": "q8_0"}),

@@ -19,7 +19,7 @@ SAME = {
 # columns stay in the order that they have in words
 UNORDERED = {"awq-gemm"}
 # all numbers are the same, but the scales of inputs stay, which plain weights have no use for
-SAME_AND_MORE = {"ct-fp8-tensor"}
+SAME_AND_MORE = {"ct-fp8-tensor", "mistral-fp8"}
 # scales are rounded to bfloat16 before codes are multiplied by them
 ROUNDED = {
     "hf-fp8-block", "hf-fp8-block-moe", "modelopt-fp8", "modelopt-fp8-channel", "modelopt-nvfp4",

@@ -21,6 +21,7 @@ DECODED = {
     "hf-fp8-block": ["fp8@bf16"],
     "hf-fp8-block-ue8m0": ["fp8@bf16"],
     "hf-fp8-block-moe": ["fp8@bf16"],
+    "mistral-fp8": ["fp8@bf16"],
     "gpt-oss": ["gpt-oss@bf16"],
     "deepseek-v4": ["deepseek-v4@bf16"],
     "torchao-fp8-row": ["fp8@bf16"],
