@@ -356,7 +356,7 @@ def tensor_of(dtype: str, raw: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("base", ["LayoutCodec", "EncodingCodec"])
 def test_the_layout_that_the_docs_show_passes_the_kit(base: str) -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "custom-codec.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "codecs.md"
     (code,) = (
         code
         for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)

@@ -121,7 +121,7 @@ def test_a_codec_is_a_short_file_and_one_that_only_decodes_is_shorter() -> None:
 
 
 def test_the_codec_that_the_docs_show_has_at_most_60_lines() -> None:
-    page = text(ROOT / "docs" / "how-to" / "custom-codec.md")
+    page = text(ROOT / "docs" / "codecs.md")
     shown = [
         code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "CODEC" in code
     ]

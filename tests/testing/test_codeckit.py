@@ -190,7 +190,7 @@ def test_what_is_wrong_with_its_arithmetic_is_noticed(kind, says: str) -> None:
 
 
 def test_the_codec_that_the_docs_show_passes_as_its_test_there_says() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "custom-codec.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "codecs.md"
     code, test = re.findall(r"`[a-z_]+\.py`:\n\n```python\n(.*?)```", page.read_text(), re.DOTALL)
     shown = types.ModuleType("acme_shown")
     sys.modules[shown.__name__] = shown
