@@ -370,8 +370,8 @@ class ValueOp(Op):
         stop: int,
     ) -> Array:
         """As `Op.rows`, from the boxes that `needs` names for rows cut at the borders of blocks."""
-        if self.surveys(args, specs):
-            # `surveyed_rows` makes them of less where the op can
+        if self.surveys(args, specs) or not self.makes_rows(args, specs):
+            # of calls that are surveyed, `surveyed_rows` makes them of less where the op can
             return super().rows(args, part, specs, parts, output, start, stop)
         shape = self.infer(args, specs, parts)[output].shape
         low, high = self.rounded_rows(args, specs, parts, output, start, stop)

@@ -253,7 +253,7 @@ class Recode(ValueOp):
         stop: int,
     ) -> np.ndarray[Any, Any]:
         if not self.makes_rows(args, specs):
-            return super(ValueOp, self).rows(args, part, specs, parts, output, start, stop)
+            return super().rows(args, part, specs, parts, output, start, stop)
         return self.surveyed_rows(args, part, specs, parts, output, start, stop, None)
 
     def eager_survey(
