@@ -51,13 +51,6 @@ _TINYGEMM = tuple(
 )
 _OF_COMPRESSED_TENSORS: tuple[tuple[str, dict[str, str]], ...] = (
     (
-        "mxfp6",
-        {
-            "weight": "{w}.weight_packed uint8 [N, 3*K/4]",
-            "scale": "{w}.weight_scale uint8|float8_e8m0fnu [N, K/32]",
-        },
-    ),
-    (
         "marlin-24",
         {
             "weight": "{w}.weight_packed int32",
@@ -68,7 +61,6 @@ _OF_COMPRESSED_TENSORS: tuple[tuple[str, dict[str, str]], ...] = (
 )
 # formats that no codec decodes, and why
 UNDECODABLE = {
-    "mxfp6": "no codec of this release reads numbers of six bits",
     "marlin-24": (
         "two of four weights are left out, and codes and scales lie as the kernel of one device "
         "wants them"

@@ -331,6 +331,8 @@ def _weights(args: _Object, form: str | None) -> Scheme | None:
         symmetric_of = None
         if bits == 8:
             name = {"block": "fp8-block", "group": "mxfp8"}.get(granularity, "fp8")
+        elif bits == 6:
+            name = "mxfp6"
         elif bits == 4:
             name = "mxfp4" if group == 32 or (form or "").startswith("mxfp4") else "nvfp4"
     else:

@@ -403,6 +403,7 @@ def compressed_by(
 
 
 TWO_LAYERS = {"num_hidden_layers": 2}
+SMALL = {"intermediate_size": 32, "num_attention_heads": 1, "vocab_size": 16}
 compressed_by("ct-fp8-tensor", "FP8")
 compressed_by("ct-fp8-channel", "FP8_DYNAMIC")
 # 80 is no multiple of 32
@@ -410,6 +411,7 @@ compressed_by("ct-fp8-block", "FP8_BLOCK", {"intermediate_size": 80}, block_stru
 compressed_by("ct-nvfp4", "NVFP4", TWO_LAYERS)
 compressed_by("ct-nvfp4a16", "NVFP4A16")
 compressed_by("ct-mxfp4", "MXFP4A16")
+compressed_by("ct-mxfp6", "MXFP6A16", SMALL)
 compressed_by("ct-mxfp8", "MXFP8")
 compressed_by("ct-w4a16", "W4A16", group_size=32)
 compressed_by("ct-w4a16-asym", "W4A16_ASYM", group_size=32)

@@ -33,6 +33,7 @@ DECODED = {
     "ct-nvfp4": ["nvfp4@bf16"],
     "ct-nvfp4a16": ["nvfp4@bf16"],
     "ct-mxfp4": ["compressed-tensors@bf16"],
+    "ct-mxfp6": ["compressed-tensors@bf16"],
     "ct-w4a16": ["compressed-tensors@bf16"],
     "ct-w4a16-asym": ["compressed-tensors@bf16"],
     "ct-w3a16": ["compressed-tensors@bf16"],

@@ -50,7 +50,16 @@ def converted(convert: Any, folder: Path, into: Path, *converters: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["ct-fp8-channel", "ct-nvfp4a16", "ct-mxfp4", "ct-mxfp8", "ct-mixed", "ct-mixed-int"]
+    "name",
+    [
+        "ct-fp8-channel",
+        "ct-nvfp4a16",
+        "ct-mxfp4",
+        "ct-mxfp6",
+        "ct-mxfp8",
+        "ct-mixed",
+        "ct-mixed-int",
+    ],
 )
 def test_convert_checkpoint_decodes_what_its_library_wrote(
     convert: Any, name: str, tmp_path: Path

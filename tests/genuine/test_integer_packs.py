@@ -12,7 +12,7 @@ from commandline import contents, done
 from genuine import checkpoint, digests
 from safetensors.torch import load_file, save_file
 
-PACKED = ["ct-w4a16", "ct-w4a16-asym", "ct-w3a16", "ct-w8a16", "ct-w8a8", "ct-mxfp4"]
+PACKED = ["ct-w4a16", "ct-w4a16-asym", "ct-w3a16", "ct-w8a16", "ct-w8a8", "ct-mxfp4", "ct-mxfp6"]
 KIMI = checkpoint("kimi-k2")
 LOSSY = ("--allow", "lossy")
 
@@ -33,7 +33,8 @@ def test_what_is_decoded_is_what_compressed_tensors_decodes(name: str, tmp_path:
 @pytest.mark.parametrize("name", PACKED)
 def test_each_is_known_by_its_parts(name: str) -> None:
     found = done("inspect", checkpoint(name).folder, "--format", "json").json["layouts"]
-    layout = {"ct-w8a8": "int8", "ct-mxfp4": "mxfp4"}.get(name, "int-pack")
+    others = {"ct-w8a8": "int8", "ct-mxfp4": "mxfp4", "ct-mxfp6": "mxfp6"}
+    layout = others.get(name, "int-pack")
     known = [f"{one['lineage']}@{one['layout']}" for one in found]
     # codes of eight bits stand under the names of Llama's weights
     assert [one for one in known if one != "meta-llama@hf"] == [f"compressed-tensors@{layout}"]

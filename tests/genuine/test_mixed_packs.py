@@ -26,6 +26,7 @@ KNOWN = {
     "ct-mixed": "compressed-tensors@mixed",
     "ct-mixed-int": "compressed-tensors@mixed",
     "ct-mxfp4": "compressed-tensors@mxfp4",
+    "ct-mxfp6": "compressed-tensors@mxfp6",
     "ct-mxfp8": "mxfp8@mxfp8",
     "ct-nvfp4": "nvfp4@compressed-tensors",
     "ct-nvfp4a16": "nvfp4@compressed-tensors",
@@ -132,6 +133,25 @@ def test_one_format_in_several_strategies(tmp_path: Path) -> None:
     assert digests(tmp_path / "out") == wanted
 
 
+def test_mxfp6_beside_mxfp4_is_told_by_the_shapes(tmp_path: Path) -> None:
+    """Their parts have the same names and dtypes."""
+    fours, sixes = checkpoint("ct-mxfp4"), checkpoint("ct-mxfp6")
+    tensors = {k: t for k, t in stored("ct-mxfp6").items() if ".mlp." not in k}
+    tensors |= {k: t for k, t in stored("ct-mxfp4").items() if ".mlp." in k}
+    said, other = config(sixes.folder), config(fours.folder)
+    groups = said["quantization_config"]["config_groups"]
+    groups["group_1"] = other["quantization_config"]["config_groups"]["group_0"]
+    groups["group_0"]["targets"] = [r"re:.*self_attn\.(q|k|v|o)_proj$"]
+    groups["group_1"]["targets"] = [r"re:.*mlp\.(gate|up|down)_proj$"]
+    said["quantization_config"]["format"] = "mixed-precision"
+    folder = made(tmp_path / "in", tensors, said)
+    done("apply", folder, "-o", tmp_path / "out", *TO)
+    wanted = {k: t for k, t in sixes.tensors.items() if ".mlp." not in k}
+    assert digests(tmp_path / "out") == wanted | {
+        k: t for k, t in fours.tensors.items() if ".mlp." in k
+    }
+
+
 def test_blocks_of_two_sizes_are_refused_by_both(tmp_path: Path) -> None:
     folder, _ = strategies(tmp_path / "in")
     said = config(folder)
@@ -154,6 +174,7 @@ def test_blocks_of_two_sizes_are_refused_by_both(tmp_path: Path) -> None:
         ("ct-mixed-int", "group_3", {"num_bits": 4}, ("up_proj", "8 bits", "4 bits")),
         ("ct-mixed-int", "group_2", {"type": "float"}, ("gate_proj", "int8", "fp8")),
         ("ct-mixed", "group_1", {"group_size": 32}, ("gate_proj", "nvfp4", "mxfp4")),
+        ("ct-mixed", "group_2", {"num_bits": 6}, ("down_proj", "mxfp8", "mxfp6")),
     ],
 )
 def test_a_configuration_that_says_something_else_of_some_modules_is_refused(
@@ -293,13 +314,6 @@ def test_experts_of_kimi_k2_beside_attention_in_fp8(tmp_path: Path) -> None:
                 "meta": torch.ones(4, 8, dtype=torch.int16),
             },
             "marlin-24",
-        ),
-        (
-            {
-                "weight_packed": torch.ones(4, 48, dtype=torch.uint8),
-                "weight_scale": torch.ones(4, 2, dtype=torch.uint8),
-            },
-            "mxfp6-pack-quantized",
         ),
         (
             {
