@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from kit_layouts import E2M1, E4M3, E5M2, OVER_1536, OVER_2688
 
+from migrate.codecs.kit import code_tables
 from migrate.codecs.kit.geometry import stored_shapes
 from migrate.codecs.kit.layout import Grid, NumberLayout, Packing, Term, floats, plain, times
 from migrate.codecs.kit.recoding import Recoding, recoding
@@ -293,6 +294,43 @@ def test_exponents_in_a_block_may_differ_by_fourteen(spread: int, fits: bool) ->
     # zeros are the same whatever their scale
     arrays["weight"][40, 32:48] = 0x80
     same_numbers(path, arrays, made(path, arrays))
+
+
+@pytest.mark.parametrize(("spread", "fours"), [(1, True), (11, True), (12, False), (14, False)])
+def test_four_codes_at_a_time_are_shifted_while_they_stay_normal(
+    spread: int, fours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, shape = fp4(), fp8((128, 128)), (256, 256)
+    path, arrays = path_of(one, other, shape), given(one, shape, spread=0)
+    # every code beside every shift, but halves where the other format has none
+    arrays["weight"][...] = np.arange(shape[1] // 2, dtype="u1") * 37
+    arrays["scale"][...] = 120 - np.arange(256)[:, None] % (spread + 1)
+    arrays["weight"][arrays["scale"][:, :1].repeat(128, 1) < 108] &= 0xEE
+    slow = made(path, arrays)
+    same_numbers(path, arrays, slow)
+    seen = []
+    fast = code_tables.CodeLookup._fours
+    monkeypatch.setattr(code_tables, "WORTH", 0)
+    monkeypatch.setattr(code_tables, "CHUNK_OF_FOURS", 1 << 10)
+    monkeypatch.setattr(
+        code_tables.CodeLookup, "_fours", lambda *args: (seen.append(args[2]), fast(*args))
+    )
+    found = made(path, arrays)
+    np.testing.assert_array_equal(found["weight"], slow["weight"])
+    assert {slope is not None for slope in seen} == ({True} if fours else set())
+
+
+@pytest.mark.parametrize("name", [name for name in PATHS if "FP4" in name])
+def test_codes_are_the_same_however_many_are_looked_up(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, shape = PATHS[name]
+    path, arrays = path_of(one, other, shape), given(one, shape, spread=4)
+    slow = made(path, arrays)
+    monkeypatch.setattr(code_tables, "WORTH", 0)
+    found = made(path, arrays)
+    for role, part in slow.items():
+        np.testing.assert_array_equal(found[role], part, err_msg=role)
 
 
 @pytest.mark.parametrize(("spread", "fits"), [(17, True), (18, False)])

@@ -8,7 +8,6 @@ to a device takes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,9 +15,9 @@ from ...core.errors import OpError
 from ...core.spec import coordinates
 from ...elements.raw import carrier
 from .box_decoding import stored_entries
-from .layout import ElementType, Packing
-from .lookup import gathered, of_pairs, pair_keys
-from .recoding import Chain, Recoding, code_map, entry_values, least_power, most_power, stands_for
+from .code_tables import DEEPEST, HELP, CodeLookup, code_tables
+from .layout import Packing
+from .recoding import Chain, Recoding, entry_values, least_power, most_power, stands_for
 from .stored_scales import as_stored
 from .tables import narrowed, values, widened
 from .unpacking import codes as unpacked
@@ -30,15 +29,8 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = "np.ndarray[Any, Any]"
 
-# codes that are looked up at a time: with their indices and results in a cache
-CHUNK = 1 << 16
-# bytes that are worth a table of two
-WORTH = 1 << 17
-# shifts below the headroom that have a table of their own; in the last all numbers vanish
-DEEPEST = 40
 # what stands for the exponent of a scale that is NaN
 NO_POWER = -(1 << 15)
-HELP = "`dequantize` and `quantize` in two edges go through numbers, and round"
 
 
 def recode(
@@ -90,14 +82,16 @@ def _codes(path: Recoding, arrays: Mapping[str, Array], box: Box, out: Array) ->
         mine.bits == 8 == path.boxes.word and out.flags.c_contiguous and out.size == prod(shape)
     )
     made = out.reshape(-1, shape[-1]) if direct else np.empty((prod(shape[:-1]), shape[-1]), "u1")
-    tables = _tables(source.layout.elements, path.target.layout.elements, path.shift, path.coarse)
+    tables = code_tables(
+        source.layout.elements, path.target.layout.elements, path.shift, path.coarse
+    )
     if levels is not None:
         level = int(levels.max())
         # where all scales of a block agree, so do the tables
         if level == levels.min() and (tables[level] >= 0).all():
             tables, levels = tables[level : level + 1], None
     held = source.codes_held(full)
-    lookup = _Lookup(path, tables, levels, full)
+    lookup = CodeLookup(path, tables, levels, full)
     if packing == Packing(4, packing.dtypes, run=packing.run) and held.columns == full[-1]:
         pairs = words.dtype.itemsize == 1 and packing.word(dtype) == 8 and not shape[-1] % 2
     else:
@@ -128,119 +122,6 @@ def _unpacked(path: Recoding, words: Array, packing: Packing, full: Box) -> Arra
     return found[..., cut[0], cut[1]]
 
 
-class _Lookup:
-    """The codes of a box of numbers, [rows, columns], in other tables. `levels` [rows, cells] says
-    which table the codes of each cell of columns are looked up in; None: the first.
-    """
-
-    def __init__(self, path: Recoding, tables: Array, levels: Array | None, full: Box) -> None:
-        import numpy as np
-
-        self._path, self._tables, self._levels, self._full = path, tables, levels, full
-        self._cell = min(tile[1] for tile in path.tiles)
-        # whether a code may have none in the target
-        self._doubtful = bool((tables[: 1 if levels is None else int(levels.max()) + 1] < 0).any())
-        if self._doubtful and levels is not None:
-            self._doubtful = bool((tables[np.unique(levels)] < 0).any())
-
-    @property
-    def in_pairs(self) -> bool:
-        """Whether bytes with two codes can be looked up as they are."""
-        (left, right), cell = self._full[-1], self._cell
-        whole = self._levels is None or not (left % cell or right % cell or cell % 2)
-        return whole and not self._doubtful
-
-    def pairs(self, words: Array, out: Array) -> None:
-        """Fills `out` with the codes in bytes that have two each, the first in the low bits."""
-        table = _pair_tables(self._tables.tobytes(), self._tables.shape)
-        if self._levels is None and words.size >= WORTH and not words.shape[1] % 2:
-            # two bytes with four codes at a time
-            table, words = of_pairs(table[:256]), words.view("<u2")
-        step = max(1, CHUNK // words.shape[1])
-        for row in range(0, len(words), step):
-            keys = words[row : row + step]
-            if self._levels is not None:
-                keys = pair_keys(self._levels[row : row + step], keys)
-            gathered(table, keys, out[row : row + step])
-
-    def single(self, codes: Array, out: Array) -> None:
-        """Fills `out` with the codes of `codes`, one an element."""
-        import numpy as np
-
-        width, tables = self._tables.shape[1], self._tables.astype("u1").reshape(-1)
-        step = max(1, CHUNK // codes.shape[1])
-        left, right = self._full[-1]
-        columns = np.arange(left, right) // self._cell - left // self._cell
-        for row in range(0, len(codes), step):
-            index = codes[row : row + step].astype("i8")
-            if self._levels is not None:
-                index += self._levels[row : row + step][:, columns].astype("i8") * width
-            if self._doubtful:
-                self._refuse(index, row)
-            np.take(tables, index, out=out[row : row + step], mode="clip")
-
-    def _refuse(self, index: Array, row: int) -> None:
-        """M406 at the first code without one in the target."""
-        lost = self._tables.reshape(-1)[index] < 0
-        if not lost.any():
-            return
-        at, column = coordinates(int(lost.reshape(-1).argmax()), lost.shape)
-        level, code = divmod(int(index[at, column]), self._tables.shape[1])
-        geo, sides = self._path.source, self._full
-        heights = tuple(b - a for a, b in sides[:-1])
-        place = [
-            *(i + low for i, (low, _) in zip(coordinates(row + at, heights), sides, strict=False)),
-            column + sides[-1][0],
-        ]
-        number = geo.layout.elements.values()[code]
-        shift = self._path.shift - level
-        said = f"its code stands for {number:g}"
-        if self._path.coarse and level > DEEPEST:
-            said += ", its scale is NaN"
-        elif shift:
-            said += f", times 2^{shift}" if level < DEEPEST else ", far below the others"
-        raise OpError(
-            "M406",
-            f"recode: the number at {place[len(place) - len(geo.shape) :]} has no code in "
-            f"{self._path.target.layout.name}: {said}",
-            notes=(
-                ("one scale of the other format stands for several, from which it is too far",)
-                if self._path.coarse
-                else ()
-            ),
-            help=HELP,
-        )
-
-
-@lru_cache(maxsize=32)
-def _tables(source: ElementType, target: ElementType, shift: int, coarse: bool) -> Array:
-    """The target's codes for the shift, and of a coarse path for all shifts below it, at the end
-    for scales that are NaN; -1 where there is none.
-    """
-    import numpy as np
-
-    maps = [
-        code_map(source, target, shift - level) for level in range(DEEPEST + 1 if coarse else 1)
-    ]
-    if coarse:
-        nan = next((code for code, n in enumerate(target.values()) if n != n), -1)
-        maps.append((nan,) * len(maps[0]))
-    found = np.array(maps, "i2")
-    found.setflags(write=False)
-    return found
-
-
-@lru_cache(maxsize=8)
-def _pair_tables(tables: bytes, shape: tuple[int, int]) -> Array:
-    """Both codes of a byte with two, as one element, for each table in turn."""
-    import numpy as np
-
-    single = np.frombuffer(tables, "i2").reshape(shape).astype("<u2")
-    byte = np.arange(256)
-    found: Array = (single[:, byte & 15] | single[:, byte >> 4] << 8).reshape(-1)
-    return found
-
-
 def _levels(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array | None:
     """How far below the headroom the codes of each cell of each row of a box are shifted."""
     import numpy as np
@@ -258,17 +139,19 @@ def _levels(path: Recoding, arrays: Mapping[str, Array], full: Box) -> Array | N
     columns = np.arange(left // cell, -(-right // cell)) * cell
 
     def at(found: Array, tile: tuple[int, int]) -> Array:
-        for axis, places in ((-2, rows), (-1, columns)):
+        # rows last: whole ones are copied
+        for axis, places in ((-1, columns), (-2, rows)):
             index = places // tile[axis] - wider[axis][0] // tile[axis]
             if not np.array_equal(index, np.arange(found.shape[axis])):
                 found = found.take(index, axis)
         return found
 
-    own = at(powers, was)
+    own, none = at(powers, was), powers.min() == NO_POWER
     # half of what NaN has is below all others
-    level = at((chosen + path.shift).astype("i2"), now) - np.maximum(own, NO_POWER // 2)
+    known = np.maximum(own, NO_POWER // 2) if none else own
+    level = at((chosen + path.shift).astype("i2"), now) - known
     level = np.clip(level, 0, DEEPEST, out=level).astype("u1")
-    if powers.min() == NO_POWER:
+    if none:
         level[own == NO_POWER] = DEEPEST + 1
     if alike is not None:
         # codes whose scale is that of the block stay what they are
@@ -346,8 +229,12 @@ def powers_of(raw: Array, dtype: str) -> tuple[Array, Array]:
     import numpy as np
 
     if dtype == "float8_e8m0fnu":
-        made = raw.astype("i2") - 127
-        return np.where(raw == 255, NO_POWER, made).astype("i2"), np.zeros(raw.shape, "?")
+        found = raw.astype("i2")
+        found -= 127
+        none = raw == 255
+        if none.any():
+            found[none] = NO_POWER
+        return found, np.zeros(raw.shape, "?")
     numbers = widened(np.ascontiguousarray(raw), dtype)
     mantissa, exponent = np.frexp(numbers)
     nan = np.isnan(numbers)
