@@ -310,7 +310,9 @@ def test_symmetric_drops_zeros_though_they_have_a_name() -> None:
     assert "is 7, and not 8, the middle of the codes" in error.message
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(4096, 4096), (16384, 2048), (1 << 20, 32)])
+@pytest.mark.parametrize(
+    ("columns", "rows"), [(512, 8192), (4096, 8192), (16384, 2048), (1 << 20, 32)]
+)
 def test_what_lies_in_columns_is_read_in_stretches_as_long_as_boxes_permit(
     columns: int, rows: int
 ) -> None:

@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from ...ops.base import Box
     from .codec import LayoutCodec
 
-# bytes of a stretch that is read by itself, and of the largest box that is made of such
+# bytes of a stretch that is read by itself, of rows that are read whole, as what is between such
+# stretches is cheaper to read than to skip, and of the largest box that is made of them
 RUN = 2 << 10
+ROW = 16 << 10
 BOX = 16 << 20
 HELP = "`dequantize` and `quantize` in two edges go through numbers, and round"
 
@@ -199,9 +201,10 @@ class IntegerRecoding:
         if _is_turned(self.source.layout) == _is_turned(self.target.layout):
             return 1
         spec, made, count = self.source.spec(role), self.parts[kept], max(1, self.source.full[-2])
-        run = spec.shape[-1] * BITS[spec.dtype] // 8 * rows // count
-        size = prod(made.shape[-2:]) * BITS[made.dtype] // 8 * rows // count
-        return max(1, min(RUN // max(1, run), BOX // max(1, size)))
+        row, whole = spec.shape[-1] * BITS[spec.dtype] // 8, prod(made.shape[-2:])
+        run, size = row * rows // count, whole * BITS[made.dtype] // 8 * rows // count
+        wanted = -(-count // rows) if row <= ROW else RUN // max(1, run)
+        return max(1, min(wanted, BOX // max(1, size)))
 
     # what is possible
 
