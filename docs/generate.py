@@ -96,6 +96,11 @@ def api() -> str:
     parts.append("## Classes")
     for name, one in classes:
         parts += [f"### {name}", _docstring(one), *_members(one)]
+    from migrate import dcp
+
+    for name in dcp.__all__:
+        found = getattr(dcp, name)
+        parts += [f"### dcp.{name}", _docstring(found)]
     parts += ["## Results", RESULTS]
     shown = [one for one in _results(f for _, f in functions) if one not in dict(classes).values()]
     meanings = _meanings(shown)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import dcp as dcp
     from .api import apply as apply
     from .api import diff as diff
     from .api import downgrade as downgrade
@@ -79,6 +80,9 @@ def __getattr__(name: str) -> Any:
     import os
     from importlib import import_module
 
+    if name == "dcp":
+        # a module with public names of its own, which imports torch
+        return import_module("migrate.dcp")
     if name not in _HOMES:
         raise AttributeError(f"module 'migrate' has no attribute {name!r}")
     if os.name == "nt":
@@ -89,4 +93,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted({*globals(), *_HOMES, "dcp"})

@@ -362,6 +362,10 @@ class MigrateError(Exception):
             parts.append(f"to permit all of this: {option('allow', *self.permits)}")
         super().__init__("\n\n".join(parts))
 
+    def __reduce__(self) -> Any:
+        # an error of one rank is sent to the others
+        return type(self), (self.diagnostics,)
+
 
 class QuestionError(MigrateError):
     exit_code = 2

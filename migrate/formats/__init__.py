@@ -12,7 +12,7 @@ import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core import log
 from ..core.errors import MigrateError, fail, listed, plural, printable, refusal
@@ -25,7 +25,12 @@ from ..source.tree import FileTree
 from .base import SURE
 from .base import Format as Format
 
-__all__ = ["FORMATS", "Format", "as_saved", "get", "open", "tree_as_saved"]
+if TYPE_CHECKING:
+    from ._dcpdescribed import DescribedEntries
+
+__all__ = [
+    "FORMATS", "Format", "as_saved", "describe_entries", "get", "open", "tree_as_saved",
+]  # fmt: skip
 
 
 # files of torch.distributed.checkpoint
@@ -177,6 +182,13 @@ def tree_as_saved(
         if (saved := saved_tree(tree.parts[0], tree.names)) is not None:
             return (saved.part,), saved.names, saved.origins
     return tree.parts, tree.names, {key: key for key in tree.names.values()}
+
+
+def describe_entries() -> DescribedEntries:
+    """Stands for the format `dcp` where nothing is written, and keeps what it would consist of."""
+    from ._dcpdescribed import DescribedEntries
+
+    return DescribedEntries()
 
 
 def get(name: str) -> Format:

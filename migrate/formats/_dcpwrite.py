@@ -78,7 +78,7 @@ def describe(
             "a distributed checkpoint is a folder, not one file",
             help="give the output a name without a suffix",
         )
-    _require_one_rank(specs)
+    require_one_rank(specs)
     with collector_paused():
         if tree is None:
             tree = plain(specs, by_rank(specs) if "@" in "".join(specs) else [])
@@ -104,7 +104,7 @@ def describe(
         return Target(writer.files(), True, small, writer.copies, tuple(notes), tuple(lost))
 
 
-def _require_one_rank(specs: Mapping[str, Spec]) -> None:
+def require_one_rank(specs: Mapping[str, Spec]) -> None:
     """M916 for keys of ranks: what they are parts of, and along which dimension, nothing says."""
     if "@" not in "".join(specs) or len(by_rank(specs)) == 1:
         return

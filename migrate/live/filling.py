@@ -22,13 +22,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import Diagnostic, MigrateError, Report, listed, plural, printable, raise_all
-from ..core.spec import BITS, Spec
+from ..core.spec import Spec
 from ..core.view import TooManyPieces, region
 from ..elements.raw import has_plain_bytes, is_dtensor
 from ..formats.memory import writable
 from ..planning.graph import ComputedTensor, Tensor
 from ..running.evaluator import reading_step
 from ..running.gather import WINDOW, Gather, Window
+from ..running.geometry import ranges
 from ..running.resources import run_together
 from .migration import torch_dtype
 from .module import spec_of
@@ -228,6 +229,13 @@ def direct(tensor: Tensor, target: torch.Tensor) -> bool:
     return target.device.type == "cpu" and spec_of(target) == tensor.spec
 
 
+def places(target: torch.Tensor, start: int, stop: int) -> list[torch.Tensor]:
+    """Elements `start` to `stop` of the target, in row-major order, as views of it."""
+    if target.is_contiguous():
+        return [target.view(-1)[start:stop]]
+    return [target[tuple(slice(a, b) for a, b in box)] for box in ranges(target.shape, start, stop)]
+
+
 class Stager:
     """One thread's buffers. Call order: `write` for ranges of outputs, `drain` before reading."""
 
@@ -251,24 +259,28 @@ class Stager:
         return 0 if whole else reading_step(tensor, self._layouts, self._values)
 
     def write(self, tensor: Tensor, target: torch.Tensor, start: int, stop: int) -> None:
-        """Fills bytes `start` to `stop` of a plain, contiguous target, cast as `copy_` casts."""
+        """Fills bytes `start` to `stop` of a plain target, in row-major order, cast as `copy_`
+        casts.
+        """
         step = reading_step(tensor, self._layouts, self._values)
-        flat = target.detach().view(-1)
-        if direct(tensor, target):
-            gather = self._gather(writable(flat))
+        target = target.detach()
+        if direct(tensor, target) and target.is_contiguous():
+            gather = self._gather(writable(target.view(-1)))
             if self._long(tensor):
                 step = max(1, stop - start)
             for first in range(start, stop, step):
                 gather.fill(tensor, first, min(first + step, stop), first)
             return
-        dtype, size = torch_dtype(tensor.spec), BITS[tensor.spec.dtype] // 8
+        # what torch has no dtype for lies in a target of bytes
+        dtype = torch_dtype(tensor.spec) or target.dtype
+        size = dtype.itemsize
         chunk = step if target.device.type == "cpu" else max(1, AT_ONCE // step) * step
         for first in range(start, stop, chunk):
             last = min(first + chunk, stop)
             stage = self._turn(last - first, target.device)
             for at in range(first, last, step):
                 stage.gather.fill(tensor, at, min(at + step, last), at - first)
-            stage.send(last - first, dtype, flat[first // size : last // size])
+            stage.send(last - first, dtype, places(target, first // size, last // size))
         for stage in self._stages:
             if stage.gather is not None:
                 stage.gather.release()
@@ -326,19 +338,24 @@ class _Stage:
         self.host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
         return memoryview(self.host.numpy())
 
-    def send(self, nbytes: int, dtype: Any, place: torch.Tensor) -> None:
-        """Copies what was gathered into its place; on a GPU it returns before that is done."""
+    def send(self, nbytes: int, dtype: Any, places: Sequence[torch.Tensor]) -> None:
+        """Copies what was gathered into its places, one after the other; on a GPU it returns before
+        that is done.
+        """
         import torch
 
-        host, device = self.host[:nbytes], place.device
-        if device.type == "cpu" or place.dtype == dtype:
-            place.copy_(host.view(dtype), non_blocking=True)
-        else:
+        made, device = self.host[:nbytes], places[0].device
+        if device.type != "cpu" and places[0].dtype != dtype:
             # elements are cast on the device: on the host a cast would need a third buffer
             if self._there is None or self._there.device != device or len(self._there) < nbytes:
                 self._there = torch.empty(len(self.host), dtype=torch.uint8, device=device)
-            self._there[:nbytes].copy_(host, non_blocking=True)
-            place.copy_(self._there[:nbytes].view(dtype))
+            self._there[:nbytes].copy_(made, non_blocking=True)
+            made = self._there[:nbytes]
+        made, at = made.view(dtype), 0
+        for place in places:
+            part = made[at : at + place.numel()].view(place.shape)
+            place.copy_(part, non_blocking=True)
+            at += place.numel()
         if device.type == "cuda":
             self.sent = torch.cuda.Event()
             self.sent.record(torch.cuda.current_stream(device))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from .. import formats, ops
 from ..core import log
@@ -62,6 +62,13 @@ if TYPE_CHECKING:
 
 
 S = TypeVar("S", bound=Source)
+
+
+class Describes(Protocol):
+    """What says how an output will lie: a format, or what stands for one."""
+
+    def describe(self, specs: Mapping[str, Spec], **asked: Any) -> Target:
+        """As `formats.Format.describe`."""
 
 
 def stamp_of(source: Source) -> tuple[stamps.Stamp, list[str]]:
@@ -206,12 +213,14 @@ def plan_for(
     folder: bool,
     max_shard_size: int,
     undo: UndoFolder | None = None,
+    form: Describes | None = None,
 ) -> Plan:
     """The plan. Permissions that are missing are raised together. `undo` holds what the way that
-    is planned does not bring back.
+    is planned does not bring back. `form` describes the output in the place of the format that the
+    request names.
     """
     return with_permissions(
-        request, lambda asked: _plan(source, asked, folder, max_shard_size, undo)
+        request, lambda asked: _plan(source, asked, folder, max_shard_size, undo, form)
     )
 
 
@@ -222,6 +231,7 @@ def _plan(
     folder: bool,
     max_shard_size: int,
     undo: UndoFolder | None,
+    form: Describes | None,
 ) -> Plan:
     written = output_format_of(source.format, request)
     if request.chunks is not None and written != DISTRIBUTED:
@@ -372,13 +382,14 @@ def _plan(
     if ranks is not None:
         notes.append("each rank has one file, of any size: the limit on shards does not apply")
     cut: dict[str, Any] = {} if request.chunks is None else {"chunks": request.chunks}
-    form, target = formats.get(written), None
+    describing: Any = formats.get(written) if form is None else form
+    target = None
     if written == source.format == DISTRIBUTED and out is not None and not request.recuts:
         target = _renamed(reading, composition, out, text)
     # shorter files share nothing
     large = sum(t.spec.nbytes for t in made.values()) >= LEAST
     described = partial(
-        form.describe,
+        describing.describe,
         specs,
         folder=folder,
         max_shard_size=max_shard_size,

@@ -42,6 +42,8 @@ def read(page: str) -> str:
     return PAGES[page].read_text(encoding="utf-8")
 
 
+# torch says so wherever one process loads alone
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.parametrize("page", sorted(PAGES.keys() - ELSEWHERE.keys()))
 def test_a_page_happens_as_it_is_shown(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,528 @@
+"""What `dcp.load` reads a migrated checkpoint through, without a copy of it on disk.
+
+Call sequence of `dcp.load`, on every rank: `read_metadata` plans the migration from headers and
+shows what comes of it, each tensor as one chunk; the planner compares that with its state dict and
+asks for boxes; `prepare_local_plan` says which plan this rank has, and on the coordinator
+`prepare_global_plan` compares them; `read_data` fills each box in the memory that the planner names
+for it. Whatever speaks against the load is raised before `read_data`, where torch brings the errors
+of all ranks to all of them; only the dtypes of the targets are not known before.
+
+torch asks a reader whose `read_metadata` fails for the metadata of a single rank, and loads without
+the others if it gets an answer. So planning that fails is kept, and raised as soon as anything
+looks at the metadata.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader, StorageReader
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
+
+from .. import formats
+from ..core.errors import (
+    MigrateError,
+    Report,
+    did_you_mean,
+    fail,
+    listed,
+    plural,
+    printable,
+    raise_all,
+)
+from ..core.spec import PACKED, Spec
+from ..core.templates import list_collapsed
+from ..core.types import PathLike
+from ..elements.numbers import holds
+from ..planning.graph import Tensor, computations
+from ..planning.request import OUTPUT_FORMATS, Request, make_request, path_text
+from ..results import LoadReport
+from ..running.buffers import fill_buffer
+from ..running.checks import require_checks
+from ..running.evaluator import Evaluator
+from ..running.gather import WINDOW
+from ..running.geometry import ByteLayouts
+from ..running.prepare import plan_for
+from ..running.resources import memory_of
+from ..source.index import with_all_tensors
+from ..source.target import torch_form
+from . import module as modules
+from .box_reading import BoxReader
+
+if TYPE_CHECKING:
+    from ..source.index import Source
+
+UNEXPECTED = ("ignore", "warn", "error")
+# names for which a near one is looked for, because comparing all with all takes long
+_NEAR = 4
+# of a file, where none is written
+_NO_LIMIT = 1 << 62
+
+
+class RankPlan(NamedTuple):
+    """What a rank says of its plan to the coordinator."""
+
+    digest: str
+
+
+class AgreedPlan(NamedTuple):
+    """What the coordinator says to all ranks: the keys of the checkpoint that none of them asks
+    for.
+    """
+
+    unexpected: tuple[str, ...]
+
+
+class MigratingReader(StorageReader):  # type: ignore[misc]
+    """Reads a checkpoint for `dcp.load` as if it had been migrated, without writing it.
+
+    Each rank reads the boxes that its shards need, from where they lie. The checkpoint is migrated
+    in whichever direction leads to `to`; without `to` and `rules` it is read as it is, in any
+    format that `migrate` reads. Nothing in it is executed: values other than tensors reach the
+    planner in streams that are written from what was decoded. After the load `report` says what was
+    done.
+
+    Args:
+        path: A checkpoint (a folder, a file, an index of shards), a state dict or a module.
+        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then
+            determine what is done.
+        from_: Layouts that the checkpoint is in. Default: none; read from its stamp, else detected
+            from keys, shapes and `config.json`.
+        rules: Rule files, applied as they are, or one folder of lineages that is searched first.
+            Default: none.
+        params: Values of the rules' params, by name. Default: none; they are read from the
+            checkpoint.
+        allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
+            something is refused.
+        at: The dict of a nested checkpoint that rules work on, as a path such as
+            `model.state_dict`. Default: found automatically.
+        unexpected: What to do about keys of the migrated checkpoint that no rank asks for:
+            "ignore", as torch does, "warn" or "error". Default: "ignore".
+        max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
+            Default: 1 GB.
+
+    Raises:
+        MigrateError: M115 for wrong arguments. What `plan` raises comes out of `dcp.load`, on every
+            rank, inside of torch's `CheckpointException`; so do M960 for unexpected keys, M961 for
+            targets that would round, M965 if it stops in the middle, M973 and M974 where ranks have
+            different plans.
+
+    Example:
+        >>> model = torch.nn.LayerNorm(4, bias=False)
+        >>> state = {"norm.weight": model.weight}
+        >>> old = {"model.norm.weight": torch.ones(4)}
+        >>> reader = migrate.dcp.MigratingReader(old, rules="rename.yaml")
+        >>> torch.distributed.checkpoint.load(state, storage_reader=reader)
+        >>> reader.report.tensors
+        1
+    """
+
+    report: LoadReport | None
+
+    def __init__(
+        self,
+        path: PathLike | Mapping[str, Any] | torch.nn.Module,
+        to: str | Iterable[str] = (),
+        *,
+        from_: str | Iterable[str] = (),
+        rules: Iterable[PathLike] = (),
+        params: Mapping[str, Any] | None = None,
+        allow: Iterable[str] = (),
+        at: str | None = None,
+        unexpected: str = "ignore",
+        max_memory: int | str = "1GB",
+    ) -> None:
+        super().__init__()
+        if unexpected not in UNEXPECTED:
+            fail(
+                "M115",
+                f"`unexpected` cannot be {printable(repr(unexpected))}",
+                help=f"one of {listed(list(UNEXPECTED))}",
+            )
+        self._request = make_request(
+            to,
+            from_,
+            rules,
+            params,
+            allow,
+            backwards=None,
+            at=at,
+            output_format=OUTPUT_FORMATS[2],
+            rewrite=True,
+        )
+        self._path, self._unexpected, self._max_memory = path, unexpected, memory_of(max_memory)
+        self._loading: _Loading | None = None
+        self.report = None
+
+    @property
+    def checkpoint_id(self) -> Any:
+        """The path that is read."""
+        return self._path
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Forgets what was planned; a `checkpoint_id` that `dcp.load` was given is read instead."""
+        self._close()
+        if checkpoint_id is not None:
+            self._path = checkpoint_id
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it can be the path of a checkpoint."""
+        return bool(FileSystemReader.validate_checkpoint_id(checkpoint_id))
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """What the migrated checkpoint consists of; raises nothing before that is looked at."""
+        self._close()
+        self.report = None
+        try:
+            self._loading = _Loading(self._path, self._request, self._max_memory)
+        except Exception as error:  # noqa: BLE001 - it is raised when the metadata is used
+            return Metadata(_Failed(error))
+        return self._loading.metadata()
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Raises what spoke against reading the checkpoint."""
+        if isinstance(metadata.state_dict_metadata, _Failed):
+            metadata.state_dict_metadata.keys()
+        self._is_coordinator = is_coordinator
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The plan with the digest of the migration; on the coordinator the conditions on values
+        are checked first.
+        """
+        loading = self._require()
+        loading.require(plan.items, self._is_coordinator)
+        return replace(plan, storage_data=RankPlan(loading.plan.digest))
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """The plans with what no rank asks for; M974 where they are not of one migration."""
+        loading = self._require()
+        for rank, plan in enumerate(plans):
+            said = plan.storage_data
+            if not isinstance(said, RankPlan) or said.digest != loading.plan.digest:
+                _refuse_difference(rank, said)
+        left = loading.not_asked(item for plan in plans for item in plan.items)
+        if left and self._unexpected != "ignore":
+            what = f"no rank asks for {plural(len(left), 'key')} of the migrated checkpoint"
+            names = list_collapsed(left, 8)
+            if self._unexpected == "error":
+                way_out = 'ask for them, drop them by rules, or give unexpected="ignore"'
+                fail("M960", what, notes=(names,), help=way_out)
+            warnings.warn(f"{what}: {names}", stacklevel=2)
+        return [replace(plan, storage_data=AgreedPlan(tuple(left))) for plan in plans]
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fills what the planner asks for; M961 before anything is written, M965 in the middle."""
+        loading = self._require()
+        written = loading.read(plan.items, planner)
+        left = plan.storage_data.unexpected if isinstance(plan.storage_data, AgreedPlan) else ()
+        self.report = loading.report(plan.items, written, left)
+        self._close()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _require(self) -> _Loading:
+        if self._loading is None:
+            fail(
+                "M115",
+                "nothing is being read: `read_metadata` comes first",
+                help="load with `dcp.load(…, storage_reader=reader)`, which calls it",
+            )
+        return self._loading
+
+    def _close(self) -> None:
+        if self._loading is not None:
+            self._loading.source.close()
+            self._loading = None
+
+
+def _refuse_difference(rank: int, said: Any) -> NoReturn:
+    """M974 for a rank that has another plan than the coordinator, or did not say which."""
+    if isinstance(said, RankPlan):
+        fail(
+            "M974",
+            f"rank {rank} migrates in another way than the coordinator: the digests of their plans "
+            "differ",
+            help="give every rank the same arguments, and the same files to read",
+        )
+    fail(
+        "M974",
+        f"the planner of rank {rank} dropped what the reader put into its plan",
+        help="`create_global_plan` has to keep `storage_data`",
+    )
+
+
+class _Failed(dict[str, Any]):
+    """The entries of a checkpoint that cannot be read: whatever asks for them gets the reason."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def _raise(self, *args: Any) -> NoReturn:
+        raise self._error
+
+    __contains__ = __getitem__ = __iter__ = __len__ = _raise
+    get = items = keys = values = _raise
+
+
+class _Shown(dict[str, Any]):
+    """The entries by key; remembers which keys were looked for in vain, and `warns` of them. The
+    planner's own error names one, and nothing that is near to it.
+    """
+
+    def __init__(self, entries: Mapping[str, Any], *, warns: bool) -> None:
+        super().__init__(entries)
+        self.missing: dict[str, None] = {}
+        self._warns = warns
+
+    def __contains__(self, key: object) -> bool:
+        found = super().__contains__(key)
+        if not found and isinstance(key, str) and key not in self.missing:
+            self.missing[key] = None
+            if self._warns and len(self.missing) <= _NEAR:
+                near = did_you_mean(key, list(self))
+                said = f"the migrated checkpoint has no {printable(key)}"
+                warnings.warn(f"{said}: {near}" if near else said, stacklevel=3)
+        return found
+
+
+class _Loading:
+    """One load: the opened checkpoint, what it becomes, and what is asked of it."""
+
+    def __init__(self, path: Any, request: Request, max_memory: int) -> None:
+        if isinstance(path, Mapping) or modules.is_module(path):
+            self.source: Source = modules.opened(path)
+        else:
+            named = path_text("path", path)
+            self.source = formats.open(named, "links" in request.allow, request.at)
+        try:
+            self._entries = formats.describe_entries()
+            self.plan = plan_for(self.source, request, False, _NO_LIMIT, form=self._entries)
+        except BaseException:
+            self.source.close()
+            raise
+        self._request, self._max_memory = request, max_memory
+        outputs = self.plan.outputs
+        self._tensors = {key: outputs[name] for key, name in self._entries.tensors.items()}
+        self._all = with_all_tensors(self.source)
+        self._shown = _Shown({}, warns=False)
+
+    @property
+    def migrates(self) -> bool:
+        """Whether anything was asked for beyond reading."""
+        return bool(self._request.to or self._request.rules)
+
+    def metadata(self) -> Metadata:
+        """The entries as torch describes a checkpoint: each tensor is one chunk."""
+        entries: dict[str, Any] = {}
+        for key in self._entries.paths:
+            if key in self._entries.values:
+                entries[key] = BytesStorageMetadata()
+                continue
+            tensor = self._tensors.get(key)
+            if tensor is not None:
+                dtype, shape = torch_form(tensor.spec)
+            else:
+                encoding = self._entries.objects[key].encoding
+                dtype, shape = encoding.dtype, encoding.shape
+            size = torch.Size(shape)
+            entries[key] = TensorStorageMetadata(
+                TensorProperties(dtype=getattr(torch, dtype)),
+                size,
+                [ChunkStorageMetadata(torch.Size([0] * len(size)), size)],
+            )
+        self._shown = _Shown(entries, warns=self.migrates)
+        return Metadata(self._shown, planner_data=dict(self._entries.paths), storage_data={})
+
+    def require(self, items: Sequence[ReadItem], is_coordinator: bool) -> None:
+        """Raises what speaks against reading these: objects (M916), lack of memory (M919), and on
+        the coordinator conditions on values that do not hold.
+        """
+        asked = dict.fromkeys(item.storage_index.fqn for item in items)
+        if objects := [key for key in asked if key in self._entries.objects]:
+            fail(
+                "M916",
+                f"an object of a class of its own cannot be read in boxes: "
+                f"{list_collapsed(objects, 8)}",
+                help="dequantize it by rules, or leave it out of the state dict",
+            )
+        tensors = [self._tensors[key] for key in asked if key in self._tensors]
+        if computations(tensors):
+            self._evaluator(tensors).require(tensors)
+        if is_coordinator and self.plan.checks:
+            require_checks(self.plan.checks, self._all, self._max_memory)
+
+    def not_asked(self, items: Iterable[ReadItem]) -> list[str]:
+        """The keys that none of these items reads. A tensor without elements needs no item."""
+        asked = {item.storage_index.fqn for item in items}
+        empty = {key for key, tensor in self._tensors.items() if not tensor.spec.numel}
+        return [key for key in self._entries.paths if key not in asked and key not in empty]
+
+    def read(self, items: Sequence[ReadItem], planner: LoadPlanner) -> int:
+        """Fills all targets, and returns the bytes of the tensors that were read."""
+        tensors = [item for item in items if item.type != LoadItemType.BYTE_IO]
+        targets = [_target(planner.resolve_tensor(item)) for item in tensors]
+        self._check_targets(tensors, targets)
+        parts = [self._tensors[item.storage_index.fqn] for item in tensors]
+        layouts = ByteLayouts()
+        evaluator = self._evaluator(parts, layouts)
+        reader = BoxReader(self._all, layouts, evaluator, min(WINDOW, self._max_memory // 4))
+        order = sorted(
+            range(len(tensors)),
+            key=lambda n: reader.place(parts[n], _elements(tensors[n], parts[n])),
+        )
+        written, begun = 0, ""
+        done: list[str] = []
+        try:
+            with torch.no_grad():
+                for number in order:
+                    item, target = tensors[number], targets[number]
+                    begun = item.dest_index.fqn
+                    box = _elements(item, parts[number])
+                    reader.read(parts[number], box, target)
+                    written += Spec(parts[number].spec.dtype, tuple(b - a for a, b in box)).nbytes
+                    evaluator.done(parts[number])
+                    planner.commit_tensor(item, target)
+                    done.append(begun)
+                reader.drain()
+                for item in items:
+                    if item.type == LoadItemType.BYTE_IO:
+                        begun = item.dest_index.fqn
+                        planner.load_bytes(item, io.BytesIO(self._stream(item.storage_index.fqn)))
+                        done.append(begun)
+            self.source.check_unchanged()
+        except Exception as error:  # noqa: BLE001 - what is written has to be said
+            _stopped(error, begun, done)
+        finally:
+            evaluator.forget()
+        return written
+
+    def report(
+        self, items: Sequence[ReadItem], written: int, unexpected: Sequence[str]
+    ) -> LoadReport:
+        """What was loaded here."""
+        said = self.plan.document
+        tensors = {i.storage_index.fqn for i in items if i.type != LoadItemType.BYTE_IO}
+        return LoadReport.of(
+            source=self.source.path,
+            format=self.source.format,
+            steps=said["path"],
+            layouts=said["layouts"],
+            params=said["params"],
+            tensors=len(tensors),
+            bytes_written=written,
+            missing=list(self._shown.missing),
+            unexpected=list(unexpected),
+            left_on_meta=[],
+            losses=said["losses"],
+            notes=list(dict.fromkeys([*self.source.index.notes, *said["notes"]])),
+            warnings=said["warnings"],
+            report=None,
+        )
+
+    def _stream(self, key: str) -> bytearray:
+        return self._entries.write_stream(key, self._fill)
+
+    def _fill(self, key: str, buffer: memoryview) -> None:
+        tensor, layouts = self.plan.outputs[key], ByteLayouts()
+        evaluator = self._evaluator([tensor], layouts)
+        fill_buffer(tensor, self._all, layouts, evaluator, buffer, self._max_memory)
+        evaluator.forget()
+
+    def _evaluator(
+        self, tensors: Iterable[Tensor], layouts: ByteLayouts | None = None
+    ) -> Evaluator:
+        return Evaluator(self._all, layouts or ByteLayouts(), tensors, self._max_memory)
+
+    def _check_targets(self, items: Sequence[ReadItem], targets: Sequence[torch.Tensor]) -> None:
+        """M960 for targets of another shape than the box, M961 for those that would round."""
+        report, losses = Report(), dict[str, list[str]]()
+        for item, target in zip(items, targets, strict=True):
+            key = item.storage_index.fqn
+            made = self._tensors[key].spec
+            if tuple(target.shape) != tuple(item.lengths):
+                report.add(
+                    "M960",
+                    f"the target of {printable(key)} has the shape {list(target.shape)}, the box "
+                    f"that is read for it {list(item.lengths)}",
+                    help="load with a planner whose `resolve_tensor` answers with the part that "
+                    "the item names",
+                )
+            there = modules.spec_of(target)
+            if torch_form(made)[0] == PACKED and (there is None or there.dtype != made.dtype):
+                report.add(
+                    "M960",
+                    f"torch converts no {made.dtype}, and the target of {printable(key)} has "
+                    f"{target.dtype}",
+                    help="load it as it is, or dequantize it by rules",
+                )
+            dtype = "?" if there is None else there.dtype
+            if self.migrates and not (there is not None and holds(dtype, made.dtype)):
+                losses.setdefault(f"{made.dtype} -> {dtype}", []).append(key)
+        if losses and "lossy" not in self._request.allow:
+            report.add(
+                "M961",
+                "the dtypes of the state dict cannot hold all values of the migrated checkpoint's",
+                notes=tuple(
+                    f"{how}: {list_collapsed(list(dict.fromkeys(keys)), 8)}"
+                    for how, keys in losses.items()
+                ),
+                help='allow={"lossy"}, or build the model in the dtype of the checkpoint',
+                permit="lossy",
+            )
+        report.check()
+
+
+def _target(found: Any) -> torch.Tensor:
+    """What a planner answers with, without history, and of a DTensor the part that is here."""
+    target = getattr(found, "_local_tensor", found).detach()
+    made: torch.Tensor = target
+    return made
+
+
+def _box(item: ReadItem) -> tuple[tuple[int, int], ...]:
+    """The box that an item reads, as torch counts elements."""
+    return tuple(
+        (first, first + size)
+        for first, size in zip(item.storage_offsets, item.lengths, strict=True)
+    )
+
+
+def _elements(item: ReadItem, tensor: Tensor) -> tuple[tuple[int, int], ...]:
+    """The box that an item reads, in elements; torch counts pairs of 4 bits."""
+    box = _box(item)
+    if torch_form(tensor.spec)[0] == PACKED and box:
+        return (*box[:-1], (2 * box[-1][0], 2 * box[-1][1]))
+    return box
+
+
+def _stopped(error: Exception, begun: str, done: Sequence[str]) -> NoReturn:
+    """M965 with the diagnostics of the cause: what this rank has written, and what in part."""
+    report = Report()
+    if isinstance(error, MigrateError):
+        report.diagnostics += error.diagnostics
+    notes = [f"the cause: {printable(f'{type(error).__name__}: {error}', 300)}"]
+    notes = notes * (not isinstance(error, MigrateError))
+    if done:
+        notes.append(f"written: {list_collapsed(list(dict.fromkeys(done)), 8)}")
+    what = f"loading stopped at {printable(begun)}: the state dict is written in part"
+    report.add("M965", what, notes=tuple(notes), help="fix the cause and load again")
+    raise_all(report.diagnostics)

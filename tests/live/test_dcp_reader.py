@@ -1,0 +1,318 @@
+"""`dcp.load` through a reader that migrates, in one process, and the planner that executes
+nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import dcp_reader_case as case
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    _EmptyStateDictLoadPlanner,
+)
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+from migrate.core.errors import MigrateError
+from migrate.dcp import MigratingReader, SafeLoadPlanner
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> str:
+    (tmp_path / "rules.yaml").write_text(case.RULES)
+    return str(tmp_path / "rules.yaml")
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> str:
+    save_file(case.old_layout(), tmp_path / "old.safetensors")
+    return str(tmp_path / "old.safetensors")
+
+
+NEW = case.new_layout(case.old_layout())
+
+
+def zeros(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return {key: torch.zeros(one.shape, dtype=dtype) for key, one in NEW.items()}
+
+
+def cause(error: BaseException) -> BaseException:
+    """What went wrong on the one rank that there is."""
+    assert isinstance(error, CheckpointException)
+    ((found, _),) = error.failures.values()
+    return found
+
+
+def refused(state: dict[str, Any], reader: MigratingReader, **others: Any) -> str:
+    with pytest.raises(CheckpointException) as raised:
+        dcp.load(state, storage_reader=reader, **others)
+    found = cause(raised.value)
+    assert isinstance(found, MigrateError), repr(found)
+    return str(found)
+
+
+def test_import_migrate_imports_no_torch() -> None:
+    code = "import sys, migrate; assert 'dcp' in dir(migrate); assert 'torch' not in sys.modules\n"
+    code += "migrate.dcp.MigratingReader; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_any_format_is_read_by_the_rules(old: str, rules: str, tmp_path: Path) -> None:
+    torch.save({"model": case.old_layout(), "step": 7}, tmp_path / "old.pt")
+    dcp.save({"model": case.old_layout(), "step": 7}, checkpoint_id=tmp_path / "old")
+    for source in (tmp_path / "old.pt", tmp_path / "old"):
+        state: dict[str, Any] = {"model": zeros(), "step": 0}
+        dcp.load(state, storage_reader=MigratingReader(source, rules=rules))
+        case.same(state["model"], NEW)
+        assert state["step"] == 7
+    for given in (old, case.old_layout()):
+        flat = zeros()
+        reader = MigratingReader(given, rules=rules)
+        dcp.load(flat, storage_reader=reader)
+        case.same(flat, NEW)
+    assert reader.report is not None
+    assert reader.report.tensors == len(NEW)
+    assert reader.report.bytes_written == sum(one.nbytes for one in NEW.values())
+
+
+def test_an_identity_reader_gives_what_torch_gives(tmp_path: Path) -> None:
+    saved = {
+        "model": {"a": torch.randn(7, 5), "b": torch.randn(3).bfloat16(), "s": torch.tensor(3)},
+        "epoch": 3,
+        "empty": torch.zeros(0, 4),
+        "list": [1, 2.5, {"x": torch.ones(2), "t": (1, "two", None)}],
+        "bool": torch.tensor([True, False]),
+        "half": torch.randn(4, 2, dtype=torch.complex64),
+        "pair": (torch.arange(3), {"k": [b"bytes"]}),
+    }
+    dcp.save(saved, checkpoint_id=tmp_path / "saved")
+    both = []
+    for reader in (dcp.FileSystemReader(tmp_path / "saved"), MigratingReader(tmp_path / "saved")):
+        state: dict[str, Any] = {}
+        planner = _EmptyStateDictLoadPlanner()
+        _load_state_dict(state, storage_reader=reader, planner=planner, no_dist=True)
+        both.append(state)
+    assert repr(both[0]) == repr(both[1])
+    assert repr(both[1]) == repr(saved)
+    one: dict[str, Any] = {}
+    planner = _EmptyStateDictLoadPlanner(keys={"model"})
+    reader = MigratingReader(tmp_path / "saved")
+    _load_state_dict(one, storage_reader=reader, planner=planner, no_dist=True)
+    assert one.keys() == {"model"}
+    assert reader.report is not None
+    assert "pair" in reader.report.unexpected
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model": {"a": torch.zeros(2, 3), "nothing": torch.zeros(1)}},
+        {"model": {"a": torch.zeros(3)}},
+    ],
+)
+def test_failures_of_the_planner_are_the_planners(wrong: dict[str, Any], tmp_path: Path) -> None:
+    dcp.save({"model": {"a": torch.ones(2, 3)}}, checkpoint_id=tmp_path / "saved")
+    said = []
+    for reader in (dcp.FileSystemReader(tmp_path / "saved"), MigratingReader(tmp_path / "saved")):
+        with pytest.raises(CheckpointException) as raised:
+            dcp.load(wrong, storage_reader=reader)
+        said.append(repr(cause(raised.value)))
+    assert said[0] == said[1]
+
+
+def test_targets_may_be_views_in_any_strides(old: str, rules: str) -> None:
+    wide = torch.zeros(4, 9, 7, dtype=torch.float64)
+    turned = torch.zeros(5, 7)
+    state = {"layers.0.up": wide[:, 2:8, 1:6], "head.weight": turned.T}
+    dcp.load(state, storage_reader=MigratingReader(old, rules=rules))
+    assert torch.equal(wide[:, 2:8, 1:6], NEW["layers.0.up"].double())
+    assert torch.equal(turned.T, NEW["head.weight"])
+    wide[:, 2:8, 1:6] = 0
+    assert not wide.any()
+
+
+def test_dtypes_are_cast_as_torch_does_where_nothing_is_migrated(tmp_path: Path) -> None:
+    held = torch.randn(300, 40)
+    save_file({"a": held, "b": held.bfloat16()}, tmp_path / "a.safetensors")
+    state = {"a": torch.zeros(300, 40).bfloat16(), "b": torch.zeros(300, 40)}
+    dcp.load(state, storage_reader=MigratingReader(tmp_path / "a.safetensors"))
+    assert torch.equal(state["a"], held.bfloat16())
+    assert torch.equal(state["b"], held.bfloat16().float())
+
+
+def test_rounding_in_a_migration_needs_permission(old: str, rules: str) -> None:
+    state = zeros(torch.bfloat16)
+    said = refused(state, MigratingReader(old, rules=rules))
+    assert "M961" in said
+    assert "float32 -> bfloat16: " in said
+    assert not any(one.any() for one in state.values())
+    dcp.load(state, storage_reader=MigratingReader(old, rules=rules, allow="lossy"))
+    case.same(state, {key: one.bfloat16() for key, one in NEW.items()})
+    wide = zeros(torch.float64)
+    dcp.load(wide, storage_reader=MigratingReader(old, rules=rules))
+    case.same(wide, {key: one.double() for key, one in NEW.items()})
+
+
+def test_keys_that_nobody_asks_for(old: str, rules: str) -> None:
+    some = {"head.weight": torch.zeros(7, 5)}
+    reader = MigratingReader(old, rules=rules)
+    dcp.load(some, storage_reader=reader)
+    assert reader.report is not None
+    assert set(reader.report.unexpected) == NEW.keys() - some.keys()
+    with pytest.warns(UserWarning, match="no rank asks for 6 keys of the migrated checkpoint"):
+        dcp.load(some, storage_reader=MigratingReader(old, rules=rules, unexpected="warn"))
+    some["head.weight"].zero_()
+    said = refused(some, MigratingReader(old, rules=rules, unexpected="error"))
+    assert "M960" in said
+    assert "layers.{0,1}.up" in said
+    assert not some["head.weight"].any()
+    with pytest.raises(MigrateError, match="`unexpected` cannot be 'no'"):
+        MigratingReader(old, unexpected="no")
+
+
+def test_a_key_that_the_checkpoint_lacks_comes_with_the_nearest(old: str, rules: str) -> None:
+    wrong = {"layers.0.ups": torch.zeros(4, 6, 5)}
+    with (
+        pytest.warns(UserWarning, match=r"has no layers\.0\.ups.*layers\.0\.up"),
+        pytest.raises(CheckpointException) as raised,
+    ):
+        dcp.load(wrong, storage_reader=MigratingReader(old, rules=rules))
+    assert "Missing key in checkpoint state_dict: layers.0.ups" in str(cause(raised.value))
+    state = {**wrong, "head.weight": torch.zeros(7, 5)}
+    reader = MigratingReader(old, rules=rules)
+    with pytest.warns(UserWarning, match="has no"):
+        dcp.load(state, storage_reader=reader, planner=DefaultLoadPlanner(allow_partial_load=True))
+    assert torch.equal(state["head.weight"], NEW["head.weight"])
+    assert reader.report is not None
+    assert reader.report.missing == ("layers.0.ups",)
+
+
+def test_what_speaks_against_the_migration_comes_out_of_the_load(tmp_path: Path, old: str) -> None:
+    assert "M917" in refused(zeros(), MigratingReader(tmp_path / "nothing"))
+    reader = MigratingReader(old, to="hf-mixtral@v5")
+    assert "M5" in refused(zeros(), reader)
+    metadata = reader.read_metadata()
+    for look in (len, list, lambda held: held.items(), lambda held: "a" in held):
+        with pytest.raises(MigrateError, match="M5"):
+            look(metadata.state_dict_metadata)
+    with pytest.raises(MigrateError, match="M115"):
+        MigratingReader(old, allow="anything")
+
+
+def test_a_load_that_stops_says_what_is_written(old: str, rules: str) -> None:
+    class Stops(DefaultLoadPlanner):  # type: ignore[misc]
+        def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
+            if read_item.dest_index.fqn == "layers.1.up":
+                raise OSError("the disk is gone")
+
+    said = refused(zeros(), MigratingReader(old, rules=rules), planner=Stops())
+    assert "M965" in said
+    assert "loading stopped at layers.1.up: the state dict is written in part" in said
+    assert "OSError: the disk is gone" in said
+    assert "written: " in said
+
+
+def test_a_checkpoint_id_is_read_instead(old: str, rules: str, tmp_path: Path) -> None:
+    state = zeros()
+    reader = MigratingReader(tmp_path / "another", rules=rules)
+    dcp.load(state, storage_reader=reader, checkpoint_id=old)
+    case.same(state, NEW)
+    assert reader.checkpoint_id == old
+
+
+class Planted:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.place),)
+
+
+def plant(folder: Path, key: str, place: Path) -> None:
+    """Puts code into the byte entry `key` of a saved checkpoint."""
+    dcp.save({"w": torch.ones(2), key: Planted(place)}, checkpoint_id=folder)
+
+
+def test_code_in_byte_entries_is_refused_and_never_run(tmp_path: Path) -> None:
+    place = tmp_path / "executed"
+    plant(tmp_path / "saved", "bad", place)
+    state: dict[str, Any] = {"w": torch.zeros(2), "bad": None}
+    assert "M935" in refused(state, MigratingReader(tmp_path / "saved"))
+    del state["bad"]
+    dcp.load(state, storage_reader=MigratingReader(tmp_path / "saved", allow="opaque"))
+    assert torch.equal(state["w"], torch.ones(2))
+    assert not place.exists()
+    state = {"w": torch.zeros(2), "bad": None}
+    reader = dcp.FileSystemReader(tmp_path / "saved")
+    with pytest.raises(CheckpointException) as raised:
+        dcp.load(state, storage_reader=reader, planner=SafeLoadPlanner())
+    assert "M935" in str(cause(raised.value))
+    assert not place.exists()
+    # the plant works: torch's own planner runs it
+    dcp.load(state, storage_reader=dcp.FileSystemReader(tmp_path / "saved"))
+    assert place.exists()
+
+
+def test_code_in_metadata_is_refused_and_never_run(tmp_path: Path) -> None:
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "saved")
+    at = tmp_path / "saved" / ".metadata"
+    held = pickle.loads(at.read_bytes())
+    held.planner_data = {"w": Planted(tmp_path / "executed")}
+    at.write_bytes(pickle.dumps(held))
+    assert "M93" in refused({"w": torch.zeros(2)}, MigratingReader(tmp_path / "saved"))
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+def test_the_safe_planner_reads_what_torch_reads(flatten: bool, tmp_path: Path) -> None:
+    saved: dict[str, Any] = {
+        "step": 3,
+        "rate": {"lr": 0.1, "betas": (0.9, 0.999)},
+        "many": [1, "two", None, {3}],
+        "order": OrderedDict(a=1),
+        "pair": (torch.arange(6).reshape(2, 3).T, torch.ones(2, dtype=torch.bfloat16)),
+        "w": torch.randn(3),
+    }
+    flat = {**saved, "rate": 0.1, "order": 2, "many": 3} if not flatten else saved
+    dcp.save(flat, checkpoint_id=tmp_path / "saved")
+    both = []
+    for planner in (DefaultLoadPlanner, SafeLoadPlanner):
+        state = {key: torch.zeros(3) if key == "w" else None for key in flat}
+        if flatten:
+            state |= {"rate": {"lr": None, "betas": None}, "order": {"a": None}}
+        reader = dcp.FileSystemReader(tmp_path / "saved")
+        dcp.load(state, storage_reader=reader, planner=planner(flatten, flatten))
+        both.append(state)
+    assert repr(both[0]) == repr(both[1])
+    assert repr(both[1]["pair"]) == repr(flat["pair"])
+
+
+def test_a_damaged_stream_is_refused(tmp_path: Path) -> None:
+    from migrate.live.stream_values import decode_stream
+
+    made = io.BytesIO()
+    torch.save((torch.arange(64), 1), made)
+    data = bytearray(made.getvalue())
+    assert torch.equal(decode_stream(bytes(data), "x")[0], torch.arange(64))
+    at = bytes(data).index(torch.arange(64).numpy().tobytes())
+    data[at + 8] ^= 1
+    with pytest.raises(MigrateError, match="M942"):
+        decode_stream(bytes(data), "x")
+    with pytest.raises(MigrateError, match="M9"):
+        decode_stream(b"not an archive", "x")
