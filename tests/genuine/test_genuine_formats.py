@@ -51,6 +51,19 @@ FORMATS = {
     "modelopt-fp8-channel": [(7, "fp8", "ModelOpt", {"granularity": "channel"})],
     "modelopt-nvfp4": [(14, "nvfp4", "ModelOpt", {"form": "modelopt"})],
     "modelopt-nvfp4-moe": [(10, "nvfp4", "ModelOpt", {"form": "modelopt"})],
+    "modelopt-nvfp4-stacked": [
+        (
+            2,
+            "nvfp4",
+            "ModelOpt, stacked experts with groups along rows",
+            {"form": "modelopt", "transposed": True},
+        ),
+        (7, "nvfp4", "ModelOpt", {"form": "modelopt"}),
+    ],
+    "modelopt-fp8-stacked": [
+        (2, "fp8", "ModelOpt, stacked experts", {"granularity": "tensor"}),
+        (4, "fp8", "ModelOpt", {"granularity": "tensor"}),
+    ],
     "modelopt-mxfp8": [(7, "mxfp8", "compressed-tensors, ModelOpt", {})],
     "modelopt-mixed": [
         (8, "fp8", "ModelOpt", {"granularity": "tensor"}),

@@ -25,6 +25,9 @@ ROUNDED = {
     "hf-fp8-block", "hf-fp8-block-moe", "modelopt-fp8", "modelopt-fp8-channel", "modelopt-nvfp4",
     "modelopt-nvfp4-moe",
 }  # fmt: skip
+# linear layers as above; of experts in one tensor NVFP4 codes stay codes, and codes of FP8 are not
+# multiplied by anything
+STACKED = {"modelopt-nvfp4-stacked", "modelopt-fp8-stacked"}
 # of blocks that are cut at the edge all numbers are wrong, up to 22 times
 WRONG = {"ct-fp8-block"}
 # codes stay packed and their layers without a weight, and nothing says so
@@ -45,10 +48,10 @@ def test_every_folder_has_a_verdict() -> None:
     assert set(names()) == RESULTS.keys()
     assert refused == (
         RESULTS.keys()
-        - (SAME | SAME_AND_MORE | ROUNDED | WRONG | PACKED | MIXED | UNORDERED | CODES)
+        - (SAME | SAME_AND_MORE | ROUNDED | STACKED | WRONG | PACKED | MIXED | UNORDERED | CODES)
     )
     assert {name for name, one in RESULTS.items() if one.get("different")} == (
-        ROUNDED | WRONG | MIXED | UNORDERED | CODES
+        ROUNDED | STACKED | WRONG | MIXED | UNORDERED | CODES
     )
     assert {name for name, one in RESULTS.items() if one.get("missing")} == PACKED
     left = {name for name, one in RESULTS.items() if one.get("left")}
@@ -81,11 +84,14 @@ E4M3 = np.array([e4m3(code) for code in range(256)], "<f4")
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], "<f4")
 
 
-@pytest.mark.parametrize("name", sorted(ROUNDED))
+@pytest.mark.parametrize("name", sorted(ROUNDED | STACKED))
 def test_rounding_scales_first_gives_its_numbers_to_the_bit(name: str) -> None:
     different = RESULTS[name]["different"]
     parts = contents(checkpoint(name).folder)
     for key, said in different.items():
+        if key.endswith("_proj"):
+            assert name in STACKED
+            continue
         module = key.removesuffix(".weight")
         scale = wide(parts.get(f"{module}.weight_scale_inv") or parts[f"{module}.weight_scale"])
         if parts[key][0] == "U8":
@@ -104,22 +110,32 @@ def test_rounding_scales_first_gives_its_numbers_to_the_bit(name: str) -> None:
         assert digest("BF16", made.shape, raw) != checkpoint(name).tensors[key]
 
 
-def test_in_a_mixture_codes_of_fp8_become_numbers_without_their_scale() -> None:
-    different = RESULTS["modelopt-mixed"]["different"]
-    parts = contents(checkpoint("modelopt-mixed").folder)
-    eight = [key for key in different if parts[key][0] == "F8_E4M3"]
-    assert len(eight) == 8
+@pytest.mark.parametrize(
+    ("name", "ending", "count"),
+    [("modelopt-mixed", ".weight", 8), ("modelopt-fp8-stacked", "_proj", 2)],
+)
+def test_codes_of_fp8_become_numbers_without_their_scale(
+    name: str, ending: str, count: int
+) -> None:
+    """In a mixture of formats, and of experts in one tensor."""
+    different = RESULTS[name]["different"]
+    parts = contents(checkpoint(name).folder)
+    eight = [key for key in different if parts[key][0] == "F8_E4M3" and key.endswith(ending)]
+    assert len(eight) == count
     for key in eight:
         made = wide(parts[key])
         raw = (made.view("<u4") >> 16).astype("<u2").tobytes()
         assert digest("BF16", made.shape, raw) == different[key]
 
 
-@pytest.mark.parametrize("name", sorted(CODES))
+@pytest.mark.parametrize("name", sorted(CODES | {"modelopt-nvfp4-stacked"}))
 def test_codes_that_it_does_not_know_stay_codes(name: str) -> None:
     parts = contents(checkpoint(name).folder)
-    for key, said in RESULTS[name]["different"].items():
-        assert digest(*parts[key]) == said
+    different = RESULTS[name]["different"]
+    kept = [k for k in different if name in CODES or k.endswith("_proj")]
+    assert kept
+    for key in kept:
+        assert digest(*parts[key]) == different[key]
 
 
 def test_of_awq_codes_and_zeros_stay_where_they_lie_in_words() -> None:

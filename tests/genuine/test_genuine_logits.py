@@ -56,6 +56,8 @@ LOADED = {
     "modelopt-fp8-channel": ["fp8@bf16"],
     "modelopt-nvfp4": ["nvfp4@bf16"],
     "modelopt-nvfp4-moe": ["nvfp4@bf16"],
+    "modelopt-nvfp4-stacked": ["nvfp4@bf16"],
+    "modelopt-fp8-stacked": ["fp8@bf16"],
     "modelopt-mxfp8": ["mxfp8@bf16"],
     "modelopt-mixed": ["nvfp4@bf16"],
 }

@@ -29,7 +29,7 @@ def unsigned_zeros(folder: Path) -> dict[str, str]:
     return out
 
 
-@pytest.mark.parametrize("name", [*CT, *MODELOPT, MIXED])
+@pytest.mark.parametrize("name", [*CT, *MODELOPT, "modelopt-nvfp4-stacked", MIXED])
 def test_what_is_decoded_is_what_its_library_decodes(name: str, tmp_path: Path) -> None:
     genuine, out = checkpoint(name), tmp_path / "out"
     done("apply", genuine.folder, "-o", out, "--to", "nvfp4@bf16", *ALLOW)
