@@ -17,6 +17,13 @@ from ...elements.numbers import is_numpy, module
 from ...elements.raw import scratch
 from . import tables
 from .geometry import Extents, Held
+from .integer_products import (
+    SHORT,
+    GroupEntries,
+    fill_integers,
+    integers_of_bytes,
+    integers_of_words,
+)
 from .layout import ElementType, Field, Grid, Packing, Term
 from .lookup import ByteTables, codes_in_byte, floats_of, integers_of, natural
 from .products import fill_products
@@ -62,6 +69,8 @@ class BoxDecoder:
                 self._check_index(grid)
         self._near = is_numpy(self._raw)
         self._by_products = self._near and self._takes_products()
+        floats = self._layout.elements.dtype
+        self._by_integers = self._near and not floats and self._takes_integers()
         self._tables = ByteTables(self._layout, geo, dtype, self.known) if self._near else None
 
     def _takes_products(self) -> bool:
@@ -77,6 +86,24 @@ class BoxDecoder:
             and layout.zero is None
             and layout.after is None
             and not layout.less
+        )
+
+    def _takes_integers(self) -> bool:
+        """Whether numbers are integers of four bits, less zeros, or of eight, times one scale of so
+        few digits that `fill_integers` takes them.
+        """
+        layout, packing = self._layout, self._layout.codes
+        if not (layout.elements.whole and isinstance(packing, Packing) and len(layout.scale) == 1):
+            return False
+        (_, grid), word = layout.scale[0], packing.word(self._geo.spec(layout.role).dtype)
+        return (
+            isinstance(grid, Grid)
+            and grid.elements is None
+            and self._geo.spec(grid.role).dtype in SHORT.get(self._dtype, ())
+            and (packing.bits == 4 or (packing.bits == 8 and layout.zero is None))
+            and (word == 32 or (word == 8 and not packing.order and packing.axis == -1))
+            and not (packing.run or packing.plus or layout.flat or layout.less)
+            and layout.after is None
         )
 
     def into(self, out: Any) -> None:
@@ -228,6 +255,8 @@ class BoxDecoder:
             skip = [low % n if n else 0 for (low, _), n in sides]
             if fill_products(raw, scales, (each[0], each[1]), (skip[0], skip[1]), out):
                 return
+        if self._by_integers and held == chunk and self._fill_integers(at, chunk, raw, out):
+            return
         if isinstance(layout.codes, Field):
             raw = records(raw, layout.record.nbytes)
         floats, later = self._floats(raw, chunk, held)
@@ -245,6 +274,29 @@ class BoxDecoder:
             if layout.less:
                 self._step(floats, "-", layout.less, at, chunk, raw, held)
         narrowed(floats, self._dtype, out, self._finite)
+
+    def _fill_integers(self, at: tuple[int, ...], chunk: Held, raw: Any, out: Any) -> bool:
+        """Fills `out` by `fill_integers`; False where it cannot."""
+        layout, packing = self._layout, self._layout.codes
+        if not isinstance(packing, Packing):
+            raise TypeError(packing)
+        found = [self._chain(raw, layout.scale, at, chunk, raw, chunk)]
+        if layout.zero is not None:
+            zero, *sides = self._chain(raw, (Term("*", layout.zero),), at, chunk, raw, chunk)
+            found.append((zero.astype("i1"), *sides))
+        for _, rows, columns in found:
+            if rows > 1 or (columns and (chunk.columns[0] % columns or chunk.columns[1] % columns)):
+                return False
+        scale, *zeros = [GroupEntries(entries, columns) for entries, _, columns in found]
+        if packing.axis == -1:
+            codes = integers_of_bytes(self._bytes(raw), layout.elements)
+        else:
+            words = _turned(raw) if packing.transposed else _contiguous(raw)
+            codes = integers_of_words(words, packing, layout.elements)
+        # the last word may be partly empty
+        if codes is None or codes.shape != out.shape:
+            return False
+        return fill_integers(codes, zeros[0] if zeros else None, scale, self._dtype, out)
 
     def _floats(self, raw: Any, chunk: Held, held: Held) -> tuple[Any, float]:
         """The numbers of the codes of a chunk, and what they have yet to be multiplied by; 0 is 1
