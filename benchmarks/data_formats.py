@@ -67,6 +67,10 @@ def bfloat16(rng: Any, *shape: int) -> Part:
     return part(rng.integers(0x3B00, 0x3C00, shape, "<u2"), "BF16")
 
 
+def singles(rng: Any, *shape: int) -> Part:
+    return part((rng.random(shape) * 0.01 + 0.001).astype("<f4"))
+
+
 def powers(rng: Any, *shape: int) -> Any:
     """E8M0 between 2^-10 and 2^-3."""
     return rng.integers(117, 125, shape, "u1")
@@ -83,6 +87,15 @@ def fp8_tensor(rng: Any, rows: int, columns: int) -> Parts:
     return {".weight": e4m3(rng, rows, columns), ".weight_scale": part(np.full((), 2e-3, "<f4"))}
 
 
+def mistral(rng: Any, rows: int, columns: int) -> Parts:
+    scales = {f".{w}": bfloat16(rng) for w in ("weight_scale_inv", "activation_scale")}
+    return {".weight": e4m3(rng, rows, columns), **scales}
+
+
+def torchao(rng: Any, rows: int, columns: int) -> Parts:
+    return {"._weight_qdata": e4m3(rng, rows, columns), "._weight_scale": singles(rng, rows, 1)}
+
+
 def mxfp8(rng: Any, rows: int, columns: int) -> Parts:
     return {
         ".weight": e4m3(rng, rows, columns),
@@ -97,6 +110,36 @@ def nvfp4(rng: Any, rows: int, columns: int) -> Parts:
         ".weight_scale": part(rng.integers(0x40, 0x7F, (rows, columns // 16), "u1"), "F8_E4M3"),
         ".weight_scale_2": part(np.full((), 2.0**-13, "<f4")),
         ".input_scale": part(np.full((), 2.0**-7, "<f4")),
+    }
+
+
+def nvfp4_divided(rng: Any, rows: int, columns: int) -> Parts:
+    """compressed-tensors': by the scale of all is divided."""
+    made = nvfp4(rng, rows, columns)
+    return {
+        ".weight_packed": made[".weight"],
+        ".weight_scale": made[".weight_scale"],
+        ".weight_global_scale": part(np.full(1, 2.0**13, "<f4")),
+    }
+
+
+def mxfp4_packed(rng: Any, rows: int, columns: int) -> Parts:
+    return {
+        ".weight_packed": part(rng.integers(0, 256, (rows, columns // 2), "u1")),
+        ".weight_scale": part(powers(rng, rows, columns // 32)),
+    }
+
+
+def int8_rows(rng: Any, rows: int, columns: int) -> Parts:
+    codes = part(rng.integers(-128, 128, (rows, columns), "i1"))
+    return {".weight": codes, ".weight_scale": bfloat16(rng, rows, 1)}
+
+
+def bnb_int8(rng: Any, rows: int, columns: int) -> Parts:
+    return {
+        ".weight": part(rng.integers(-127, 128, (rows, columns), "i1")),
+        ".SCB": singles(rng, rows),
+        ".weight_format": part(np.zeros((), "u1")),
     }
 
 
@@ -145,7 +188,7 @@ def nf4(rng: Any, rows: int, columns: int) -> Parts:
     state = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [rows, columns]}
     return {
         ".weight": part(rng.integers(0, 256, (rows * columns // 2, 1), "u1")),
-        ".weight.absmax": part((rng.random(rows * columns // 64) * 0.01 + 0.001).astype("<f4")),
+        ".weight.absmax": singles(rng, rows * columns // 64),
         ".weight.quant_map": part(np.linspace(-1, 1, 16, dtype="<f4")),
         ".weight.quant_state.bitsandbytes__nf4": part(
             np.frombuffer(json.dumps(state).encode(), "u1")
@@ -173,6 +216,12 @@ def llama(number: int, sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...] | No
         yield f"{at}mlp.{w}_proj", shape, None
     for w in ("input", "post_attention"):
         yield f"{at}{w}_layernorm.weight", None, (h,)
+
+
+def mixed(number: int, sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...] | None, Any]]:
+    """Attention in FP8, the MLP in what the folder is of."""
+    for key, shape, more in llama(number, sizes):
+        yield key, shape, fp8_rows if ".self_attn." in key else more
 
 
 def kimi(number: int, sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...] | None, Any]]:
@@ -210,8 +259,23 @@ def gpt_oss(number: int, sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...] | 
 
 
 def _group(bits: int, kind: str, **more: Any) -> dict[str, Any]:
-    weights = {"num_bits": bits, "type": kind, "symmetric": True, "dynamic": False, **more}
-    return {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"group_0": {"targets": ["Linear"], "weights": _weights(bits, kind, **more)}}
+
+
+def _weights(bits: int, kind: str, **more: Any) -> dict[str, Any]:
+    return {"num_bits": bits, "type": kind, "symmetric": True, "dynamic": False, **more}
+
+
+_MIXED = {
+    "group_0": {
+        "targets": ["re:.*self_attn\\.(q|k|v|o)_proj$"], "format": "float-quantized",
+        "weights": _weights(8, "float", strategy="channel"),
+    },
+    "group_1": {
+        "targets": ["re:.*mlp\\.(gate|up|down)_proj$"], "format": "nvfp4-pack-quantized",
+        "weights": _weights(4, "float", strategy="tensor_group", group_size=16),
+    },
+}  # fmt: skip
 
 
 _EACH_32 = {"group_size": 32}
@@ -253,6 +317,38 @@ PACKS = {
         },
         mxfp4, deepseek_v4,
     ),
+    "deepseek-v4-fp8": Pack(
+        {
+            "expert_dtype": "fp8",
+            **_config("deepseek_v4", "fp8", scale_fmt="ue8m0", weight_block_size=[128, 128]),
+        },
+        fp8_blocks, deepseek_v4,
+    ),
+    "fp8-mistral": Pack(
+        _config(
+            "ministral3", "fp8", activation_scheme="static", weight_block_size=None,
+            modules_to_not_convert=["lm_head"],
+        ),
+        mistral, llama,
+    ),
+    "fp8-torchao": Pack(
+        _config(
+            "llama", "torchao",
+            quant_type={"default": {"_type": "Float8WeightOnlyConfig", "_version": 2, "_data": {}}},
+        ),
+        torchao, llama,
+    ),
+    "int8": Pack(
+        _compressed("llama", "int-quantized", _group(8, "int", strategy="channel")),
+        int8_rows, llama,
+    ),
+    "mxfp4": Pack(
+        _compressed(
+            "llama", "mxfp4-pack-quantized", _group(4, "float", strategy="group", **_EACH_32)
+        ),
+        mxfp4_packed, llama,
+    ),
+    "mixed": Pack(_compressed("llama", "mixed-precision", _MIXED), nvfp4_divided, mixed),
     "kimi-k2": Pack(
         _compressed("kimi_k2", "pack-quantized", _group(4, "int", strategy="group", group_size=32)),
         int_pack(32), kimi,
@@ -266,12 +362,16 @@ PACKS = {
         awq, llama,
     ),
     "gptq": Pack(
-        _config("llama", "gptq", bits=4, group_size=128, checkpoint_format="gptq", desc_act=False),
+        _config(
+            "llama", "gptq", bits=4, group_size=128, checkpoint_format="gptq", desc_act=False,
+            sym=True,
+        ),
         gptq, llama,
     ),
     "nf4": Pack(
         _config("llama", "bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4"), nf4, llama
     ),
+    "bnb-int8": Pack(_config("llama", "bitsandbytes", load_in_8bit=True), bnb_int8, llama),
 }  # fmt: skip
 
 
@@ -296,7 +396,7 @@ def make(folder: Path, name: str, size: str) -> None:
                     array = array.reshape(*shape[:-1], *array.shape[1:])
                 tensors[key + suffix] = dtype, array
         if not number:
-            plain = {"gpt-oss": "model.", "deepseek-v4": ""}.get(name, "model.")
+            plain = "" if name.startswith("deepseek-v4") else "model."
             for key in (f"{plain}embed_tokens", "lm_head"):
                 tensors[f"{key}.weight"] = bfloat16(rng, 512, sizes.hidden)
             tensors[f"{plain}norm.weight"] = bfloat16(rng, sizes.hidden)

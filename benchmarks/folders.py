@@ -17,11 +17,14 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import data_formats
+import data_gguf
 import memory
+import numpy as np
 import process
 import report
 from format_speed import PEERS
@@ -29,6 +32,10 @@ from tasks import FOLDER_FASTER, FOLDER_PRIVATE, FOLDER_TIMES, LARGE_TENSOR, RUL
 
 if TYPE_CHECKING:
     from bench import Bench
+
+# a dtype of safetensors, a shape, and the numbers; None where all are zeros
+Stored = tuple[str, list[int], Any]
+WIDTHS = {"BF16": 2, "F16": 2, "I32": 4, "F8_E4M3": 1}
 
 HERE = Path(__file__).resolve().parent
 MB = 1_000_000
@@ -48,15 +55,15 @@ class Work(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """A folder to convert: what it starts from, the words of the command, and the codec's work;
-    nothing of a folder whose parts get new names or other codes. `first` makes what a way back
+    """A folder to convert: what it starts from, the words of the command, and the work of codecs;
+    none of a folder whose parts get new names or other codes. `first` makes what a way back
     starts from. `peer` does the same by a library.
     """
 
     title: str
     source: str
     words: tuple[str, ...]
-    work: Work | None = None
+    work: Work | tuple[Work, ...] = ()
     first: tuple[str, ...] = ()
     peer: str = ""
     times: float = FOLDER_TIMES
@@ -70,6 +77,9 @@ _INV = {"weight": ".weight", "scale": ".weight_scale_inv"}
 _PLAIN = {"weight": ".weight", "scale": ".weight_scale"}
 _NVFP4 = {**_PLAIN, "global": ".weight_scale_2"}
 _DEEPSEEK = {"block": [128, 128], "like": "deepseek"}
+_DIVIDED = {
+    "weight": ".weight_packed", "scale": ".weight_scale", "global": ".weight_global_scale",
+}  # fmt: skip
 _PACKED = {"weight": ".weight_packed", "scale": ".weight_scale", "shape": ".weight_shape"}
 _WORDS = {"weight": ".qweight", "zero": ".qzeros", "scale": ".scales"}
 _EXPERTS = {"weight": "_blocks", "scale": "_scales"}
@@ -83,6 +93,11 @@ _MX8 = {"scale": "uint8", "like": "compressed-tensors"}
 _OSS = {"form": "blocks", "like": "torchao", "rule": "even"}
 _FP4 = {"like": "deepseek", "weight": "int8", "scale": "float8_e8m0fnu"}
 _KIMI = {"bits": 4, "group": 32, "like": "kimi", "shape": "int32"}
+# what makes a folder, and the file that it writes last
+MAKERS = {
+    **dict.fromkeys(data_formats.PACKS, (data_formats.make, "config.json")),
+    "gguf-llama": (data_gguf.make, data_gguf.FILE),
+}
 # recoding by nibbles, and by other names, against cp
 NIBBLES, NAMES = 2.0, 1.1
 
@@ -122,6 +137,17 @@ FOLDERS = {
         Work("fp8", _PLAIN, {"granularity": "tensor", "like": "modelopt"}, "encode"),
         _to("fp8@bf16"),
     ),
+    "folders-fp8-mistral": Folder(
+        "FP8 of Mistral -> bf16", "fp8-mistral", _to("fp8@bf16", "--allow", "drop"),
+        Work("fp8", _INV, {"granularity": "tensor"}),
+    ),
+    "folders-fp8-torchao": Folder(
+        "FP8 of torchao -> bf16", "fp8-torchao", _to("fp8@bf16"),
+        Work(
+            "fp8", {"weight": "._weight_qdata", "scale": "._weight_scale"},
+            {"granularity": "channel", "like": "torchao"},
+        ),
+    ),
     "folders-mxfp8": Folder(
         "MXFP8 -> bf16", "mxfp8", _to("mxfp8@bf16"), Work("mxfp8", _PLAIN, _MX8),
         peer="compressed_tensors",
@@ -148,6 +174,10 @@ FOLDERS = {
     "folders-deepseek-v4-fp8": Folder(
         "DeepSeek-V4 FP4 -> FP8, recoded", "deepseek-v4", _to("deepseek-v4@fp8"), times=NIBBLES
     ),
+    "folders-deepseek-v4-blocks": Folder(
+        "DeepSeek-V4 FP8 -> bf16", "deepseek-v4-fp8", _to("deepseek-v4@bf16"),
+        Work("fp8-block", _V4, _DEEPSEEK),
+    ),
     "folders-nvfp4": Folder(
         "NVFP4 -> bf16", "nvfp4", _to("nvfp4@bf16", "--allow", "drop"),
         Work("nvfp4", _NVFP4, {"form": "modelopt"}),
@@ -172,14 +202,49 @@ FOLDERS = {
         "int4 in words -> bf16", "int-pack", _to("compressed-tensors@bf16"),
         Work("int-pack", _PACKED, {}), peer="compressed_tensors",
     ),
+    "folders-int8": Folder(
+        "int8 -> bf16", "int8", _to("compressed-tensors@bf16"), Work("int8", _PLAIN, {}),
+        peer="compressed_tensors",
+    ),
+    "folders-mxfp4": Folder(
+        "MXFP4 in rows -> bf16", "mxfp4", _to("compressed-tensors@bf16"),
+        Work("mxfp4", {"weight": ".weight_packed", "scale": ".weight_scale"}, {}),
+        peer="compressed_tensors",
+    ),
+    "folders-mixed": Folder(
+        "FP8 and NVFP4 mixed -> bf16", "mixed", _to("compressed-tensors@bf16"),
+        (Work("fp8", _PLAIN, _CT8), Work("nvfp4", _DIVIDED, {"form": "compressed-tensors"})),
+        peer="compressed_tensors",
+    ),
     "folders-awq": Folder(
         "AWQ -> fp16", "awq", _to("awq@fp16"), Work("awq", _WORDS, {}), peer="gptqmodel"
+    ),
+    "folders-awq-recode": Folder(
+        "AWQ -> compressed-tensors, recoded", "awq", _to("awq@compressed-tensors"), times=NIBBLES
+    ),
+    "folders-gptq-recode": Folder(
+        "GPTQ -> compressed-tensors, recoded", "gptq",
+        _to("gptq@compressed-tensors", "--set", "symmetric=true"), times=NIBBLES,
     ),
     "folders-gptq": Folder(
         "GPTQ -> fp16", "gptq", _to("gptq@fp16"),
         Work("gptq", {**_WORDS, "group": ".g_idx"}, {"form": "v1"}), peer="gptqmodel",
     ),
     "folders-nf4": Folder("NF4 -> bf16", "nf4", _to("bnb@bf16"), Work("bnb-4bit", _NF4, {})),
+    "folders-nf4-back": Folder(
+        "bf16 -> NF4", "nf4", _to("bnb@4bit"), Work("bnb-4bit", _NF4, {}, "encode"),
+        _to("bnb@bf16"),
+    ),
+    "folders-bnb-int8": Folder(
+        "bitsandbytes int8 -> bf16", "bnb-int8", _to("bnb@bf16"),
+        Work(
+            "bnb-int8", {"weight": ".weight", "scale": ".SCB", "format": ".weight_format"}, {}
+        ),
+    ),
+    "folders-gguf-llama": Folder(
+        "GGUF Q4_K -> bf16, transformers' names", "gguf-llama", _to("gguf-llama@hf"),
+        Work("gguf", {"data": ".weight", "type": ".weight_type"}, {}),
+    ),
 }  # fmt: skip
 
 
@@ -210,15 +275,17 @@ def _measured(folder: Folder, bench: Bench) -> list[Limit]:
     written = sum(f.stat().st_size for f in kept.iterdir())
     need = int(1.05 * written) + 512 * MB
 
+    works = (folder.work,) if isinstance(folder.work, Work) else folder.work
+
     def alone(threads: int) -> float:
-        """The codec's time in memory; 0 where parts get new names or other codes."""
-        if (work := folder.work) is None:
-            return 0.0
-        argv = [
-            sys.executable, HERE / "in_memory.py", source, work.codec,
-            json.dumps(work.arguments), work.verb, threads, json.dumps(work.names), codes,
-        ]  # fmt: skip
-        return float(process.run(_texts(argv)).stdout)
+        """The codecs' time in memory; 0 where parts get new names or other codes."""
+        return sum(
+            float(process.run(_texts([
+                sys.executable, HERE / "in_memory.py", source, work.codec,
+                json.dumps(work.arguments), work.verb, threads, json.dumps(work.names), codes,
+            ])).stdout)
+            for work in works
+        )  # fmt: skip
 
     taken: list[process.Taken] = []
     ratios, larger, lesses = [], [], []
@@ -269,14 +336,15 @@ def _measured(folder: Folder, bench: Bench) -> list[Limit]:
 
 def _source(bench: Bench, name: str) -> tuple[Path, Path]:
     """A checkpoint and its tiny twin, made if they are not there yet."""
-    if name not in data_formats.PACKS:
+    if name not in MAKERS:
         bench.require(name)
         return bench.root / name, bench.root / f"tiny-{name}"
+    make, last = MAKERS[name]
     found = []
     for place, size in ((f"pack-{name}", bench.args.size), (f"tiny-pack-{name}", "tiny")):
-        if not (bench.root / place / "config.json").exists():
+        if not (bench.root / place / last).exists():
             shutil.rmtree(bench.root / place, ignore_errors=True)
-            data_formats.make(bench.root / place, name, size)
+            make(bench.root / place, name, size)
         found.append(bench.root / place)
     return found[0], found[1]
 
@@ -285,40 +353,99 @@ def _texts(words: list[Any]) -> list[str]:
     return [str(word) for word in words]
 
 
-# bytes of bfloat16 in the two tensors
+# bytes of bfloat16 or float16 in the two tensors
 SIZES = {"tiny": (100 * MB, 400 * MB), "demo": (100 * MB, 800 * MB)}
 COLUMNS = 8192
+NAME = "model.layers.0.mlp.down_proj"
+
+
+class Large(NamedTuple):
+    """One tensor that is encoded or decoded: its parts by the number of rows, and the words."""
+
+    title: str
+    parts: Callable[[int], dict[str, Stored]]
+    words: tuple[str, ...]
+
+
+def _by(rules: str) -> tuple[str, ...]:
+    return ("--rules", str(RULES / rules), "--allow", "lossy")
+
+
+def _plain(rows: int) -> dict[str, Stored]:
+    return {".weight": ("BF16", [rows, COLUMNS], None)}
+
+
+def _rows_of_fp8(rows: int) -> dict[str, Stored]:
+    scales = np.full((rows, 1), 0x3B00, "<u2")
+    return {
+        ".weight": ("F8_E4M3", [rows, COLUMNS], None),
+        ".weight_scale": ("BF16", [rows, 1], scales),
+    }
+
+
+def _columns_of_gptq(rows: int) -> dict[str, Stored]:
+    """Codes of a row lie in a column of words."""
+    groups = COLUMNS // 128
+    return {
+        ".qweight": ("I32", [COLUMNS // 8, rows], None),
+        ".qzeros": ("I32", [groups, rows // 8], None),
+        ".scales": ("F16", [groups, rows], np.full((groups, rows), 0.01, "<f2")),
+        ".g_idx": ("I32", [COLUMNS], (np.arange(COLUMNS) // 128).astype("<i4")),
+    }
+
+
+LARGE = (
+    Large("bf16 -> FP8 tensors", _plain, _by("fp8-tensor.yaml")),
+    Large("bf16 -> NVFP4", _plain, _by("nvfp4.yaml")),
+    Large("FP8 rows -> bf16", _rows_of_fp8, _by("fp8-decode.yaml")),
+    Large("GPTQ -> fp16", _columns_of_gptq, _by("gptq-decode.yaml")),
+)
 
 
 def large_tensor(bench: Bench) -> list[Limit]:
-    """Encoding one tensor with one scale for all, in a file with holes: its private memory."""
+    """One tensor, encoded with one scale for all or decoded, in a file with holes: its private
+    memory.
+    """
     limits = []
-    for folder in (FOLDERS["folders-fp8-tensor-encode"], FOLDERS["folders-nvfp4-encode"]):
+    for one in LARGE:
         private = []
         for size in SIZES.get(bench.args.size, (100 * MB, 8_000 * MB)):
             source, target = bench.root / "one.safetensors", bench.root / "one-out.safetensors"
-            _write(source, size // (2 * COLUMNS))
+            for left in (source, target):
+                left.unlink(missing_ok=True)
+            _write(source, one.parts(size // (2 * COLUMNS) // 8 * 8))
             try:
-                words = [*bench.migrate, "apply", source, "-o", target, *folder.words[1:]]
+                words = [*bench.migrate, "apply", source, "-o", target, *one.words]
                 private.append(process.run(_texts([*words, "--no-fsync"])).private / MB)
             finally:
                 for file in (source, target):
                     file.unlink(missing_ok=True)
         small, large = private
         note = f" ({small:.0f} MB and {large:.0f} MB)"
-        what = f"{folder.title}: private memory of a tensor of 8 GB, of one of 100 MB"
+        what = f"{one.title}: private memory of a tensor of 8 GB, of one of 100 MB"
         limits.append(Limit(what, large / small, LARGE_TENSOR, note=note))
+        limits.append(Limit(f"{one.title}: that memory", large, FOLDER_PRIVATE, unit=" MB"))
     return limits
 
 
-def _write(path: Path, rows: int) -> None:
-    """A file of one bfloat16 matrix, whose zeros take no place on the disk."""
-    entry = {"dtype": "BF16", "shape": [rows, COLUMNS], "data_offsets": [0, 2 * rows * COLUMNS]}
-    text = json.dumps({"model.layers.0.mlp.down_proj.weight": entry}).encode()
+def _write(path: Path, parts: dict[str, Stored]) -> None:
+    """A file of the parts of one tensor; what is zeros takes no place on the disk."""
+    entries, at, filled = {}, 0, []
+    for suffix, (dtype, shape, array) in parts.items():
+        end = at + prod(shape) * WIDTHS[dtype]
+        entries[NAME + suffix] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
+        filled.append((at, array))
+        at = end
+    text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + 2 * rows * COLUMNS)
+        first = file.tell()
+        file.truncate(first + at)
+        for place, array in filled:
+            if array is not None:
+                file.seek(first + place)
+                file.write(array.tobytes())
 
 
 ROWS: dict[str, Callable[[Bench], list[Limit]]] = {

@@ -9,6 +9,7 @@ seconds; reading, and memory that is touched for the first time, are not among t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -23,9 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import compare
 import numpy as np
 
+from migrate import formats
 from migrate.codecs import get
 from migrate.core.spec import Spec
 from migrate.elements.raw import carrier
+from migrate.running.gather import stored_reader
 
 DTYPES = {
     "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F8_E4M3": "float8_e4m3fn",
@@ -40,6 +43,18 @@ def held(place: compare.Place) -> Held:
     count = prod(place.shape)
     array = np.fromfile(place.file, carrier(dtype), count, offset=place.offset)
     return Spec(dtype, place.shape), array.reshape(place.shape)
+
+
+def gguf_parts(folder: Path) -> dict[str, Held]:
+    """The tensors of a folder of GGUF and their types, read whole."""
+    found: dict[str, Held] = {}
+    with contextlib.closing(formats.open(folder)) as source:
+        for key, stored in source.index.tensors.items():
+            spec = stored.spec
+            raw = memoryview(bytearray(spec.nbytes))
+            stored_reader(source, key).read(0, raw)
+            found[key] = spec, np.frombuffer(raw, carrier(spec.dtype)).reshape(spec.shape)
+    return found
 
 
 class Worker:
@@ -100,9 +115,12 @@ def main() -> None:
     codec: Any = get(name)
     given, names = json.loads(arguments), json.loads(said)
     args = codec.Args(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
-    stored = compare.tensors(Path(source))
     tensors: list[list[Held | None]]
-    if verb == "decode":
+    stored = compare.tensors(Path(source))
+    if verb == "decode" and not stored:
+        parts = gguf_parts(Path(source))
+        tensors = [[parts[stem + names[r]] for r in codec.parts] for stem in stems(parts, names)]
+    elif verb == "decode":
         tensors = [
             [held(stored[stem + names[r]]) if r in names else None for r in codec.parts]
             for stem in stems(stored, names)
