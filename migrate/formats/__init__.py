@@ -12,6 +12,7 @@ import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core import log
@@ -40,14 +41,19 @@ _GGUF_SUFFIX, _GGUF = ".gguf", "gguf"
 FORMATS: Registry[Format | None] = Registry("migrate.formats", "migrate.formats", "FORMAT")
 
 
-def open(path: PathLike, allow_links: bool = False, at: str | None = None) -> Source:  # noqa: A001 - formats.open reads well
+def open(  # noqa: A001 - formats.open reads well
+    path: PathLike, allow_links: bool = False, at: str | None = None, *, lazily: bool = False
+) -> Source:
     """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows
     it, else M9xx.
 
     `path` is a file, an index file or a folder. `allow_links` follows links to files wherever they
-    lead. `at` is the dict in a nested checkpoint that rules shall work on.
+    lead. `at` is the dict in a nested checkpoint that rules shall work on. `lazily`: chunks that
+    seem alike are taken to be alike until `confirm` of the source looks at those that are read.
     """
     place = find_place(path, allow_links, at)
+    if lazily:
+        place = replace(place, lazily=True)
     try:
         chosen = _pick(place)
         with log.phase(f"reading the headers of {printable(place.path, 240)}"):

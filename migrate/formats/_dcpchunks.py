@@ -13,7 +13,7 @@ agree with each other. Whatever differs is read by the general reader again.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import prod
 from struct import Struct
@@ -99,12 +99,20 @@ class ChunkReader:
 
     `placed` are the tensors inside of values and objects, by the identity of their records. What is
     wrong is added to `report`, each message under the name that `label` gives a file; `summarize`
-    comes last.
+    comes last. `lazily`: of the chunks that are equal in dtype, shape and length the first is read,
+    the others are taken to be of its form until `confirm` looks at them.
     """
 
     def __init__(
-        self, blobs: Mapping[str, tuple[int, FileBlob]], label: Callable[[str], str], report: Report
+        self,
+        blobs: Mapping[str, tuple[int, FileBlob]],
+        label: Callable[[str], str],
+        report: Report,
+        lazily: bool = False,
     ) -> None:
+        # by number of the blob and place of the first element: form, begin and length
+        self._assumed: dict[tuple[int, int], tuple[ArchiveForm, int, int]] = {}
+        self._lazily = lazily
         self.placed: dict[int, Stored] = {}
         self.unsummed = 0
         self._label, self._report = label, report
@@ -291,6 +299,10 @@ class ChunkReader:
             part = self._unpacked(key, part, prod(chunk.sizes) * ITEMSIZE[dtype] + _AROUND)
         number, blob = self._blobs[part.file]
         known = self._forms.get((dtype, chunk.sizes, part.length))
+        if known is not None and self._lazily:
+            form, stored = known[0], _stored(known[0], number, part.offset)
+            self._assumed[number, stored.offset] = form, part.offset, part.length
+            return form.record, stored
         if known is not None:
             for form in known:
                 said = recognise(form, blob, part.offset, part.length)
@@ -331,9 +343,16 @@ class ChunkReader:
                 self.unsummed += 1
             else:
                 self._sums.extend((number, at, form.size, crc))
-        spec, strides, _, _ = form.stored
-        # all fields at once: the named tuple's own function takes three times as long
-        return tuple.__new__(Stored, (spec, number, at + form.first, strides, None))
+        return _stored(form, number, start)
+
+    def confirm(self, places: Iterable[Stored]) -> bool:
+        """Whether the chunks at these places are of the forms that they were taken to be of."""
+        numbered = dict(self._blobs.values())
+        for at in places:
+            taken = self._assumed.pop((at.blob, at.offset), None)
+            if taken is not None and recognise(taken[0], numbered[at.blob], *taken[1:]) < 0:
+                return False
+        return True
 
     def _odd(
         self,
@@ -422,6 +441,14 @@ class ChunkReader:
         stream = archive.records["data.pkl"]
         written = StreamPlace(number, (stream.offset, stream.size), places, decoded.hidden)
         return SavedValue(decoded.tree, decoded.outside, written)
+
+
+def _stored(form: ArchiveForm, number: int, start: int) -> Stored:
+    """Where the elements of an archive of this form lie that begins at `start`."""
+    spec, strides, _, _ = form.stored
+    # all fields at once: the named tuple's own function takes three times as long
+    fields = (spec, number, start + len(form.head) + form.first, strides, None)
+    return tuple.__new__(Stored, fields)
 
 
 def learn_form(

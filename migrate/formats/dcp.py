@@ -100,7 +100,7 @@ class Dcp:
             report.check()
             beside = look_beside(folder, frozenset((*files, *metadata.files)))
             named = {blob.name: (number, blob) for number, blob in enumerate(blobs)}
-            reader = ChunkReader(named, folder.label, report)
+            reader = ChunkReader(named, folder.label, report, place.lazily)
             with collector_paused():
                 index = _index(metadata, blobs, reader, report, folder, place.at)
             notes = index.notes
@@ -119,6 +119,7 @@ class Dcp:
                 watched={**beside.identities, **watched},
                 locate=folder.locate,
                 release=partial(_close, folder, reader),
+                confirm=reader.confirm,
             )
             if reader.spilled is not None:
                 source.blobs = (*blobs, reader.spilled)

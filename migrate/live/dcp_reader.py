@@ -18,6 +18,7 @@ import io
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -48,22 +49,25 @@ from ..core.spec import PACKED, Spec
 from ..core.templates import list_collapsed
 from ..core.types import PathLike
 from ..elements.numbers import holds
-from ..planning.graph import Tensor, computations
-from ..planning.request import OUTPUT_FORMATS, Request, make_request, path_text
+from ..planning.graph import Tensor, ValueCheck, computations, stored_sources
+from ..planning.request import DISTRIBUTED, Request, make_request, path_text
 from ..results import LoadReport
 from ..running.buffers import fill_buffer
 from ..running.checks import require_checks
 from ..running.evaluator import Evaluator
 from ..running.gather import WINDOW
 from ..running.geometry import ByteLayouts
+from ..running.needed_bytes import NeededBytes
 from ..running.prepare import plan_for
 from ..running.resources import memory_of
+from ..source.blobs import chunk_at
 from ..source.index import with_all_tensors
 from ..source.target import torch_form
 from . import module as modules
 from .box_reading import BoxReader
 
 if TYPE_CHECKING:
+    from ..source.blobs import Blob
     from ..source.index import Source
 
 UNEXPECTED = ("ignore", "warn", "error")
@@ -161,7 +165,7 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
             allow,
             backwards=None,
             at=at,
-            output_format=OUTPUT_FORMATS[2],
+            output_format=DISTRIBUTED,
             rewrite=True,
         )
         self._path, self._unexpected, self._max_memory = path, unexpected, memory_of(max_memory)
@@ -283,6 +287,28 @@ class _Failed(dict[str, Any]):
     get = items = keys = values = _raise
 
 
+class _WatchedBlob:
+    """A blob that remembers whether anything of it was read."""
+
+    identity = None
+
+    def __init__(self, blob: Blob) -> None:
+        self._blob, self.was_read = blob, False
+        self.name, self.size = blob.name, blob.size
+
+    def fileno(self) -> None:
+        """None: all is read by `readinto`."""
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """As the blob's own."""
+        self.was_read = True
+        self._blob.readinto(offset, buffer)
+
+    def __getattr__(self, name: str) -> Any:
+        self.was_read = True
+        return getattr(self._blob, name)
+
+
 class _Shown(dict[str, Any]):
     """The entries by key; remembers which keys were looked for in vain, and `warns` of them. The
     planner's own error names one, and nothing that is near to it.
@@ -308,22 +334,41 @@ class _Loading:
     """One load: the opened checkpoint, what it becomes, and what is asked of it."""
 
     def __init__(self, path: Any, request: Request, max_memory: int) -> None:
+        self._path, self._request, self._max_memory = path, request, max_memory
+        self._shown = _Shown({}, warns=False)
+        self.notes: list[str] = []
+        self._plan(lazily=True)
+
+    def _plan(self, lazily: bool) -> None:
+        """Opens and plans. With `lazily` not every chunk has been looked at; if planning reads
+        tensors it needs all of them to be what they are taken for.
+        """
+        path, request = self._path, self._request
         if isinstance(path, Mapping) or modules.is_module(path):
             self.source: Source = modules.opened(path)
+            lazily = False
         else:
             named = path_text("path", path)
-            self.source = formats.open(named, "links" in request.allow, request.at)
+            links = "links" in request.allow
+            self.source = formats.open(named, links, request.at, lazily=lazily)
+            lazily = lazily and self.source.format == DISTRIBUTED
         try:
+            planned = self.source
+            if lazily:
+                planned = copy(planned)
+                planned.blobs = [_WatchedBlob(blob) for blob in planned.blobs]
             self._entries = formats.describe_entries()
-            self.plan = plan_for(self.source, request, False, _NO_LIMIT, form=self._entries)
+            self.plan = plan_for(planned, request, False, _NO_LIMIT, form=self._entries)
         except BaseException:
             self.source.close()
             raise
-        self._request, self._max_memory = request, max_memory
+        if lazily and any(blob.was_read for blob in planned.blobs):  # type: ignore[attr-defined]
+            self.source.close()
+            self._plan(lazily=False)
+            return
+        self._all = with_all_tensors(self.source)
         outputs = self.plan.outputs
         self._tensors = {key: outputs[name] for key, name in self._entries.tensors.items()}
-        self._all = with_all_tensors(self.source)
-        self._shown = _Shown({}, warns=False)
 
     @property
     def migrates(self) -> bool:
@@ -364,11 +409,34 @@ class _Loading:
                 f"{list_collapsed(objects, 8)}",
                 help="dequantize it by rules, or leave it out of the state dict",
             )
+        self._confirm(items, self.plan.checks if is_coordinator else ())
         tensors = [self._tensors[key] for key in asked if key in self._tensors]
         if computations(tensors):
             self._evaluator(tensors).require(tensors)
         if is_coordinator and self.plan.checks:
             require_checks(self.plan.checks, self._all, self._max_memory)
+
+    def _confirm(self, items: Iterable[ReadItem], checks: Iterable[ValueCheck]) -> None:
+        """Looks at the chunks that are read; plans anew with all of them if one is not what it was
+        taken for.
+        """
+        layouts = ByteLayouts()
+        needed = NeededBytes(layouts, self._evaluator((), layouts).kind)
+        for item in items:
+            if item.type != LoadItemType.BYTE_IO:
+                tensor = self._tensors[item.storage_index.fqn]
+                needed.add(tensor, _elements(item, tensor))
+        read = {*needed.stored, *(s for c in checks for t in c.tensors for s in stored_sources(t))}
+        stored = self._all.index.tensors
+        confirm = getattr(self.source, "confirm", None)
+        if confirm is not None and not confirm([chunk_at(stored, source) for source in read]):
+            self.source.close()
+            self._plan(lazily=False)
+        self.notes = [
+            f"`{op}` needs all of a tensor: {nbytes:,} bytes are read here for "
+            f"{list_collapsed(list(keys), 4)}"
+            for (op, keys), nbytes in needed.whole.items()
+        ]
 
     def not_asked(self, items: Iterable[ReadItem]) -> list[str]:
         """The keys that none of these items reads. A tensor without elements needs no item."""
@@ -382,7 +450,7 @@ class _Loading:
         targets = [_target(planner.resolve_tensor(item)) for item in tensors]
         self._check_targets(tensors, targets)
         parts = [self._tensors[item.storage_index.fqn] for item in tensors]
-        layouts = ByteLayouts()
+        layouts = ByteLayouts(sparing=True)
         evaluator = self._evaluator(parts, layouts)
         reader = BoxReader(self._all, layouts, evaluator, min(WINDOW, self._max_memory // 4))
         order = sorted(
@@ -433,7 +501,7 @@ class _Loading:
             unexpected=list(unexpected),
             left_on_meta=[],
             losses=said["losses"],
-            notes=list(dict.fromkeys([*self.source.index.notes, *said["notes"]])),
+            notes=list(dict.fromkeys([*self.source.index.notes, *said["notes"], *self.notes])),
             warnings=said["warnings"],
             report=None,
         )

@@ -186,6 +186,9 @@ def flip_panel(panel: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
 LONG = 32 << 10
 # a gap of the source that is cheaper to read than to skip
 GAP = 16 << 10
+# the most that is read of a span of short runs, as a multiple of what is needed of it, where bytes
+# are to be spared
+SPARING = 2
 _IOVECS = 1024
 _KEPT_BUFFERS = 16384
 _SPAN = 256 << 10
@@ -324,6 +327,7 @@ class Gather:
 
     __slots__ = (
         "_compute",
+        "_gap",
         "_kept",
         "_layouts",
         "_leaves",
@@ -348,6 +352,7 @@ class Gather:
     ) -> None:
         self._source, self._layouts, self.buffer, self._compute = source, layouts, buffer, compute
         self.budget = max(budget, 2 * STAGE_MAX)
+        self._gap = 0 if layouts.sparing else GAP
         self._scratch = memoryview(b"")
         self._waste = memoryview(bytearray(GAP))
         self._vectors: dict[
@@ -428,7 +433,7 @@ class Gather:
         buffers: list[memoryview] = []
         for a, b in move.runs():
             gap = a - end
-            if not found or not 0 <= gap <= GAP or len(buffers) > _IOVECS - 2:
+            if not found or not 0 <= gap <= self._gap or len(buffers) > _IOVECS - 2:
                 buffers = []
                 found.append((a, buffers, 0))
             elif gap:
@@ -447,7 +452,8 @@ class Gather:
 
     def _span(self, move: Move, leaf: ByteReader, out: memoryview, base: int) -> None:
         span = move.hi - move.lo
-        if span <= STAGE_MAX and span <= max(_SPAN, 4 * move.nbytes):
+        most = SPARING * move.nbytes if self._layouts.sparing else max(_SPAN, 4 * move.nbytes)
+        if span <= STAGE_MAX and span <= most:
             if len(self._scratch) < span:
                 self._scratch = memoryview(bytearray(min(STAGE_MAX, max(span, 1 << 20))))
             leaf.read(move.lo, self._scratch[:span])

@@ -251,11 +251,16 @@ def _lowered(view: views.View, dtype: str, nbytes: int) -> ByteLayout:
 
 
 class ByteLayouts:
-    """The layouts of one run, one for each pair of view and dtype. Threads may share it."""
+    """The layouts of one run, one for each pair of view and dtype. Threads may share it.
 
-    __slots__ = ("_known", "_parts")
+    `sparing`: what is read for a part of a tensor keeps to the bytes that are needed, though short
+    runs would sooner be read with what lies between them.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_known", "_parts", "sparing")
+
+    def __init__(self, sparing: bool = False) -> None:
+        self.sparing = sparing
         self._known: dict[tuple[int, str], ByteLayout] = {}
         self._parts: dict[tuple[int, str, Box], tuple[views.View, views.View, ByteLayout]] = {}
 

@@ -8,7 +8,7 @@ everything above only reads them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -162,7 +162,8 @@ class FileSource:
     """A Source over files: what every format on disk returns.
 
     `side` reads one side file; `watched` are the identities of side files, by path, and `locate`
-    gives what they are now. `release` closes what else is open.
+    gives what they are now. `release` closes what else is open. `confirm` is the answer to the
+    method of this name, where tensors were taken to be stored as others are.
     """
 
     def __init__(
@@ -177,12 +178,13 @@ class FileSource:
         watched: Mapping[str, Identity] | None = None,
         locate: Callable[[str], Identity | None] = lambda path: None,
         release: Callable[[], None] | None = None,
+        confirm: Callable[[Iterable[Stored]], bool] = lambda places: True,
     ) -> None:
         self.path = path
         self.format = format
         self.index = index
         self.history = history
-        self._files = tuple(blobs)
+        self._files, self._confirm = tuple(blobs), confirm
         self.blobs: Sequence[Blob] = self._files
         self._side, self._watched, self._locate, self._release = (
             side,
@@ -200,6 +202,10 @@ class FileSource:
     def identities(self) -> Mapping[str, Identity]:
         """What each file was when it was opened or listed, by its path in the checkpoint."""
         return {**{blob.name: blob.identity for blob in self._files}, **self._watched}
+
+    def confirm(self, places: Iterable[Stored]) -> bool:
+        """Whether what lies at these places is what it was taken for when it was not looked at."""
+        return self._confirm(places)
 
     def check_unchanged(self) -> None:
         """M905 naming every file that is not what it was when it was opened."""

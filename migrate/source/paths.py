@@ -385,6 +385,7 @@ class Place:
     """What the operator pointed at: a folder, or one `file` in it, open. Formats sniff and open it.
 
     `at` is the dict in a nested checkpoint that rules shall work on; None if it was not given.
+    `lazily`: of what looks alike a part is read, and the rest before it is used.
     """
 
     path: str
@@ -392,6 +393,7 @@ class Place:
     file: FileBlob | None
     names: tuple[str, ...]
     at: str | None = None
+    lazily: bool = False
 
     def head(self, size: int = 16) -> bytes:
         """The first bytes of the file, b"" for a folder."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
     DTensor,
@@ -17,6 +23,7 @@ from torch.distributed.tensor import (
     Replicate,
     Shard,
     distribute_tensor,
+    zeros,
 )
 
 from migrate.dcp import MigratingReader
@@ -123,3 +130,206 @@ def fills_fsdp2(rank: int, source: str, rules: str, nested: str = "") -> None:
     assert reader.report.tensors <= len(expected)
     assert not reader.report.missing
     assert not reader.report.unexpected
+
+
+def held_in_any_way(rank: int, source: str, rules: str) -> None:
+    """Each tensor in placements of its own, on meshes of one and of two dimensions."""
+    world = dist.get_world_size()
+    line = init_device_mesh("cpu", (world,))
+    square = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("a", "b"))
+    ways: list[tuple[DeviceMesh, list[Placement]]] = [
+        (line, [Shard(0)]),
+        (line, [Shard(1)]),
+        (line, [Replicate()]),
+        (square, [Shard(0), Shard(1)]),
+        (square, [Replicate(), Shard(1)]),
+        (square, [Shard(1), Shard(0)]),
+        (square, [Shard(0), Shard(0)]),
+    ]
+    expected = new_layout(old_layout())
+    for first in range(len(ways)):
+        state: dict[str, Any] = {}
+        for number, (key, value) in enumerate(expected.items()):
+            mesh, placements = ways[(first + number) % len(ways)]
+            if value.dim() == 1:
+                placements = [p if type(p) is Replicate else Shard(0) for p in placements]
+            elif number % 2:
+                # the last dimension in the place of the one before
+                last = Shard(value.dim() - 1)
+                placements = [last if p == Shard(1) else p for p in placements]
+            state[key] = zeros(
+                value.shape, dtype=torch.float64, device_mesh=mesh, placements=placements
+            )
+        dcp.load(state, storage_reader=MigratingReader(source, rules=[rules]))
+        same(state, {key: value.double() for key, value in expected.items()})
+
+
+def tensor_parallel_within_fsdp2(rank: int, source: str, rules: str) -> None:
+    """FSDP2 over tensor parallelism: `_StridedShard` where both cut the same dimension."""
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
+    expected = new_layout(old_layout())
+    model = Stacked()
+    head = distribute_tensor(model.head.weight.detach(), mesh["tp"], [Shard(0)])
+    model.head.weight = nn.Parameter(head)
+    for layer in model.layers:
+        up = distribute_tensor(layer.up.detach(), mesh["tp"], [Shard(1)])
+        layer.up = nn.Parameter(up)
+        for key, one in layer.norm.named_parameters():
+            setattr(
+                layer.norm,
+                key,
+                nn.Parameter(distribute_tensor(one.detach(), mesh["tp"], [Replicate()])),
+            )
+        fully_shard(layer, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    kinds = {type(p).__name__ for one in model.parameters() for p in one.placements}
+    assert "_StridedShard" in kinds
+    state = get_model_state_dict(model)
+    dcp.load(state, storage_reader=MigratingReader(source, rules=[rules]))
+    same(state, expected)
+
+
+def computes_its_boxes(rank: int, source: str, rules: str, whole: str) -> None:
+    """Values that are computed, each rank the box of its shard, which ends within a block."""
+    expected = load_file(whole)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for dim in (0, 1):
+        state: dict[str, Any] = {
+            key: zeros(one.shape, dtype=one.dtype, device_mesh=mesh, placements=[Shard(dim)])
+            for key, one in expected.items()
+        }
+        reader = MigratingReader(source, rules=[rules], allow={"lossy"})
+        dcp.load(state, storage_reader=reader)
+        same(state, expected)
+
+
+def failures(call: Any) -> dict[int, BaseException]:
+    """What went wrong on which rank, as every rank sees it."""
+    try:
+        call()
+    except CheckpointException as error:
+        return {rank: found for rank, (found, _) in error.failures.items()}
+    raise AssertionError("nothing went wrong")
+
+
+def is_refused_on_every_rank(rank: int, source: str, rules: str, other: str) -> None:
+    """Different rules, shapes, permissions and checkpoints on one of the ranks."""
+    expected = new_layout(old_layout())
+
+    def state(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+        return {key: torch.zeros(one.shape, dtype=dtype) for key, one in expected.items()}
+
+    one = rank == 1
+    mine = state()
+    found = failures(
+        lambda: dcp.load(
+            mine, storage_reader=MigratingReader(source, rules=[other if one else rules])
+        )
+    )
+    assert found.keys() == {0}
+    assert "M974" in str(found[0])
+    assert "rank 1" in str(found[0])
+    assert not any(value.any() for value in mine.values())
+    mine = state()
+    if one:
+        mine["head.weight"] = torch.zeros(7, 6)
+    found = failures(lambda: dcp.load(mine, storage_reader=MigratingReader(source, rules=[rules])))
+    assert found.keys() == {1}
+    assert "Size mismatch" in str(found[1])
+    assert "head.weight" in str(found[1])
+    assert not any(value.any() for value in mine.values())
+    path = source + ".absent" if one else source
+    found = failures(lambda: dcp.load(mine, storage_reader=MigratingReader(path, rules=[rules])))
+    assert found.keys() == {1}
+    assert "M917" in str(found[1])
+    mine = state(torch.bfloat16 if one else torch.float32)
+    found = failures(lambda: dcp.load(mine, storage_reader=MigratingReader(source, rules=[rules])))
+    assert found.keys() == {1}
+    assert "M961" in str(found[1])
+    some = {"head.weight": torch.zeros(7, 5)} if one else {"layers.0.up": torch.zeros(4, 6, 5)}
+    reader = MigratingReader(source, rules=[rules])
+    dcp.load(some, storage_reader=reader)
+    assert reader.report is not None
+    # what one rank asks for is not unexpected on the other one
+    assert set(reader.report.unexpected) == expected.keys() - {"head.weight", "layers.0.up"}
+
+
+def condition_that_does_not_hold(rank: int, source: str, rules: str) -> None:
+    """A condition on values is checked by the coordinator, before any rank writes."""
+    mine = {"norm": torch.zeros(8)}
+    found = failures(lambda: dcp.load(mine, storage_reader=MigratingReader(source, rules=[rules])))
+    assert found.keys() == {0}
+    assert "M4" in str(found[0])
+    assert not mine["norm"].any()
+
+
+SHAPES = {"up": (64, 64, 1024), "wide": (700, 2048), "narrow": (90000, 4), "turned": (2048, 700)}
+
+
+def reads_what_its_shards_need(rank: int, source: str, rules: str) -> None:
+    """Bytes read of the data, against those of the shards; the last dimension has short runs."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    # runs of 256 KiB, of 64 KiB, of 2 KiB, and of 1 KiB and of 4 bytes
+    for key, dim, most in (
+        ("up", 0, 1.1),
+        ("up", 1, 1.1),
+        ("wide", 1, 1.1),
+        ("up", 2, 3.0),
+        ("narrow", 1, 3.0),
+        ("turned", 0, 3.0),
+    ):
+        shape = SHAPES[key]
+        state = {key: zeros(shape, device_mesh=mesh, placements=[Shard(dim)])}
+        reader = MigratingReader(source, rules=[rules])
+        with counted() as read:
+            dcp.load(state, storage_reader=reader)
+        assert reader.report is not None
+        needed = state[key].to_local().nbytes
+        assert reader.report.bytes_written == needed
+        assert needed <= read.data <= most * needed, (key, dim, read.data / needed)
+
+
+class Counted:
+    """The bytes that were read of files of data, in large stretches and all together."""
+
+    def __init__(self) -> None:
+        self.data = self.calls = 0
+
+
+@contextmanager
+def counted() -> Iterator[Counted]:
+    """Counts what this process reads by `pread` and `preadv`."""
+    out, pread, preadv = Counted(), os.pread, os.preadv
+
+    def one(descriptor: int, size: int, offset: int) -> bytes:
+        found = pread(descriptor, size, offset)
+        out.data, out.calls = out.data + len(found), out.calls + 1
+        return found
+
+    def many(descriptor: int, buffers: Any, offset: int, *flags: int) -> int:
+        found = preadv(descriptor, buffers, offset, *flags)
+        out.data, out.calls = out.data + found, out.calls + 1
+        return found
+
+    os.pread, os.preadv = one, many
+    try:
+        yield out
+    finally:
+        os.pread, os.preadv = pread, preadv
+
+
+def dies_while_it_loads(rank: int, source: str, rules: str) -> None:
+    """The last rank ends in the middle of the load: the others end with an error."""
+
+    class Ends(DefaultLoadPlanner):  # type: ignore[misc]
+        def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
+            os._exit(7)
+
+    expected = new_layout(old_layout())
+    state = {key: torch.zeros(one.shape) for key, one in expected.items()}
+    last = rank == dist.get_world_size() - 1
+    dcp.load(
+        state,
+        storage_reader=MigratingReader(source, rules=[rules]),
+        planner=Ends() if last else DefaultLoadPlanner(),
+    )

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import dcp_reader_case as case
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import (
     DefaultLoadPlanner,
@@ -25,6 +26,7 @@ from torch.distributed.checkpoint.default_planner import (
 )
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
+import migrate
 from migrate.core.errors import MigrateError
 from migrate.dcp import MigratingReader, SafeLoadPlanner
 
@@ -316,3 +318,94 @@ def test_a_damaged_stream_is_refused(tmp_path: Path) -> None:
         decode_stream(bytes(data), "x")
     with pytest.raises(MigrateError, match="M9"):
         decode_stream(b"not an archive", "x")
+
+
+def test_heads_are_read_of_the_chunks_that_are_read(tmp_path: Path) -> None:
+    saved = {f"w{n}": torch.full((32, 32), float(n)) for n in range(200)}
+    dcp.save(saved, checkpoint_id=tmp_path / "saved")
+    state = {"w7": torch.zeros(32, 32), "w150": torch.zeros(32, 32)}
+    reader = MigratingReader(tmp_path / "saved")
+    with case.counted() as few:
+        dcp.load(state, storage_reader=reader)
+    assert torch.equal(state["w150"], saved["w150"])
+    size = (tmp_path / "saved" / ".metadata").stat().st_size
+    with case.counted() as every:
+        migrate.inspect(tmp_path / "saved")
+    # two tensors, their archives' heads and tails, and those of the one that the others are like
+    assert few.data < size + 2 * 4096 + 3 * 8192
+    assert every.data > size + 200 * 1500
+    assert few.calls < 40 < 200 < every.calls
+
+
+def test_a_chunk_that_is_not_like_the_others_is_read_as_it_is(tmp_path: Path) -> None:
+    saved = {f"w{n}": torch.randn(16, 16) for n in range(4)}
+    saved["w2"] = torch.randn(16, 16).T
+    dcp.save(saved, checkpoint_id=tmp_path / "saved")
+    for keys in (["w2"], ["w1", "w3"], list(saved)):
+        state = {key: torch.zeros(16, 16) for key in keys}
+        dcp.load(state, storage_reader=MigratingReader(tmp_path / "saved"))
+        for key in keys:
+            assert torch.equal(state[key], saved[key]), key
+
+
+def test_what_planning_reads_is_looked_at_first(tmp_path: Path) -> None:
+    """A rule that decides by values reads them before the chunks are asked for."""
+    rules = tmp_path / "kept.yaml"
+    rules.write_text(
+        """\
+id: toy/v2/kept
+title: One of two
+why: one was a copy
+lineage: toy
+edge: [v1, v2]
+requires: ">=0.1"
+keep: ["{k}"]
+rules:
+  - {name: one, from: "a", to: "b", if_exists: keep}
+"""
+    )
+    values = torch.randn(16, 16)
+    saved = {"first": torch.zeros(16, 16), "a": values, "b": values.T.contiguous().T}
+    dcp.save(saved, checkpoint_id=tmp_path / "saved")
+    state = {"b": torch.zeros(16, 16)}
+    dcp.load(state, storage_reader=MigratingReader(tmp_path / "saved", rules=rules))
+    assert torch.equal(state["b"], values)
+
+
+def test_what_needs_all_of_a_tensor_is_said_with_its_bytes(tmp_path: Path) -> None:
+    rules = tmp_path / "rounds.yaml"
+    rules.write_text(
+        """\
+id: toy/v2/fp8
+title: One scale for each tensor
+why: to be served
+lineage: toy
+edge: [v1, v2]
+requires: ">=0.1"
+rules:
+  - name: fp8
+    from: "{m}.weight"
+    to: {weight: "{m}.weight", scale: "{m}.weight_scale"}
+    via: [{quantize: {codec: fp8, granularity: tensor}}]
+"""
+    )
+    save_file({"a.weight": torch.randn(128, 64).bfloat16()}, tmp_path / "a.safetensors")
+    migrate.apply(tmp_path / "a.safetensors", tmp_path / "b", rules=rules, allow="lossy")
+    state = {"a.weight": torch.zeros(128, 64, dtype=torch.float8_e4m3fn)}
+
+    class Half(DefaultLoadPlanner):  # type: ignore[misc]
+        """Asks for the first half of the rows, as one of two ranks would."""
+
+        def create_local_plan(self) -> Any:
+            plan = super().create_local_plan()
+            (item,) = plan.items
+            return replace(plan, items=[replace(item, lengths=torch.Size((64, 64)))])
+
+    reader = MigratingReader(tmp_path / "a.safetensors", rules=rules, allow="lossy")
+    dcp.load(state, storage_reader=reader, planner=Half())
+    expected = load_file(next((tmp_path / "b").glob("*.safetensors")))["a.weight"].view(torch.uint8)
+    assert torch.equal(state["a.weight"].view(torch.uint8)[:64], expected[:64])
+    assert not state["a.weight"].view(torch.uint8)[64:].any()
+    assert reader.report is not None
+    said = "`quantize` needs all of a tensor: 16,384 bytes are read here for a.weight"
+    assert said in reader.report.notes
