@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..planning.compose import Composition
     from ..planning.graph import Tensor
+    from ..planning.optimizers import OptimizerState
     from ..planning.path import MigrationPath
     from ..planning.request import Request
     from ..running.error_statistics import Ledger
@@ -115,18 +116,30 @@ class Migration:
         }
 
 
-def prepare(source: Source, request: Request, stamp: Stamp | None = None) -> Migration:
-    """The migration asked for, or what speaks against it. Reads no tensor but what decides keys."""
-    return with_permissions(request, lambda asked: _prepared(source, asked, stamp))
+def prepare(
+    source: Source,
+    request: Request,
+    stamp: Stamp | None = None,
+    *,
+    states: Sequence[OptimizerState] = (),
+) -> Migration:
+    """The migration asked for, or what speaks against it. Reads no tensor but what decides keys.
+    The state of optimizers `states` follows its parameters.
+    """
+    return with_permissions(request, lambda asked: _prepared(source, asked, stamp, states))
 
 
-def _prepared(source: Source, request: Request, stamp: Stamp | None) -> Migration:
+def _prepared(
+    source: Source, request: Request, stamp: Stamp | None, states: Sequence[OptimizerState]
+) -> Migration:
     known = require_known(source, request)
     migration_path = find_path(
         source.index, side_reader(source), stamp or Stamp(), request, states=States(source)
     )
     path_state = path_state_for(source, migration_path, False)
-    composition = compose_for(source, migration_path, request, path_state, prove=False)
+    composition = compose_for(
+        source, migration_path, request, path_state, prove=False, states=states
+    )
     report = Report()
     migration_path.check_output(composition.graph.outputs, path_state.sides.read_file, report)
     if getattr(source, "converted", None) and "lossy" not in request.allow:

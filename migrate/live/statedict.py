@@ -15,10 +15,11 @@ from ..core.types import PathLike
 from ..formats import memory
 from ..planning.copies import stale_copies
 from ..planning.module_names import follow_all
-from ..planning.request import Request, make_request
+from ..planning.optimizers import judge_states
+from ..planning.request import STALE_OPTIMIZER, Request, make_request
 from ..results import StateDictReport
 from ..running.error_statistics import Ledger
-from ..running.prepare import judge_optimizers, without_optimizers
+from ..running.prepare import find_optimizers, without_optimizers
 from ..running.resources import CPU, MAX_MEMORY, Device, memory_of, resolve_device
 from ..running.ties import find_ties
 from .migration import Migration, Outputs, prepare
@@ -210,8 +211,9 @@ def _with_optimizers(source: MemorySource, request: Request) -> tuple[MemorySour
     files.
     """
     kept, fresh = without_optimizers(source, request)
-    found = prepare(kept, request)
-    became = fresh or judge_optimizers(kept, found.composition, request)
+    states = find_optimizers(kept)
+    found = prepare(kept, request, states=() if STALE_OPTIMIZER in request.allow else states)
+    became = fresh or judge_states(states, found.composition, kept.index, request.allow)
     copies = stale_copies(kept.index, found.composition) if kept.index.items else []
     return kept, replace(
         found, notes=[*found.notes, *became.notes], warnings=[*found.warnings, *copies]

@@ -40,6 +40,14 @@ class Provenance(NamedTuple):
     keys: tuple[str, ...]
 
 
+class Followed(NamedTuple):
+    """A tensor of state that follows: the rule of its parameter, the keys before, the tensor."""
+
+    rule: DirectedRule
+    keys: tuple[str, ...]
+    tensor: Tensor
+
+
 @dataclass(slots=True)
 class StepResult:
     """What an edge makes: tensors, who made each (absent: unchanged), what went, and notes."""
@@ -78,6 +86,10 @@ class StepResult:
     unused: dict[str, str] = field(default_factory=dict)
     # what is odd about a state that goes on, and the keys of such states
     odd: dict[str, list[str]] = field(default_factory=dict)
+    # state of optimizers that went with its parameters: its tensors by their new keys, and the keys
+    # of what was dropped with them
+    followed: dict[str, Followed] = field(default_factory=dict)
+    left_behind: dict[str, DirectedRule] = field(default_factory=dict)
 
 
 class BindContext(NamedTuple):

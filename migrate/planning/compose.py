@@ -17,6 +17,7 @@ from ..source.blobs import StoredTensor
 from ..source.jsontext import collector_paused
 from . import pairs
 from .bind import DROP, BindContext, StepResult, bind, find_taken_keys
+from .following import Following
 from .graph import ComputedTensor, Graph, Program, ReadKey, Tensor, computations, stored_keys
 from .items import Items, carry_items, fitting_items, rules_of_items
 from .pathstate import PathStep, directed
@@ -27,6 +28,7 @@ from .unchanged import fold_keys, unfold_keys
 
 if TYPE_CHECKING:
     from .pathstate import PathState
+    from .state_keys import StateKeys
 
 
 class LossOf(NamedTuple):
@@ -59,6 +61,8 @@ class Composition:
     back: Mapping[str, Tensor] | None = None
     # whether values that are no tensors stay away
     values_lost: bool = False
+    # the optimizers whose state follows, None where there is none
+    following: Following | None = None
 
 
 # no format stores a tensor in more parts
@@ -79,15 +83,19 @@ def compose(
     prove: bool = True,
     path_state: PathState | None = None,
     items: Items | None = None,
+    follow: Sequence[StateKeys] = (),
+    outside: Mapping[str, StoredTensor] | None = None,
 ) -> Composition:
     """Binds all steps, one after the other. Problems of a step go into the report and end the walk:
     the next has nothing to bind to.
 
     `path_state` settles the params of each step when it is reached; without it they are those
-    that the steps come with.
+    that the steps come with. State of optimizers to `follow` is among `tensors`, or among those
+    `outside` of what rules see.
     """
     views = Views()
-    current = initial(tensors, views)
+    following = Following.of(follow, {**tensors, **(outside or {})}, views) if follow else None
+    current: Mapping[str, Tensor] = initial(tensors, views)
     items = items if items is not None and items.names else None
     expressions: dict[str, Program] | None = (
         {key: ReadKey(key) for key in tensors} if programs else None
@@ -115,7 +123,12 @@ def compose(
         if absent is not None:
             absent = unfold_keys(absent, MOST_PARTS * len(current))
         context = context._replace(absent=absent)
-        bound = bind(rules, step.keep, current, views, context, report, expressions, stay)
+        bound_to = current
+        if following is not None:
+            bound_to = following.take_out(rules, current, views)
+        bound = bind(rules, step.keep, bound_to, views, context, report, expressions, stay)
+        if following is not None and not report.has_errors():
+            following.follow(bound, bound_to, views, report)
         if items is not None and not report.has_errors():
             items = carry_items(rules, bound, items, report, stay)
         if report.has_errors():
@@ -160,6 +173,11 @@ def compose(
     ):
         pairs.check_pairs(tensors, graph.outputs, [bound for _, bound in done], report)
     composition = Composition(graph, done, losses, expressions or {}, items, before.keys(), kept)
+    if following is not None:
+        composition.following = following
+        if programs:
+            parts = following.outside().items()
+            composition.programs.update((key, part.program) for key, part in parts)
     if prove and not report.has_errors():
         composition.inexact = prove_downgrade(tensors, composition, context, path_state)
         composition.inexact += path_state.inexact if path_state is not None else []
@@ -170,7 +188,7 @@ def _losses(rules: Sequence[DirectedRule], bound: StepResult) -> list[LossOf]:
     keys_of: dict[int, list[str]] = {}
     for key, made in bound.provenance.items():
         keys_of.setdefault(id(made.rule), []).append(key)
-    for key, rule in bound.dropped.items():
+    for key, rule in (*bound.dropped.items(), *bound.left_behind.items()):
         keys_of.setdefault(id(rule), []).append(key)
     found = []
     for rule in rules:
@@ -179,6 +197,8 @@ def _losses(rules: Sequence[DirectedRule], bound: StepResult) -> list[LossOf]:
             continue
         if Loss.DESTRUCTIVE in {step.op.loss(step.args) for step in rule.steps}:
             found.append(LossOf(rule, "drop", tuple(keys), rule.why))
+        elif left := [key for key in keys if key in bound.left_behind]:
+            found.append(LossOf(rule, "drop", tuple(left), "state of the optimizer"))
         lost = [key for key in keys if bound.lost.get(key) is rule] if bound.lost else []
         if lost:
             found.append(LossOf(rule, "drop", tuple(lost), "state of delayed scaling"))
@@ -338,6 +358,7 @@ def prove_downgrade(
     allow = DROP | context.allow.intersection((STALE_OPTIMIZER,))
     back_context = context._replace(allow=allow, payload=None, part=None)
     current: Mapping[str, Tensor] = composition.graph.outputs
+    following = composition.following.turned() if composition.following is not None else None
     reasons: list[str] = []
     last = StepResult()
     there = items = composition.items
@@ -378,6 +399,8 @@ def prove_downgrade(
         def equal(key: str, present: Tensor, again: Tensor, made: Mapping[str, Any] = made) -> bool:
             return key in made or context.same_bytes(key, present, again)
 
+        if following is not None:
+            current = following.take_out(rules, current, views)
         try:
             bound_back = bind(
                 rules,
@@ -395,12 +418,16 @@ def prove_downgrade(
             )
         except MigrateError as error:
             return reasons + [_reason(d) for d in error.diagnostics]
+        if following is not None and not report.has_errors():
+            following.follow(bound_back, current, views, report)
         if there is not None and not report.has_errors():
             there = carry_items(rules, bound_back, there, report, stay)
         if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics if d.severity == "error"]
         current, last = bound_back.tensors, bound_back
     composition.back = current
+    if following is not None and composition.following is not None:
+        reasons += following.differences(composition.following)
     changed = dict.fromkeys(call.rule for call in computations(current.values()) if call.lossy)
     reasons += [f"rule {label}: values do not return exactly" for label in changed]
     if items is not None and there is not None:

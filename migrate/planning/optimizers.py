@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..source.index import Index, Source
     from .compose import Composition
+    from .following import MovingState
 
 S = TypeVar("S", bound="Source")
 
@@ -47,7 +48,7 @@ LASTING = ("stale", "dropped")
 _LEAVES = (TensorRecord, Composite, LocalShard)
 # state among the tensors that rules see: home, then parameter and moment in either order. Without
 # a home it is what `get_optimizer_state_dict` flattens, in one dict with the model's tensors
-_SEEN = re.compile(r"(?:((?:.*\.)?[^.]*optim[^.]*)\.)?state\.(.+)", re.IGNORECASE | re.DOTALL)
+SEEN = re.compile(r"(?:((?:.*\.)?[^.]*optim[^.]*)\.)?state\.(.+)", re.IGNORECASE | re.DOTALL)
 _MOMENTS = frozenset((
     "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "exp_inf",
     "acc_delta", "grad_avg", "fp32_param",
@@ -64,7 +65,8 @@ class OptimizerState:
 
     `nodes` are the values of the tree that hold it, `keys` the tensors that rules see. `names` are
     the parameters that it names, and `numbered` how many it counts without a name; `shapes` has
-    those of each numbered one, for as long as all its tensors have one.
+    those of each numbered one, for as long as all its tensors have one. `held` is the dict of
+    `state` and `param_groups`, where it is outside of what rules see.
     """
 
     place: str
@@ -76,14 +78,15 @@ class OptimizerState:
     shapes: list[tuple[int, ...] | None] = field(default_factory=list)
     called: list[str] = field(default_factory=list)
     tensors: int = 0
+    held: Any = None
 
 
 class OptimizerVerdict(NamedTuple):
     """What becomes of all state, None where there is none, and notes.
 
-    "right": it is carried, and right. "renamed": it goes by number, names change, and so it is
-    right if the order of parameters does not. "stale": it is carried and wrong, as somebody
-    allowed. "dropped": it is left out.
+    "followed": it was moved as its parameters were. "right": it is carried, and right. "renamed":
+    it goes by number, names change, and so it is right if the order of parameters does not.
+    "stale": it is carried and wrong, as somebody allowed. "dropped": it is left out.
     """
 
     became: str | None
@@ -121,9 +124,14 @@ def judge_states(
     """What the plan makes of them. M410 where state would go stale, unless that is allowed."""
     if not states or not composition.steps:
         return OptimizerVerdict("right" if states else None)
-    own = {key for state in states for key in state.keys}
+    moved = [one.of.state for one in following_of(composition) if one.moved]
+    if moved:
+        states = [state for state in states if not any(state is one for one in moved)]
+    if not states:
+        return OptimizerVerdict("followed", tuple(map(_followed, moved)))
+    own = {key for state in (*states, *moved) for key in state.keys}
     fates = follow_tensors(composition, index, own)
-    notes, stale, report = [], False, Report()
+    notes, stale, report = list(map(_followed, moved)), False, Report()
     renamed = False
     undone = all(
         step.backwards and step.memory.get("optimizer") == "stale" for step, _ in composition.steps
@@ -170,7 +178,17 @@ def judge_states(
                 permit=STALE_OPTIMIZER,
             )
     report.check()
-    return OptimizerVerdict("stale" if stale else "renamed" if renamed else "right", tuple(notes))
+    became = "stale" if stale else "renamed" if renamed else "followed" if moved else "right"
+    return OptimizerVerdict(became, tuple(notes))
+
+
+def following_of(composition: Composition) -> Sequence[MovingState]:
+    """The states that follow their parameters, whether these move or not."""
+    return () if composition.following is None else composition.following.active
+
+
+def _followed(state: OptimizerState) -> str:
+    return f"optimizer state at {state.place} follows its parameters"
 
 
 def dropped(params: Mapping[str, Any]) -> bool:
@@ -222,7 +240,7 @@ def without_states(source: S, states: Sequence[OptimizerState]) -> S:
         homes = tuple(
             {
                 _GROUPS if match[1] is None else f"{match[1]}."
-                for match in map(_SEEN.fullmatch, gone)
+                for match in map(SEEN.fullmatch, gone)
                 if match is not None
             }
         )
@@ -303,6 +321,7 @@ class _Search:
                     if path
                     else [v for k, v in pairs if k in _KEYS]
                 )
+                state.held = node
                 held.add(id(state.nodes[0]))
                 self.found.append(state)
                 continue
@@ -411,7 +430,7 @@ def _seen(keys: Mapping[str, Any]) -> list[OptimizerState]:
     """States whose tensors rules see, by their names alone."""
     homes: dict[str | None, OptimizerState] = {}
     for key in keys:
-        if (match := _SEEN.fullmatch(key)) is None or "." not in match[2]:
+        if (match := SEEN.fullmatch(key)) is None or "." not in match[2]:
             continue
         # a module may be called `state`
         if match[1] is None and not _is_moment(key, "step"):
@@ -427,7 +446,7 @@ def _seen(keys: Mapping[str, Any]) -> list[OptimizerState]:
                 match[2].rpartition("@")[0] if rank_of(key) is not None else match[2]
             )
     others = set(keys).difference(key for state in homes.values() for key in state.keys)
-    known = _Names(others).of
+    known = Names(others).of
     return [
         state
         for home, state in homes.items()
@@ -442,7 +461,7 @@ def _is_moment(key: str, other: str | None = None) -> bool:
     """Whether the key ends, or goes on behind `state`, in what optimizers keep of a parameter, or
     in the `other` name.
     """
-    rest = _SEEN.fullmatch(key)
+    rest = SEEN.fullmatch(key)
     if rest is None:
         return False
     ends = rest[2].partition(".")[0], rest[2].rpartition(".")[2]
@@ -546,7 +565,11 @@ def follow_tensors(composition: Composition, index: Index, own: set[str]) -> Ten
 
     same: dict[str, list[str]] = {}
     others = []
-    for key, tensor in composition.graph.outputs.items():
+    outputs = composition.graph.outputs
+    if following := following_of(composition):
+        gone = {key for one in following for key, _ in one.each()}
+        outputs = {key: tensor for key, tensor in outputs.items() if key not in gone}
+    for key, tensor in outputs.items():
         was = origin(tensor)
         if was is not None:
             same.setdefault(was, []).append(key)
@@ -558,7 +581,7 @@ def follow_tensors(composition: Composition, index: Index, own: set[str]) -> Ten
         if key not in own and _may_train(stored.spec)
     }
     return TensorFates(
-        same, others, specs, _moved(specs, same), _Names(index.tensors.keys() - own).of
+        same, others, specs, _moved(specs, same), Names(index.tensors.keys() - own).of
     )
 
 
@@ -595,7 +618,7 @@ def _moved(specs: Mapping[str, Spec], same: Mapping[str, list[str]]) -> frozense
     return frozenset(found)
 
 
-class _Names:
+class Names:
     """The tensors that a name in an optimizer's state speaks of: called so, or so but for wrappers,
     or so below a prefix.
     """

@@ -97,6 +97,8 @@ class DirectedRule:
     params: Mapping[str, Any]
     # backwards of a `keep_source` rule: the forward rule, to see what it makes of restored keys
     forward: DirectedRule | None = None
+    # what becomes of optimizer state of the rule's parameters: None (it follows), "drop", "zeros"
+    optimizer: str | None = None
 
     @property
     def label(self) -> str:
@@ -724,6 +726,7 @@ def direct(
         else {},
         keep_source=bool(rule.keep_source),
         if_exists=rule.if_exists,
+        optimizer=rule.optimizer,
         backwards=False,
         params={name: params.get(name) for name in _asked_for(compiled, patterns)}
         if rule.where or any(p.params for p in patterns)

@@ -140,6 +140,14 @@ def _not_captures(names: Iterable[Any]) -> list[Problem]:
     ]
 
 
+def _optimizer(value: Any) -> str:
+    if isinstance(value, Mapping) and [*value] == ["missing"]:
+        return one_of("zeros")(value["missing"])
+    if isinstance(value, Mapping):
+        wrong("M106", "`drop` or `missing: zeros` is expected")
+    return one_of("drop")(value)
+
+
 def _optional(value: Any) -> bool | tuple[str | bool, ...] | dict[str, tuple[str, ...]]:
     if isinstance(value, bool):
         return value
@@ -225,6 +233,10 @@ _CHOICES = {"type": "array", "items": TEXT, "minItems": 1}
 _PATCH = {"type": ["object", "array", "null"], "items": {"type": "object"}, "minItems": 1}
 Patch = Annotated[Any, BeforeValidator(_patch), WithJsonSchema(_PATCH)]
 Roles = Annotated[dict[Any, Any], BeforeValidator(_roles), WithJsonSchema(_ROLES)]
+_OPTIMIZER = {
+    "type": ["string", "object"],
+    "enum": ["drop", {"missing": "zeros"}],
+}
 _OPTIONAL = {
     "type": ["boolean", "array", "object"],
     "items": TEXT,
@@ -556,6 +568,15 @@ class Rule(Model):
     )
     inverse: Annotated[Literal["skip"] | None, BeforeValidator(one_of("skip"))] = Field(
         None, description="skip: left out backwards"
+    )
+    optimizer: Annotated[
+        Literal["drop", "zeros"] | None, BeforeValidator(_optimizer), WithJsonSchema(_OPTIMIZER)
+    ] = Field(
+        None,
+        description="what becomes of optimizer state of the rule's parameters, which otherwise "
+        "follows them. drop: it is left out; `missing: zeros`: where some parameters of a group "
+        "have state, it is 0 for the others",
+        examples=["drop", {"missing": "zeros"}],
     )
 
     @property

@@ -20,7 +20,7 @@ from ..core.types import Progress, Ranks
 from ..elements.raw import unpack
 from ..extra_state.states import States
 from ..planning.graph import ReadKey, Tensor
-from ..planning.optimizers import DROP
+from ..planning.optimizers import DROP, following_of
 from ..planning.path import find_path
 from ..planning.request import OPTIMIZER_PARAM, OUTPUT_FORMATS, STALE_OPTIMIZER
 from ..planning.sides import SideFiles
@@ -46,13 +46,22 @@ from .differences import (
 from .evaluator import Evaluator
 from .gather import Gather
 from .geometry import STAGE, ByteLayouts
-from .prepare import compose_for, path_state_for, side_reader, stamp_of, without_optimizers
+from .prepare import (
+    compose_for,
+    find_optimizers,
+    path_state_for,
+    side_reader,
+    stamp_of,
+    without_optimizers,
+)
 from .sample import choose_sample, left_out_of
+from .state_trees import with_followed
 from .verify import Mismatch, Recomputation, estimate_seconds
 
 if TYPE_CHECKING:
     import torch
 
+    from ..planning.compose import Composition
     from ..planning.request import Request
     from ..source.index import Source
 
@@ -81,6 +90,7 @@ def verify_output(
     `seed` choose a sample. `ranks` is the place of this process among those that share the work,
     and `compare` does its part.
     """
+    stale = STALE_OPTIMIZER in request.allow
     permitted = {"lossy", "drop", "delayed-scaling", STALE_OPTIMIZER}
     request = replace(request, allow=request.allow | permitted)
     index_hash = made.index.hash()
@@ -108,6 +118,7 @@ def verify_output(
         )
     if any(entry.get("optimizer") == "dropped" for entry in applied):
         request = replace(request, params={**request.params, OPTIMIZER_PARAM: DROP})
+    stale = stale or any(entry.get("optimizer") == "stale" for entry in applied)
     before, (opened, _) = stamp_of(opened)[0], without_optimizers(opened, request)
     migration_path = find_path(
         opened.index, side_reader(opened), before, request, applied, States(opened)
@@ -117,8 +128,9 @@ def verify_output(
         *(d.message for d in migration_path.warnings if d.code == "M518"),
     ]
     path_state = path_state_for(opened, migration_path, os.path.isdir(made.path))
+    states = [] if stale else find_optimizers(opened)
     composition = compose_for(
-        opened, migration_path, request, path_state, programs=True, prove=False
+        opened, migration_path, request, path_state, programs=True, prove=False, states=states
     )
     outputs = composition.graph.outputs
     differences, carried = spec_differences(composition, made), 0
@@ -153,7 +165,7 @@ def verify_output(
     if chosen is not None:
         unlooked += left_out_of(chosen, programs, both[1], any(one.index.sums() for one in both))
     differences += side_differences(opened, made, path_state.sides) + unread
-    held, lost = formats.as_saved(opened, made.format)
+    held, lost = formats.as_saved(_with_states(opened, composition), made.format)
     unlooked += _unlooked(lost, made.format)
     differences += item_differences(held, made, bool(migration_path.steps))
     if wanted is not None:
@@ -172,6 +184,12 @@ def verify_output(
         not_compared=[one.to_json() for one in unlooked],
         notes=notes,
     )
+
+
+def _with_states(opened: Source, composition: Composition) -> Source:
+    """The source with the state of optimizers where it followed."""
+    moved = [one for one in following_of(composition) if one.moved]
+    return with_followed(opened, moved) if moved else opened
 
 
 def compare_checkpoints(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import formats
 from ..core.errors import listed, option, plural, printable
 from ..core.templates import rank_of
+from ..planning.optimizers import following_of
 from ..planning.sides import SideFiles
 from ..source.blobs import ChunkedTensor
 from ..source.pickle.jsonform import to_json
@@ -19,6 +20,7 @@ from ..source.table import flatten_table
 from ..source.target import node_of
 from ..source.tree import CheckpointTree, tensor_records
 from .output_tree import groups_of, items_of_index, output_tree
+from .state_trees import followed_values
 
 if TYPE_CHECKING:
     from ..planning.compose import Composition
@@ -373,7 +375,10 @@ class WrittenTree(NamedTuple):
         parts, names, origins = formats.tree_as_saved(rest, format)
         first = rest.first if parts is rest.parts else {key: key for key in origins}
         several = composition.items is not None and composition.items.ranks
-        return cls(parts, names, origins, first, groups_of(rest, several))
+        said = groups_of(rest, several)
+        if any(one.moved for one in following_of(composition)):
+            said.update(followed_values(parts[0], names, composition))
+        return cls(parts, names, origins, first, said)
 
 
 def made_form_differences(

@@ -19,6 +19,7 @@ from ..core.templates import rank_of
 from ..planning.graph import Tensor, ValueCheck, stored_keys
 from ..planning.items import Items
 from ..planning.module_names import follow_all
+from ..planning.optimizers import following_of
 from ..planning.pipeline import Views
 from ..planning.stored import initial
 from ..source.jsontext import collector_paused
@@ -43,6 +44,7 @@ from ..source.tree import (
     resolve_objects,
     tensor_records,
 )
+from .state_trees import follow_tree, outside
 from .ties import declare_ties, find_ties
 
 # the settings of an optimizer for groups of parameters, which it names
@@ -98,8 +100,11 @@ def output_tree(
             *map(tuple, said),
         )
     lost = _lost(outline, len(by_rank(outputs)), drop)
-    kept = {key: at for key, at in outline.passed_through.items() if key not in lost}
-    carried = initial(kept, Views())
+    moved = [one for one in following_of(composition) if one.moved]
+    followed, before = outside(moved) if moved else ({}, frozenset())
+    out = lost | before
+    kept = {key: at for key, at in outline.passed_through.items() if key not in out}
+    carried = {**initial(kept, Views()), **followed}
     if both := [key for key in carried if key in outputs]:
         fail(
             "M916",
@@ -113,7 +118,10 @@ def output_tree(
     first = find_ties(every, stored)
     notes = [f"dropped with the files of their ranks: {listed(sorted(lost))}"] * bool(lost)
     gone = ["what the permission `drop` leaves out"] * bool(lost)
-    parts, names = _parts(outline, composition, notes, gone)
+    parts, names = _parts(outline, composition, notes, gone, before)
+    if moved:
+        root, more = follow_tree(parts[0].root, moved)
+        parts, names = (parts[0]._replace(root=root),), {**names, **more}
     if _differ(index.items, len(parts), len(outline.parts)):
         gone.append("what the ranks without a file hold beside tensors, and rank 0 does not,")
     specs = {key: tensor.spec for key, tensor in carried.items()}
@@ -213,13 +221,18 @@ def _differ(items: Mapping[str, Any], kept: int, ranks: int) -> bool:
 
 
 def _parts(
-    outline: CheckpointTree, composition: Composition, notes: list[str], gone: list[str]
+    outline: CheckpointTree,
+    composition: Composition,
+    notes: list[str],
+    gone: list[str],
+    before: frozenset[str],
 ) -> tuple[tuple[FileTree, ...], dict[int, str]]:
-    """The trees of the output, and the key of each tensor in them."""
+    """The trees of the output, and the key of each tensor in them; without those `before`."""
     outputs = composition.graph.outputs
     ranks = by_rank(outputs)
     several = len(outline.parts) > 1
-    names = {number: key for number, key in outline.names.items() if key in outline.passed_through}
+    carried = outline.passed_through.keys() - before
+    names = {number: key for number, key in outline.names.items() if key in carried}
     made: list[FileTree] = []
     bounds = [bound for step, bound in composition.steps if bound.provenance]
     for rank, keys in enumerate(ranks):

@@ -16,7 +16,7 @@ from ..core.templates import list_collapsed
 from ..core.types import __version__
 from ..extra_state.states import States, lift_states
 from ..ops.base import ValueOp
-from ..planning import optimizers, restoring
+from ..planning import optimizers, restoring, state_keys
 from ..planning.bind import BindContext
 from ..planning.compose import Composition, compose
 from ..planning.copies import stale_copies
@@ -29,6 +29,7 @@ from ..planning.request import (
     DISTRIBUTED,
     OPTIMIZER_PARAM,
     OUTPUT_FORMATS,
+    STALE_OPTIMIZER,
     Request,
     output_format_of,
     with_permissions,
@@ -56,6 +57,8 @@ from .ties import describe_ties, find_ties
 if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..planning.graph import Tensor
+    from ..planning.optimizers import OptimizerState
+    from ..planning.state_keys import StateKeys
     from ..source.blobs import Identity
     from ..source.target import Target
     from .undo import UndoFolder
@@ -122,7 +125,9 @@ def compose_for(
     *,
     programs: bool = False,
     prove: bool = True,
+    states: Sequence[OptimizerState] = (),
 ) -> Composition:
+    """The path over what the source holds. The state of optimizers `states` follows."""
     index = source.index
     beside = bool(index.items) or index.tree is not None
     if beside and (patterns := migration_path.decided_patterns()):
@@ -159,6 +164,8 @@ def compose_for(
         prove=prove,
         path_state=path_state,
         items=items_of_index(source.index) if beside else None,
+        follow=_state_keys(states, source) if states and migration_path.steps else (),
+        outside=index.passed_through if states else None,
     )
     report.check()
     return composition
@@ -194,17 +201,24 @@ def without_optimizers(source: S, request: Request) -> tuple[S, optimizers.Optim
     return optimizers.without_states(source, states), optimizers.left_out(states)
 
 
-def judge_optimizers(
-    source: Source, composition: Composition, request: Request
-) -> optimizers.OptimizerVerdict:
-    """What becomes of the state of optimizers. M410 where it would go stale without permission."""
+def _state_keys(states: Sequence[OptimizerState], source: Source) -> list[StateKeys]:
+    """The tensors of the states that may follow: not of one that the last run worked on, which may
+    have new names already.
+    """
+    at = stamps.dict_of(source.history)
+    left = [state for state in states if at is None or ".".join(state.path) != at]
+    return state_keys.read_all(left, source.index)
+
+
+def find_optimizers(source: Source) -> list[OptimizerState]:
+    """The states of optimizers that the source holds."""
     index = source.index
     # such state lies outside of what rules work on, or its keys say so
     if not (index.passed_through or index.items):
         text = "\n".join(("", *index.tensors))
         if "ptim" not in text and "\nstate." not in text:
-            return optimizers.OptimizerVerdict(None)
-    return optimizers.judge_states(optimizers.find_states(index), composition, index, request.allow)
+            return []
+    return optimizers.find_states(index)
 
 
 def plan_for(
@@ -263,7 +277,9 @@ def _plan(
         steps = tuple(replace(step, undo=True) for step in migration_path.steps)
         migration_path = replace(migration_path, steps=steps)
     path_state = path_state_for(source, migration_path, folder)
-    composition = compose_for(source, migration_path, request, path_state)
+    states = find_optimizers(source)
+    follow = () if STALE_OPTIMIZER in request.allow else states
+    composition = compose_for(source, migration_path, request, path_state, states=follow)
     reading, lost, extra = source, tuple[str, ...](), tuple[str, ...]()
     if request.undo:
         from .undo import find_lost, take_back
@@ -274,7 +290,9 @@ def _plan(
             lost, extra = find_lost(composition, source)
     for name, value in path_state.params.items():
         log.debug("param %s is %s", name, value)
-    became = fresh or judge_optimizers(source, composition, request)
+    became = fresh or optimizers.OptimizerVerdict(None)
+    if states:
+        became = optimizers.judge_states(states, composition, source.index, request.allow)
     notes += became.notes
     index, outputs = source.index, composition.graph.outputs
     if index.tensors and not outputs:

@@ -127,6 +127,18 @@ def _is_line(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
+def dict_of(history: bytes | None) -> str | None:
+    """The dict that the run which left the stamp worked on, if it was named."""
+    if history is None:
+        return None
+    try:
+        document = json.loads(history)
+    except ValueError:
+        return None
+    at = document.get("at") if isinstance(document, dict) else None
+    return at if _is_line(at) else None
+
+
 def write_stamp(
     before: Stamp,
     layouts: Mapping[str, str],

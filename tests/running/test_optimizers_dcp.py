@@ -5,6 +5,7 @@ spell it: carried where it stays right, refused where not, and migrated by rules
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -145,20 +146,28 @@ def same(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_a_rename_of_parameters_is_refused_by_where_their_state_is(
+def test_state_follows_a_rename_of_its_parameters_wherever_it_is(
     spelling: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "rule.yaml").write_text(RENAME if spelling not in AMONG else RENAME + KEEP)
     source = written(tmp_path / "in", spelling(*trained()))
     at, places = SPELLINGS[spelling]
     assert migrate.inspect(source).at == at
-    with pytest.raises(CheckpointError) as caught:
-        migrate.apply(source, tmp_path / "out", rules=tmp_path / "rule.yaml")
-    assert [d.code for d in caught.value.diagnostics] == ["M410"] * len(places)
-    for found, place in zip(caught.value.diagnostics, places, strict=True):
-        assert found.message.startswith(f"the optimizer state at {place} would go stale")
-        assert {"0.weight", "2.bias"} <= set(found.notes[1].split(", "))
-    assert not (tmp_path / "out").exists()
+    out, asked = tmp_path / "out", {"rules": tmp_path / "rule.yaml"}
+    answer = migrate.apply(source, out, **asked)
+    assert answer.optimizer == "followed"
+    for place in places:
+        assert f"optimizer state at {place} follows its parameters" in answer.notes
+    assert migrate.verify(out, source=source, **asked).equal
+    found = read(out)
+    before, after = leaves(read(source)), leaves(found)
+    moments = {key for key in before if key.endswith(("exp_avg", "exp_avg_sq", "step"))}
+    assert moments
+    for key in moments - {"train_state.step", "step"}:
+        new = re.sub(r"(?<=state\.)([02]\.)", r"layers.\1", key)
+        assert torch.equal(after[new], before[key]), key
+    migrate.downgrade(out, tmp_path / "back", **asked)
+    assert migrate.diff(tmp_path / "back", source).equal
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)

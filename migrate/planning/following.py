@@ -1,0 +1,462 @@
+"""State of optimizers that follows its parameters.
+
+A moment has the shape of its parameter, so what a rule does to the layout of the parameter it does
+to the moment: the rule is bound once more, to the moments of the keys that it took, with the same
+captures. What it does to numbers stays away: moments keep their dtype. Plan, run, `verify` and the
+way back then come from the engine as they do for weights. A state without axes (`step`) is no part
+of a layout: it has to be equal in all that becomes one, and stands in each place where one comes
+apart.
+
+State that rules spell themselves is theirs, and what cannot follow is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..core.errors import Report, listed, option, plural, printable, together
+from ..core.spec import spec as spec_of
+from ..core.view import filled
+from ..ops.base import ValueOp, get
+from ..rules.compiled import DirectedRule
+from .bind import CODING, BindContext, Followed, StepResult, bind, find_taken_keys
+from .graph import ApplyOp, Program, ReadKey, Tensor, ValueCheck
+from .request import OPTIMIZER_PARAM, STALE_OPTIMIZER
+from .stored import initial
+
+if TYPE_CHECKING:
+    from ..source.blobs import StoredTensor
+    from .pipeline import Views
+    from .state_keys import StateKeys
+
+# what counts steps, whatever its parameter's shape
+STEP = "step"
+
+
+class Part(NamedTuple):
+    """One tensor of state on its way: the tensor, the stored ones that it is made of, its eager
+    program.
+    """
+
+    tensor: Tensor
+    keys: tuple[str, ...]
+    program: Program
+
+
+@dataclass(slots=True)
+class MovingState:
+    """The state of one optimizer on its way. `parts`: moment -> parameter -> tensor, and `origins`:
+    parameter -> what the optimizer called what it is made of; `order`: those names as they stood.
+    """
+
+    of: StateKeys
+    parts: dict[str, dict[str, Part]]
+    origins: dict[str, tuple[Any, ...]]
+    order: Sequence[Any]
+    # whether rules spell its keys, so that it is theirs
+    theirs: bool = False
+    moved: bool = False
+
+    def each(self) -> Iterator[tuple[str, Part]]:
+        """Each of its tensors, by the key that it has now."""
+        for moment, held in self.parts.items():
+            for key, part in held.items():
+                yield self.of.key(key, moment), part
+
+
+@dataclass(slots=True)
+class Following:
+    """The optimizers whose state follows the parameters of a composition."""
+
+    states: list[MovingState] = field(default_factory=list)
+    # rules as moments see them, by identity, and why a rule is not for moments
+    _made: dict[int, tuple[DirectedRule, DirectedRule | str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, states: Iterable[StateKeys], tensors: Mapping[str, StoredTensor], views: Views
+    ) -> Following:
+        """All state where it starts; `tensors` are all stored ones."""
+        found = []
+        for one in states:
+            parts = {}
+            for moment, held in one.tensors.items():
+                begun = initial({key: tensors[key] for key in held.values()}, views)
+                parts[moment] = {
+                    name: Part(begun[key], (key,), ReadKey(key)) for name, key in held.items()
+                }
+            labels: dict[str, tuple[Any, ...]] = {}
+            for label, name in one.owners.items():
+                labels[name] = (*labels.get(name, ()), label)
+            found.append(MovingState(one, parts, labels, list(one.owners)))
+        return cls(found)
+
+    def turned(self) -> Following:
+        """The same for a way back, which starts where this one ended."""
+        return Following(
+            [
+                MovingState(
+                    one.of,
+                    {moment: dict(held) for moment, held in one.parts.items()},
+                    {key: (key,) for key in one.origins},
+                    list(one.origins),
+                    one.theirs,
+                )
+                for one in self.states
+            ]
+        )
+
+    @property
+    def active(self) -> list[MovingState]:
+        return [one for one in self.states if not one.theirs]
+
+    def take_out(
+        self, rules: Sequence[DirectedRule], tensors: Mapping[str, Tensor], views: Views
+    ) -> Mapping[str, Tensor]:
+        """The tensors without the state among them that follows; what rules name is theirs."""
+        gone: set[str] = set()
+        for one in self.active:
+            if not one.of.seen:
+                continue
+            own = {key: tensors[key] for key, _ in one.each() if key in tensors}
+            if find_taken_keys(rules, own, views):
+                one.theirs = True
+            else:
+                gone.update(own)
+        return {key: t for key, t in tensors.items() if key not in gone} if gone else tensors
+
+    def follow(
+        self,
+        bound: StepResult,
+        before: Mapping[str, Tensor],
+        views: Views,
+        report: Report,
+    ) -> None:
+        """Moves all state as `bound` moved the parameters, which were `before`. State that rules
+        see is put beside its tensors. M410 for what cannot follow.
+        """
+        takers = _takers(bound)
+        for one in self.active:
+            _Step(self, one, takers, bound, before, views, report).take()
+
+    def as_moments_see(self, rule: DirectedRule) -> DirectedRule | str:
+        """The rule for moments, or why there is none."""
+        found = self._made.get(id(rule))
+        if found is None:
+            # the rule is kept beside the result: an id means nothing after its object is gone
+            found = self._made[id(rule)] = (rule, _for_moments(rule))
+        return found[1]
+
+    def outside(self) -> dict[str, Part]:
+        """What follows and is not among the tensors that rules see."""
+        return {key: part for one in self.active if not one.of.seen for key, part in one.each()}
+
+    def differences(self, start: Following) -> list[str]:
+        """What of `start` a way back, which this is, does not bring back."""
+        out = []
+        for one, was in zip(self.states, start.states, strict=True):
+            if was.theirs or was.of.seen:
+                continue
+            here = {key: part.tensor.spec for key, part in one.each()}
+            there = {
+                was.of.key(name, moment): spec
+                for moment, held in was.of.specs.items()
+                for name, spec in held.items()
+            }
+            wrong = [key for key in there if here.get(key) != there[key]]
+            wrong += [key for key in here if key not in there]
+            if wrong:
+                out.append(f"optimizer state does not return: {listed(wrong, 4)}")
+            elif list(one.origins) != list(was.of.owners.values()):
+                out.append(
+                    f"the optimizer state at {was.of.state.place} returns with its parameters in "
+                    "another order"
+                )
+        return out
+
+
+class _Taker(NamedTuple):
+    """A rule and what it did: outputs with the keys that they are made of, or keys that go."""
+
+    rule: DirectedRule
+    made: dict[str, tuple[str, ...]]
+    gone: dict[str, None]
+
+
+def _takers(bound: StepResult) -> list[_Taker]:
+    found: dict[int, _Taker] = {}
+    for key, made in bound.provenance.items():
+        found.setdefault(id(made.rule), _Taker(made.rule, {}, {})).made[key] = made.keys
+    for key, rule in (*bound.dropped.items(), *bound.redundant.items()):
+        found.setdefault(id(rule), _Taker(rule, {}, {})).gone[key] = None
+    return list(found.values())
+
+
+class _Step:
+    """One state on one step."""
+
+    def __init__(
+        self,
+        following: Following,
+        one: MovingState,
+        takers: Sequence[_Taker],
+        bound: StepResult,
+        before: Mapping[str, Tensor],
+        views: Views,
+        report: Report,
+    ) -> None:
+        self._following, self._one, self._takers = following, one, takers
+        self._bound, self._before, self._views, self._report = bound, before, views, report
+        self._new: dict[str, dict[str, Part]] = {moment: {} for moment in one.parts}
+        self._refused: dict[tuple[int, str], list[str]] = {}
+        self._rules: dict[int, DirectedRule] = {}
+        self._ways: dict[tuple[int, str], str] = {}
+
+    def take(self) -> None:
+        """The state behind the step."""
+        one, bound = self._one, self._bound
+        kept = {key for key in one.origins if key in bound.tensors and key not in bound.provenance}
+        origins = {key: found for key, found in one.origins.items() if key in kept}
+        for moment, held in one.parts.items():
+            self._new[moment].update((key, part) for key, part in held.items() if key in kept)
+        for taker in self._takers:
+            for key, keys in taker.made.items():
+                if found := tuple(o for k in keys for o in one.origins.get(k, ())):
+                    origins[key] = tuple(dict.fromkeys(found))
+                    as_seen = self._following.as_moments_see(taker.rule)
+                    one.moved |= (
+                        isinstance(as_seen, str)
+                        or bool(as_seen.steps)
+                        or origins[key] != (one.of.spell(key),)
+                    )
+            one.moved |= any(key in one.origins for key in taker.gone)
+            for moment, held in one.parts.items():
+                self._rule(taker, moment, held)
+        if self._refused:
+            self._refuse()
+            return
+        place = {label: at for at, label in enumerate(one.order)}
+        order = sorted(origins, key=lambda key: min(place[o] for o in origins[key]))
+        one.origins = {key: origins[key] for key in in_modules(order)}
+        one.parts = {
+            moment: {key: held[key] for key in one.origins if key in held}
+            for moment, held in self._new.items()
+        }
+        if one.of.seen:
+            self._put_back()
+
+    def _put_back(self) -> None:
+        bound = self._bound
+        for key, part in self._one.each():
+            if key in bound.tensors:
+                self._report.add(
+                    "M212",
+                    f"{printable(key)} would be written twice",
+                    notes=("it is state of an optimizer that follows its parameter",),
+                    help="give the other tensor another name, or name the state in a rule of its "
+                    "own",
+                )
+                continue
+            bound.tensors[key] = part.tensor
+            bound.programs[key] = part.program
+
+    def _rule(self, taker: _Taker, moment: str, held: Mapping[str, Part]) -> None:
+        """What one rule does to the tensors of one moment."""
+        one, rule, bound = self._one, taker.rule, self._bound
+        key_of = one.of.key
+        for key in taker.gone:
+            if key in held:
+                bound.left_behind[key_of(key, moment)] = rule
+        taken = dict.fromkeys(k for keys in taker.made.values() for k in keys if k in held)
+        if not taken:
+            return
+        if rule.optimizer == "drop":
+            bound.left_behind.update({key_of(key, moment): rule for key in taken})
+            return
+        as_seen = self._following.as_moments_see(rule)
+        if isinstance(as_seen, str):
+            self._cannot(rule, as_seen, taken)
+            return
+        layout: dict[str, Part] = {}
+        for new, keys in taker.made.items():
+            members = [key for key in keys if key in held]
+            if not members:
+                continue
+            lacking = [key for key in keys if key not in held]
+            if lacking and rule.optimizer != "zeros":
+                self._cannot(
+                    rule,
+                    f"{listed(lacking, 3)} of the same group as {printable(members[0])} "
+                    f"{'has' if len(lacking) == 1 else 'have'} no `{printable(moment)}`",
+                    lacking,
+                    "let the rule make it: `optimizer: {missing: zeros}`; ",
+                )
+                continue
+            shapes = {key: held[key].tensor.spec.shape for key in members}
+            axes = any(self._before[key].spec.shape for key in members)
+            if moment == STEP or (axes and not any(shapes.values())):
+                self._scalar(rule, moment, new, members, held)
+                continue
+            if odd := [key for key in members if shapes[key] != self._before[key].spec.shape]:
+                self._cannot(
+                    rule,
+                    f"`{printable(moment)}` has another shape than its parameter "
+                    f"({list(shapes[odd[0]])} beside {list(self._before[odd[0]].spec.shape)})",
+                    odd,
+                )
+                continue
+            layout.update((key, held[key]) for key in members)
+            layout.update((key, self._zeros(key, held[members[0]])) for key in lacking)
+        if layout:
+            self._layout(as_seen, rule, moment, layout)
+
+    def _scalar(
+        self,
+        rule: DirectedRule,
+        moment: str,
+        new: str,
+        members: Sequence[str],
+        held: Mapping[str, Part],
+    ) -> None:
+        """One of equal ones."""
+        bound, key_of = self._bound, self._one.of.key
+        parts = [held[key] for key in members]
+        keys = tuple(key_of(key, moment) for key in members)
+        if len({part.tensor.spec for part in parts}) > 1:
+            self._cannot(rule, f"`{printable(moment)}` differs in dtype or shape", members)
+            return
+        if len(parts) > 1 and len({part.keys for part in parts}) > 1:
+            bound.checks.append(
+                ValueCheck(
+                    "equal",
+                    tuple(part.tensor for part in parts),
+                    None,
+                    "M404",
+                    f"the optimizer state `{printable(moment)}` differs in what becomes "
+                    f"{printable(new)}",
+                    rule.label,
+                    keys,
+                )
+            )
+        part = parts[0]._replace(tensor=_apart(parts[0].tensor))
+        self._new[moment][new] = part
+        bound.followed[key_of(new, moment)] = Followed(rule, keys, part.tensor)
+
+    def _layout(
+        self, rule: DirectedRule, whole: DirectedRule, moment: str, held: Mapping[str, Part]
+    ) -> None:
+        """The rule over the tensors of one moment, as it is over their parameters."""
+        own, bound, key_of = Report(), self._bound, self._one.of.key
+        made = bind(
+            [rule],
+            [],
+            {key: part.tensor for key, part in held.items()},
+            self._views,
+            BindContext(lambda *_: False),
+            own,
+            {key: part.program for key, part in held.items()},
+        )
+        if own.has_errors():
+            for found in own.diagnostics:
+                self._cannot(whole, found.message, held)
+            return
+        bound.checks += [
+            check._replace(keys=tuple(key_of(key, moment) for key in check.keys))
+            for check in made.checks
+        ]
+        for key, tensor in made.tensors.items():
+            keys, tensor = made.provenance[key].keys, _apart(tensor)
+            stored = tuple(dict.fromkeys(s for k in keys for s in held[k].keys))
+            self._new[moment][key] = Part(tensor, stored, made.programs[key])
+            if keys != (key,) or rule.steps:
+                bound.followed[key_of(key, moment)] = Followed(
+                    whole, tuple(key_of(k, moment) for k in keys), tensor
+                )
+
+    def _zeros(self, key: str, like: Part) -> Part:
+        """A tensor of state of 0, for a parameter that has none where its group has."""
+        spec = spec_of(like.tensor.spec.dtype, self._before[key].spec.shape)
+        args = get("fill").Args(value=0, dtype=spec.dtype, shape=spec.shape)
+        made = ApplyOp("fill", args, 1, 0, (like.program,), (spec.dtype,))
+        return Part(Tensor(spec, self._views.intern(filled(spec.shape, 0)), ()), (), made)
+
+    def _cannot(self, rule: DirectedRule, why: str, keys: Iterable[str], way: str = "") -> None:
+        self._rules[id(rule)] = rule
+        self._ways[id(rule), why] = way
+        found = self._refused.setdefault((id(rule), why), [])
+        found += [key for key in keys if key not in found]
+
+    def _refuse(self) -> None:
+        way = together(option("params", f"{OPTIMIZER_PARAM}=drop"), option("allow", "drop"))
+        for (number, why), keys in self._refused.items():
+            rule = self._rules[number]
+            self._report.add(
+                "M410",
+                f"the optimizer state at {self._one.of.state.place} cannot follow "
+                f"{plural(len(keys), 'parameter')} through rule {rule.name!r}: {why}",
+                spans=(rule.span,),
+                notes=(listed(keys, 8),),
+                help=f"{self._ways[number, why]}let the rule drop the state of its parameters: "
+                f"`optimizer: drop`; begin with a new optimizer: {way}; or carry it all as it is: "
+                f"{option('allow', STALE_OPTIMIZER)}",
+                permit=STALE_OPTIMIZER,
+            )
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """The tensor as one of its own: optimizers change state in place, and copies that are written
+    as one tensor would be changed once for each.
+    """
+    return Tensor(tensor.spec, tensor.view, tensor.sources)
+
+
+def _for_moments(rule: DirectedRule) -> DirectedRule | str:
+    """The rule as it is for moments: layout alone, whatever the tensors' dtypes, cut and padded
+    with 0. The text says why a rule has none.
+    """
+    steps = []
+    for step in rule.steps:
+        if step.name == "cast":
+            continue
+        if isinstance(step.op, ValueOp) or step.op.kind in ("make", "decide", "exchange"):
+            kind = "codes of numbers" if step.name in CODING else "other numbers"
+            return f"`{step.name}` makes {kind}, and moments of these are not known"
+        if hasattr(step.args, "value"):
+            step = replace(step, args=replace(step.args, value=0))
+        steps.append(step)
+    return replace(
+        rule,
+        steps=tuple(steps),
+        when={},
+        optional=True,
+        keep_source=False,
+        if_exists="error",
+        forward=None,
+    )
+
+
+def in_modules(keys: Sequence[str]) -> list[str]:
+    """The parameters in an order that modules can have them in: those of one module together, each
+    where its first one stands, and numbered modules by their numbers.
+    """
+    root: dict[str, Any] = {}
+    for key in keys:
+        here = root
+        *path, last = key.split(".")
+        for name in path:
+            here = here.setdefault(f"{name}.", {})
+        here[last] = key
+    out: list[str] = []
+    stack: list[Any] = [root]
+    while stack:
+        here = stack.pop()
+        if isinstance(here, str):
+            out.append(here)
+            continue
+        names = list(here)
+        if all(name[:-1].isdecimal() for name in names if isinstance(here[name], dict)):
+            names.sort(key=lambda name: int(name[:-1]) if isinstance(here[name], dict) else -1)
+        stack += [here[name] for name in reversed(names)]
+    return out

@@ -1,0 +1,212 @@
+"""Optimizer state follows its parameters, in each spelling and both ways, and the optimizer steps
+on to the same bits.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import following
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from following import (
+    SPELLINGS,
+    adamw,
+    among_weights,
+    moved,
+    random,
+    sgd,
+    shapes_per_expert,
+    states,
+    step,
+    trained,
+)
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+
+import migrate
+from migrate.core.errors import CheckpointError
+
+pytestmark = pytest.mark.heavy
+
+Spelling = Callable[[nn.Module, torch.optim.Optimizer], dict[str, Any]]
+
+
+def save_pt(value: dict[str, Any], path: Path) -> Path:
+    torch.save(value, path.with_suffix(".pt"))
+    return path.with_suffix(".pt")
+
+
+def load_pt(path: Path) -> Any:
+    return torch.load(path, weights_only=True)
+
+
+def save_dcp(value: dict[str, Any], path: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(value, checkpoint_id=str(path), no_dist=True)
+    return path
+
+
+def load_dcp(path: Path) -> Any:
+    whole = path.with_suffix(".whole.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp_to_torch_save(str(path), str(whole))
+    return torch.load(whole, weights_only=True)
+
+
+def save_safetensors(value: dict[str, Any], path: Path) -> Path:
+    save_file(value, path.with_suffix(".safetensors"))
+    return path.with_suffix(".safetensors")
+
+
+FORMATS = {
+    "pt": (save_pt, load_pt),
+    "dcp": (save_dcp, load_dcp),
+    "safetensors": (save_safetensors, load_file),
+}
+CASES = [
+    (spelling, name)
+    for spelling in SPELLINGS
+    for name in FORMATS
+    if name != "safetensors" or spelling is among_weights
+]
+
+
+def model_in(loaded: dict[str, Any]) -> dict[str, torch.Tensor]:
+    if "model" in loaded:
+        return dict(loaded["model"])
+    beside = ("optimizer", "train_state")
+    return {key: value for key, value in loaded.items() if not key.startswith(beside)}
+
+
+def optimizer_in(loaded: dict[str, Any], make: Any, model: nn.Module) -> Any:
+    if "optimizer" in loaded:
+        return loaded["optimizer"]
+    # settings are not among tensors; those that the optimizer begins with are those of the old one
+    state = {
+        key.removeprefix("optimizer."): value
+        for key, value in loaded.items()
+        if key.startswith("optimizer.")
+    }
+    groups = {
+        f"param_groups.{name}.{setting}": value
+        for name, _ in model.named_parameters()
+        for setting, value in make(model).param_groups[0].items()
+        if setting != "params"
+    }
+    return {**state, **groups}
+
+
+def resumed(loaded: dict[str, Any], make: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model and an optimizer that loaded the checkpoint."""
+    model = following.module_of(model_in(loaded))
+    optimizer = make(model)
+    held = optimizer_in(loaded, make, model)
+    set_optimizer_state_dict(model, optimizer, held)
+    return model, optimizer
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    assert a.keys() == b.keys()
+    for key, value in a.items():
+        assert value.dtype == b[key].dtype, key
+        assert torch.equal(value, b[key]), key
+
+
+@pytest.mark.parametrize("make", [adamw, sgd])
+@pytest.mark.parametrize(("spelling", "format"), CASES)
+def test_an_optimizer_steps_on_to_the_same_bits_behind_its_parameters(
+    spelling: Spelling, format: str, make: Any, tmp_path: Path
+) -> None:
+    save, load = FORMATS[format]
+    rules = following.rules(tmp_path)
+    old, optimizer = trained(make)
+    source = save(spelling(old, optimizer), tmp_path / "old")
+    out = source.with_name("new" + source.suffix)
+    answer = migrate.apply(source, out, rules=rules)
+    assert answer.optimizer == "followed"
+    assert answer.to_json()["downgrade"] == {"exact": True, "because": []}
+    assert migrate.verify(out, source=source, rules=rules).equal
+
+    new, again = resumed(load(out), make)
+    grads = random(shapes_per_expert(), 9)
+    step(old, optimizer, grads)
+    step(new, again, moved(grads, rules))
+    assert_equal(dict(new.named_parameters()), moved(dict(old.state_dict()), rules))
+    before, after = states(optimizer, old), states(again, new)
+    assert before.keys() == after.keys()
+    for moment in before:
+        if moment == "step":
+            assert {float(one) for one in after[moment].values()} == {4.0}
+        else:
+            assert_equal(after[moment], moved(before[moment], rules))
+
+    back = source.with_name("back" + source.suffix)
+    migrate.downgrade(out, back, rules=rules)
+    assert migrate.diff(back, source).equal
+
+
+def resaved(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """The nested training of the toy model, changed before it is saved."""
+    held = following.nested(*trained(adamw))
+    change(held)
+    return save_pt(held, path)
+
+
+def saying(optimizer: str) -> str:
+    """The rules, of which the first says so of optimizer state."""
+    return following.MERGE.replace(
+        "name: gate-up\n", f"name: gate-up\n    optimizer: {optimizer}\n"
+    )
+
+
+def state_of(held: dict[str, Any], key: str) -> dict[str, Any]:
+    return dict(held["optimizer"]["state"][key])
+
+
+W1 = "layers.0.moe.experts.2.w1.weight"
+
+
+def test_a_group_of_which_a_part_has_state_is_refused_or_gets_zeros(tmp_path: Path) -> None:
+    source = resaved(tmp_path / "old", lambda held: held["optimizer"]["state"].pop(W1))
+    rules = following.rules(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        migrate.plan(source, rules=rules)
+    assert {d.code for d in caught.value.diagnostics} == {"M410"}
+    said = str(caught.value)
+    assert f"{W1} of the same group as" in said
+    assert "optimizer: {missing: zeros}" in said
+    assert "gate-up" in said
+    rules, out = following.rules(tmp_path, saying("{missing: zeros}")), tmp_path / "new.pt"
+    assert migrate.apply(source, out, rules=rules).optimizer == "followed"
+    assert migrate.verify(out, source=source, rules=rules).equal
+    made = state_of(load_pt(out), "layers.0.mlp.experts.gate_up_proj")
+    assert made["step"] == 3
+    for moment in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
+        assert not made[moment][2, : following.INNER].any()
+        assert made[moment][2, following.INNER :].all()
+        assert made[moment][[0, 1, 3]].all()
+
+
+def test_a_rule_drops_the_state_of_its_parameters(tmp_path: Path) -> None:
+    source = resaved(tmp_path / "old", lambda held: None)
+    rules, out = following.rules(tmp_path, saying("drop")), tmp_path / "new.pt"
+    with pytest.raises(CheckpointError, match=r"M402[\s\S]*state of the optimizer"):
+        migrate.plan(source, rules=rules)
+    answer = migrate.apply(source, out, rules=rules, allow="drop")
+    assert answer.optimizer == "followed"
+    assert not answer.to_json()["downgrade"]["exact"]
+    (loss,) = answer.to_json()["losses"]
+    assert (loss["kind"], loss["rule"]) == ("drop", "gate-up")
+    assert migrate.verify(out, source=source, rules=rules).equal
+    state = load_pt(out)["optimizer"]["state"]
+    assert "layers.0.mlp.experts.gate_up_proj" not in state
+    assert "layers.0.mlp.experts.down_proj" in state
