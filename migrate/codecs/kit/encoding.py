@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ...core.errors import OpError
 from ...core.spec import BITS, Spec, coordinates
 from ...elements.raw import carrier, typed
-from . import encoding_error, rounding
+from . import encoding_error, rounding, shared_scale
 from .layout import NumberLayout
 from .magnitudes import SHORT, amax, extremes
 from .placing import PlacedParts, copy_raw
 from .rounding import Lanes, lanes_of, largest_of
-from .scale_rules import ScaleRule, Scales
+from .scale_rules import ScaleRule, Scales, rounded_to
 from .stored_scales import as_stored
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 # numbers of one step: in numpy few enough for a second-level cache, in torch so many that an op
 # takes longer than the interpreter's lock to change hands, and on a device more
 CHUNK = {"numpy": 1 << 18, "cpu": 1 << 20, "device": 1 << 25}
-
+# numbers that are looked up at a time, for each of which numpy makes an index of eight bytes
+TABLE = 1 << 20
 
 # numbers of a tile of which the magnitude is kept, rather than what is stored
 LARGE = 1 << 8
@@ -386,6 +387,10 @@ class TensorEncoding(PlacedParts):
         """
         import numpy as np
 
+        by_table = self._by_table(matrix, at, full, memo, known)
+        if by_table is not None:
+            self._looked_up(matrix, full, words, inside, meter, *by_table)
+            return
         elements, given = self.layout.elements, matrix
         if elements.dtype and elements.bits == 8 and isinstance(matrix, np.ndarray):
             # torch's casts; magnitudes are numpy's still
@@ -407,7 +412,7 @@ class TensorEncoding(PlacedParts):
             wild = self.non_finite != "refuse" and not (tame and self.non_finite == "keep")
             over = None
             doubtful = wild or self.rule.saturates or self._are_beyond(scales, largest)
-            numbers, factor = self._scaled(lanes, part, scales, zero)
+            numbers, factor = self._scaled(lanes, part, scales, zero, wild)
             if doubtful:
                 if meter is not None and (wild or self._may_saturate(scales, largest, zero)):
                     over = rounding.beyond(lanes, numbers, elements)
@@ -420,12 +425,72 @@ class TensorEncoding(PlacedParts):
                 made = encoding_error.Made(part, codes, over, scales, zero, largest, tame)
                 encoding_error.tell(meter, self, lanes, made, place)
 
-    def _scaled(
-        self, lanes: Lanes, part: Any, scales: Scales, zero: Array | None
-    ) -> tuple[Any, Any]:
-        """Some rows of a matrix as float32 that is rounded to codes next, and their factors."""
+    def _by_table(
+        self,
+        matrix: Any,
+        at: tuple[int, ...],
+        full: Box,
+        memo: dict[str, Any] | None,
+        survey: Array | None,
+    ) -> tuple[Scales, Array] | None:
+        """The scale of a whole matrix and the magnitude that it is of, if its codes follow from the
+        bits of its numbers and none lies beyond the codes.
+        """
         import numpy as np
 
+        elements, dtype = self.layout.elements, self.spec.dtype
+        floats = bool(elements.dtype) and elements.bits == self.word == 8 and BITS[dtype] == 16
+        if not floats or self.non_finite == "saturate" or not isinstance(matrix, np.ndarray):
+            return None
+        if not self.surveys_tiles:
+            if matrix.shape != self.tile or self.layout.flat:
+                return None
+            scales, zero, largest = self._scales(matrix, at, full, 0, survey, memo)
+            self._remember(scales, zero, at, full, 0, memo)
+        else:
+            lead = tuple(a + i for (a, _), i in zip(full[:-2], at, strict=True))
+            known = survey if survey is None or survey.size == 1 else survey[lead]
+            if known is None or known.size != 1:
+                return None
+            largest = known.reshape(1, 1)
+            scales = self.rule.scales(elements, dtype, largest)
+        beyond = self._may_saturate(scales, largest, None)
+        return None if beyond or not np.isfinite(scales.factor).all() else (scales, largest)
+
+    def _looked_up(
+        self,
+        matrix: Array,
+        full: Box,
+        words: Array,
+        inside: tuple[slice, slice],
+        meter: Meter | None,
+        scales: Scales,
+        largest: Array,
+    ) -> None:
+        """`_matrix` by a table of the codes of all numbers."""
+        elements, dtype, lanes = self.layout.elements, self.spec.dtype, Lanes()
+        step = max(1, TABLE // max(1, matrix.shape[1]))
+        for row in range(0, len(matrix), step):
+            part, codes = matrix[row : row + step], words[row : row + step]
+            count = prod(self.tile)
+            shared_scale.fill_codes(part, dtype, scales, elements.dtype, codes, count)
+            if meter is not None:
+                at = encoding_error.place(self, full, row, part.shape, (1, 1), inside)
+                made = encoding_error.Made(part, codes, None, scales, None, largest, True)
+                encoding_error.tell(meter, self, lanes, made, at)
+
+    def _scaled(
+        self, lanes: Lanes, part: Any, scales: Scales, zero: Array | None, wild: bool
+    ) -> tuple[Any, Any]:
+        """Some rows of a matrix as float32 that is rounded to codes next, or in the dtype that they
+        are of where quotients are rounded to that and all of them are tame; and their factors.
+        """
+        import numpy as np
+
+        if not wild and self._divides_at_once(lanes, scales):
+            quotients = lanes.take("quotients", tuple(part.shape), "u2").view(part.dtype)
+            factor = lanes.of(np.ascontiguousarray(scales.factor, "f4")).to(part.dtype)
+            return lanes.xp.divide(part, factor, out=quotients), factor
         numbers = lanes.take("numbers", tuple(part.shape), "f4")
         lanes.widen(part, self.spec.dtype, numbers)
         factor = lanes.of(np.ascontiguousarray(scales.factor, "f4"))
@@ -438,6 +503,19 @@ class TensorEncoding(PlacedParts):
                 apply(lanes, numbers, offset, self.tile, lanes.xp.add)
                 lanes.narrow(numbers, scales.dtype)
         return numbers, factor
+
+    def _divides_at_once(self, lanes: Lanes, scales: Scales) -> bool:
+        """Whether torch's quotients of bfloat16, which are rounded once, are what codes are of:
+        scales of rows that bfloat16 holds.
+        """
+        floats = self.layout.elements.dtype and self.layout.elements.bits == 8
+        if lanes.device is None or not (lanes.on_cpu and floats and scales.divides):
+            return False
+        if scales.dtype != "bfloat16" or self.spec.dtype != "bfloat16":
+            return False
+        # all numbers of a row have one
+        rows = scales.factor.shape[1] == 1 and self.tile[0] == 1
+        return rows and bool((rounded_to(scales.factor, "bfloat16") == scales.factor).all())
 
     def _are_beyond(self, scales: Scales, largest: Array) -> bool:
         """Whether some quotients lie beyond the largest fp8 code: a scale of few digits, as a
