@@ -15,19 +15,18 @@ move takes elements apart, it goes through a box that this thread keeps for its 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count, product
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core import view as views
 from ..core.errors import Report, fail, listed, option
 from ..core.out_of_memory import lacking, ran_out
 from ..core.spec import BITS, Spec, coordinates, unit
 from ..elements.codes import encode
-from ..elements.raw import as_bytes, carrier, pack, scratch, unpack
+from ..elements.raw import carrier, pack, scratch, unpack
 from ..ops.base import OpError, ValueOp
 from ..planning.graph import (
     BLOCKS,
@@ -48,7 +47,6 @@ from .geometry import (
     ByteLayouts,
     Move,
     footprint,
-    holds,
     linear,
     ranges,
     strides_of,
@@ -56,6 +54,7 @@ from .geometry import (
 )
 from .resources import CPU, MAX_MEMORY, Device
 from .surveys import Surveys
+from .workspace import Workspace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,7 +62,6 @@ if TYPE_CHECKING:
     from ..ops.base import Box, Meter
     from ..source.index import Source
     from .error_statistics import Ledger
-    from .resources import Lane
 
 # among which a lack of memory shows
 _SHORT = (MemoryError, OSError, RuntimeError, ImportError)
@@ -71,8 +69,6 @@ _SHORT = (MemoryError, OSError, RuntimeError, ImportError)
 MEMOS = 32
 # a fill of the buffer grows to this where an op's grain asks for it
 GRAIN_MOST = 16 << 20
-# chunks that a thread keeps for its next reads
-_CHUNKS = 8
 
 
 class Evaluator:
@@ -584,85 +580,6 @@ class Evaluator:
 
 def _all(spec: Spec) -> Box:
     return tuple((0, n) for n in spec.shape)
-
-
-class ComputedBox(NamedTuple):
-    """A box of raw elements that was computed, in memory of this thread."""
-
-    box: Box
-    array: np.ndarray[Any, Any]
-    memory: np.ndarray[Any, Any]
-
-
-class Workspace:
-    """One thread's memory: input boxes by depth and number, last chunks, and unpacked elements."""
-
-    __slots__ = ("_chunks", "_slots", "_values", "depth", "lane")
-
-    def __init__(self, values: Evaluator, lane: Lane | None) -> None:
-        self._values, self.lane = values, lane
-        self.depth = 0
-        # the Value is kept beside its chunk: an id means nothing after its object is gone
-        self._chunks: OrderedDict[int, tuple[ComputedTensor, ComputedBox]] = OrderedDict()
-        self._slots: dict[tuple[int, int], tuple[memoryview, Gather]] = {}
-
-    def input(self, number: int, tensor: Tensor, box: Box, packed: bool) -> np.ndarray[Any, Any]:
-        """The raw elements of a box of an input, or if `packed` the bytes that hold them; valid
-        until this depth reads it again."""
-        spec = Spec(tensor.spec.dtype, tuple(b - a for a, b in box))
-        nbytes = spec.nbytes
-        found = self._slots.get((self.depth, number))
-        if found is None or len(found[0]) < nbytes:
-            memory = memoryview(bytearray(-(-nbytes // FEW) * FEW))
-            found = self._slots[self.depth, number] = memory, self._values.gather(memory)
-        memory, gather = found
-        self.depth += 1
-        try:
-            if not self._values.fill(gather, tensor, box):
-                codes = self._values.loose(tensor, box)
-                return as_bytes(pack(codes, spec.dtype), spec) if packed else codes
-        finally:
-            self.depth -= 1
-        return as_bytes(memory[:nbytes], spec) if packed else unpack(memory[:nbytes], spec)
-
-    def settle(self) -> None:
-        """Waits until what was given to the device is where it belongs."""
-        if self.lane is not None:
-            self.lane.drain()
-
-    def has(self, value: ComputedTensor, box: Box) -> bool:
-        """Whether a chunk with `box` is there already."""
-        kept = self._chunks.get(id(value))
-        return kept is not None and holds(kept[1].box, box)
-
-    def chunk(self, value: ComputedTensor, kind: Kind, box: Box) -> ComputedBox:
-        """A chunk that holds `box`: the value's last one, or computed now on the op's grain."""
-        import numpy as np
-
-        kept = self._chunks.get(id(value))
-        if kept is not None and holds(kept[1].box, box):
-            self._chunks.move_to_end(id(value))
-            return kept[1]
-        box = kind.rounded(box)
-        sizes, dtype = tuple(b - a for a, b in box), carrier(kind.spec.dtype)
-        nbytes = prod(sizes) * np.dtype(dtype).itemsize
-        if kept is not None:
-            memory = self._chunks.pop(id(value))[1].memory
-        else:
-            memory = np.empty(0, "u1")
-            while self._chunks and (
-                len(self._chunks) >= _CHUNKS
-                or nbytes + sum(c.memory.size for _, c in self._chunks.values())
-                > self._values.share // 2
-            ):
-                memory = self._chunks.popitem(last=False)[1][1].memory
-        if memory.size < nbytes:
-            memory = np.empty(nbytes, "u1")
-        array = memory[:nbytes].view(dtype).reshape(sizes)
-        self._values.compute(self, value, kind, box, array)
-        made = ComputedBox(box, array, memory)
-        self._chunks[id(value)] = value, made
-        return made
 
 
 class ComputedReader(ByteReader):

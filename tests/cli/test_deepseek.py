@@ -108,7 +108,7 @@ def test_the_way_back_quantizes_as_deepseek_does_and_restores_the_configuration(
 def test_numbers_are_read_once_because_scales_lie_behind_their_codes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from migrate.running.evaluator import Workspace
+    from migrate.running.workspace import Workspace
 
     done("apply", HUB, "-o", tmp_path / "plain", "--to", "deepseek-v3@bf16", "--allow", "lossy")
     read, way = [], Workspace.input

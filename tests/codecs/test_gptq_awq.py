@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import numpy as np
 import pytest
 from kit_layouts import FORMATS, Case, goldens
 
+import migrate
 from migrate.codecs import get
 from migrate.codecs.base import OpError
+from migrate.codecs.kit.samples import random_part
 from migrate.core.errors import MigrateError
 from migrate.core.spec import Spec
 from migrate.testing import codeckit
 
+Held = tuple[Spec, Any]
 # some vectors have scales that float16 rounded to 0, or that are not finite
 KEEP = {"non_finite": "keep"}
 # golden format -> what a rule says beside `codec` and `dtype`
@@ -352,3 +356,60 @@ def test_a_part_that_is_missing_is_named(codec: str, role: str, tmp_path: Path) 
 def test_the_form_of_gptq_has_to_be_written(tmp_path: Path) -> None:
     with pytest.raises(MigrateError, match="form"):
         decoded(tmp_path / "x", "gptq", held(GPTQ))
+
+
+def columns_of(codec: str, rows: int, columns: int) -> tuple[dict[str, Held], dict[str, Any]]:
+    """The parts of numbers, which lie in columns, and what a rule says of them."""
+    groups = columns // 128
+    parts = {"scale": random_part("float16", groups, rows)}
+    parts["zero"] = random_part("int32", groups, rows // 8)
+    if codec == "awq":
+        return {"weight": random_part("int32", columns, rows // 8), **parts}, {"codec": "awq"}
+    words = random_part("int32", columns // 8, rows)
+    return {"weight": words, **parts}, {"codec": "gptq", "form": "v2"}
+
+
+@pytest.mark.parametrize(("threads", "most"), [(1, 1.1), (2, 2.2)])
+@pytest.mark.parametrize("codec", ["gptq", "awq"])
+def test_what_lies_in_columns_is_read_once_by_each_thread(
+    codec: str, threads: int, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A box of rows is some columns of each row of the file, and what lies between two stretches
+    of it is read with them: each of four boxes would read all of it again.
+    """
+    parts, call = columns_of(codec, 4096, 2048)
+    goldens_by_rules.decoded(tmp_path / "x", {"c": parts}, {**call, "dtype": "float16"}, ("lossy",))
+    source, rules = (tmp_path / "x" / name for name in ("in.safetensors", "r.yaml"))
+    read, preadv = [], os.preadv
+
+    def counted(fd: int, buffers: Any, offset: int) -> int:
+        count = preadv(fd, buffers, offset)
+        if os.path.samestat(os.fstat(fd), source.stat()):
+            read.append(count)
+        return count
+
+    monkeypatch.setattr(os, "preadv", counted)
+    out = tmp_path / "out.safetensors"
+    how: dict[str, Any] = {"rules": rules, "allow": ("lossy",), "fsync": False}
+    migrate.apply(source, out, threads=threads, **how)
+    size = source.stat().st_size
+    assert 0.99 * size < sum(read) < most * size
+
+
+@pytest.mark.parametrize("codec", ["gptq", "awq"])
+def test_numbers_of_columns_are_the_same_in_little_memory(codec: str, tmp_path: Path) -> None:
+    parts, call = columns_of(codec, 1024, 2048)
+    goldens_by_rules.decoded(tmp_path / "x", {"c": parts}, {**call, "dtype": "float16"}, ("lossy",))
+    source, rules = (tmp_path / "x" / name for name in ("in.safetensors", "r.yaml"))
+    found: Any = get(codec)
+    held = [parts.get(role) for role in found.parts]
+    specs, arrays = ([one and one[n] for one in held] for n in (0, 1))
+    args = found.Args(**{name: said for name, said in call.items() if name != "codec"})
+    wanted = found.reference(args, arrays, specs, "float16")
+    for memory in (2 << 20, 16 << 20):
+        out = tmp_path / f"{memory}.safetensors"
+        how: dict[str, Any] = {"rules": rules, "allow": ("lossy",), "fsync": False}
+        migrate.apply(source, out, threads=2, max_memory=memory, **how)
+        ((spec, made),) = goldens_by_rules.read(out.read_bytes()).values()
+        assert spec == Spec("float16", (1024, 2048))
+        assert (made == wanted).all(), memory

@@ -20,7 +20,7 @@ from migrate.core.spec import spec
 from migrate.elements.raw import pack
 from migrate.planning import graph as planned
 from migrate.planning.graph import Tensor
-from migrate.running import evaluator, gather, geometry, tiles
+from migrate.running import evaluator, gather, geometry, tiles, workspace
 from migrate.running.evaluator import Evaluator
 from migrate.running.geometry import ByteLayouts
 
@@ -203,8 +203,8 @@ def test_a_box_of_any_tensor_is_that_of_the_whole(
             for module, name, value in (
                 (evaluator, "CHUNK", 64),
                 (planned, "FEW", 32),
-                (evaluator, "FEW", 32),
-                (evaluator, "_CHUNKS", 1),
+                (workspace, "FEW", 32),
+                (workspace, "_CHUNKS", 1),
                 (geometry, "KEPT_PARTS", 3),
                 (geometry, "STAGE", 64),
                 (gather, "LONG", 64),
@@ -241,7 +241,7 @@ def test_computed_outputs_are_written_as_numpy_makes_them(
         for module, name, value in (
             (evaluator, "CHUNK", 256),
             (planned, "FEW", 64),
-            (evaluator, "FEW", 64),
+            (workspace, "FEW", 64),
             (geometry, "STAGE", 128),
             (tiles, "STAGE", 128),
             (evaluator, "STAGE", 128),
