@@ -43,7 +43,8 @@ def _conventions() -> Iterable[Convention]:
         for what, shape in zip(("tensor", "channel"), shapes, strict=False):
             parts = {"weight": f"{{w}}{weight} float8 [*, N, K]", "scale": f"{{w}}{scale} {shape}"}
             accepts = _several_rows if what == "channel" else None
-            yield Convention(producer, parts, beside, {"granularity": what}, accepts=accepts)
+            said = {"granularity": what} | ({} if weight else {"form": MODELOPT})
+            yield Convention(producer, parts, beside, said, accepts=accepts)
 
 
 class Fp8(EncodingCodec):

@@ -249,8 +249,10 @@ class PartNames:
             # words of a module, not of a key that the codes are alone in
             for projection in _PROJECTIONS if first.startswith(".") else ():
                 pairs |= {
-                    (f".{projection}{first}", f".{name}"): (name[-len("k_scale") :], False)
+                    (f".{projection}{first}", f".{name}"): (role, False)
                     for name in _OF_ATTENTION
+                    # that of keys belongs to their projection, and to none of values alone
+                    if projection[0] in ("q", (role := name[-len("k_scale") :])[0])
                 }
         self._conventions, self._others = firsts, others
         self.firsts = Endings((first, None) for first in firsts)

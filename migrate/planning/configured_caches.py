@@ -1,8 +1,8 @@
 """Whether the configuration that comes out still says that the KV cache is quantized.
 
 ModelOpt says it as `kv_cache_quant_algo` (`kv_cache_scheme` in its copy in `config.json`), and
-compressed-tensors as `kv_cache_scheme`, an object with fields of its own. A rule file that writes
-one configuration in place of the other says nothing of the cache, and a reader then keeps keys and
+compressed-tensors as `kv_cache_scheme`, an object with fields of its own. Where a rule file writes
+one configuration in place of the other and says nothing of the cache, a reader keeps keys and
 values in the dtype of the model.
 """
 

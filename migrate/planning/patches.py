@@ -15,7 +15,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from ..rules.arguments import NULL, is_choice
+from ..rules.arguments import NULL, is_choice, is_condition
+from ..rules.compiled import holds
 
 # of what a stamp holds; deeper, and Python's recursion ends before the document does
 DEEPEST = 80
@@ -67,11 +68,11 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 
 def apply_patch(target: Any, patch: Any) -> Any:
-    """What the patch of a file makes of the object in it; None is a file that is not there. Names
-    that stay keep their order.
+    """What the patch of a file makes of the object in it; None is a file that is not there, ABSENT
+    a patch whose condition does not hold. Names that stay keep their order.
     """
-    if patch is None:
-        return None
+    if patch is None or patch is ABSENT:
+        return target if patch is ABSENT else None
     if not isinstance(patch, (list, tuple)):
         return merge_patch(target, patch)
     made = target
@@ -90,26 +91,39 @@ def _ordered(before: Any, after: Any) -> Any:
 
 def fill_patch(patch: Any, params: Mapping[str, Any], names: re.Pattern[str]) -> Any:
     """The patch with each text that is wholly `$param` replaced by its value, each choice of a list
-    by what it chooses, and `$null` by null as a value; a name or item whose param is unset is left
-    out.
+    by what it chooses, and `$null` by null as a value; a name or item is left out whose param is
+    unset, or that is an object with conditions which do not hold.
     """
-    if isinstance(patch, str) and (match := names.fullmatch(patch)):
+    if not isinstance(patch, (list, tuple)):
+        return _filled(patch, params, names)
+    found = (_filled(one, params, names) for one in patch)
+    return [one for one in found if one is not ABSENT]
+
+
+def _filled(value: Any, params: Mapping[str, Any], names: re.Pattern[str]) -> Any:
+    if isinstance(value, str) and (match := names.fullmatch(value)):
         if match[1] == NULL:
             return WRITTEN_NULL
         return params.get(match[1], ABSENT)
-    if is_choice(patch):
-        ((name, wanted),) = patch.items()
+    if is_choice(value):
+        ((name, wanted),) = value.items()
         return params[name[1:]].choose(wanted)
-    if isinstance(patch, Mapping):
-        filled = {name: fill_patch(value, params, names) for name, value in patch.items()}
-        return {name: value for name, value in filled.items() if value is not ABSENT}
-    if isinstance(patch, (list, tuple)):
+    if isinstance(value, Mapping):
+        if not holds(value, params):
+            return ABSENT
+        filled = {
+            name: _filled(item, params, names)
+            for name, item in value.items()
+            if not is_condition(name)
+        }
+        return {name: item for name, item in filled.items() if item is not ABSENT}
+    if isinstance(value, (list, tuple)):
         return [
             _without_marks(item)
-            for item in (fill_patch(item, params, names) for item in patch)
+            for item in (_filled(item, params, names) for item in value)
             if item is not ABSENT
         ]
-    return patch
+    return value
 
 
 def _without_marks(value: Any) -> Any:
@@ -127,11 +141,66 @@ def leaves_of_patch(patch: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:
         for one in patch:
             yield from leaves_of_patch(one)
         return
+    if patch is ABSENT:
+        return
     if not isinstance(patch, Mapping) or is_choice(patch):
         yield at, patch
         return
     for name, value in patch.items():
-        yield from leaves_of_patch(value, (*at, name))
+        if not is_condition(name):
+            yield from leaves_of_patch(value, (*at, name))
+
+
+def asked_params(patch: Any) -> Iterator[str]:
+    """The params on which objects in the patch of a file depend."""
+    if isinstance(patch, (list, tuple)):
+        for one in patch:
+            yield from asked_params(one)
+    elif isinstance(patch, Mapping) and not is_choice(patch):
+        for name, value in patch.items():
+            if is_condition(name):
+                yield name[1:]
+            else:
+                yield from asked_params(value)
+
+
+def conditions_met(patch: Any, value: Any, at: Path = ()) -> Iterator[tuple[Path, str, Any]]:
+    """(place, param, what is asked of it) of each condition on one value whose object stands in
+    `value`, with all that the patch of a file writes there whatever the params.
+    """
+    if isinstance(patch, (list, tuple)) and not at:
+        for one in patch:
+            yield from conditions_met(one, value)
+        return
+    if not isinstance(patch, Mapping) or is_choice(patch) or not isinstance(value, Mapping):
+        return
+    asked = {name[1:]: wanted for name, wanted in patch.items() if is_condition(name)}
+    written = list(_constants(patch)) if asked else []
+    if written and all(same_json(_at(value, place), wanted) for place, wanted in written):
+        for param, wanted in asked.items():
+            if not isinstance(wanted, (list, tuple)):
+                yield at, param, wanted
+    for name, held in patch.items():
+        if not is_condition(name):
+            yield from conditions_met(held, value.get(name), (*at, name))
+
+
+def _constants(patch: Mapping[str, Any], at: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """(place, value) of what an object of a patch writes where its own conditions hold."""
+    for name, value in patch.items():
+        if is_condition(name) or is_choice(value) or value is None:
+            continue
+        if isinstance(value, Mapping):
+            if not any(map(is_condition, value)):
+                yield from _constants(value, (*at, name))
+        elif not is_condition(value):
+            yield (*at, name), value
+
+
+def _at(value: Any, place: Path) -> Any:
+    for name in place:
+        value = value.get(name, ABSENT) if isinstance(value, Mapping) else ABSENT
+    return value
 
 
 def list_changes(

@@ -46,7 +46,7 @@ from ..rules.packs import Packs, find_packs, load_edge
 from ..source.index import Index
 from ..source.pickle.tree import PARAMETER
 from .graph import Tensor
-from .patches import leaves_of_patch
+from .patches import asked_params, leaves_of_patch
 from .pathstate import PathStep
 from .request import OPTIMIZER_PARAM, Request
 from .sides import ReadSide
@@ -712,16 +712,19 @@ def check_params(
 
 def _asks_checkpoint(step: PathStep, file: LoadedFile, name: str) -> bool:
     param = file.model.params.get(name)
-    written = (value for patch in file.model.files.values() for _, value in leaves_of_patch(patch))
+    patches = file.model.files.values()
+    written = any(
+        value == f"${name}" for patch in patches for _, value in leaves_of_patch(patch)
+    ) or any(name in asked_params(patch) for patch in patches)
     if param is None:
-        return f"${name}" in written
+        return written
     return (
         (param.groups is not None and _may_name(step, param.groups))
         or bool(param.places)
         or param.shape is not None
         or param.dtype is not None
         or param.absent is not None
-        or f"${name}" in written
+        or written
     )
 
 

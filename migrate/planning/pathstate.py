@@ -29,7 +29,7 @@ from ..rules.compiled import (
     DirectedRule,
     compile_file_once,
     direct,
-    is_active,
+    holds,
 )
 from ..rules.conditions import ModuleNames
 from ..rules.files import LoadedFile
@@ -41,6 +41,7 @@ from .module_names import is_place_of, rename
 from .patches import (
     ABSENT,
     apply_patch,
+    conditions_met,
     fill_patch,
     leaves_of_patch,
     list_changes,
@@ -103,7 +104,9 @@ def directed(step: PathStep, report: Report) -> list[DirectedRule]:
     """
     rules = []
     for compiled, params in step.rules:
-        if not is_active(compiled, params) or (step.backwards and compiled.rule.inverse == "skip"):
+        if not holds(compiled.rule.where or {}, params) or (
+            step.backwards and compiled.rule.inverse == "skip"
+        ):
             continue
         rule = direct(compiled, params, report)
         if rule is None:
@@ -487,9 +490,13 @@ class PathState:
         return out
 
     def _written(self, file: LoadedFile, path: str) -> Iterator[Said]:
-        """Params that the file's patch wrote into the side file, on the way back without a stamp,
-        unless a later edge wrote over them.
+        """Params that the file's patch wrote into the side file, and those on which an object in it
+        depends that is there, on the way back without a stamp, unless a later edge wrote over them.
         """
+        now = self.sides.value(path) if file.model.params else None
+        for at, name, value in conditions_met(file.model.files[path], now):
+            if not _foreign(self._steps[:-1], path, at):
+                yield f"{path}#{'.'.join(at)}", {name: value}
         for at, value in leaves_of_patch(file.model.files[path]):
             match = (
                 PARAM.fullmatch(value)

@@ -50,6 +50,13 @@ def is_choice(patch: Any) -> bool:
     return isinstance(patch, Mapping) and len(patch) == 1 and f"${ENCODED_MODULES}" in patch
 
 
+def is_condition(name: Any) -> bool:
+    """Whether a name of a patch is `$param`: the object is written where the param is what stands
+    there.
+    """
+    return isinstance(name, str) and PARAM.fullmatch(name) is not None
+
+
 def seen(value: Any) -> Any:
     """What an editor's YAML 1.2 parser makes of the value."""
     return (

@@ -642,9 +642,11 @@ def _capture_of(args: Mapping[str, Any] | None) -> str | None:
     return args.get("over") or args.get("into")
 
 
-def is_active(compiled: CompiledRule, params: Mapping[str, Any]) -> bool:
-    """Whether the rule's `where` on params holds; an unset optional param counts as not written."""
-    for name, wanted in (compiled.rule.where or {}).items():
+def holds(asked: Mapping[str, Any], params: Mapping[str, Any]) -> bool:
+    """Whether the params are what the names `$param` of the mapping ask for, a value or one of
+    several; an unset optional param counts as not asked for.
+    """
+    for name, wanted in asked.items():
         if name.startswith("$") and (value := params.get(name[1:])) is not None:
             allowed = wanted if isinstance(wanted, (list, tuple)) else [wanted]
             if not any(_same_value(value, a) for a in allowed):

@@ -19,16 +19,8 @@ from .. import ops
 from ..core.errors import PatternError, Report, did_you_mean, listed, printable
 from ..core.keys import parse
 from ..source import yaml
-from . import arguments, examples, steps
-from .arguments import (
-    CODEC,
-    ENCODED_MODULES,
-    MOST,
-    PARAM,
-    PATCH_WORDS,
-    is_choice,
-    whole_number,
-)
+from . import arguments, examples, file_patches, steps
+from .arguments import MOST, PARAM, PATCH_WORDS, whole_number
 from .conditions import written
 from .fields import (
     COUNT,
@@ -64,7 +56,7 @@ from .fields import (
 from .files import LoadedFile
 from .lineage import Detect, Layout, Lineage
 from .model import Groups, Param, Rule, RuleFile
-from .params import RefusedError, convert
+from .params import RefusedError, convert, never
 
 # the lists of files that were loaded last, by places and bytes
 _MOST_KEPT = 16
@@ -219,32 +211,14 @@ def _problems(loaded: LoadedFile) -> Iterator[Problem]:
                 key=True,
             )
         yield from (problem.below("params", name) for problem in _param(param))
-    for field, patches in (("files", file.files), ("files_back", file.files_back)):
-        for path, choice in (found for patch in patches.items() for found in _choices(*patch)):
-            if not _chooses(choice):
-                yield Problem(
-                    "M114",
-                    f"`${ENCODED_MODULES}` is narrowed by an object with the name of a codec or "
-                    "several, and arguments of it",
-                    f"write `${ENCODED_MODULES}: {{codec: nvfp4}}`",
-                    at=(field, *path),
-                )
     for number, rule in enumerate(file.rules):
         yield from (problem.below("rules", number) for problem in _rule(rule))
         if rule.where and file.params:
-            yield from (
-                problem.below("rules", number, "where")
-                for problem in _params_asked(rule, file.params)
-            )
-    for field, patches in (("files", file.files), ("files_back", file.files_back)):
-        for name in patches:
-            if below := next((other for other in patches if other.startswith(f"{name}/")), None):
-                yield Problem(
-                    "M114",
-                    f"`{printable(name)}` cannot be a file and the folder of `{printable(below)}`",
-                    key=True,
-                    at=(field, name),
-                )
+            # such a rule would silently never run
+            for name, why in never(rule.where, file.params, "`where`"):
+                yield Problem("M114", why, at=("rules", number, "where", name))
+    if file.files or file.files_back:
+        yield from file_patches.problems(file)
 
 
 def _repeated(kind: str, path: _Path, names: list[str]) -> Iterator[Problem]:
@@ -386,27 +360,6 @@ def _rule(rule: Rule) -> Iterator[Problem]:
             yield problem.below("via", number)
 
 
-def _params_asked(rule: Rule, params: Mapping[str, Param]) -> Iterator[Problem]:
-    """What `where` asks of params that they can never be: such a rule would silently never run."""
-    for name, wanted in rule.where.items():
-        param = params.get(name[1:]) if name.startswith("$") else None
-        if param is None:
-            continue
-        if param.type == "list" or isinstance(wanted, Mapping):
-            yield Problem(
-                "M114",
-                f"`where` asks whether a param is one of some values; `{printable(name)}` is "
-                f"a {param.type}",
-                at=(name,),
-            )
-            continue
-        for value in wanted if isinstance(wanted, (list, tuple)) else [wanted]:
-            try:
-                convert(value, param, is_text=True)
-            except RefusedError as error:
-                yield Problem("M114", f"`{printable(name)}` is never that: {error}", at=(name,))
-
-
 def _when(rule: Rule) -> Iterator[Problem]:
     if not any(isinstance(test, Mapping) for test in rule.when.values()):
         return
@@ -475,51 +428,12 @@ def used_params(loaded: LoadedFile) -> Iterator[tuple[_Path, str]]:
                 ((*at, "via", index, step.op, *path), name)
                 for path, name in arguments.used(step.op, step.args)
             )
-    for field, patches in (("files", file.files), ("files_back", file.files_back)):
-        for name, patch in patches.items():
-            yield from (((field, name, *path), found) for path, found in _references(patch))
-
-
-def _choices(name: Any, patch: Any) -> Iterator[tuple[_Path, Any]]:
-    """(path, what is asked) of each choice of a list in the patch called `name`."""
-    if is_choice(patch):
-        yield (name,), patch[f"${ENCODED_MODULES}"]
-        return
-    below: Any = (
-        patch.items()
-        if isinstance(patch, Mapping)
-        else enumerate(patch)
-        if isinstance(patch, (list, tuple))
-        else ()
-    )
-    for key, value in below:
-        yield from (((name, *path), wanted) for path, wanted in _choices(key, value))
-
-
-def _chooses(wanted: Any) -> bool:
-    if not isinstance(wanted, Mapping) or CODEC not in wanted:
-        return False
-    values = [v if isinstance(v, (list, tuple)) else [v] for v in wanted.values()]
-    return all(
-        one and not any(isinstance(v, (Mapping, list, tuple)) or v is None for v in one)
-        for one in values
-    )
+    if file.files or file.files_back:
+        yield from file_patches.references(file)
 
 
 def _names(value: Any) -> list[str]:
     return PARAM.findall(value) if isinstance(value, str) else []
-
-
-def _references(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, str]]:
-    """The whole strings `$name` of a JSON patch; other text may hold dollars of its own."""
-    if isinstance(value, str) and (match := PARAM.fullmatch(value)):
-        yield path, match[1]
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _references(item, (*path, key))
-    elif isinstance(value, (list, tuple)):
-        for number, item in enumerate(value):
-            yield from _references(item, (*path, number))
 
 
 STATUSES = ("current", "supported", "deprecated")

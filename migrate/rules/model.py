@@ -644,8 +644,9 @@ class RuleFile(Model):
     files: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
         default_factory=dict,
         description="side file -> JSON merge patch, with `$param`, `$plain_modules` or "
-        "`$encoded_modules` where a value is one, and `$null` where it is null; several patches, "
-        "done in order; or null: the file goes",
+        "`$encoded_modules` where a value is one, and `$null` where it is null; an object with a "
+        "name `$param` is written where the param is what stands there; several patches, done in "
+        "order; or null: the file goes",
         examples=[{"config.json": {"quantization_config": None, "hidden_size": "$hidden"}}],
     )
     files_back: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +161,25 @@ def resolve(
             )
     report.check()
     return out
+
+
+def never(
+    asked: Mapping[str, Any], params: Mapping[str, Param], what: str
+) -> Iterator[tuple[str, str]]:
+    """(name, why) of each `$param` that can never be what `what`, in words, asks of it."""
+    for name, wanted in asked.items():
+        param = params.get(name[1:]) if name.startswith("$") else None
+        if param is None:
+            continue
+        if param.type == "list" or isinstance(wanted, Mapping):
+            why = f"{what} asks whether a param is one of some values"
+            yield name, f"{why}; `{printable(name)}` is a {param.type}"
+            continue
+        for value in wanted if isinstance(wanted, (list, tuple)) else [wanted]:
+            try:
+                convert(value, param, is_text=True)
+            except RefusedError as error:
+                yield name, f"`{printable(name)}` is never that: {error}"
 
 
 def spell_source(source: str) -> str:

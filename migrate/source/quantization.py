@@ -346,7 +346,7 @@ def _weights(args: _Object, form: str | None) -> Scheme | None:
         block if granularity == "block" else None,
         granularity,
         symmetric_of,
-        COMPRESSED_TENSORS if name == "nvfp4" else None,
+        COMPRESSED_TENSORS if name in ("nvfp4", "fp8") else None,
         args.place,
     )
 

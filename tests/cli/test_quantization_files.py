@@ -90,6 +90,84 @@ def test_patches_take_the_modules_that_stayed_plain_and_those_that_are_encoded(
     }
 
 
+DEPENDS = """
+params:
+  algorithm: {type: str, config: "hf_quant_config.json#quantization.cache", default: none}
+  bits: {type: int, config: quantization_config.cache.bits, default: 0}
+  strategy: {type: str, config: quantization_config.cache.strategy, optional: true}
+files:
+  config.json:
+    - {quantization_config: null}
+    - quantization_config:
+        quant_method: new
+        list: [1, {$bits: 8, two: 2}, {$bits: 4, three: 3}]
+        cache: {$algorithm: [FP8, FP8_STATIC], type: float}
+    - quantization_config: {cache: {$bits: 8, $strategy: tensor, type: float}}
+    - {$bits: 4, quantization_config: {four: $null}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "cache", "written"),
+    [
+        ("FP8", None, {"list": [1], "cache": {"type": "float"}}),
+        ("FP8_STATIC", {}, {"list": [1], "cache": {"type": "float"}}),
+        ("NVFP4", None, {"list": [1]}),
+        (None, {"bits": 8}, {"list": [1, {"two": 2}], "cache": {"type": "float"}}),
+        (
+            None,
+            {"bits": 8, "strategy": "tensor"},
+            {"list": [1, {"two": 2}], "cache": {"type": "float"}},
+        ),
+        ("none", {"bits": 8, "strategy": "channel"}, {"list": [1, {"two": 2}]}),
+        (None, {"bits": 4}, {"list": [1, {"three": 3}], "four": None}),
+        (None, "FP8", {"list": [1]}),
+    ],
+)
+def test_an_object_with_conditions_is_written_where_they_hold(
+    algorithm: str | None, cache: Any, written: dict[str, Any], tmp_path: Path
+) -> None:
+    said = {"quantization": {"cache": algorithm}}
+    config = {"quantization_config": {"quant_method": "old", "cache": cache}}
+    source = folder(tmp_path / "old", MIXED, config=config, hf_quant_config=said)
+    file = rules(tmp_path, DEPENDS + HEAD)
+    new = round_trip(source, tmp_path, "--rules", file)
+    assert side(new)["quantization_config"] == {"quant_method": "new", **written}
+
+
+def test_a_file_of_which_nothing_holds_is_not_begun(tmp_path: Path) -> None:
+    source = folder(tmp_path / "old", MIXED, config=CONFIG)
+    param = "params: {n: {type: int, default: 1}}\n"
+    file = rules(tmp_path, param + "files: {new.json: {$n: 2, a: 1}}\n" + HEAD)
+    assert files(round_trip(source, tmp_path, "--rules", file)) == files(source)
+
+
+def test_on_the_way_back_without_a_stamp_conditions_hold_by_what_the_file_says(
+    tmp_path: Path,
+) -> None:
+    config = {"quantization_config": {"quant_method": "new", "cache": {"bits": 8, "new": True}}}
+    source = folder(tmp_path / "new", {**MIXED, "new.weight": MIXED["old.weight"]}, config=config)
+    text = (
+        DEPENDS.split("files:")[0]
+        + """
+files:
+  config.json:
+    - {quantization_config: null}
+    - quantization_config: {cache: {$bits: 8, bits: 8}}
+files_back:
+  config.json:
+    - {quantization_config: null}
+    - quantization_config: {quant_method: old, cache: {$bits: 8, bits: 8}, other: {$bits: 4, a: 1}}
+  hf_quant_config.json: [{quantization: {cache: $null}}, {$bits: 8, quantization: {cache: FP8}}]
+"""
+    )
+    file = rules(tmp_path, text + HEAD.replace("old.weight", "older.weight"))
+    out = tmp_path / "back"
+    done("downgrade", source, "-o", out, "--rules", file)
+    assert side(out)["quantization_config"] == {"quant_method": "old", "cache": {"bits": 8}}
+    assert side(out, "hf_quant_config") == {"quantization": {"cache": "FP8"}}
+
+
 # modules in three formats, one of which two arguments tell apart
 FORMATS: dict[str, tuple[str, list[int]]] = {
     "old.weight": ("BF16", [4, 4]),
@@ -249,6 +327,24 @@ def test_a_stamp_with_a_text_that_is_no_object_is_refused_by_the_name_of_the_fil
         ("files: {config.json: [{a: 1}, null]}\n", "M106", "a mapping is expected"),
         ("files_back: {config.json: {a: $n}}\n", "M112", "`$n` is not a param"),
         ("params: {n: {type: int, modules: true}}\n", "M114", "`modules` is for lists of text"),
+        ("files: {config.json: {a: {$n: 1, b: 2}}}\n", "M112", "`$n` is not a param"),
+        *[
+            (
+                f"params: {{n: {{type: {kind}}}}}\nfiles: {{config.json: {{a: {said}}}}}\n",
+                code,
+                words,
+            )
+            for kind, said, code, words in (
+                ("int", "{$n: x, b: 2}", "M114", "`$n` is never that"),
+                ("bool", "[{$n: [true, 3], b: 2}]", "M114", "`$n` is never that"),
+                ("list", "{$n: 1}", "M114", "`$n` is a list"),
+                ("int", "{$n: null}", "M106", "`$n` in an object of a patch is a condition"),
+                ("int", "{$n: []}", "M106", "`$n` in an object of a patch is a condition"),
+                ("int", "{$n: {min: 1}}", "M106", "`$n` in an object of a patch is a condition"),
+                ("int", "{$null: 1}", "M114", "`$null` is no param"),
+                ("int", "{$encoded_modules: {codec: fp8}, $n: 1}", "M114", "`$encoded_modules` is"),
+            )
+        ],
         *[
             (
                 f"files_back: {{config.json: [{{a: {{$encoded_modules: {said}}}}}]}}\n",
@@ -499,7 +595,7 @@ def test_what_is_decoded_and_contradicts_the_configuration_is_refused(tmp_path: 
     assert found["code"] == "M315"
     assert found["message"] == (
         "m.q is fp8-block, blocks of 2 x 2 by its tensors, and fp8, 8 bits, a scale for each "
-        "channel by config.json#quantization_config.config_groups.g.weights"
+        "channel, compressed-tensors by config.json#quantization_config.config_groups.g.weights"
     )
     assert found["notes"] == ["2 tensors are like it"]
 

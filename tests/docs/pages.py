@@ -204,7 +204,9 @@ def _fp8(folder: Path) -> None:
     """A model in FP8, and one that was trained in bfloat16, which has no stamp."""
     import migrate
 
-    shutil.copytree(ROOT / "tests" / "data" / "genuine" / "hf-fp8-block", folder / "OLD")
+    genuine = ROOT / "tests" / "data" / "genuine"
+    shutil.copytree(genuine / "hf-fp8-block", folder / "OLD")
+    shutil.copytree(genuine / "modelopt-fp8", folder / "MODELOPT")
     migrate.apply(folder / "OLD", folder / "TRAINED", to="fp8@bf16", allow=["lossy"])
     (folder / "TRAINED" / "migrate.history.json").unlink()
 

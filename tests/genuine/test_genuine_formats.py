@@ -61,7 +61,7 @@ FORMATS = {
         (7, "nvfp4", "ModelOpt", {"form": "modelopt"}),
     ],
     "modelopt-fp8-stacked": [
-        (2, "fp8", "ModelOpt, stacked experts", {"granularity": "tensor"}),
+        (2, "fp8", "ModelOpt, stacked experts", {"granularity": "tensor", "form": "modelopt"}),
         (4, "fp8", "ModelOpt", {"granularity": "tensor"}),
     ],
     "modelopt-mxfp8": [(7, "mxfp8", "compressed-tensors, ModelOpt", {})],

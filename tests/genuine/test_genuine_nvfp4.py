@@ -6,10 +6,10 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from cache_scales import with_cache
 from commandline import contents, done, run
 from genuine import checkpoint, digests
 
@@ -168,64 +168,9 @@ def test_what_awq_multiplies_inputs_by_is_not_left_beside_other_weights(
     assert not (tmp_path / "x").exists()
 
 
-CACHE = {"dynamic": False, "num_bits": 8, "type": "float"}
-
-
-def with_cache(folder: Path, *, scales: bool = True) -> tuple[Path, list[str]]:
-    """ModelOpt's checkpoint with an FP8 KV cache as it declares one, and the keys of the scales."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    shutil.copytree(checkpoint(MODELOPT[0]).folder, folder)
-    for name, at, said in (
-        ("config.json", "quantization_config", {"kv_cache_scheme": CACHE}),
-        ("hf_quant_config.json", "quantization", {"kv_cache_quant_algo": "FP8"}),
-    ):
-        value = json.loads((folder / name).read_text())
-        value[at].update(said)
-        (folder / name).write_text(json.dumps(value))
-    keys = [f"model.layers.{n}.self_attn.{one}_proj.{one}_scale" for n in range(2) for one in "kv"]
-    if scales:
-        file = folder / "model.safetensors"
-        save_file(load_file(file) | {key: torch.tensor(0.5) for key in keys}, file)
-    return folder, keys
-
-
-def warned(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    return [one for one in plan["warnings"] if "KV cache" in one["message"]]
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("scales", [True, False])
-def test_a_cache_that_the_written_configuration_does_not_declare_is_said(
-    scales: bool, tmp_path: Path
-) -> None:
-    source, keys = with_cache(tmp_path / "in", scales=scales)
-    to = ("--to", "nvfp4@compressed-tensors", *ALLOW)
-    (warning,) = warned(done("plan", source, *to, "--format", "json").json)
-    assert warning["code"] == "M519"
-    for words in (
-        "config.json#quantization_config.kv_cache_scheme is {",
-        'hf_quant_config.json#quantization.kv_cache_quant_algo is "FP8"',
-        "; config.json#quantization_config, which this run writes, does not say",
-    ):
-        assert words in warning["message"]
-    assert (f"; 4 scales of the cache stay ({keys[0]}, " in warning["message"]) == scales
-    assert "kv_cache_dtype" in warning["help"]
-    made = done("apply", source, "-o", tmp_path / "out", *to)
-    assert "kv_cache_quant_algo" in made.err
-    assert (set(keys) <= contents(tmp_path / "out").keys()) == scales
-    # what declares nothing, and a way back that declares it again
-    assert not warned(done("plan", checkpoint(MODELOPT[0]).folder, *to, "--format", "json").json)
-    back = done("downgrade", tmp_path / "out", "-o", tmp_path / "back", *ALLOW, "--format", "json")
-    assert "KV cache" not in back.out + back.err
-    said = json.loads((tmp_path / "back/config.json").read_text())["quantization_config"]
-    assert said["kv_cache_scheme"] == CACHE
-
-
 @pytest.mark.heavy
 def test_scales_of_the_cache_go_with_the_configuration_that_declares_it(tmp_path: Path) -> None:
-    source, keys = with_cache(tmp_path / "in")
+    source, keys = with_cache(MODELOPT[0], tmp_path / "in")
     to = ("--to", "nvfp4@bf16", *ALLOW)
     plan = done("plan", source, *to)
     assert all(key in plan.out for key in keys)

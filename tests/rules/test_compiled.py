@@ -4,7 +4,7 @@ import pytest
 from rule_text import load_text
 
 from migrate.core.errors import QuestionError, Report
-from migrate.rules.compiled import compile_file, direct, is_active
+from migrate.rules.compiled import compile_file, direct, holds
 
 HEAD = """
 id: t/v2/x
@@ -182,7 +182,7 @@ def test_where_that_computes_with_an_unset_param_is_an_error_and_not_a_crash():
 def test_where_on_params_switches_a_rule_on_and_off(where, params, active):
     rules, found = compiled(f"from: x, to: y, where: {{{where}}}")
     assert not found
-    assert is_active(rules[0], params) is active
+    assert holds(rules[0].rule.where, params) is active
 
 
 def side_functions(rule):

@@ -55,8 +55,13 @@ NVFP4 = {"format": "nvfp4", "bits": 4, "group": 16, "form": "compressed-tensors"
 MXFP4 = {"format": "mxfp4", "bits": 4, "group": 32, **GROUP}
 MXFP8 = {"format": "mxfp8", "bits": 8, "group": 32, **GROUP}
 PRESETS: dict[str, dict[str, Any]] = {
-    "FP8": {"format": "fp8", "bits": 8, "granularity": "tensor"},
-    "FP8_DYNAMIC": {"format": "fp8", "bits": 8, "granularity": "channel"},
+    "FP8": {"format": "fp8", "bits": 8, "granularity": "tensor", "form": "compressed-tensors"},
+    "FP8_DYNAMIC": {
+        "format": "fp8",
+        "bits": 8,
+        "granularity": "channel",
+        "form": "compressed-tensors",
+    },
     "FP8_BLOCK": {"format": "fp8-block", "bits": 8, "block": (128, 128), "granularity": "block"},
     "W8A8": {"format": "int8", "bits": 8, "granularity": "channel", "symmetric": True},
     "W4A16": {"format": "int-pack", "bits": 4, "group": 128, "symmetric": True, **GROUP},

@@ -1,0 +1,110 @@
+"""What is written under `files` and `files_back`, checked when the rule file is read: the params it
+names, the conditions and choices in it, and which paths it makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..core.errors import printable
+from .arguments import CODEC, ENCODED_MODULES, PARAM, PATCH_WORDS, is_choice, is_condition
+from .fields import Problem
+from .model import RuleFile
+from .params import never
+
+_Path = tuple[Any, ...]
+
+
+def problems(file: RuleFile) -> Iterator[Problem]:
+    """What can be said against the patches of side files without any checkpoint (M106, M114)."""
+    for field, patches in (("files", file.files), ("files_back", file.files_back)):
+        for path, held in _objects(patches, (field,)):
+            if is_choice(held):
+                if not _chooses(held[f"${ENCODED_MODULES}"]):
+                    yield Problem(
+                        "M114",
+                        f"`${ENCODED_MODULES}` is narrowed by an object with the name of a codec "
+                        "or several, and arguments of it",
+                        f"write `${ENCODED_MODULES}: {{codec: nvfp4}}`",
+                        at=path,
+                    )
+            else:
+                yield from (problem.below(*path) for problem in _conditions(file, held))
+        for name in patches:
+            if below := next((other for other in patches if other.startswith(f"{name}/")), None):
+                yield Problem(
+                    "M114",
+                    f"`{printable(name)}` cannot be a file and the folder of `{printable(below)}`",
+                    key=True,
+                    at=(field, name),
+                )
+
+
+def references(file: RuleFile) -> Iterator[tuple[_Path, str]]:
+    """(path, name) of each whole text `$name` and each condition on a param; other text may hold
+    dollars of its own.
+    """
+    for field, patches in (("files", file.files), ("files_back", file.files_back)):
+        yield from _references(patches, (field,))
+
+
+def _references(value: Any, path: _Path) -> Iterator[tuple[_Path, str]]:
+    if isinstance(value, str) and (match := PARAM.fullmatch(value)):
+        yield path, match[1]
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if is_condition(key) and not is_choice(value):
+                yield (*path, key), key[1:]
+            yield from _references(item, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _references(item, (*path, number))
+
+
+def _objects(value: Any, path: _Path) -> Iterator[tuple[_Path, Mapping[str, Any]]]:
+    """(path, object) of each object in patches, without what a choice of a list asks for."""
+    if isinstance(value, Mapping):
+        yield path, value
+        for key, item in () if is_choice(value) else value.items():
+            yield from _objects(item, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _objects(item, (*path, number))
+
+
+def _conditions(file: RuleFile, held: Mapping[str, Any]) -> Iterator[Problem]:
+    """What is wrong with the conditions of an object: such an object would never be written."""
+    asked = {name: wanted for name, wanted in held.items() if is_condition(name)}
+    for name, wanted in asked.items():
+        values = wanted if isinstance(wanted, (list, tuple)) else [wanted]
+        if name[1:] in PATCH_WORDS:
+            yield Problem(
+                "M114",
+                f"`{name}` is no param that an object could depend on",
+                "as a value it stands for what it means, and so does "
+                f"`{{${ENCODED_MODULES}: {{codec: …}}}}` alone",
+                key=True,
+                at=(name,),
+            )
+        elif not values or any(isinstance(v, (Mapping, list, tuple)) or v is None for v in values):
+            yield Problem(
+                "M106",
+                f"`{name}` in an object of a patch is a condition, and asks for a value or a list "
+                "of values",
+                "the object is written where the param is one of them",
+                at=(name,),
+            )
+        else:
+            for _, why in never({name: wanted}, file.params, "an object of a patch"):
+                yield Problem("M114", why, at=(name,))
+
+
+def _chooses(wanted: Any) -> bool:
+    if not isinstance(wanted, Mapping) or CODEC not in wanted:
+        return False
+    values = [v if isinstance(v, (list, tuple)) else [v] for v in wanted.values()]
+    return all(
+        one and not any(isinstance(v, (Mapping, list, tuple)) or v is None for v in one)
+        for one in values
+    )
