@@ -488,9 +488,10 @@ class TensorEncoding(PlacedParts):
         import numpy as np
 
         if not wild and self._divides_at_once(lanes, scales):
-            quotients = lanes.take("quotients", tuple(part.shape), "u2").view(part.dtype)
-            factor = lanes.of(np.ascontiguousarray(scales.factor, "f4")).to(part.dtype)
-            return lanes.xp.divide(part, factor, out=quotients), factor
+            numbers = typed(part, self.spec.dtype)
+            quotients = lanes.take("quotients", tuple(part.shape), "u2").view(numbers.dtype)
+            factor = lanes.of(np.ascontiguousarray(scales.factor, "f4")).to(numbers.dtype)
+            return lanes.xp.divide(numbers, factor, out=quotients), factor
         numbers = lanes.take("numbers", tuple(part.shape), "f4")
         lanes.widen(part, self.spec.dtype, numbers)
         factor = lanes.of(np.ascontiguousarray(scales.factor, "f4"))
