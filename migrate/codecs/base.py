@@ -229,7 +229,7 @@ class Codec:
 
     def reference_rows(self, args: Any, specs: Sequence[Any]) -> int | None:
         """Along the first axis of the numbers, the multiple at which `reference` may be given the
-        rows that `decode_needs` names for whole parts; None: it takes whole parts only.
+        boxes that `decode_needs` names for whole parts; None: it takes whole parts only.
         """
         return None
 

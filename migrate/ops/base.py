@@ -200,7 +200,7 @@ class Op:
     def rows(
         self,
         args: Any,
-        part: Callable[[int, int, int], Array],
+        part: Callable[..., Array],
         specs: Sequence[Spec],
         parts: int,
         output: int,
@@ -210,8 +210,9 @@ class Op:
         """Rows `start` to `stop` along the first axis of what `eager` makes as output `output`: for
         spot checks of large tensors.
 
-        `part(number, low, high)` gives these rows of an input, `specs` are those of the whole
-        inputs. An op that needs all of its inputs for any row leaves this as it is.
+        `part(number, low, high)` gives these rows of an input, and `part(number, low, high,
+        columns)` of them the columns from one to another. `specs` are those of the whole inputs.
+        An op that needs all of its inputs for any row leaves this as it is.
         """
         whole = [
             part(number, 0, spec.shape[0] if spec.shape else 0) for number, spec in enumerate(specs)
@@ -243,6 +244,15 @@ class Op:
 Array: TypeAlias = "np.ndarray[Any, Any]"
 # [start, stop) on each axis; empty for a scalar
 Box: TypeAlias = "tuple[tuple[int, int], ...]"
+
+
+def needed_columns(box: Box, shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Where some rows of what is made are columns of an input, these columns: all of its rows are
+    needed then. Empty for other boxes.
+    """
+    if len(box) < 2 or box[0] != (0, shape[0]) or box[-1] == (0, shape[-1]):
+        return ()
+    return (box[-1],)
 
 
 class Meter(Protocol):
@@ -362,7 +372,7 @@ class ValueOp(Op):
     def rows(
         self,
         args: Any,
-        part: Callable[[int, int, int], Array],
+        part: Callable[..., Array],
         specs: Sequence[Spec],
         parts: int,
         output: int,
@@ -376,7 +386,10 @@ class ValueOp(Op):
         shape = self.infer(args, specs, parts)[output].shape
         low, high = self.rounded_rows(args, specs, parts, output, start, stop)
         boxes = self.needs(args, specs, output, ((low, high), *((0, n) for n in shape[1:])))
-        arrays = [part(number, *(box[0] if box else (0, 0))) for number, box in enumerate(boxes)]
+        arrays = []
+        for number, (spec, box) in enumerate(zip(specs, boxes, strict=True)):
+            columns = needed_columns(box, spec.shape) if high - low < shape[0] else ()
+            arrays.append(part(number, *(box[0] if box else (0, 0)), *columns))
         made: Array = self.eager(args, arrays, parts, [s.dtype for s in specs])[output]
         # an op that needs all of its inputs makes all of its output
         first = low if len(made) == high - low else 0

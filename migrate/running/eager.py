@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _WIDTH = 96
 # bytes of the numbers that are surveyed at a time
 SURVEYED = 1 << 20
+# bytes of a stretch of columns that is read by itself
+RUN = 256
 
 
 class Pool:
@@ -308,8 +310,10 @@ class EagerEvaluation:
             return self._stored_rows(expression.key, start, stop)
         op = ops.get(expression.op)
 
-        def part(number: int, low: int, high: int) -> Array:
+        def part(number: int, low: int, high: int, columns: tuple[int, int] | None = None) -> Array:
             one = expression.inputs[number]
+            if columns is not None:
+                return self._columns(one, low, high, *columns)
             whole = self._specs.of(one).shape
             return (
                 self(one)
@@ -355,6 +359,30 @@ class EagerEvaluation:
         return read_stretch(self._source, key, start * each, stop * each, packed).reshape(
             stop - start, *shape[1:]
         )
+
+    def _columns(self, expression: Program, low: int, high: int, first: int, last: int) -> Array:
+        """Rows and columns of a matrix, or of each of several."""
+        import numpy as np
+
+        spec = self._specs.of(expression)
+        each, bits = spec.shape[-1], BITS[spec.dtype]
+        if not isinstance(expression, ReadKey) or len(spec.shape) != 2 or bits < 8:
+            return np.ascontiguousarray(self.rows(expression, low, high)[..., first:last])
+        key, nbytes = expression.key, (last - first) * bits // 8
+        made: Array = np.empty((high - low, last - first), carrier(spec.dtype))
+        if rows_of(self._source.index.tensors[key]) is not None and nbytes >= RUN:
+            for at, line in enumerate(made, low):
+                read_stretch(
+                    self._source, key, at * each + first, at * each + last, line.view("u1")
+                )
+            return made
+        # what is between short stretches is cheaper to read than to skip
+        step = max(1, SURVEYED // max(1, each * bits // 8))
+        own = EagerEvaluation(self._source, self._specs)
+        for at in range(low, high, step):
+            there = own.rows(expression, at, min(at + step, high))
+            made[at - low : at - low + len(there)] = there[:, first:last]
+        return made
 
     def slack(self, expression: Program) -> tuple[str, Array] | None:
         """The op whose bits may differ, and by how much per element; None if bytes are equal."""

@@ -28,6 +28,7 @@ from ..codecs.base import Codec, Convention, OpError
 from ..core.part_names import stored_part
 from ..core.spec import BITS, Spec
 from ..elements.raw import as_bytes, carrier, pack
+from ..ops.base import needed_columns
 from .opkit import require
 
 if TYPE_CHECKING:
@@ -348,7 +349,7 @@ def _check_rows(
     rows = (each, min(len(made), 2 * each))
     needed = codec.decode_needs(args, specs, (rows, *((0, n) for n in made.shape[1:])))
     held = [
-        None if a is None or box is None else (a[slice(*box[0])] if box else a)
+        None if a is None or box is None else _cut_rows(a, box)
         for a, box in zip(parts, needed, strict=True)
     ]
     cut = [
@@ -452,6 +453,16 @@ def boxes(spec: Spec, grain: Sequence[int]) -> Iterator[Box]:
 
 def _whole(spec: Spec) -> Box:
     return tuple((0, n) for n in spec.shape)
+
+
+def _cut_rows(array: Array, box: Box) -> Array:
+    """What rows of numbers are made of: rows of a part, or columns of one that is turned."""
+    import numpy as np
+
+    rows = array[slice(*box[0])] if box else array
+    for columns in needed_columns(box, array.shape):
+        rows = rows[..., slice(*columns)]
+    return np.ascontiguousarray(rows)
 
 
 def _cut(array: Array, box: Box) -> Array:

@@ -171,8 +171,12 @@ def check_rows(
             continue
         made = op.rows(
             args,
-            lambda number, low, high: (
-                arrays[number][low:high] if specs[number].shape else arrays[number]
+            lambda number, low, high, columns=(None, None): (
+                arrays[number][low:high, ..., slice(*columns)]
+                if len(specs[number].shape) > 1
+                else arrays[number][low:high]
+                if specs[number].shape
+                else arrays[number]
             ),
             specs,
             parts,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import goldens_by_rules
 import numpy as np
 import pytest
+from commandline import rules as rule_file
 from kit_layouts import FORMATS, Case, goldens
 
 import migrate
@@ -413,3 +415,57 @@ def test_numbers_of_columns_are_the_same_in_little_memory(codec: str, tmp_path: 
         ((spec, made),) = goldens_by_rules.read(out.read_bytes()).values()
         assert spec == Spec("float16", (1024, 2048))
         assert (made == wanted).all(), memory
+
+
+RULES = """
+keep: ["{k...}"]
+rules:
+  - name: words
+    from: {weight: "{m}.qweight", zero: "{m}.qzeros", scale: "{m}.scales"%s}
+    to: "{m}.weight"
+    via: [{dequantize: {codec: %s, dtype: float16}}]
+"""
+COLUMNS, ROWS = 1024, 2048
+WORDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gptq": ("gptq, form: v2", ', group: "{m}.g_idx"', {
+        "qweight": (COLUMNS // 8, ROWS), "qzeros": (COLUMNS // 128, ROWS // 8),
+        "scales": (COLUMNS // 128, ROWS), "g_idx": (COLUMNS,),
+    }),
+    "awq": ("awq", "", {
+        "qweight": (COLUMNS, ROWS // 8), "qzeros": (COLUMNS // 128, ROWS // 8),
+        "scales": (COLUMNS // 128, ROWS),
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("codec", WORDS)
+def test_verify_compares_columns_of_words_in_little_memory(codec: str, tmp_path: Path) -> None:
+    """Rows of numbers are columns of all parts."""
+    save = pytest.importorskip("safetensors.numpy").save_file
+    (said, more, shapes), dice = WORDS[codec], np.random.default_rng(0)
+    parts: dict[str, Any] = {}
+    for name, shape in shapes.items():
+        parts[f"l.{name}"] = dice.integers(-(2**31), 2**31, shape, "<i4")
+    parts["l.scales"] = (dice.random(shapes["scales"]) + 0.5).astype("<f2")
+    if codec == "gptq":
+        parts["l.g_idx"] = dice.permutation(COLUMNS).astype("<i4") // 128
+    source, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    save(parts, source)
+    rules = rule_file(tmp_path, RULES % (more, said))
+    migrate.apply(source, out, rules=rules, allow=["lossy"], fsync=False)
+    asked: dict[str, Any] = {"source": source, "rules": rules, "allow": ["lossy"], "threads": 1}
+    # whole tensors would take over ten times as much
+    most = 16 << 20
+    tracemalloc.start()
+    try:
+        assert migrate.verify(out, **asked, max_memory=most).equal
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < most
+    raw = bytearray(out.read_bytes())
+    raw[-5] ^= 1
+    out.write_bytes(raw)
+    (found,) = migrate.verify(out, **asked, max_memory=most).differences
+    assert (found,) == migrate.verify(out, **asked).differences

@@ -92,13 +92,15 @@ class LayoutCodec(Codec):
     def reference_rows(self, args: Any, specs: Sequence[Any]) -> int | None:
         extents = self._extents(args, specs)
         layout, axes = extents.layout, len(extents.shape)
-        # their rows are not rows of every part, or lack those that pad it
-        turned = [g.transposed or g.padded[0] > 1 for g in layout.grids()]
-        if isinstance(layout.codes, Packing):
-            turned.append(layout.codes.transposed)
-        down = isinstance(layout.codes, Packing) and layout.codes.axis == -2
-        unlike = layout.shape is not None and (down or axes > 2)
-        if layout.flat or unlike or axes < 2 or any(turned):
+        grids = layout.grids()
+        # their rows lack those that pad a part
+        padded = any(g.padded[0] > 1 or (g.transposed and max(g.padded) > 1) for g in grids)
+        packed = layout.codes if isinstance(layout.codes, Packing) else None
+        down = packed is not None and packed.axis == -2
+        turned = packed is not None and packed.transposed
+        # what is stored by columns says its own rows
+        unlike = layout.shape is not None and (axes > 2 or (down and not turned))
+        if layout.flat or unlike or axes < 2 or padded:
             return None
         if axes > 2:
             return 1
