@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ...elements.raw import scratch
 from .layout import Packing
 
 if TYPE_CHECKING:
@@ -15,40 +16,46 @@ if TYPE_CHECKING:
 
 # keys, and words, that are worked on at a time
 KEYS = 1 << 14
-WORDS = 1 << 17
-# of codes, and of pairs of them, every other one
-MASKS = {4: 0x0F0F0F0F, 8: 0x00FF00FF}
+WORDS = 1 << 19
+# words between rows, which begin at other places in a cache then
+PADDING = 8
+# of codes, pairs and fours of them, every other one
+MASKS = {4: 0x0F0F0F0F, 8: 0x00FF00FF, 16: 0x0000FFFF}
 
 
 def turned(words: Array, order: Sequence[int], out: Array) -> None:
     """Fills `out` (u4 [8 * J, K / 8]) with words of eight codes in turn along K, of `words`
     (u4 [K, J]) whose codes lie along the other axis, code number i in field order[i].
 
-    Four words are a matrix of 4 x 4 codes in each half, which is transposed by exchanging the
-    corners of 2 x 2 (Warren, Hacker's Delight, 7-3); what is then exchanged are halves of words.
+    Eight words are a matrix of 8 x 8 codes, which is transposed by exchanging the corners of 2 x 2:
+    halves of words, bytes, codes (Warren, Hacker's Delight, 7-3).
     """
     import numpy as np
 
     columns, across = words.shape
     numbers = [order.index(field) for field in range(8)] if order else range(8)
-    halves = out.view("<u2").reshape(across, 8, columns // 4)
-    step = max(1, WORDS // max(1, columns))
+    made = out.reshape(across, 8, columns // 8)
+    step = min(across, max(1, WORDS // max(1, columns)))
+    size = columns // 8 * (step + PADDING)
+    *rows, spare = scratch("kit turned", 36 * size).view("<u4").reshape(9, columns // 8, -1)
     for first in range(0, across, step):
         part = words[:, first : first + step]
-        rows = [np.ascontiguousarray(part[i::4]) for i in range(4)]
-        spare = np.empty_like(rows[0])
-        for one, other, shift in ((0, 2, 8), (1, 3, 8), (0, 1, 4), (2, 3, 4)):
-            np.right_shift(rows[one], np.uint32(shift), out=spare)
-            spare ^= rows[other]
-            spare &= np.uint32(MASKS[shift])
-            rows[other] ^= spare
-            spare <<= np.uint32(shift)
-            rows[one] ^= spare
+        width = part.shape[1]
         for i, row in enumerate(rows):
-            both = row.view("<u2").reshape(*row.shape, 2)
-            for half in (0, 1):
-                place = halves[first : first + step, numbers[4 * half + i]]
-                place[...] = both[..., half].T
+            row[:, :width] = part[i::8]
+        for far, shift in ((4, 16), (2, 8), (1, 4)):
+            for i in range(8):
+                if i & far:
+                    continue
+                one, other = rows[i], rows[i + far]
+                np.right_shift(one, np.uint32(shift), out=spare)
+                spare ^= other
+                spare &= np.uint32(MASKS[shift])
+                other ^= spare
+                spare <<= np.uint32(shift)
+                one ^= spare
+        for number, row in zip(numbers, rows, strict=True):
+            made[first : first + step, number] = row[:, :width].T
 
 
 def in_turn(packing: Packing) -> bool:
