@@ -8,6 +8,7 @@ to a device takes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +17,7 @@ from ...core.spec import coordinates
 from ...elements.raw import carrier
 from .box_decoding import stored_entries
 from .code_tables import DEEPEST, HELP, CodeLookup, code_tables
-from .layout import Packing
+from .layout import ElementType, Packing
 from .recoding import Chain, Recoding, entry_values, least_power, most_power, stands_for
 from .stored_scales import as_stored
 from .tables import narrowed, values, widened
@@ -629,19 +630,16 @@ def _certify(path: Recoding, given: Array, made: Array) -> None:
 
     one, other = path.chains
     dtype = path.exact_in or "float32"
-    entries = np.array(entry_values(stands_for(one.grid, path.source)), "f4")
-    table = values(path.source.layout.elements)
-    codes = np.unique(np.abs(table[np.isfinite(table)]))
+    entries, codes = _factors(stands_for(one.grid, path.source), path.source.layout.elements)
+    products = np.empty((2, codes.size, entries.size), "f4")
+    raw = np.empty(products.shape, carrier(dtype))
     for at, (old, new) in enumerate(zip(given, made, strict=True)):
         with np.errstate(all="ignore"):
             first = scales(one, entries, old) if one.whole is not None else entries
-            products = [codes[:, None] * s for s in (first, scales(other, entries, new))]
-            rounded = []
-            for product in products:
-                raw = np.empty(product.shape, carrier(dtype))
-                narrowed(product.astype("f4"), dtype, raw)
-                rounded.append(raw)
-        differ = rounded[0] != rounded[1]
+            np.multiply(codes[:, None], first, out=products[0])
+            np.multiply(codes[:, None], scales(other, entries, new), out=products[1])
+        narrowed(products, dtype, raw)
+        differ = raw[0] != raw[1]
         if differ.any():
             i, j = coordinates(int(differ.reshape(-1).argmax()), differ.shape)
             _refuse_whole(
@@ -652,6 +650,16 @@ def _certify(path: Recoding, given: Array, made: Array) -> None:
                 f"products of codes and scales differ in {dtype}, the first {codes[i]:g} * "
                 f"{entries[j]:g}",
             )
+
+
+@lru_cache(maxsize=16)
+def _factors(dtype: str, elements: ElementType) -> tuple[Array, Array]:
+    """The positive scales of a dtype, and the magnitudes of the codes."""
+    import numpy as np
+
+    table = values(elements)
+    codes = np.unique(np.abs(table[np.isfinite(table)])).astype("f4")
+    return np.array(entry_values(dtype), "f4"), codes
 
 
 __all__ = ["recode", "survey_powers"]
