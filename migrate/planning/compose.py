@@ -20,7 +20,7 @@ from .bind import DROP, BindContext, StepResult, bind, find_taken_keys
 from .following import Following
 from .graph import ComputedTensor, Graph, Program, ReadKey, Tensor, computations, stored_keys
 from .items import Items, carry_items, fitting_items, rules_of_items
-from .pathstate import PathStep, directed
+from .pathstate import PathStep, directed, refuse_without_codes
 from .pipeline import Views
 from .request import STALE_OPTIMIZER
 from .stored import initial, untouched_key
@@ -108,6 +108,7 @@ def compose(
     for unsettled in steps:
         step = path_state.enter_step(unsettled, current) if path_state is not None else unsettled
         rules = directed(step, report)
+        refuse_without_codes(step, rules, report)
         if report.has_errors():
             break
         if items is not None:

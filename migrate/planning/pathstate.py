@@ -35,7 +35,7 @@ from ..rules.conditions import ModuleNames
 from ..rules.files import LoadedFile
 from ..rules.packs import load_edge
 from ..source.pickle.tree import PARAMETER
-from .bind import StepResult
+from .bind import CODING, StepResult
 from .graph import Tensor
 from .module_names import is_place_of, rename
 from .patches import (
@@ -130,6 +130,33 @@ def directed(step: PathStep, report: Report) -> list[DirectedRule]:
         else:
             rules.append(back)
     return rules
+
+
+def refuse_without_codes(step: PathStep, rules: Sequence[DirectedRule], report: Report) -> None:
+    """M405 for the way to a layout that its edge decodes and nothing encodes, where no stamp says
+    that the checkpoint was in it: plain numbers would be copied.
+    """
+    if not step.backwards or step.undo or _undone(step) is not None:
+        return
+    left_out = [
+        compiled
+        for compiled, params in step.rules
+        if compiled.rule.inverse == "skip"
+        and holds(compiled.rule.where or {}, params)
+        and any(call.op in CODING for call in compiled.rule.via)
+    ]
+    if not left_out or any(call.name in CODING for rule in rules for call in rule.steps):
+        return
+    names = listed([repr(compiled.rule.name) for compiled in left_out], 12)
+    report.add(
+        "M405",
+        f"nothing makes {printable(step.lineage)}@{printable(step.goal)} of plain numbers: "
+        f"the way back leaves {'rule' if len(left_out) == 1 else 'rules'} {names} out "
+        "(`inverse: skip`)",
+        spans=(left_out[0].loaded.span(*left_out[0].path),),
+        help="a lineage that encodes, such as fp8, nvfp4 or mxfp8, has another format; this one is "
+        "encoded by its library, with a calibration",
+    )
 
 
 def invert(rule: DirectedRule) -> DirectedRule | OneWay:

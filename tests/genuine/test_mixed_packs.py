@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import folder
 from commandline import done, run
 from genuine import checkpoint, digest, digests, names
 from safetensors.torch import load_file, save_file
@@ -366,3 +367,14 @@ def test_bits_that_gptq_says_of_some_modules_are_held_against_their_tensors(
     assert failed.exit == 3
     assert "error[M315" in failed.err
     assert "2 bits" in failed.err
+
+
+@pytest.mark.parametrize("layout", ["mixed", "int-pack", "int8", "mxfp4", "mxfp6"])
+def test_plain_weights_are_not_copied_as_what_nothing_encodes(layout: str, tmp_path: Path) -> None:
+    source = folder(tmp_path / "in", {"l.q_proj.weight": ("BF16", [32, 64])}, config={})
+    asked = ("--from", "compressed-tensors@bf16", "--to", f"compressed-tensors@{layout}")
+    failed = done("plan", source, *asked, "--allow", "lossy", "--format", "json", exit=3).json
+    (found,) = failed["diagnostics"]
+    assert found["code"] == "M405"
+    assert f"nothing makes compressed-tensors@{layout} of plain numbers" in found["message"]
+    assert "fp8, nvfp4 or mxfp8" in found["help"]
