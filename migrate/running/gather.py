@@ -29,6 +29,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..core.errors import fail, option, printable
+from ..elements.raw import scratch
 from ..source.blobs import ChunkOf, chunk_at
 from .geometry import SHORT, STAGE_MAX, ByteLayout, ByteLayouts, Move
 
@@ -41,8 +42,12 @@ if TYPE_CHECKING:
 
 Loops = tuple[tuple[int, int, int], ...]
 
-# rows and columns of a block: with its words it stays in a second-level cache
-_ROWS, _COLUMNS = 512, 256
+# rows and columns of a block: with its words it stays in a second-level cache, and an operation on
+# it takes much longer than waking a thread that waits for the interpreter
+_ROWS, _COLUMNS = 1024, 384
+# words between the rows of a block: a column of rows a power of two apart would share few lines of
+# a cache
+_APART = 8
 _FEW = 8
 # elements nearer to each other than this share cache lines, and a plain strided copy is as good
 _LINE = 64
@@ -161,12 +166,12 @@ def _dense(loops: Loops, row: int) -> bool:
 
 def flip_panel(panel: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
     """Writes `panel` transposed to `out`: 2-D, equal unsigned integers, last axes contiguous."""
-    import numpy as np
 
     rows, columns = panel.shape
     width = 8 // panel.dtype.itemsize
     whole = rows - rows % width if width > 1 else 0
-    words = np.empty((_ROWS // width, _COLUMNS), "u8")
+    high, pitch = min(_ROWS, whole) // width, _COLUMNS + _APART
+    words = scratch("woven", high * pitch * 8).view("u8").reshape(high, pitch)
     woven = words.view(panel.dtype).reshape(*words.shape, width)
     for i in range(0, whole, _ROWS):
         height = min(_ROWS, whole - i)

@@ -10,7 +10,7 @@ from migrate.running.gather import copy_strided, flip_panel
 
 @pytest.mark.parametrize("item", [1, 2, 4, 8])
 @pytest.mark.parametrize(
-    ("rows", "columns"), [(1, 1), (7, 300), (8, 8), (513, 257), (1027, 255), (2, 600), (520, 3)]
+    ("rows", "columns"), [(1, 1), (7, 300), (8, 8), (513, 257), (1027, 391), (2, 800), (520, 3)]
 )
 def test_a_panel_of_any_size_is_transposed(item: int, rows: int, columns: int) -> None:
     panel = (
