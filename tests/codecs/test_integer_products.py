@@ -13,6 +13,7 @@ from migrate.codecs.kit.integer_products import (
     GroupEntries,
     fill_integers,
     integers_of_bytes,
+    integers_of_codes,
     integers_of_words,
 )
 from migrate.codecs.kit.layout import Packing, integers, signed
@@ -91,9 +92,9 @@ def test_entries_are_spread(
     np.testing.assert_array_equal(out, rounded(wanted, dtype))
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, np.inf, np.nan, 2.0**91, 2.0**-91])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_other_scales_are_left_to_others(bad: float, dtype: str) -> None:
+def test_scales_that_are_not_finite_are_left_to_others(bad: float, dtype: str) -> None:
     codes, scales = np.full((2, 32), 3, "i1"), np.full((2, 1), 0.5, "<f4")
     scales[1] = bad
     out = np.full((2, 32), 7, "<u2")
@@ -102,11 +103,16 @@ def test_other_scales_are_left_to_others(bad: float, dtype: str) -> None:
     assert (codes == 3).all()
 
 
-def test_a_scale_whose_products_may_be_infinite_is_left_to_others() -> None:
-    codes, out = np.full((1, 32), 3, "i1"), np.zeros((1, 32), "<u2")
-    for scale, taken in ((511.75, True), (512.0, False)):
-        entries = GroupEntries(np.full((1, 1), scale, "<f4"), 0)
-        assert fill_integers(codes.copy(), None, entries, "float16", out) == taken
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("other", [0.0, -1.5, 511.75, 512.0, 65504.0, -65504.0, 2.0**-24])
+def test_zeros_have_signs_and_what_is_too_large_is_infinite(dtype: str, other: float) -> None:
+    scales = np.array([[0.5], [other]], "<f4")
+    codes = np.broadcast_to(np.arange(-128, 128).astype("i1"), (2, 256)).copy()
+    out = np.zeros((2, 256), "<u2")
+    with np.errstate(over="ignore"):
+        wanted = rounded(scales.astype("f8") * codes, dtype)
+    assert fill_integers(codes, None, GroupEntries(scales, 0), dtype, out)
+    np.testing.assert_array_equal(out, wanted)
 
 
 def test_nibbles_are_spread_and_moved() -> None:
@@ -116,6 +122,7 @@ def test_nibbles_are_spread_and_moved() -> None:
         (integers(4), pairs), (integers(4, 8), pairs - 8), (signed(4), pairs - 16 * (pairs > 7)),
     ):  # fmt: skip
         np.testing.assert_array_equal(integers_of_bytes(codes, elements), wanted)
+    assert (integers_of_codes(codes & 31, integers(5, 16)) == (codes & 31).view("i1") - 16).all()
     np.testing.assert_array_equal(integers_of_bytes(codes, signed(8)), codes.view("i1"))
     whole = codes.astype("i2") - 128
     np.testing.assert_array_equal(integers_of_bytes(codes, integers(8, 128)), whole)
@@ -145,6 +152,9 @@ PARTS: dict[str, dict[str, Spec]] = {
         "weight": Spec("int32", (ROWS, COLUMNS // 8)), "scale": Spec("bfloat16", (ROWS, 12)),
         "shape": Spec("int64", (2,)),
     },
+    "q8_0": {"data": Spec("uint8", (ROWS, COLUMNS // 32 * 34))},
+    "q5_0": {"data": Spec("uint8", (ROWS, COLUMNS // 32 * 22))},
+    "q4_0": {"data": Spec("uint8", (ROWS, COLUMNS // 32 * 18))},
 }  # fmt: skip
 
 
@@ -153,6 +163,11 @@ def raw_of(role: str, spec: Spec, rng: Any) -> Any:
         return (np.arange(COLUMNS) // 128).astype("<u4")
     if role == "shape":
         return np.array([ROWS, COLUMNS], "<u8")
+    if role == "data":
+        records = rng.integers(0, 256, (ROWS, COLUMNS // 32, spec.shape[1] * 32 // COLUMNS), "u1")
+        # scales of both signs, all of them finite
+        records[..., 1] &= 0xBF
+        return records.reshape(spec.shape)
     if spec.dtype == "float16":
         return (rng.random(spec.shape) * 0.01 + 1e-6).astype("<f2").view("<u2")
     if spec.dtype == "bfloat16":
@@ -162,8 +177,11 @@ def raw_of(role: str, spec: Spec, rng: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [("gptq", "float16"), ("gptq", "bfloat16"), ("awq", "float16"), ("int-pack", "bfloat16")],
-)
+    [
+        ("gptq", "float16"), ("gptq", "bfloat16"), ("awq", "float16"), ("int-pack", "bfloat16"),
+        ("q8_0", "bfloat16"), ("q5_0", "float16"), ("q4_0", "float16"),
+    ],
+)  # fmt: skip
 def test_codecs_decode_so(kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a matrix in several chunks, against the reference of all of it."""
     monkeypatch.setattr(box_decoding, "CHUNK", 1 << 14)
@@ -175,14 +193,15 @@ def test_codecs_decode_so(kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch
         return made[-1]
 
     monkeypatch.setattr(box_decoding, "fill_integers", filled)
-    codec, rng = get(kind), np.random.default_rng(3)
+    codec, rng = get("gguf" if "data" in PARTS[kind] else kind), np.random.default_rng(3)
     specs = [PARTS[kind].get(role) for role in codec.parts]
     arrays = [
         None if spec is None else raw_of(role, spec, rng)
         for role, spec in zip(codec.parts, specs, strict=True)
     ]
-    args = codec.Args("v1", zeros="words") if kind == "gptq" else codec.Args()
-    if codec.planning:
+    said: dict[str, Any] = {"gptq": {"form": "v1", "zeros": "words"}}.get(kind, {})
+    args = codec.Args(**said, **({"type": kind} if codec.name == "gguf" else {}))
+    if kind == "int-pack":
         there = dict(zip(codec.parts, arrays, strict=True))
         args = codec.settle(args, specs, {role: there[role].tobytes() for role in codec.planning})
     box = ((8, ROWS), (0, COLUMNS))

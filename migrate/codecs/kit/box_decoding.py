@@ -22,6 +22,7 @@ from .integer_products import (
     GroupEntries,
     fill_integers,
     integers_of_bytes,
+    integers_of_codes,
     integers_of_words,
 )
 from .layout import ElementType, Field, Grid, Packing, Term
@@ -89,21 +90,25 @@ class BoxDecoder:
         )
 
     def _takes_integers(self) -> bool:
-        """Whether numbers are integers of four bits, less zeros, or of eight, times one scale of so
+        """Whether numbers are integers, less zeros where they have four bits, times one scale of so
         few digits that `fill_integers` takes them.
         """
         layout, packing = self._layout, self._layout.codes
-        if not (layout.elements.whole and isinstance(packing, Packing) and len(layout.scale) == 1):
+        if not layout.elements.whole or len(layout.scale) != 1 or layout.less or layout.flat:
             return False
-        (_, grid), word = layout.scale[0], packing.word(self._geo.spec(layout.role).dtype)
+        (grid,) = (term.what for term in layout.scale)
+        if not isinstance(grid, Grid) or grid.elements is not None or layout.after is not None:
+            return False
+        dtype = grid.field.dtype if grid.field else self._geo.spec(grid.role).dtype
+        if dtype not in SHORT.get(self._dtype, ()):
+            return False
+        if isinstance(packing, Field):
+            return layout.zero is None
+        word = packing.word(self._geo.spec(layout.role).dtype)
         return (
-            isinstance(grid, Grid)
-            and grid.elements is None
-            and self._geo.spec(grid.role).dtype in SHORT.get(self._dtype, ())
-            and (packing.bits == 4 or (packing.bits == 8 and layout.zero is None))
+            (packing.bits == 4 or (packing.bits == 8 and layout.zero is None))
             and (word == 32 or (word == 8 and not packing.order and packing.axis == -1))
-            and not (packing.run or packing.plus or layout.flat or layout.less)
-            and layout.after is None
+            and not (packing.run or packing.plus)
         )
 
     def into(self, out: Any) -> None:
@@ -255,10 +260,10 @@ class BoxDecoder:
             skip = [low % n if n else 0 for (low, _), n in sides]
             if fill_products(raw, scales, (each[0], each[1]), (skip[0], skip[1]), out):
                 return
-        if self._by_integers and held == chunk and self._fill_integers(at, chunk, raw, out):
-            return
         if isinstance(layout.codes, Field):
             raw = records(raw, layout.record.nbytes)
+        if self._by_integers and held == chunk and self._fill_integers(at, chunk, raw, out):
+            return
         floats, later = self._floats(raw, chunk, held)
         # NaN is rare, and looked for where a code or an entry is not finite
         self._finite = self._near and later != 0 and not layout.less
@@ -278,8 +283,6 @@ class BoxDecoder:
     def _fill_integers(self, at: tuple[int, ...], chunk: Held, raw: Any, out: Any) -> bool:
         """Fills `out` by `fill_integers`; False where it cannot."""
         layout, packing = self._layout, self._layout.codes
-        if not isinstance(packing, Packing):
-            raise TypeError(packing)
         found = [self._chain(raw, layout.scale, at, chunk, raw, chunk)]
         if layout.zero is not None:
             zero, *sides = self._chain(raw, (Term("*", layout.zero),), at, chunk, raw, chunk)
@@ -288,7 +291,10 @@ class BoxDecoder:
             if rows > 1 or (columns and (chunk.columns[0] % columns or chunk.columns[1] % columns)):
                 return False
         scale, *zeros = [GroupEntries(entries, columns) for entries, _, columns in found]
-        if packing.axis == -1:
+        if isinstance(packing, Field):
+            codes = field_codes(raw, packing).reshape(len(raw), -1)
+            codes = integers_of_codes(codes, layout.elements)
+        elif packing.axis == -1:
             codes = integers_of_bytes(self._bytes(raw), layout.elements)
         else:
             words = _turned(raw) if packing.transposed else _contiguous(raw)

@@ -1,4 +1,4 @@
-"""Integers of four or eight bits, less zeros, times scales, as float16 or bfloat16, in numpy.
+"""Integers of at most eight bits, less zeros, times scales, as float16 or bfloat16, in numpy.
 
 Integers less their zeros are bytes until they become floats, and what is made of them are a few
 passes over what a second-level cache holds. A scale has at most 11 significant bits and an integer
@@ -32,12 +32,13 @@ if TYPE_CHECKING:
 STEP = 1 << 18
 # columns from which on the entry of a group is a loop of its own
 _LONG = 32
-# what scales of integers of 8 bits may be so that no product of float32 is too large or too small
-_LEAST, _MOST = 2.0**-90, 2.0**90
+# the largest finite float32; from the other on no product has fewer digits than it could
+_FINITE, _LEAST = (2 - 2.0**-23) * 2.0**127, 2.0**-90
 # the dtypes of scales whose products have so few digits, by that of numbers: those of float16 are
 # multiples of its smallest number too, so that none that is subnormal is rounded
 SHORT = {"float16": ("float16",), "bfloat16": ("float16", "bfloat16")}
-_LARGEST = {"float16": 65504.0, "bfloat16": 2.0**127}
+# magnitudes up to which products are rounded here
+_LARGEST = {"float16": 65504.0, "bfloat16": 2.0**100}
 
 
 class GroupEntries(NamedTuple):
@@ -63,16 +64,12 @@ class GroupEntries(NamedTuple):
 
 def integers_of_bytes(codes: Array, elements: ElementType) -> Array | None:
     """int8 [rows, columns]: integers whose codes lie in contiguous bytes [rows, n], of four bits
-    the first in the lower ones; in memory of this thread's own. None where int8 has no room.
+    the first in the lower ones. As `integers_of_codes`.
     """
     import numpy as np
 
     if elements.bits == 8:
-        made = _room("kit integers", codes.shape)
-        if not elements.negative and elements.offset != 128:
-            return None
-        np.bitwise_xor(codes, 0 if elements.negative else 128, out=made)
-        return made.view("i1")
+        return integers_of_codes(codes, elements)
     rows, count = codes.shape
     pairs = _room("kit integers", (rows, 2 * count)).view("<u2")
     over = _room("kit beside", (rows, 2 * count)).view("<u2")
@@ -80,12 +77,12 @@ def integers_of_bytes(codes: Array, elements: ElementType) -> Array | None:
     np.left_shift(pairs, 4, out=over)
     np.bitwise_or(pairs, over, out=pairs)
     np.bitwise_and(pairs, 0x0F0F, out=pairs)
-    return _less(pairs.view("u1"), elements)
+    return integers_of_codes(pairs.view("u1"), elements)
 
 
-def integers_of_words(words: Array, packing: Packing, elements: ElementType) -> Array:
+def integers_of_words(words: Array, packing: Packing, elements: ElementType) -> Array | None:
     """int8 [8 * n, columns]: integers of four bits in contiguous words of 32 bits [n, columns],
-    each of which holds those of eight rows; in memory of this thread's own.
+    each of which holds those of eight rows. As `integers_of_codes`.
     """
     import numpy as np
 
@@ -101,22 +98,31 @@ def integers_of_words(words: Array, packing: Packing, elements: ElementType) -> 
         np.copyto(byte, later, casting="unsafe")
         np.bitwise_and(byte, 15, out=rows[:, places.index(2 * at)])
         np.right_shift(byte, 4, out=rows[:, places.index(2 * at + 1)])
-    return _less(made, elements)
+    return integers_of_codes(made, elements)
+
+
+def integers_of_codes(codes: Array, elements: ElementType) -> Array | None:
+    """int8: the integers of codes, each of which is a byte; those of 8 bits are left as they are,
+    others are in memory that may be overwritten. None where int8 has no room for them.
+    """
+    import numpy as np
+
+    half = 1 << (elements.bits - 1)
+    if elements.bits == 8:
+        if elements.negative:
+            return codes.view("i1")
+        made: Array = np.bitwise_xor(codes, 128, out=_room("kit integers", codes.shape))
+        return made.view("i1") if elements.offset == 128 else None
+    if elements.negative:
+        np.bitwise_xor(codes, half, out=codes)
+    if offset := half if elements.negative else elements.offset:
+        # bytes wrap, and so it is exact
+        np.subtract(codes, offset, out=codes)
+    return codes.view("i1")
 
 
 def _room(name: str, shape: tuple[int, ...]) -> Array:
     return scratch(name, prod(shape)).reshape(shape)
-
-
-def _less(codes: Array, elements: ElementType) -> Array:
-    import numpy as np
-
-    if elements.negative:
-        np.bitwise_xor(codes, 8, out=codes)
-    if offset := 8 if elements.negative else elements.offset:
-        # bytes wrap, and so it is exact
-        np.subtract(codes, offset, out=codes)
-    return codes.view("i1")
 
 
 def fill_integers(
@@ -124,20 +130,24 @@ def fill_integers(
 ) -> bool:
     """Fills `out` [rows, columns], raw elements of `dtype`, with integers less their zeros, all of
     them int8, times scales, float32 that numbers of a dtype of `SHORT` are; False, and nothing is
-    filled, where a scale is not positive and finite, or a product could be too large.
+    filled, where a scale is infinite or NaN.
 
-    `codes` is overwritten.
+    Where there are zeros, `codes` is overwritten.
     """
     import numpy as np
 
     low, high = float(scales.values.min()), float(scales.values.max())
     # NaN is not below anything
-    if not (low >= _LEAST and high <= _MOST and high * 128 <= _LARGEST[dtype]):
+    if not (-_FINITE <= low <= high <= _FINITE):
         return False
     rows, columns = codes.shape
     down = max(1, STEP // columns)
+    # a scale of zero, or below it, makes zeros with a sign, which this way of rounding loses
     torch = tables.imported()
-    if torch is None and dtype == "float16":
+    others = torch is not None or low < _LEAST or high * 128 > _LARGEST[dtype]
+    if torch is not None and not scales.values.flags.writeable:
+        scales = scales._replace(values=scales.values.copy())
+    elif not others and dtype == "float16":
         # of a float16 with this exponent more, float32 has the same bits
         scales = scales._replace(values=scales.values * np.float32(2.0**-112))
     for top in range(0, rows, down):
@@ -150,8 +160,11 @@ def fill_integers(
         floats = words[:-1].view("<f4").reshape(part.shape)
         np.copyto(floats, part)
         for these, entries in scales.spread(floats, top):
-            np.multiply(these, entries, out=these)
-        if torch is not None:
+            if torch is not None:
+                torch.from_numpy(these).mul_(torch.from_numpy(entries))
+            else:
+                np.multiply(these, entries, out=these)
+        if others:
             tables.narrowed(floats, dtype, target, True)
             continue
         _round(floats, 13 if dtype == "float16" else 16)

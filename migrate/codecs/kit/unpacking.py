@@ -42,13 +42,17 @@ def field_codes(records: Any, field: Field) -> Any:
         mask = (1 << piece.bits) - 1
         for run in field_runs(piece):
             found = records[..., run.first : run.first + run.length]
+            target = out[..., run.at : run.at + run.length]
+            if not (number or run.shift or piece.left or mask != 255) and is_numpy(records):
+                # a run is one element: numpy copies short rows one by one
+                target.view(f"V{run.length}")[...] = found.view(f"V{run.length}")
+                continue
             if run.shift:
                 found = found >> run.shift
             if mask != 255 >> run.shift:
                 found = found & mask
             if piece.left:
                 found = found << piece.left
-            target = out[..., run.at : run.at + run.length]
             if not number:
                 target[...] = found
             else:
@@ -63,7 +67,7 @@ def field_numbers(records: Any, field: Field) -> Any:
     if is_numpy(found):
         import numpy as np
 
-        return np.ascontiguousarray(found).view(f"<u{size}")
+        return np.ascontiguousarray(found.view(f"<u{size}"))
     # a whole copy begins where any element may
     return view(found.clone(memory_format=_contiguous()), f"i{size}")
 
