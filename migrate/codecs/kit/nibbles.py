@@ -68,6 +68,14 @@ def in_turn(packing: Packing) -> bool:
     )
 
 
+def put_rows(rows: Array, out: Array) -> None:
+    """Fills rows of bytes (u1 [n, k]) of `out`, each contiguous as those of `rows` are: one move a
+    row, where numpy would make one a byte.
+    """
+    size = f"V{rows.shape[1]}"
+    out.view(size)[...] = rows.view(size)
+
+
 def halves_in_turn(halves: Array) -> Array:
     """Codes in turn, two a byte (u1 [n, k]), of bytes (u1 [n, k]) of which byte j has code j in its
     lower half and code k + j in the upper one; k is even.
@@ -77,12 +85,17 @@ def halves_in_turn(halves: Array) -> Array:
     count, size = halves.shape
     out = np.empty((count, 2, size // 2), "u1")
     step = max(1, 2 * KEYS // size)
+    raw = np.empty((min(step, count), size), "u1")
+    made = np.empty((len(raw), size // 2), "u1")
     for first in range(0, count, step):
-        words = np.ascontiguousarray(halves[first : first + step]).view("<u2")
+        some = min(step, count - first)
+        put_rows(halves[first : first + some], raw[:some])
+        words = raw[:some].view("<u2")
         for half in (0, 1):
             codes = (words >> np.uint16(4 * half)) & np.uint16(0x0F0F)
             codes |= codes >> np.uint16(4)
-            np.copyto(out[first : first + step, half], codes, casting="unsafe")
+            np.copyto(made[:some], codes, casting="unsafe")
+            put_rows(made[:some], out[first : first + some, half])
     return out.reshape(count, size)
 
 
@@ -92,13 +105,20 @@ def halves_of_turn(turn: Array, out: Array) -> None:
 
     count, size = turn.shape
     step = max(1, 2 * KEYS // size)
+    upper = np.empty((min(step, count), size), "u1")
+    made = np.empty_like(upper)
     for first in range(0, count, step):
         words = turn[first : first + step].astype("<u2")
         words |= words << np.uint16(4)
         words &= np.uint16(0x0F0F)
-        made = words[:, size // 2 :] << np.uint16(4)
-        made |= words[:, : size // 2]
-        out[first : first + step] = made.view("u1")
+        both, some = words.view("u1"), len(words)
+        put_rows(both[:, size:], upper[:some])
+        put_rows(both[:, :size], made[:some])
+        high = upper[:some].view("<u2")
+        high <<= np.uint16(4)
+        low = made[:some].view("<u2")
+        low |= high
+        put_rows(made[:some], out[first : first + some])
 
 
 @lru_cache(maxsize=16)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .geometry import Extents
 from .layout import Field, Grid, NumberLayout
-from .nibbles import halves_in_turn, halves_of_turn
+from .nibbles import halves_in_turn, halves_of_turn, put_rows
 from .unpacking import Run, field_codes, field_numbers, field_runs, records
 
 if TYPE_CHECKING:
@@ -38,13 +38,19 @@ def entries_in_records(geo: Extents, grid: Grid, raw: Array, full: Box) -> Array
 
 def bytes_in_turn(geo: Extents, raw: Array, full: Box) -> Array | None:
     """The codes of such a box in turn, one or two a byte; None where they do not lie so."""
+    import numpy as np
+
     layout = geo.layout
     plane = _plane(layout)
     if plane is None:
         return None
     held = records(_rows(raw, full), layout.record.nbytes).reshape(-1, layout.record.nbytes)
-    found = held[:, plane.first : plane.first + plane.length]
-    return halves_in_turn(found) if plane.length < layout.record.codes else found
+    found: Array = held[:, plane.first : plane.first + plane.length]
+    if plane.length < layout.record.codes:
+        return halves_in_turn(found)
+    out = np.empty(found.shape, "u1")
+    put_rows(found, out)
+    return out
 
 
 def records_of(
@@ -60,7 +66,8 @@ def records_of(
         raise TypeError(layout)
     made = np.zeros((entries.size, record.nbytes), "u1")
     width = entries.itemsize
-    made[:, scale.at : scale.at + width] = np.ascontiguousarray(entries).reshape(-1, 1).view("u1")
+    raw = np.ascontiguousarray(entries).reshape(-1, 1).view("u1")
+    put_rows(raw, made[:, scale.at : scale.at + width])
     plane = _plane(layout)
     codes = codes.reshape(entries.size, -1)
     if turned and plane is not None:
@@ -68,7 +75,7 @@ def records_of(
         if plane.length < record.codes:
             halves_of_turn(codes, target)
         else:
-            target[...] = codes
+            put_rows(codes, target)
         return made.reshape(*entries.shape[:-1], -1)
     for piece in field.pieces:
         mask = np.uint8((1 << piece.bits) - 1)
