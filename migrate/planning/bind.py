@@ -118,6 +118,9 @@ class BindContext(NamedTuple):
 DROP = frozenset(("drop",))
 # ops that make numbers of codes, codes of numbers, or other codes
 CODING = ("dequantize", "quantize", "recode")
+ENCODED_ELSEWHERE = (
+    "take a path that decodes these tensors, as those to plain weights do, or write a rule for them"
+)
 
 
 def bind(
@@ -200,6 +203,11 @@ def _required(readers: Sequence[Reader]) -> list[list[Reader]]:
 
 def _refuse_idle(readers: Sequence[Reader], tensors: Mapping[str, Tensor], report: Report) -> None:
     rules = [reader.rule for reader in readers]
+    encoded = None
+    if any(step.name in CODING for rule in rules for step in rule.steps):
+        from .encoded_modules import first_encoded
+
+        encoded = first_encoded(tensors)
     refused = dict.fromkeys(taken.key for reader in readers for taken in reader.refused)
     texts = " and ".join(repr(side.pattern.text) for side in rules[0].reads)
     report.add(
@@ -212,6 +220,7 @@ def _refuse_idle(readers: Sequence[Reader], tensors: Mapping[str, Tensor], repor
         notes=(
             *(note for rule in rules for note in _about_params(rule)),
             *((f"`when` rules out {listed(list(refused), 3)}",) if refused else ()),
+            *((f"encoded, and not taken: {encoded}",) if encoded else ()),
         ),
         help=FOREIGN
         if any(foreign(side.pattern) for rule in rules for side in rule.reads)
@@ -219,6 +228,8 @@ def _refuse_idle(readers: Sequence[Reader], tensors: Mapping[str, Tensor], repor
         else "there are no tensors where the rules work: name a dict of tensors, "
         f"{option('at', 'PATH')}, or all of the checkpoint, {option('at', '.')}"
         if not tensors
+        else ENCODED_ELSEWHERE
+        if encoded
         else "is the layout the right one? a rule that may match nothing says `optional: true`"
         if not rules[0].optional
         else f"is the layout the right one? {option('from_', 'LINEAGE@LAYOUT')} says another",

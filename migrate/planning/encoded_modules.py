@@ -126,6 +126,17 @@ def _readings(
     return best
 
 
+def first_encoded(tensors: Mapping[str, Tensor]) -> str | None:
+    """A tensor with its number format, as `l.experts.down_proj (nvfp4, form modelopt)`, of those
+    that hold codes and whose parts are there; None without any.
+    """
+    table = codecs.part_names()
+    for key, tensor in tensors.items():
+        if _codes(tensor.spec) and (found := _readings(key, None, tensors, table)):
+            return f"{printable(key)} ({_spelled(found[0])})"
+    return None
+
+
 def _plain(key: str) -> str:
     """The key without its rank."""
     return key.rpartition("@")[0] if "@" in key and rank_of(key) is not None else key

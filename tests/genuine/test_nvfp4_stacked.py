@@ -133,6 +133,14 @@ def test_they_are_decoded_beside_modules_in_fp8(tmp_path: Path) -> None:
         assert {dtype for dtype, *_ in contents(out).values()} == {"BF16"}
 
 
+def test_a_path_that_does_not_take_them_names_them_and_the_way_out(tmp_path: Path) -> None:
+    asked = ("--to", "nvfp4@compressed-tensors", "--allow", "lossy", "--format", "json")
+    found = done("plan", alone(tmp_path / "in"), *asked, exit=3).json["diagnostics"]
+    assert {one["code"] for one in found} == {"M206"}
+    assert f"encoded, and not taken: {CODED} (nvfp4, form modelopt" in found[0]["notes"][-1]
+    assert "take a path that decodes these tensors" in found[0]["help"]
+
+
 def test_codes_without_their_scales_are_refused_by_name(tmp_path: Path) -> None:
     tensors = contents(alone(tmp_path / "in"))
     del tensors[f"{CODED}_weight_scale"]
