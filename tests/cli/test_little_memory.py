@@ -210,7 +210,7 @@ def test_what_was_written_before_memory_ran_out_is_kept_and_resumed(
         written.append(1)
         if len(written) > 5:
             raise MemoryError
-        commit(self, *arguments)
+        return commit(self, *arguments)
 
     written: list[int] = []
     monkeypatch.setattr(_FileWriter, "commit", short)
