@@ -163,6 +163,9 @@ BLOCKS = 4 << 20
 FEW = 64 << 10
 # the op's own arrays, as a multiple of its inputs and output
 TEMPORARIES = 2
+# the part of the memory for computing that calls may remember things in: files hold scales behind
+# the codes of all tensors, and what was not remembered is read and computed anew
+MEMOS = 4
 
 
 class Kind(NamedTuple):

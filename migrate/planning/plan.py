@@ -25,7 +25,17 @@ from ..source.blobs import StoredTensor, chunk_at
 from ..source.target import OutputFile, Target
 from .bind import Provenance, StepResult
 from .compose import Composition
-from .graph import BLOCKS, CHUNK, ComputedTensor, Kind, Tensor, ValueCheck, computations, kind_of
+from .graph import (
+    BLOCKS,
+    CHUNK,
+    MEMOS,
+    ComputedTensor,
+    Kind,
+    Tensor,
+    ValueCheck,
+    computations,
+    kind_of,
+)
 from .pathstate import PathStep
 from .sides import SideFiles
 
@@ -43,6 +53,8 @@ INTERPRETER, NUMPY, TORCH = 24 << 20, 10 << 20, 160 << 20
 # a run's buffers, and the size from which it reads a matrix whole (running/geometry)
 STAGES, FILL, WINDOW, WHOLE_MATRIX = 2 << 20, 1 << 20, 64 << 20, 4 << 20
 SHORT_RUN = 2048
+# what calls may remember of three quarters of the memory that a run has unless it is said
+REMEMBERED = 10**9 * 3 // 4 // MEMOS
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,21 +374,24 @@ def peak_memory(outputs: Mapping[str, Tensor], threads: int = 2) -> int:
         + libraries
         + threads * (STAGES + min(WINDOW, largest) + computed.boxes)
         + computed.whole
+        + min(computed.remembered, REMEMBERED)
     )
 
 
 class _Computed(NamedTuple):
     """The most that a thread takes for boxes of one computed tensor, that one takes which is made
-    whole, and whether torch is loaded.
+    whole, and whether torch is loaded; what all calls would remember.
     """
 
     boxes: int = 0
     whole: int = 0
     torch: bool = False
+    remembered: int = 0
 
 
 def _computed(tensors: Iterable[Tensor]) -> _Computed:
     seen, known = set[int](), dict[tuple[Any, ...], Kind]()
+    calls, remembered = set[int](), 0
     todo = list(tensors)
     while todo:
         for source in todo.pop().sources:
@@ -393,6 +408,9 @@ def _computed(tensors: Iterable[Tensor]) -> _Computed:
             )
             if key not in known:
                 known[key] = kind_of(call, source.output, source.spec)
+            if id(call) not in calls and known[key].regional:
+                calls.add(id(call))
+                remembered += known[key].op.remembers(known[key].args, known[key].specs)
     kinds = known.values()
     return _Computed(
         # of blocks more goes through a thread's buffer at once
@@ -406,6 +424,7 @@ def _computed(tensors: Iterable[Tensor]) -> _Computed:
         ),
         max((k.least for k in kinds if not k.regional), default=0),
         any(isinstance(k.op, ValueOp) and k.op.torch(k.args, k.specs) for k in kinds),
+        remembered,
     )
 
 

@@ -32,6 +32,7 @@ from ..planning.graph import (
     BLOCKS,
     CHUNK,
     FEW,
+    MEMOS,
     TEMPORARIES,
     Computation,
     ComputedTensor,
@@ -65,8 +66,6 @@ if TYPE_CHECKING:
 
 # among which a lack of memory shows
 _SHORT = (MemoryError, OSError, RuntimeError, ImportError)
-# the part of the memory for computing that calls may remember things in
-MEMOS = 32
 # a fill of the buffer grows to this where an op's grain asks for it
 GRAIN_MOST = 16 << 20
 

@@ -17,7 +17,7 @@ from value_ops import Widen, call, install
 from migrate.core import view as views
 from migrate.core.errors import CheckpointError, RunError
 from migrate.core.spec import spec
-from migrate.planning.graph import CHUNK, Tensor
+from migrate.planning.graph import CHUNK, MEMOS, Tensor
 from migrate.planning.plan import peak_memory
 from migrate.running import geometry, tiles
 from migrate.running.buffers import fill_buffers
@@ -342,7 +342,7 @@ def test_what_calls_remember_has_a_bound_and_is_given_back(
     source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
     outputs = [call(made["widen"], whole("a", "bfloat16", stored.shape))[0] for _ in range(2)]
     values, seen, compute = (
-        Evaluator(source, ByteLayouts(), outputs, 4 * 4096 * 32 // 3),
+        Evaluator(source, ByteLayouts(), outputs, 4 * 4096 * MEMOS // 3),
         list[Any](),
         made["widen"].compute,
     )
@@ -361,6 +361,16 @@ def test_what_calls_remember_has_a_bound_and_is_given_back(
         assert (seen[2], seen[4]) == (None, None)
         assert seen[3] is not seen[0]
         assert seen[3] == {}
+
+
+def test_the_plan_counts_what_calls_may_remember(made: dict[str, Any]) -> None:
+    tensors = [call(made["widen"], whole("a", "bfloat16", (64, 64)))[0] for _ in range(2)]
+    outputs = {"o": tensors[0], "p": tensors[1], "again": tensors[1]}
+    least = peak_memory(outputs)
+    made["widen"].remembers = lambda args, specs: 5 << 20
+    assert peak_memory(outputs) - least == 10 << 20
+    made["widen"].remembers = lambda args, specs: 1 << 40
+    assert peak_memory(outputs) - least == 10**9 * 3 // 4 // MEMOS
 
 
 def test_the_plan_counts_torch_only_where_an_op_needs_it(made: dict[str, Any]) -> None:

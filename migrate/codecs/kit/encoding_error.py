@@ -146,12 +146,13 @@ def place(
         return MeasuredPlace(slice(0, 1), columns, 0, 1, low - first, wide, one, sampled)
     low = max(inside[0].start, row)
     stop = max(low, min(inside[0].stop, row + shape[0]))
-    sampled = np.flatnonzero((full[-2][0] + np.arange(low, stop)) % every == 0)
+    # of the rows of the tensor each `every`th
+    sampled = np.arange(-(full[-2][0] + low) % every, stop - low, every)
     if encoding.surveys_tiles:
         # entries of single rows and columns, or one
         high, wide = (1 if n > 1 else max(m, 1) for n, m in zip(entries, shape, strict=True))
     left = inside[1].start
-    every_column = np.arange(inside[1].stop - left)
+    every_column = np.arange(inside[1].stop - left if sampled.size else 0)
     return MeasuredPlace(
         slice(low - row, stop - row), inside[1], low - row, high, left, wide, sampled, every_column
     )
