@@ -12,6 +12,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import (
+    ChunkShardingSpec,
+    EnumerableShardingSpec,
+    ShardMetadata,
+)
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
@@ -333,3 +339,68 @@ def dies_while_it_loads(rank: int, source: str, rules: str) -> None:
         storage_reader=MigratingReader(source, rules=[rules]),
         planner=Ends() if last else DefaultLoadPlanner(),
     )
+
+
+def is_invisible(rank: int, folder: str) -> None:
+    """What stock torch saved and loads, with the reader in the place of torch's: placements and
+    meshes that change, and plain tensors beside them.
+    """
+    world = dist.get_world_size()
+    line = init_device_mesh("cpu", (world,))
+    square = init_device_mesh("cpu", (2, world // 2))
+    ways: list[tuple[DeviceMesh, list[Placement]]] = [
+        (line, [Shard(0)]),
+        (line, [Replicate()]),
+        (line, [Shard(1)]),
+        (square, [Replicate(), Replicate()]),
+        (square, [Replicate(), Shard(0)]),
+        (square, [Shard(0), Replicate()]),
+        (square, [Shard(0), Shard(0)]),
+        (square, [Shard(1), Shard(0)]),
+    ]
+    # five rows: some ranks have none of them
+    whole = torch.arange(15, dtype=torch.float32).view(5, 3)
+    for number, (mesh, placements) in enumerate(ways):
+        held = {"t": distribute_tensor(whole, mesh, placements), "plain": whole[0].clone()}
+        dcp.save({**held, "step": number}, checkpoint_id=f"{folder}/{number}")
+        for new_mesh, new_placements in ways:
+            both = []
+            for reader in (dcp.FileSystemReader, MigratingReader):
+                part = zeros((5, 3), device_mesh=new_mesh, placements=new_placements)
+                state: dict[str, Any] = {"t": part, "plain": torch.zeros(3), "step": -1}
+                dcp.load(state, storage_reader=reader(f"{folder}/{number}"))
+                both.append(state)
+            stock, ours = both
+            assert torch.equal(stock["t"].to_local(), ours["t"].to_local())
+            assert torch.equal(full(ours["t"]), whole)
+            assert torch.equal(ours["plain"], whole[0])
+            assert ours["step"] == stock["step"] == number
+
+
+def fills_sharded_tensors(rank: int, folder: str) -> None:
+    """Tensors of torch's older class, of which a rank may have several shards, none in order."""
+
+    def cut(shards: list[tuple[list[int], list[int], int]]) -> EnumerableShardingSpec:
+        return EnumerableShardingSpec(
+            [ShardMetadata(at, size, f"rank:{owner}/cpu") for at, size, owner in shards]
+        )
+
+    specs = [
+        ChunkShardingSpec(dim=0, placements=["rank:0/cpu", "rank:1/cpu"]),
+        ChunkShardingSpec(dim=1, placements=["rank:1/cpu", "rank:0/cpu", "rank:1/cpu"]),
+        cut([([0, 0], [2, 20], 0), ([2, 0], [1, 20], 1), ([3, 0], [7, 20], 0)]),
+        cut([([0, 0], [8, 20], 1), ([8, 0], [2, 20], 0)]),
+    ]
+    for number, spec in enumerate(specs):
+        torch.manual_seed(rank + 10 * number)
+        held = sharded_tensor.rand(spec, 10, 20)
+        dcp.save({"t": held}, checkpoint_id=f"{folder}/{number}")
+        for other in specs:
+            both = []
+            for reader in (dcp.FileSystemReader, MigratingReader):
+                target = sharded_tensor.zeros(other, 10, 20)
+                dcp.load({"t": target}, storage_reader=reader(f"{folder}/{number}"))
+                both.append(target.local_shards())
+            for stock, ours in zip(*both, strict=True):
+                assert torch.equal(stock.tensor, ours.tensor)
+                assert ours.tensor.any()

@@ -153,3 +153,11 @@ def test_a_rank_that_dies_ends_the_others(ranks: Start, old: str, rules: str) ->
     with pytest.raises(AssertionError) as raised:
         ranks(2).run("dcp_reader_case", "dies_while_it_loads", old, rules)
     assert "rank 0" in str(raised.value) or "the ranks ended" in str(raised.value)
+
+
+def test_an_identity_reader_is_invisible(ranks: Start, tmp_path: Path) -> None:
+    ranks(4).run("dcp_reader_case", "is_invisible", str(tmp_path))
+
+
+def test_tensors_of_the_older_class_are_filled(ranks: Start, tmp_path: Path) -> None:
+    ranks(2).run("dcp_reader_case", "fills_sharded_tensors", str(tmp_path))
