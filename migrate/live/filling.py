@@ -191,26 +191,23 @@ def _like(held: Any, device: torch.device) -> torch.Tensor:
 
 
 def local(target: torch.Tensor, tensor: Tensor) -> tuple[torch.Tensor, Tensor] | None:
-    """The part of a DTensor that is here, and that part of the output; None if it is not a box."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    """The part of a DTensor that is here, and that part of the output; None if it is not a box.
 
-    if not isinstance(target, DTensor) or not all(
-        type(p) in (Shard, Replicate) for p in target.placements
-    ):
+    torch.distributed.checkpoint asks a DTensor for the same box.
+    """
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(target, DTensor) or any(p.is_partial() for p in target.placements):
         return None
-    shape, offset = compute_local_shape_and_global_offset(
-        target.shape, target.device_mesh, target.placements
-    )
-    box = tuple((first, first + size) for first, size in zip(offset, shape, strict=True))
+    chunks = target.__create_chunk_list__()
+    here = target._local_tensor
+    if len(chunks) != 1 or tuple(here.shape) != tuple(chunks[0].sizes):
+        return None
+    shape = tuple(chunks[0].sizes)
+    box = tuple((at, at + size) for at, size in zip(chunks[0].offsets, shape, strict=True))
     if 0 in shape:
         box = tuple((0, size) for size in shape)
-    here = target._local_tensor
-    if tuple(here.shape) != tuple(shape):
-        return None
-    return here, Tensor(
-        Spec(tensor.spec.dtype, tuple(shape)), region(tensor.view, box), tensor.sources
-    )
+    return here, Tensor(Spec(tensor.spec.dtype, shape), region(tensor.view, box), tensor.sources)
 
 
 def alike(value: Any, target: Any) -> bool:

@@ -20,7 +20,11 @@ from torch.distributed._shard.sharding_spec import (
 )
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
@@ -32,7 +36,9 @@ from torch.distributed.tensor import (
     zeros,
 )
 
+import migrate
 from migrate.dcp import MigratingReader
+from migrate.live import filling
 
 EXPERTS, LAYERS = 4, 2
 
@@ -193,6 +199,30 @@ def tensor_parallel_within_fsdp2(rank: int, source: str, rules: str) -> None:
     state = get_model_state_dict(model)
     dcp.load(state, storage_reader=MigratingReader(source, rules=[rules]))
     same(state, expected)
+    for one in model.parameters():
+        one.detach().to_local().zero_()
+
+    def whole(*arguments: Any) -> Any:
+        raise AssertionError("a whole tensor was made for a shard")
+
+    kept, filling.shard_as = filling.shard_as, whole
+    try:
+        migrate.load(model, source, rules=[rules])
+    finally:
+        filling.shard_as = kept
+    same(model.state_dict(), expected)
+
+
+def fills_what_rank_zero_reads(rank: int, source: str, rules: str) -> None:
+    """Migrated in one process, and dealt out by torch to the shards of all."""
+    model = Stacked()
+    for layer in model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    state = migrate.migrate_state_dict(load_file(source), rules=[rules]) if rank == 0 else {}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, dict(state), options=options)
+    same(model.state_dict(), new_layout(old_layout()))
 
 
 def computes_its_boxes(rank: int, source: str, rules: str, whole: str) -> None:

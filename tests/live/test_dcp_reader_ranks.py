@@ -161,3 +161,7 @@ def test_an_identity_reader_is_invisible(ranks: Start, tmp_path: Path) -> None:
 
 def test_tensors_of_the_older_class_are_filled(ranks: Start, tmp_path: Path) -> None:
     ranks(2).run("dcp_reader_case", "fills_sharded_tensors", str(tmp_path))
+
+
+def test_what_one_rank_migrates_is_dealt_out_by_torch(ranks: Start, old: str, rules: str) -> None:
+    ranks(2).run("dcp_reader_case", "fills_what_rank_zero_reads", old, rules)
