@@ -1,9 +1,9 @@
-"""`nvfp4`: e2m1 codes, two in a byte, with an e4m3 scale for each 16 of a row and a float32 one for
-all of them.
+"""`nvfp4`: e2m1 codes, two in a byte, an e4m3 scale for each 16 of a row and a float32 one for all.
 
 What is stored for all no name or shape tells (`form`): ModelOpt and torchao multiply by it,
 compressed-tensors divides by it, and of Transformer Engine it is the largest magnitude, which is
-taken times 1 / (6 * e4m3_max) after the scale of the block. torchao may do without.
+taken times 1 / (6 * e4m3_max) after the scale of the block. torchao may do without. ModelOpt's AWQ
+has divided columns by what inputs are multiplied by, `pre_quant_scale` [K], and decoding undoes it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.part_names import ACTIVATIONS, COLUMNWISE, Convention
+from ..core.part_names import ACTIVATIONS, COLUMNWISE, OF_INPUTS, Convention
 from ..core.spec import Spec
 from ..core.spec import spec as spec_of
 from .base import ACTIVATION_SCALES, Flag, Integer, OpError, Text, arg, dataclass
@@ -53,10 +53,9 @@ NAMED: tuple[tuple[Any, ...], ...] = (
 class Nvfp4(EncodingCodec):
     name = "nvfp4"
     summary = "e2m1 codes with an e4m3 scale for each 16 of a row and one scale for all"
-    parts = PARTS
-    optional = ("global",)
-    unused = ACTIVATION_SCALES
-    follow = ("scale", "global")
+    parts = (*PARTS, OF_INPUTS)
+    optional, unmade = ("global", OF_INPUTS), (OF_INPUTS,)
+    unused, follow = ACTIVATION_SCALES, ("scale", "global")
     numbers = ("float32", "bfloat16", "float16")
     names = tuple(
         Convention(who, {r: f"{{w}}.{t}" for r, t in zip(PARTS, texts, strict=True)}, *more)
@@ -113,6 +112,7 @@ class Nvfp4(EncodingCodec):
             terms += (Term("/" if args.form == COMPRESSED else "*", grid),)
         if te:
             terms += times(OVER[args.e4m3_max])
+        terms += times(Grid(OF_INPUTS, (0, 1), False, finite=strict)) if OF_INPUTS in specs else ()
         codes = Packing(4, ("uint8", "int8", E2M1), transposed=args.transposed)
         return NumberLayout(self.name, floats(E2M1), codes, terms, axes=2)
 
@@ -121,11 +121,11 @@ class Nvfp4(EncodingCodec):
         return in_squares(layout) if args.like == TE_2D else layout
 
     def encoded(self, args: Any, spec: Spec) -> Sequence[Spec | None]:
-        weight, scale, whole = EncodingCodec.encoded(self, args, spec)
+        weight, scale, whole, _ = EncodingCodec.encoded(self, args, spec)
         if spec.shape[-1] % 16:
             raise OpError("M304", f"nvfp4 is of rows of a multiple of 16 numbers, these are {spec}")
         scale = spec_of("uint8" if args.form == TE else E4M3, scale.shape if scale else ())
-        return [weight, scale, whole and WHOLE[args.form]]
+        return [weight, scale, whole and WHOLE[args.form], None]
 
     def making(self, args: Any, roles: Collection[str]) -> Any:
         return replace(args, levels=1) if args.like == "torchao" and "global" not in roles else args

@@ -40,7 +40,7 @@ ACTIVATIONS = {
     name: f"{{w}}.{name}"
     for name in (
         "input_scale", "input_zero_point", "input_global_scale", "activation_scale", "output_scale",
-        "k_scale", "v_scale", "pre_quant_scale",
+        "k_scale", "v_scale", "pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b",
     )
 }  # fmt: skip
 # what an attention keeps beside its projections, and a name that it may keep them under
@@ -56,6 +56,8 @@ OF_CACHES = ("k_scale", "v_scale")
 # the role of what inputs are multiplied by because AWQ divided the columns of the weight by it: a
 # layer without it computes something else
 OF_INPUTS = "pre_quant_scale"
+# and what a layer adds to the product, the rest of the weight as a product of two small ones
+BESIDE_PRODUCTS = (OF_INPUTS, "svdquant_lora_a", "svdquant_lora_b")
 _SEVERAL = {"wide": WIDE, "float8": FLOAT8}
 # what an argument may be where lengths leave it open
 _CHOICES = {"bits": (4, 8, 3, 2)}

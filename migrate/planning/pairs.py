@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .. import codecs
 from ..core.errors import Report, listed, printable
-from ..core.part_names import FLOAT8, OF_CACHES, OF_INPUTS, key_of_part
+from ..core.part_names import BESIDE_PRODUCTS, FLOAT8, OF_CACHES, OF_INPUTS, key_of_part
 from ..core.spec import BITS
 from ..core.templates import rank_of
 from ..source.blobs import chunk_names, key_of
@@ -304,6 +304,12 @@ def _left(fate: _Fate, planned: _Planned) -> tuple[str | None, str | None] | Non
     return None
 
 
+_MEANT = {
+    OF_INPUTS: "each layer multiplies its inputs by it",
+    **dict.fromkeys(BESIDE_PRODUCTS[1:], "each layer adds a product with it to its own"),
+}
+
+
 def _report_left(
     pairs: Iterable[Pair],
     users: Mapping[str, Mapping[str, None]],
@@ -322,7 +328,7 @@ def _report_left(
             continue
         dtype = planned.stored[weight].spec.dtype
         encoded = any(planned.outputs[key].spec.dtype == dtype for key in made)
-        if role == OF_INPUTS:
+        if role in BESIDE_PRODUCTS:
             fate = _Fate(pair, made, users[part])
             if made and not (encoded and weight in made) and _left(fate, planned) is None:
                 needed.append(fate)
@@ -338,12 +344,12 @@ def _report_left(
         who = f"rule {rule.name!r}" if rule is not None else "the plan"
         report.add(
             "M408",
-            f"{who} makes other weights of those whose `{OF_INPUTS}` stays: "
+            f"{who} makes other weights of those whose `{needed[0].pair.role}` stays: "
             f"{listed([printable(fate.pair.part) for fate in needed], 4)}",
             spans=(rule.span,) if rule is not None else (),
-            help="each layer multiplies its inputs by it, and what reads the new weights does not, "
-            "so the model would compute something else: move it with a rule to where it is read, "
-            "or `drop` it if that is meant",
+            help=f"{_MEANT[needed[0].pair.role]}, and what reads the new weights does not, so the "
+            "model would compute something else: move it with a rule to where it is read, or "
+            "`drop` it if that is meant",
         )
 
 

@@ -484,7 +484,8 @@ def _boxes_of(
     loose = any(s is not None and BITS[s.dtype] < 8 for s in specs)
     packed = codec.packed(args, specs) if loose else ()
     out: list[Array | None] = []
-    for role, part, spec, need in zip(codec.parts, parts, specs, needed, strict=True):
+    roles = codec.parts[: len(parts)]
+    for role, part, spec, need in zip(roles, parts, specs, needed, strict=True):
         if part is None or need is None or spec is None:
             out.append(None)
             continue

@@ -24,6 +24,8 @@ from migrate.testing import codeckit
 CT = "compressed-tensors"
 CODEC: Any = get("nvfp4")
 E4M3 = "float8_e4m3fn"
+PARTS = ("weight", "scale", "global")
+E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 
 # golden format -> what a rule says to decode, and beside it to encode; None: nothing encodes it
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
@@ -198,7 +200,7 @@ def test_rows_that_are_no_multiple_of_16_are_refused_while_planning(tmp_path: Pa
     held = {"w": (Spec("bfloat16", (2, 24)), np.zeros((2, 24), "<u2"))}
     with pytest.raises(MigrateError, match=r"multiple of 16 numbers, these are bfloat16 \[2, 24\]"):
         goldens_by_rules.encoded(
-            tmp_path / "x", held, CODEC.parts, {"codec": "nvfp4", "from": "bfloat16"}
+            tmp_path / "x", held, PARTS, {"codec": "nvfp4", "from": "bfloat16"}
         )
 
 
@@ -295,7 +297,7 @@ def test_no_more_than_boxes_are_in_memory_for_the_scale_of_a_whole_tensor(
         monkeypatch.setattr(TensorEncoding, name, watched)
     held = {"w": (Spec("bfloat16", raw.shape), raw)}
     call = {"codec": "nvfp4", "from": "bfloat16", "form": form}
-    made = goldens_by_rules.encoded(tmp_path / "x", held, CODEC.parts, call)["w"]
+    made = goldens_by_rules.encoded(tmp_path / "x", held, PARTS, call)["w"]
     # all numbers once for the scale of all
     assert sum(given["survey"]) == raw.size
     # scales are computed beside the codes, or once more by another thread
@@ -373,7 +375,7 @@ def test_blocks_of_16_x_16_share_what_each_of_their_rows_stores() -> None:
     array = (rng.standard_normal((40, 64)) * 3).astype("f4").view("<u4")
     of = spec("float32", (40, 64))
     args = CODEC.Args("te", like="te-2d")
-    _, scale, _ = codeckit.encoded(CODEC, args, array, of)
+    _, scale, *_ = codeckit.encoded(CODEC, args, array, of)
     assert scale is not None
     assert scale.shape == (128, 4)
     assert not scale[48:].any()
@@ -388,3 +390,50 @@ def test_blocks_of_16_x_16_share_what_each_of_their_rows_stores() -> None:
     for how in ({"like": "te-2d"}, {"form": CT, "like": "te-2d"}):
         with pytest.raises(OpError, match="is arithmetic of the form te"):
             CODEC.validate(CODEC.Args(**how), True)
+
+
+def divided(dtype: str, inputs: Any, shape: tuple[int, int] = (40, 96)) -> tuple[Any, Any, Any]:
+    """Parts with what inputs are multiplied by, their specs, and the numbers in float64."""
+    rng = np.random.default_rng(5)
+    rows, columns = shape
+    packed = rng.integers(0, 256, (rows, columns // 2), dtype="u1")
+    scale = rng.integers(1, 0x7F, (rows, columns // 16), dtype="u1")
+    whole = np.array(0.0037, "<f4")
+    specs = [
+        spec("uint8", packed.shape), spec(E4M3, scale.shape), spec("float32", ()),
+        spec(dtype, (columns,)),
+    ]  # fmt: skip
+    codes = np.stack([packed & 15, packed >> 4], -1).reshape(shape)
+    wide = np.where(codes & 8, -1.0, 1.0) * np.array(E2M1)[codes & 7]
+    of_blocks = torch.from_numpy(scale).view(torch.float8_e4m3fn).double().numpy()
+    numbers = wide * np.repeat(of_blocks, 16, 1) * np.float64(whole)
+    raw, held = inputs
+    return [packed, scale, whole.view("<u4"), raw], specs, numbers * held
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_columns_that_were_divided_are_multiplied_by_what_inputs_are(dtype: str) -> None:
+    drawn = torch.rand(96, generator=torch.Generator().manual_seed(1)) * 3 + 0.1
+    held = drawn.to(getattr(torch, dtype))
+    raw = held.view(torch.int32 if dtype == "float32" else torch.int16).numpy()
+    inputs = raw.view("<u4" if dtype == "float32" else "<u2"), held.double().numpy()
+    parts, specs, wanted = divided(dtype, inputs)
+    args = CODEC.Args()
+    assert codeckit.check_decoding(CODEC, args, parts, specs, "bfloat16") is None
+    made = codeckit.decoded(CODEC, args, parts, specs, "float32").view("<f4")
+    # three products of float32 numbers
+    assert (np.abs(made - wanted) <= 3 * 2.0**-24 * np.abs(wanted)).all()
+    assert not CODEC.exact(args, specs, "bfloat16")
+
+
+def test_what_inputs_are_multiplied_by_is_a_finite_number_for_each_column() -> None:
+    inputs = np.full(96, np.nan, "<f4")
+    parts, specs, _ = divided("float32", (inputs.view("<u4"), inputs))
+    with pytest.raises(OpError) as caught:
+        codeckit.decoded(CODEC, CODEC.Args(), parts, specs, "float32")
+    assert caught.value.code == "M406"
+    specs[3] = spec("float32", (40,))
+    with pytest.raises(OpError) as caught:
+        CODEC.decoded(CODEC.Args(), specs, "float32")
+    assert caught.value.code == "M310"
+    assert "pre_quant_scale" in caught.value.message

@@ -504,15 +504,19 @@ def _(folder: Path) -> Tensors:
 # ---- ModelOpt ------------------------------------------------------------------------------------
 
 
-def modelopt(folder: Path, model: Any, config: Mapping[str, Any]) -> Tensors:
+def modelopt(
+    folder: Path,
+    model: Any,
+    config: Mapping[str, Any],
+    calibrate: Callable[[Any], Any] = lambda m: m(torch.arange(32)[None]),
+) -> Tensors:
     """Encodes as ModelOpt's `hf_ptq.py` does, calibrated with a few tokens, and decodes by its
     tensor classes.
     """
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
 
-    tokens = torch.arange(32)[None]
-    mtq.quantize(model, dict(config), lambda m: m(tokens))
+    mtq.quantize(model, dict(config), calibrate)
     export_hf_checkpoint(model, export_dir=folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     return decoded_by_modelopt(stored(folder))
@@ -524,7 +528,9 @@ def decoded_by_modelopt(tensors: Tensors) -> Tensors:
     """
     from modelopt.torch.quantization.qtensor import FP8QTensor, MXFP8QTensor, NVFP4QTensor
 
-    beside = ("weight_scale", "weight_scale_2", "input_scale", "k_scale", "v_scale")
+    beside = (
+        "weight_scale", "weight_scale_2", "input_scale", "k_scale", "v_scale", "pre_quant_scale"
+    )  # fmt: skip
     out: Tensors = {}
     for key, tensor in tensors.items():
         stem, _, leaf = key.rpartition(".")
@@ -535,12 +541,18 @@ def decoded_by_modelopt(tensors: Tensors) -> Tensors:
             out[key] = tensor
         elif tensor.dtype == torch.uint8:
             shape = torch.Size((*tensor.shape[:-1], 2 * tensor.shape[-1]))
-            out[key] = NVFP4QTensor(shape, torch.bfloat16, tensor).dequantize(
-                torch.bfloat16,
+            inputs = tensors.get(f"{stem}.pre_quant_scale")
+            dtype = torch.bfloat16 if inputs is None else torch.float32
+            made = NVFP4QTensor(shape, dtype, tensor).dequantize(
+                dtype,
                 scale=scale,
                 double_scale=tensors[f"{stem}.weight_scale_2"],
                 block_sizes={-1: 16},
             )
+            if inputs is not None:
+                # as its `plugins/vllm_fakequant_hf.py` folds it into a weight, but rounded once
+                made = (made * inputs.float()[None]).to(torch.bfloat16)
+            out[key] = made
         elif scale.dtype == torch.uint8:
             out[key] = MXFP8QTensor(tensor.shape, torch.bfloat16, tensor).dequantize(
                 torch.bfloat16, scale=scale, block_sizes={-1: 32}
@@ -587,6 +599,33 @@ def _(folder: Path) -> Tensors:
             {"quantizer_name": f"*self_attn*{quantizer}", "cfg": eight, "enable": True}
         )
     return modelopt(folder, llama(**TWO_LAYERS), config)
+
+
+@maker("modelopt-nvfp4-awq", "transformers", "nvidia-modelopt")
+def _(folder: Path) -> Tensors:
+    """ModelOpt searches AWQ's scales on a GPU alone, so they are drawn here, and what is done with
+    them (fused into norms, or left beside weights) is its export.
+    """
+    import modelopt.torch.quantization as mtq
+
+    model = llama()
+    torch.manual_seed(7)
+    scales = {}
+    for name, module in model.named_modules():
+        if name.endswith("_proj"):
+            # linears that share their input share what it is multiplied by
+            group = name.rpartition(".")[0] + str(module.in_features)
+            drawn = torch.rand(module.in_features) + 0.5
+            scales[name] = scales.setdefault(group, drawn.to(torch.bfloat16))
+            module.weight.data /= scales[name]
+
+    def calibrate(m: Any) -> None:
+        m(torch.arange(32)[None])
+        for name, module in m.named_modules():
+            if name in scales:
+                module.input_quantizer.pre_quant_scale = scales[name]
+
+    return modelopt(folder, model, mtq.NVFP4_DEFAULT_CFG, calibrate)
 
 
 # ---- torchao -------------------------------------------------------------------------------------

@@ -50,6 +50,10 @@ FORMATS = {
     "mistral-fp8-consolidated": [(7, "fp8", "Mistral", {"granularity": "tensor"})],
     "modelopt-fp8-channel": [(7, "fp8", "ModelOpt", {"granularity": "channel"})],
     "modelopt-nvfp4": [(14, "nvfp4", "ModelOpt", {"form": "modelopt"})],
+    "modelopt-nvfp4-awq": [
+        (6, "nvfp4", "ModelOpt", {"form": "modelopt"}),
+        (1, "nvfp4", "ModelOpt", {"form": "modelopt"}),
+    ],
     "modelopt-nvfp4-moe": [(10, "nvfp4", "ModelOpt", {"form": "modelopt"})],
     "modelopt-nvfp4-stacked": [
         (

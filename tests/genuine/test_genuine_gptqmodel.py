@@ -20,10 +20,11 @@ SAME = {
 UNORDERED = {"awq-gemm"}
 # all numbers are the same, but the scales of inputs stay, which plain weights have no use for
 SAME_AND_MORE = {"ct-fp8-tensor", "mistral-fp8"}
-# scales are rounded to bfloat16 before codes are multiplied by them
+# scales are rounded to bfloat16 before codes are multiplied by them; of AWQ's weights columns stay
+# divided, and what inputs are multiplied by stays beside them
 ROUNDED = {
     "hf-fp8-block", "hf-fp8-block-moe", "modelopt-fp8", "modelopt-fp8-channel", "modelopt-nvfp4",
-    "modelopt-nvfp4-moe",
+    "modelopt-nvfp4-moe", "modelopt-nvfp4-awq",
 }  # fmt: skip
 # linear layers as above; of experts in one tensor NVFP4 codes stay codes, and codes of FP8 are not
 # multiplied by anything

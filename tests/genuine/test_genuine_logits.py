@@ -55,6 +55,7 @@ LOADED = {
     "modelopt-fp8": ["fp8@bf16"],
     "modelopt-fp8-channel": ["fp8@bf16"],
     "modelopt-nvfp4": ["nvfp4@bf16"],
+    "modelopt-nvfp4-awq": ["nvfp4@bf16"],
     "modelopt-nvfp4-moe": ["nvfp4@bf16"],
     "modelopt-nvfp4-stacked": ["nvfp4@bf16"],
     "modelopt-fp8-stacked": ["fp8@bf16"],

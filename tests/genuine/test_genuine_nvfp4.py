@@ -146,26 +146,63 @@ def test_weights_without_scales_of_inputs_are_not_made_to_look_like_those_with(
     assert not (tmp_path / "x").exists()
 
 
+AWQ = "modelopt-nvfp4-awq"
+INPUTS = "model.layers.0.self_attn.o_proj.pre_quant_scale"
+
+
+def test_columns_that_awq_has_divided_are_multiplied_again(tmp_path: Path) -> None:
+    genuine, out = checkpoint(AWQ), tmp_path / "out"
+    assert INPUTS in contents(genuine.folder)
+    plan = done("plan", genuine.folder, "--to", "nvfp4@bf16", *ALLOW)
+    assert "model.layers.0.self_attn.o_proj.{weight,pre_quant}_scale  (rounds)" in plan.out
+    assert f"not restored: {INPUTS}" in plan.out
+    failed = run("apply", genuine.folder, "-o", out, "--to", "nvfp4@bf16", *ALLOW[2:])
+    assert failed.exit == 3
+    assert "--allow lossy" in failed.err
+    done("apply", genuine.folder, "-o", out, "--to", "nvfp4@bf16", *ALLOW)
+    # by ModelOpt's own numbers in float32, multiplied and rounded once
+    assert unsigned_zeros(out) == genuine.tensors
+    assert done("verify", out, "--source", genuine.folder, "--format", "json").json["equal"] is True
+    # the way back is that of weights that are not divided
+    done("downgrade", out, "-o", tmp_path / "back", *ALLOW)
+    assert INPUTS not in contents(tmp_path / "back")
+
+
 @pytest.mark.heavy
-@pytest.mark.parametrize("goal", ["nvfp4@bf16", "nvfp4@compressed-tensors"])
-def test_what_awq_multiplies_inputs_by_is_not_left_beside_other_weights(
-    goal: str, tmp_path: Path
-) -> None:
+def test_with_undo_what_inputs_are_multiplied_by_comes_back(tmp_path: Path) -> None:
+    genuine, out, back = checkpoint(AWQ), tmp_path / "out", tmp_path / "back"
+    done("apply", genuine.folder, "-o", out, "--to", "nvfp4@bf16", "--undo", tmp_path / "u", *ALLOW)
+    done("downgrade", out, "-o", back, "--undo", tmp_path / "u")
+    assert digests(back) == digests(genuine.folder)
+
+
+def test_what_awq_multiplies_inputs_by_is_not_left_beside_other_weights(tmp_path: Path) -> None:
+    source = checkpoint(AWQ).folder
+    failed = run("apply", source, "-o", tmp_path / "x", "--to", "nvfp4@compressed-tensors", *ALLOW)
+    assert failed.exit == 3
+    assert "error[M408]: rule 'linears'" in failed.err
+    assert f"whose `pre_quant_scale` stays: {INPUTS}" in failed.err
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.heavy
+def test_the_rest_of_a_weight_that_layers_add_is_not_left_beside_it(tmp_path: Path) -> None:
+    """ModelOpt's SVDQuant keeps a part of the weight as a product of two small matrices."""
     import torch
     from safetensors.torch import load_file, save_file
 
-    source = shutil.copytree(checkpoint(MODELOPT[0]).folder, tmp_path / "in")
-    tensors = load_file(source / "model.safetensors")
-    scales = [f"model.layers.0.self_attn.{one}_proj.pre_quant_scale" for one in "qk"]
-    save_file(
-        tensors | {key: torch.full((64,), 0.5, dtype=torch.bfloat16) for key in scales},
-        source / "model.safetensors",
-    )
-    failed = run("apply", source, "-o", tmp_path / "x", "--to", goal, *ALLOW)
+    source = shutil.copytree(checkpoint(AWQ).folder, tmp_path / "in")
+    file, stem = source / "model.safetensors", INPUTS.removesuffix("pre_quant_scale")
+    small = {
+        f"{stem}svdquant_lora_{one}": torch.zeros(shape, dtype=torch.bfloat16)
+        for one, shape in (("a", (4, 64)), ("b", (64, 4)))
+    }
+    save_file(load_file(file) | small, file)
+    failed = run("apply", source, "-o", tmp_path / "x", "--to", "nvfp4@bf16", *ALLOW)
     assert failed.exit == 3
     assert "error[M408]: rule 'linears'" in failed.err
-    assert all(key in failed.err for key in scales)
-    assert not (tmp_path / "x").exists()
+    assert f"{stem}svdquant_lora_a" in failed.err
+    assert "adds a product with it" in failed.err
 
 
 @pytest.mark.heavy

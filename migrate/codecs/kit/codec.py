@@ -59,7 +59,7 @@ class LayoutCodec(Codec):
         # of a part that says something while planning nothing is read any more
         return [
             None if spec is None else needed.get(role, ((0, 0),) * len(spec.shape))
-            for role, spec in zip(self.parts, specs, strict=True)
+            for role, spec in zip(self.parts[: len(specs)], specs, strict=True)
         ]
 
     def decode_grain(self, args: Any, specs: Sequence[Any], dtype: str) -> tuple[int, ...]:
@@ -119,8 +119,9 @@ class LayoutCodec(Codec):
         return is_exact(self.layout(args, there), there, dtype)
 
     def by_role(self, items: Sequence[Any]) -> dict[str, Any]:
-        """role -> what there is of each part."""
-        return {r: i for r, i in zip(self.parts, items, strict=True) if i is not None}
+        """role -> what there is of each part; those at the end may be left out."""
+        roles = self.parts[: len(items)]
+        return {r: i for r, i in zip(roles, items, strict=True) if i is not None}
 
     def _extents(self, args: Any, specs: Sequence[Any]) -> Extents:
         there = self.by_role(specs)
