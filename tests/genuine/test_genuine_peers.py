@@ -160,3 +160,29 @@ def test_convert_checkpoint_packs_awq_as_the_lineage_does(convert: Any, tmp_path
     for name in ("format", "quant_method", "quantization_status"):
         assert ours[name] == theirs[name]
     assert "model.layers.1.mlp.gate_proj" in ours["ignore"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "block"),
+    [
+        ("float8_e4m3fn", [128, 128]), ("float8_e4m3fnuz", None), ("float8_e5m2fnuz", None),
+    ],
+)  # fmt: skip
+def test_torchao_decodes_what_it_stores_to_the_same_numbers(
+    codes: str, block: list[int] | None, tmp_path: Path
+) -> None:
+    quantization = pytest.importorskip("torchao.quantization", reason="`make peers` has torchao")
+    import torch
+    from safetensors.torch import save_file
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+
+    numbers = torch.randn(256, 384, generator=torch.Generator().manual_seed(0)).bfloat16()
+    granularity = quantization.PerBlock(block) if block else quantization.PerRow()
+    made = quantization.Float8Tensor.from_hp(numbers, getattr(torch, codes), granularity)
+    parts, metadata = flatten_tensor_state_dict({"l.q_proj.weight": made})
+    source, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    save_file(parts, source, metadata=metadata)
+    done("apply", source, "-o", out, "--to", "fp8@bf16", "--allow", "lossy")
+    ((dtype, shape, data),) = contents(out).values()
+    assert (dtype, shape) == ("BF16", (256, 384))
+    assert data == made.dequantize(torch.bfloat16).view(torch.uint8).numpy().tobytes()
