@@ -283,6 +283,10 @@ def _in_config(config: _Object) -> Quantization | None:
 
 def _compressed_tensors(here: _Object, method: str) -> Quantization:
     overall = here.text("format")
+    # of what is left out too, tensors tell which modules it is and how the others are stored
+    pruned: Scheme | None = None
+    if here.part("sparsity_config").text("format") not in (None, "dense"):
+        pruned = Scheme(None, place=f"{here.place}.sparsity_config")
     exact: list[tuple[Callable[[str], bool], Scheme | None]] = []
     found: list[tuple[str, Scheme | None]] = []
     classes: list[tuple[str, Scheme | None]] = []
@@ -290,6 +294,8 @@ def _compressed_tensors(here: _Object, method: str) -> Quantization:
         scheme = None
         if "weights" in group:
             scheme = _weights(group.part("weights"), group.text("format") or overall)
+        if scheme is not None and pruned is not None:
+            scheme = pruned
         targets = group.names("targets")
         plain = [t for t in targets if not t.startswith("re:") and not is_class(t)]
         named = scheme._replace(named=True) if scheme is not None else None
@@ -303,7 +309,7 @@ def _compressed_tensors(here: _Object, method: str) -> Quantization:
     for text, scheme in sorted(found, key=lambda pair: pair[0]):
         chosen.append((_selector([text], COMPRESSED_TENSORS, here.place), scheme))
     # of several kinds of layers those that hold nearly all weights
-    rest = dict(reversed(classes)).get("Linear", classes[0][1] if classes else None)
+    rest = dict(reversed(classes)).get("Linear", classes[0][1] if classes else pruned)
     return _made(method, here.place, rest, chosen)
 
 

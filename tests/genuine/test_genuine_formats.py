@@ -25,6 +25,8 @@ FORMATS = {
     "ct-nvfp4a16": [(7, "nvfp4", "compressed-tensors", {"form": "compressed-tensors"})],
     "ct-mxfp4": [(7, "mxfp4", "compressed-tensors", {})],
     "ct-mxfp6": [(7, "mxfp6", "compressed-tensors", {})],
+    "ct-sparse24": [(7, "sparse-24", "compressed-tensors", {})],
+    "ct-sparse24-fp8": [(7, "sparse-24", "compressed-tensors", {})],
     "ct-mxfp8": [(7, "mxfp8", "compressed-tensors, ModelOpt", {})],
     "ct-mixed": [
         (8, "fp8", "compressed-tensors", {"granularity": "channel"}),

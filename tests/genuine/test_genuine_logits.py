@@ -52,6 +52,8 @@ WORDS = {
 LOADED = {
     "ct-mixed": ["compressed-tensors@bf16"],
     "ct-mixed-int": ["compressed-tensors@bf16"],
+    "ct-sparse24": ["compressed-tensors@bf16"],
+    "ct-sparse24-fp8": ["compressed-tensors@bf16"],
     "modelopt-fp8": ["fp8@bf16"],
     "modelopt-fp8-channel": ["fp8@bf16"],
     "modelopt-nvfp4": ["nvfp4@bf16"],
