@@ -409,3 +409,35 @@ rules:
     assert reader.report is not None
     said = "`quantize` needs all of a tensor: 16,384 bytes are read here for a.weight"
     assert said in reader.report.notes
+
+
+def test_optimizer_state_follows_its_parameters(tmp_path: Path) -> None:
+    rules = tmp_path / "stack.yaml"
+    rules.write_text(
+        """\
+id: toy/v2/stacked
+title: A stack
+why: the new module has one parameter
+lineage: toy
+edge: [v1, v2]
+requires: ">=0.1"
+rules:
+  - {name: up, from: "e.{n:int}", to: "up", via: [{stack: {over: n}}]}
+"""
+    )
+    model = {f"e.{n}": torch.randn(4, 3) for n in range(3)}
+    moments = {key: torch.randn(4, 3) for key in model}
+    state = {key: {"step": torch.tensor(3.0), "exp_avg": moments[key]} for key in model}
+    groups = [{"lr": 0.1, "params": list(model)}]
+    saved = {"model": model, "optimizer": {"state": state, "param_groups": groups}}
+    dcp.save(saved, checkpoint_id=tmp_path / "saved")
+    up = {"step": torch.tensor(0.0), "exp_avg": torch.zeros(3, 4, 3)}
+    target: dict[str, Any] = {
+        "model": {"up": torch.zeros(3, 4, 3)},
+        "optimizer": {"state": {"up": up}, "param_groups": [{"lr": 0.0, "params": ["up"]}]},
+    }
+    dcp.load(target, storage_reader=MigratingReader(tmp_path / "saved", rules=rules))
+    assert torch.equal(target["model"]["up"], torch.stack(list(model.values())))
+    assert torch.equal(up["exp_avg"], torch.stack(list(moments.values())))
+    assert up["step"] == 3
+    assert target["optimizer"]["param_groups"] == [{"lr": 0.1, "params": ["up"]}]
