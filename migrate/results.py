@@ -379,6 +379,7 @@ class PlannedRow(DocumentPart):
     to: str | None
     count: int
     spec: str | None
+    bytes: int | None
     from_: tuple[str, ...]
     sample: bool
     ops: tuple[str, ...]

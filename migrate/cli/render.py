@@ -35,6 +35,7 @@ SYMBOLS = {
     "rearranged": "%",
     "computed": "*",
     "added": "+",
+    "followed": "^",
     "dropped": "-",
     "redundant": "-",
     "unchanged": "=",
@@ -469,6 +470,8 @@ def _row(row: Mapping[str, Any]) -> list[str]:
             by,
         ]
     out = [f"{symbol:>2} {_shown(row['to'])}{count}  {short(row['spec'])}"]
+    if row["change"] == "followed":
+        return [f"   {out[0]}  {size(row['bytes'])}"]
     rounds = "  (rounds)" if row.get("lossy") else ""
     return [
         *out,

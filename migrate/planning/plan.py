@@ -269,7 +269,13 @@ def _rows(step: PathStep, bound: StepResult) -> list[dict[str, Any]]:
                     "leg": f"{step.lineage} {step.start} -> {step.goal}",
                 }
             )
-    for change, table in (("dropped", bound.dropped), ("redundant", bound.redundant)):
+        if bound.followed:
+            rows += _followed_rows(step, rule, bound)
+    for change, table in (
+        ("dropped", bound.dropped),
+        ("redundant", bound.redundant),
+        ("dropped", bound.left_behind),
+    ):
         gone: dict[int, tuple[DirectedRule, list[str]]] = {}
         for key, rule in table.items():
             gone.setdefault(id(rule), (rule, []))[1].append(key)
@@ -286,11 +292,35 @@ def _rows(step: PathStep, bound: StepResult) -> list[dict[str, Any]]:
                     "rule": rule.name,
                     "at": str(rule.span),
                     "leg": f"{step.lineage} {step.start} -> {step.goal}",
-                    "why": bound.unused.get(group.sample, rule.why),
+                    "why": "state of the optimizer"
+                    if table is bound.left_behind
+                    else bound.unused.get(group.sample, rule.why),
                 }
                 for group in collapse(keys)
             ]
     return rows
+
+
+def _followed_rows(step: PathStep, rule: DirectedRule, bound: StepResult) -> list[dict[str, Any]]:
+    """The rows of optimizer state that goes with the parameters of a rule."""
+    own = {key: one for key, one in bound.followed.items() if one.rule is rule}
+    return [
+        {
+            "change": "followed",
+            "to": group.text,
+            "count": group.count,
+            "spec": str(own[group.sample].tensor.spec),
+            "bytes": group.count * own[group.sample].tensor.spec.nbytes,
+            "from": [c.text for c in collapse(list(own[group.sample].keys))],
+            "sample": group.count > 1,
+            "ops": [call.name for call in rule.steps if call.name != "cast"],
+            "lossy": False,
+            "rule": rule.name,
+            "at": str(rule.span),
+            "leg": f"{step.lineage} {step.start} -> {step.goal}",
+        }
+        for group in collapse(list(own), lambda key: own[key].tensor.spec)
+    ]
 
 
 def _change(rule: DirectedRule, made: Provenance, key: str, tensor: Tensor) -> str:
@@ -318,6 +348,7 @@ def _unchanged(composition: Composition) -> int:
         keys &= bound.tensors.keys() - {
             k for k, m in bound.provenance.items() if m.rule.steps or m.keys != (k,)
         }
+        keys.difference_update(bound.followed)
     return len(keys)
 
 

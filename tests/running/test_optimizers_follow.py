@@ -210,3 +210,22 @@ def test_a_rule_drops_the_state_of_its_parameters(tmp_path: Path) -> None:
     state = load_pt(out)["optimizer"]["state"]
     assert "layers.0.mlp.experts.gate_up_proj" not in state
     assert "layers.0.mlp.experts.down_proj" in state
+
+
+def test_a_plan_lists_the_state_under_the_row_of_its_parameters(tmp_path: Path) -> None:
+    source = resaved(tmp_path / "old", lambda held: None)
+    plan = migrate.plan(source, rules=following.rules(tmp_path))
+    rows = plan.document["rows"]
+    first = [row["rule"] for row in rows].index("down")
+    assert [row["change"] for row in rows[first : first + 4]] == ["merged", *["followed"] * 3]
+    step, first_moment, second = rows[first + 1 : first + 4]
+    home = "/optimizer.state.layers.{0,1}.mlp.experts.down_proj"
+    assert (step["to"], step["count"], step["spec"]) == (f"{home}.step", 2, "float32 []")
+    assert first_moment["to"] == f"{home}.exp_avg"
+    assert second["count"] == 2 * first_moment["count"] == 4
+    size = following.EXPERTS * following.INNER * following.HIDDEN * 4
+    assert [row["bytes"] for row in (step, first_moment, second)] == [8, 2 * size, 4 * size]
+    assert first_moment["from"] == [
+        "/optimizer.state.layers.0.moe.experts.{0..3}.w2.weight.exp_avg"
+    ]
+    assert plan.document["optimizer"] == "followed"
