@@ -23,6 +23,7 @@ from ..ops.base import ValueOp, get
 from ..rules.compiled import DirectedRule
 from .bind import CODING, BindContext, Followed, StepResult, bind, find_taken_keys
 from .graph import ApplyOp, Program, ReadKey, Tensor, ValueCheck
+from .numbered_states import NAMED
 from .request import OPTIMIZER_PARAM, STALE_OPTIMIZER
 from .stored import initial
 
@@ -45,7 +46,7 @@ class Part(NamedTuple):
     program: Program
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class MovingState:
     """The state of one optimizer on its way. `parts`: moment -> parameter -> tensor, and `origins`:
     parameter -> what the optimizer called what it is made of; `order`: those names as they stood.
@@ -58,12 +59,29 @@ class MovingState:
     # whether rules spell its keys, so that it is theirs
     theirs: bool = False
     moved: bool = False
+    # of numbered parameters the numbers that they have now
+    numbers: dict[str, int] = field(default_factory=dict)
 
     def each(self) -> Iterator[tuple[str, Part]]:
         """Each of its tensors, by the key that it has now."""
         for moment, held in self.parts.items():
             for key, part in held.items():
-                yield self.of.key(key, moment), part
+                yield self.key(key, moment), part
+
+    def key(self, parameter: str, moment: str) -> str:
+        """The key that a tensor has now."""
+        if self.of.numbering is None:
+            return self.of.key(parameter, moment)
+        return self.of.numbered_key(self.numbers[parameter], moment)
+
+    def renumber(self) -> None:
+        """Numbers the parameters in the order of groups, and of modules in each."""
+        if self.of.numbering is None:
+            return
+        groups = self.of.numbering.groups
+        of = {key: groups.get(origins[0], 0) for key, origins in self.origins.items()}
+        ordered = sorted(self.origins, key=lambda key: of[key])
+        self.numbers = {key: number for number, key in enumerate(ordered)}
 
 
 @dataclass(slots=True)
@@ -90,7 +108,9 @@ class Following:
             labels: dict[str, tuple[Any, ...]] = {}
             for label, name in one.owners.items():
                 labels[name] = (*labels.get(name, ()), label)
-            found.append(MovingState(one, parts, labels, list(one.owners)))
+            begun_at = MovingState(one, parts, labels, list(one.owners))
+            begun_at.numbers = {name: label for label, name in one.owners.items()}
+            found.append(begun_at)
         return cls(found)
 
     def turned(self) -> Following:
@@ -159,7 +179,11 @@ class Following:
         for one, was in zip(self.states, start.states, strict=True):
             if was.theirs or was.of.seen:
                 continue
-            here = {key: part.tensor.spec for key, part in one.each()}
+            here = {
+                one.of.key(name, moment): part.tensor.spec
+                for moment, held in one.parts.items()
+                for name, part in held.items()
+            }
             there = {
                 was.of.key(name, moment): spec
                 for moment, held in was.of.specs.items()
@@ -169,7 +193,9 @@ class Following:
             wrong += [key for key in here if key not in there]
             if wrong:
                 out.append(f"optimizer state does not return: {listed(wrong, 4)}")
-            elif list(one.origins) != list(was.of.owners.values()):
+            elif list(one.origins) != (order := in_modules(list(was.of.owners.values()))) or any(
+                list(group) != [key for key in order if key in group] for group in was.of.groups
+            ):
                 out.append(
                     f"the optimizer state at {was.of.state.place} returns with its parameters in "
                     "another order"
@@ -229,7 +255,7 @@ class _Step:
                     one.moved |= (
                         isinstance(as_seen, str)
                         or bool(as_seen.steps)
-                        or origins[key] != (one.of.spell(key),)
+                        or self._renames(key, origins[key])
                     )
             one.moved |= any(key in one.origins for key in taker.gone)
             for moment, held in one.parts.items():
@@ -244,8 +270,19 @@ class _Step:
             moment: {key: held[key] for key in one.origins if key in held}
             for moment, held in self._new.items()
         }
+        one.renumber()
         if one.of.seen:
             self._put_back()
+
+    def _renames(self, key: str, origins: tuple[Any, ...]) -> bool:
+        """Whether the optimizer calls a parameter otherwise now. Numbers stay where names change
+        one by one, and names beside them do not.
+        """
+        if (numbering := self._one.of.numbering) is not None:
+            return len(origins) > 1 or (
+                numbering.known == NAMED and self._one.of.owners.get(origins[0], origins[0]) != key
+            )
+        return origins != (self._one.of.spell(key),)
 
     def _put_back(self) -> None:
         bound = self._bound
@@ -278,6 +315,9 @@ class _Step:
         as_seen = self._following.as_moments_see(rule)
         if isinstance(as_seen, str):
             self._cannot(rule, as_seen, taken)
+            return
+        if one.of.numbering is not None and any(call.op.kind == "make" for call in rule.steps):
+            self._cannot(rule, "it makes a tensor that numbers may count", taken)
             return
         layout: dict[str, Part] = {}
         for new, keys in taker.made.items():

@@ -29,7 +29,7 @@ from ..source.target import items_of
 from ..source.tree import prune, replace_dict, tensor_records
 from .graph import ComputedTensor, Tensor
 from .pipeline import Views
-from .request import OPTIMIZER_PARAM, STALE_OPTIMIZER
+from .request import OPTIMIZER_NAMES, OPTIMIZER_PARAM, STALE_OPTIMIZER
 from .stored import untouched_key
 
 if TYPE_CHECKING:
@@ -124,13 +124,23 @@ def judge_states(
     """What the plan makes of them. M410 where state would go stale, unless that is allowed."""
     if not states or not composition.steps:
         return OptimizerVerdict("right" if states else None)
-    moved = [one.of.state for one in following_of(composition) if one.moved]
+    moved = [one for one in following_of(composition) if one.moved]
+    own = {key for state in states for key in state.keys}
+    numbered = any(one.of.numbering is not None for one in moved)
     if moved:
-        states = [state for state in states if not any(state is one for one in moved)]
-    if not states:
+        gone = {id(one.of.state) for one in moved}
+        states = [state for state in states if id(state) not in gone]
+    if not (states or numbered):
         return OptimizerVerdict("followed", tuple(map(_followed, moved)))
-    own = {key for state in (*states, *moved) for key in state.keys}
     fates = follow_tensors(composition, index, own)
+    # nothing says in which order a module has what has changed places
+    unsure = [
+        one
+        for one in moved
+        if one.of.numbering is not None and not fates.moved.isdisjoint(one.of.owners.values())
+    ]
+    states = [*states, *(one.of.state for one in unsure)]
+    moved = [one for one in moved if one not in unsure]
     notes, stale, report = list(map(_followed, moved)), False, Report()
     renamed = False
     undone = all(
@@ -173,7 +183,8 @@ def judge_states(
                     ]
                     * undone,
                 ),
-                help=f"leave it out and begin with a new optimizer: {way}; or carry it as it is: "
+                help=_which(state)
+                + f"leave it out and begin with a new optimizer: {way}; or carry it as it is: "
                 f"{option('allow', STALE_OPTIMIZER)}",
                 permit=STALE_OPTIMIZER,
             )
@@ -187,8 +198,23 @@ def following_of(composition: Composition) -> Sequence[MovingState]:
     return () if composition.following is None else composition.following.active
 
 
-def _followed(state: OptimizerState) -> str:
-    return f"optimizer state at {state.place} follows its parameters"
+def _which(state: OptimizerState) -> str:
+    """How to say which parameters the numbers of the state are."""
+    if state.keys or not state.numbered:
+        return ""
+    names = option("params", f"{OPTIMIZER_NAMES}=@FILE")
+    return f"say which parameters the numbers are, one name a line: {names}; "
+
+
+def _followed(one: MovingState) -> str:
+    said = f"optimizer state at {one.of.state.place} follows its parameters"
+    if one.of.numbering is None:
+        return said
+    order = sorted(one.numbers, key=lambda key: one.numbers[key])
+    return (
+        f"{said}; its numbers are known {one.of.numbering.known}, and count in the output "
+        f"{listed(order, 4)}: that is right if the new module has its parameters in this order"
+    )
 
 
 def dropped(params: Mapping[str, Any]) -> bool:
@@ -573,19 +599,20 @@ def follow_tensors(composition: Composition, index: Index, own: set[str]) -> Ten
         was = origin(tensor)
         if was is not None:
             same.setdefault(was, []).append(key)
-        elif _may_train(tensor.spec):
+        elif may_train(tensor.spec):
             others.append(key)
     specs = {
         key: stored.spec
         for key, stored in index.tensors.items()
-        if key not in own and _may_train(stored.spec)
+        if key not in own and may_train(stored.spec)
     }
     return TensorFates(
         same, others, specs, _moved(specs, same), Names(index.tensors.keys() - own).of
     )
 
 
-def _may_train(spec: Spec) -> bool:
+def may_train(spec: Spec) -> bool:
+    """Whether a tensor may be a parameter that is trained."""
     return spec.dtype.startswith(_FLOATS)
 
 

@@ -24,6 +24,8 @@ ALLOWANCES = (
 )
 # the one param that says what becomes of optimizer state; it is no rule's
 OPTIMIZER_PARAM = "optimizer"
+# and the one that says which parameters an optimizer numbers
+OPTIMIZER_NAMES = "optimizer_names"
 # what can be written, as `--output-format` and messages call it
 OUTPUT_FORMATS = ("safetensors", "torch", "dcp")
 # the one whose tensors are cut, and that is always a folder

@@ -9,12 +9,13 @@ spelling has no `StateKeys`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import printable
 from ..core.templates import rank_of
 from ..source.pickle.tree import DictNode, ListNode, TensorRecord, joined
+from ..source.tree import tensor_records
 from .optimizers import SEEN, Names, OptimizerState, plain
 
 if TYPE_CHECKING:
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
 
 # names longer than this are cut where a checkpoint's index has them
 _LONGEST = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """How an optimizer numbers its parameters. `groups`: number -> group; `text`: numbers are keys
+    of text; `known`: how it is known which number is which parameter.
+    """
+
+    groups: Mapping[int, int]
+    text: bool
+    known: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +54,55 @@ class StateKeys:
     flat: bool
     spell: Callable[[str], str]
     _key: Callable[[str, str], str]
+    numbering: Numbering | None = None
+    # the parameters of each group that lists them
+    groups: Sequence[Sequence[str]] = ()
 
     def key(self, parameter: str, moment: str) -> str:
-        """The key of a tensor of state once its parameter has this key."""
+        """The key of a tensor of state once its parameter has this key; numbers are not used."""
         return self._key(self.spell(parameter), moment)
 
+    def numbered_key(self, number: int, moment: str) -> str:
+        """The key of a tensor of state of the parameter with this number."""
+        return self._key(str(number), moment)
 
-def read_all(states: Sequence[OptimizerState], index: Index) -> list[StateKeys]:
-    """The tensors of those of the states that have a known spelling."""
-    return [found for state in states if (found := read_state_keys(state, index)) is not None]
+
+def read_all(
+    states: Sequence[OptimizerState], index: Index, names: Sequence[str] | None = None
+) -> list[StateKeys]:
+    """The tensors of those of the states that have a known spelling. `names` are those of numbered
+    parameters, where somebody gave them.
+    """
+    found = (read_state_keys(state, index, names) for state in states)
+    return [one for one in found if one is not None and not _has_more(one, states)]
 
 
-def read_state_keys(state: OptimizerState, index: Index) -> StateKeys | None:
+def _has_more(one: StateKeys, states: Sequence[OptimizerState]) -> bool:
+    """Whether the dict around an optimizer holds tensors beside its state that may be those of
+    parameters, such as master weights in a list.
+    """
+    if one.seen:
+        return False
+    known = {
+        id(record)
+        for state in states
+        if state.held is not None
+        for record in tensor_records([state.held.get("state"), state.held])
+    }
+    return any(
+        id(record) not in known and record.shape for record in tensor_records(one.state.nodes)
+    )
+
+
+def read_state_keys(
+    state: OptimizerState, index: Index, given: Sequence[str] | None = None
+) -> StateKeys | None:
     """The tensors of the state by parameter; None where they do not say theirs in a known spelling,
     or where one of them belongs to no parameter.
     """
     names = Names(key for key in index.tensors if key not in set(state.keys))
+    if not state.keys and state.numbered:
+        return read_numbered(state, index, given)
     found = _seen(state, index, names) if state.keys else _outside(state, index, names)
     if found is None:
         return None
@@ -66,6 +111,59 @@ def read_state_keys(state: OptimizerState, index: Index) -> StateKeys | None:
         if any(found.key(name, moment) != key for name, key in held.items()):
             return None
     return found
+
+
+def read_numbered(
+    state: OptimizerState, index: Index, given: Sequence[str] | None
+) -> StateKeys | None:
+    """State by number, as `torch.optim` has it; None where nothing says which parameters the
+    numbers are, or where several orders fit.
+    """
+    # few checkpoints number their parameters
+    from .numbered_states import parameters_of
+
+    tree, held = index.tree, state.held
+    if tree is None or type(held) is not DictNode or len(tree.parts) != 1:
+        return None
+    entries = held.get("state")
+    if type(entries) is not DictNode:
+        return None
+    records: dict[int, dict[str, Any]] = {}
+    for number, entry in entries.pairs:
+        if not (type(number) is int or (type(number) is str and number.isdecimal())):
+            return None
+        if type(entry) is not DictNode or any(type(name) is not str for name, _ in entry.pairs):
+            return None
+        values = {name: value for name, value in entry.pairs if type(value) not in _PLAIN}
+        if any(type(v) is not TensorRecord or id(v) not in tree.names for v in values.values()):
+            return None
+        records[int(number)] = values
+    groups = held.get("param_groups")
+    found = parameters_of(groups, records, tree.parts[0], index, given)
+    if found is None:
+        return None
+    owners, of_group, known = found
+    tensors: dict[str, dict[str, str]] = {}
+    prefix = ""
+    for number, values in records.items():
+        for moment, record in values.items():
+            key = tree.names[id(record)]
+            prefix = key[: len(key) - len(key.lstrip("/"))]
+            tensors.setdefault(moment, {})[owners[number]] = key
+    path = state.path
+
+    def spelled(name: str, moment: str) -> str:
+        return prefix + printable(joined((*path, "state", name, moment), 520), _LONGEST)
+
+    made = _made(state, index, owners, tensors, spelled, seen=False, flat=False)
+    text = any(type(number) is str for number, _ in entries.pairs)
+    if made is None:
+        return None
+    listed: dict[int, list[str]] = {}
+    for number, at in of_group.items():
+        listed.setdefault(at, []).append(owners[number])
+    numbering = Numbering(of_group, text, known)
+    return replace(made, numbering=numbering, groups=list(listed.values()))
 
 
 def _seen(state: OptimizerState, index: Index, names: Names) -> StateKeys | None:
@@ -124,17 +222,20 @@ def _outside(state: OptimizerState, index: Index, names: Names) -> StateKeys | N
             key = tree.names[id(record)]
             prefix = key[: len(key) - len(key.lstrip("/"))]
             tensors.setdefault(moment, {})[owner] = key
-    for name in _names_in_groups(held):
-        # without any state so far
-        if (owner := names.of(name)) is not None:
-            owners.setdefault(name, owner)
+    groups: list[list[str]] = []
+    for called in _names_in_groups(held):
+        # some are without any state so far
+        found = {name: owner for name in called if (owner := names.of(name)) is not None}
+        groups.append(list(found.values()))
+        owners = {**owners, **found}
     path = state.path
 
     def spelled(name: str, moment: str) -> str:
         keys = (f"state.{name}.{moment}",) if flat else ("state", name, moment)
         return prefix + printable(joined((*path, *keys), 520), _LONGEST)
 
-    return _made(state, index, owners, tensors, spelled, seen=False, flat=flat)
+    made = _made(state, index, owners, tensors, spelled, seen=False, flat=flat)
+    return None if made is None else replace(made, groups=groups)
 
 
 def _nested_records(entries: DictNode) -> list[tuple[str, str, Any]] | None:
@@ -169,26 +270,25 @@ def _flat_records(held: DictNode, names: Names) -> list[tuple[str, str, Any]] | 
     return out or None
 
 
-def _names_in_groups(held: DictNode) -> Iterator[str]:
+def _names_in_groups(held: DictNode) -> Iterator[list[str]]:
     groups = held.get("param_groups")
     for group in groups.items if type(groups) is ListNode else ():
         called = group.get("params") if type(group) is DictNode else None
-        yield from (
-            name for name in (called.items if type(called) is ListNode else ()) if type(name) is str
-        )
+        items = called.items if type(called) is ListNode else ()
+        yield [name for name in items if type(name) is str]
 
 
 def _made(
     state: OptimizerState,
     index: Index,
-    owners: Mapping[str, str],
+    owners: Mapping[Any, str],
     tensors: Mapping[str, Mapping[str, str]],
     key: Callable[[str, str], str],
     *,
     seen: bool,
     flat: bool,
 ) -> StateKeys | None:
-    spell = _spelling(owners)
+    spell = str if all(type(name) is int for name in owners) else _spelling(owners)
     if spell is None or not tensors or len(set(owners.values())) != len(owners):
         return None
     every = index.tensors if seen else index.passed_through

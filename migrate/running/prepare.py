@@ -21,12 +21,14 @@ from ..planning.bind import BindContext
 from ..planning.compose import Composition, compose
 from ..planning.copies import stale_copies
 from ..planning.graph import ComputedTensor
+from ..planning.numbered_states import read_names
 from ..planning.path import MigrationPath, find_path
 from ..planning.pathstate import PathState
 from ..planning.pipeline import Views
 from ..planning.plan import Plan, document
 from ..planning.request import (
     DISTRIBUTED,
+    OPTIMIZER_NAMES,
     OPTIMIZER_PARAM,
     OUTPUT_FORMATS,
     STALE_OPTIMIZER,
@@ -164,7 +166,7 @@ def compose_for(
         prove=prove,
         path_state=path_state,
         items=items_of_index(source.index) if beside else None,
-        follow=_state_keys(states, source) if states and migration_path.steps else (),
+        follow=_state_keys(states, source, request) if states and migration_path.steps else (),
         outside=index.passed_through if states else None,
     )
     report.check()
@@ -201,13 +203,17 @@ def without_optimizers(source: S, request: Request) -> tuple[S, optimizers.Optim
     return optimizers.without_states(source, states), optimizers.left_out(states)
 
 
-def _state_keys(states: Sequence[OptimizerState], source: Source) -> list[StateKeys]:
+def _state_keys(
+    states: Sequence[OptimizerState], source: Source, request: Request
+) -> list[StateKeys]:
     """The tensors of the states that may follow: not of one that the last run worked on, which may
     have new names already.
     """
     at = stamps.dict_of(source.history)
     left = [state for state in states if at is None or ".".join(state.path) != at]
-    return state_keys.read_all(left, source.index)
+    given = request.params.get(OPTIMIZER_NAMES)
+    names = None if given is None else read_names(given)
+    return state_keys.read_all(left, source.index, names)
 
 
 def find_optimizers(source: Source) -> list[OptimizerState]:

@@ -60,7 +60,12 @@ def _leaf(tensor: Tensor, like: Any, key: str, names: dict[int, str]) -> TensorR
 
 def _nested(state: DictNode, one: MovingState, names: dict[int, str]) -> DictNode:
     """`state`: a dict for each parameter."""
-    held = {name: entry for name, entry in state.pairs if type(entry) is DictNode}
+    numbered = one.of.numbering is not None
+    held = {
+        int(name) if numbered else name: entry
+        for name, entry in state.pairs
+        if type(entry) is DictNode
+    }
     pairs = []
     for key, origins in one.origins.items():
         entries = [held[origin] for origin in origins if origin in held]
@@ -70,15 +75,23 @@ def _nested(state: DictNode, one: MovingState, names: dict[int, str]) -> DictNod
         for moment, value in _moments(entries):
             part = one.parts.get(moment, {}).get(key)
             if part is not None:
-                leaf = _leaf(part.tensor, value, one.of.key(key, moment), names)
+                leaf = _leaf(part.tensor, value, one.key(key, moment), names)
                 made.append((moment, leaf))
             elif moment not in one.parts:
                 values = [entry.get(moment) for entry in entries]
                 made.append((moment, _agreed(values, one, f"`{printable(moment)}`", origins)))
         if made or not any(entry.pairs for entry in entries):
             like = entries[0]
-            pairs.append((one.of.spell(key), DictNode(like.kind, tuple(made), None)))
+            pairs.append((_label(one, key), DictNode(like.kind, tuple(made), None)))
     return DictNode(state.kind, tuple(pairs), None, state.attributes)
+
+
+def _label(one: MovingState, key: str) -> Any:
+    """What the optimizer calls a parameter."""
+    if one.of.numbering is None:
+        return one.of.spell(key)
+    number = one.numbers[key]
+    return str(number) if one.of.numbering.text else number
 
 
 def _moments(entries: Sequence[DictNode]) -> list[tuple[Any, Any]]:
@@ -113,7 +126,7 @@ def _flat(one: MovingState, names: dict[int, str]) -> DictNode:
                     part = one.parts[last].get(key)
                     if part is None:
                         continue
-                    made = _leaf(part.tensor, values[0], one.of.key(key, last), names)
+                    made = _leaf(part.tensor, values[0], one.key(key, last), names)
                 else:
                     made = _agreed(values, one, f"`{printable(last)}`", origins)
                 pairs[f"{head}.{one.of.spell(key)}.{last}"] = made
@@ -125,10 +138,10 @@ def _groups(groups: ListNode, one: MovingState) -> ListNode:
     now: dict[Any, list[str]] = {}
     for key, origins in one.origins.items():
         for origin in origins:
-            now.setdefault(origin, []).append(one.of.spell(key))
-    order = [one.of.spell(key) for key in one.origins]
-    place = set(order)
-    settings: dict[str, tuple[str, int]] = {}
+            now.setdefault(origin, []).append(key)
+    numbered = one.of.numbering is not None
+    spelled = {key: one.numbers[key] if numbered else one.of.spell(key) for key in one.origins}
+    settings: dict[Any, tuple[str, int]] = {}
     made = []
     for number, group in enumerate(groups.items):
         called = group.get("params") if type(group) is DictNode else None
@@ -138,20 +151,26 @@ def _groups(groups: ListNode, one: MovingState) -> ListNode:
         text = repr(
             [(key, to_json(node_of(value))) for key, value in group.pairs if key not in NAMES]
         )
-        names: dict[Any, None] = {}
+        own: dict[str, None] = {}
+        strange = []
         for origin in called.items:
-            known = origin in one.of.owners
-            for name in now.get(origin, ()) if known else (origin,):
-                if settings.setdefault(name, (text, number))[0] != text:
-                    _refuse(one, "settings of groups", [o for o in called.items if o == origin])
-                if settings[name][1] == number:
-                    names[name] = None
+            if origin not in one.of.owners:
+                strange.append(origin)
+            for key in now.get(origin, ()):
+                if settings.setdefault(key, (text, number))[0] != text:
+                    _refuse(one, "settings of groups", one.origins[key])
+                if settings[key][1] == number:
+                    own[key] = None
         # where a parameter comes apart, its parts stand in the order of a module
-        known_names = [name for name in order if name in names]
-        known_names += [name for name in names if name not in place]
-        params = ListNode(called.kind, tuple(known_names), None)
+        keys = [key for key in one.origins if key in own]
+        lists = {
+            "params": [*(spelled[key] for key in keys), *strange],
+            "param_names": [*map(one.of.spell, keys), *(strange if not numbered else ())],
+        }
         pairs = tuple(
-            (key, params if key in NAMES and type(value) is ListNode else value)
+            (key, ListNode(value.kind, tuple(lists[key]), None))
+            if key in NAMES and type(value) is ListNode
+            else (key, value)
             for key, value in group.pairs
         )
         made.append(DictNode(group.kind, pairs, None, group.attributes))

@@ -229,3 +229,172 @@ def test_a_plan_lists_the_state_under_the_row_of_its_parameters(tmp_path: Path) 
         "/optimizer.state.layers.0.moe.experts.{0..3}.w2.weight.exp_avg"
     ]
     assert plan.document["optimizer"] == "followed"
+
+
+def by_number(names: bool, beside: dict[str, Any]) -> Callable[..., dict[str, Any]]:
+    """The training as `state_dict()` has it; with `param_names`, if torch was given them."""
+
+    def made(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        held = optimizer.state_dict()
+        if names:
+            held["param_groups"][0]["param_names"] = [name for name, _ in model.named_parameters()]
+        return {"model": dict(model.state_dict()), "optimizer": held, **beside}
+
+    return made
+
+
+@pytest.mark.parametrize("make", [adamw, sgd])
+@pytest.mark.parametrize("names", [False, True])
+def test_numbered_state_follows_and_steps_on(names: bool, make: Any, tmp_path: Path) -> None:
+    rules = following.rules(tmp_path)
+    old, optimizer = trained(make)
+    source = save_pt(by_number(names, {"epoch": 3})(old, optimizer), tmp_path / "old")
+    out = tmp_path / "new.pt"
+    answer = migrate.apply(source, out, rules=rules)
+    assert answer.optimizer == "followed"
+    (note,) = [note for note in answer.notes if "its numbers are known" in note]
+    assert ("by `param_names`" if names else "by the order of the tensors") in note
+    assert migrate.verify(out, source=source, rules=rules).equal
+    loaded = load_pt(out)
+    new = following.module_of(loaded["model"])
+    again = make(new)
+    if names:
+        called = loaded["optimizer"]["param_groups"][0].pop("param_names")
+        assert called == [name for name, _ in new.named_parameters()]
+    again.load_state_dict(loaded["optimizer"])
+    grads = random(shapes_per_expert(), 9)
+    step(old, optimizer, grads)
+    step(new, again, moved(grads, rules))
+    assert_equal(dict(new.named_parameters()), moved(dict(old.state_dict()), rules))
+    before, after = states(optimizer, old), states(again, new)
+    for moment in before.keys() - {"step"}:
+        assert_equal(after[moment], moved(before[moment], rules))
+    back = tmp_path / "back.pt"
+    migrate.downgrade(out, back, rules=rules)
+    assert migrate.diff(back, source).equal
+
+
+def said_of(source: Path, rules: Path, **more: Any) -> str:
+    """What a plan is refused with, which is M410 alone."""
+    with pytest.raises(CheckpointError) as caught:
+        migrate.plan(source, rules=rules, **more)
+    assert {d.code for d in caught.value.diagnostics} == {"M410"}
+    return str(caught.value)
+
+
+def test_steps_of_parameters_that_become_one_have_to_be_equal(tmp_path: Path) -> None:
+    def change(held: dict[str, Any]) -> None:
+        held["optimizer"]["state"][W1]["step"] += 1
+
+    source, out = resaved(tmp_path / "old", change), tmp_path / "new.pt"
+    with pytest.raises(CheckpointError, match="M404") as caught:
+        migrate.apply(source, out, rules=following.rules(tmp_path))
+    assert "the optimizer state `step` differs in what becomes layers.0.mlp" in str(caught.value)
+    assert not out.exists()
+
+
+def test_settings_of_parameters_that_become_one_have_to_be_equal(tmp_path: Path) -> None:
+    def change(held: dict[str, Any]) -> None:
+        (group,) = held["optimizer"]["param_groups"]
+        group["params"] = [name for name in group["params"] if name != W1]
+        held["optimizer"]["param_groups"].append({**group, "lr": 0.5, "params": [W1]})
+
+    source = resaved(tmp_path / "old", change)
+    assert "settings of groups of parameters that become one differ" in said_of(
+        source, following.rules(tmp_path)
+    )
+
+
+def test_state_of_another_shape_does_not_follow(tmp_path: Path) -> None:
+    def change(held: dict[str, Any]) -> None:
+        for state in held["optimizer"]["state"].values():
+            state["exp_avg_sq"] = state["exp_avg_sq"].flatten()[:2].clone()
+
+    source = resaved(tmp_path / "old", change)
+    said = said_of(source, following.rules(tmp_path))
+    assert "`exp_avg_sq` has another shape than its parameter ([2] beside [3, 6])" in said
+    for way in ("optimizer: drop", 'params={"optimizer": "drop"}', 'allow={"stale-optimizer"}'):
+        assert way in said
+    out = tmp_path / "new.pt"
+    answer = migrate.apply(source, out, rules=following.rules(tmp_path), allow="stale-optimizer")
+    assert answer.optimizer == "stale"
+
+
+def test_state_of_a_parameter_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    def change(held: dict[str, Any]) -> None:
+        held["optimizer"]["state"]["head.weight"] = held["optimizer"]["state"][W1]
+
+    source = resaved(tmp_path / "old", change)
+    assert "would go stale" in said_of(source, following.rules(tmp_path))
+
+
+CUT = following.HEAD + (
+    'keep: ["layers.{k...}"]\n'
+    "rules: [{name: cut, from: embed.weight, to: embed.weight, via: [{slice: {dim: 0, stop: 3, "
+    "of: 5, value: 0}}]}]\n"
+)
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+def test_what_is_cut_of_state_has_to_be_zero(zeros: bool, tmp_path: Path) -> None:
+    def change(held: dict[str, Any]) -> None:
+        held["model"]["embed.weight"][3:] = 0
+        for moment, value in held["optimizer"]["state"]["embed.weight"].items():
+            if zeros and moment != "step":
+                value[3:] = 0
+
+    source, out = resaved(tmp_path / "old", change), tmp_path / "new.pt"
+    asked: dict[str, Any] = {"rules": following.rules(tmp_path, CUT)}
+    if not zeros:
+        with pytest.raises(CheckpointError, match="M404"):
+            migrate.apply(source, out, **asked)
+        return
+    assert migrate.apply(source, out, **asked).optimizer == "followed"
+    assert state_of(load_pt(out), "embed.weight")["exp_avg"].shape == (3, following.HIDDEN)
+    migrate.downgrade(out, tmp_path / "back.pt", **asked)
+    assert migrate.diff(tmp_path / "back.pt", source).equal
+
+
+def test_state_keeps_its_dtype_where_the_parameter_is_cast(tmp_path: Path) -> None:
+    text = following.MERGE.replace(
+        "{stack: {over: e, count: 4}}, {concat",
+        "{cast: {from: float32, to: bfloat16}}, {stack: {over: e, count: 4}}, {concat",
+    )
+    source, out = resaved(tmp_path / "old", lambda held: None), tmp_path / "new.pt"
+    rules = following.rules(tmp_path, text)
+    migrate.apply(source, out, rules=rules, allow="lossy")
+    held, key = load_pt(out), "layers.0.mlp.experts.gate_up_proj"
+    assert held["model"][key].dtype == torch.bfloat16
+    assert state_of(held, key)["exp_avg"].dtype == torch.float32
+    assert migrate.verify(out, source=source, rules=rules).equal
+
+
+def numbered(tmp_path: Path) -> tuple[Path, list[str]]:
+    """State by number, beside a buffer of the shape of a parameter: several orders fit."""
+    model, optimizer = trained(adamw)
+    held = by_number(False, {})(model, optimizer)
+    weights = {}
+    for key, value in held["model"].items():
+        weights[key] = value
+        if key.endswith("0.norm.weight"):
+            weights[f"{key}_average"] = torch.ones(following.HIDDEN)
+    return save_pt({**held, "model": weights}, tmp_path / "old"), [
+        name for name, _ in model.named_parameters()
+    ]
+
+
+BUFFER = following.MERGE.replace("{p...}.norm.weight", "{p...}.norm.{k}")
+
+
+def test_numbers_that_fit_in_several_orders_have_to_be_named(tmp_path: Path) -> None:
+    source, names = numbered(tmp_path)
+    rules = following.rules(tmp_path, BUFFER)
+    assert '"optimizer_names": "@FILE"' in said_of(source, rules)
+    (tmp_path / "names.txt").write_text("\n".join(names) + "\n")
+    said: dict[str, Any] = {"params": {"optimizer_names": f"@{tmp_path / 'names.txt'}"}}
+    out = tmp_path / "new.pt"
+    answer = migrate.apply(source, out, rules=rules, **said)
+    assert answer.optimizer == "followed"
+    assert any("known by `optimizer_names`" in note for note in answer.notes)
+    wrong = {"params": {"optimizer_names": [*names[1:], names[0]]}}
+    assert "`optimizer_names` names layers.0" in said_of(source, rules, **wrong)
