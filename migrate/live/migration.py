@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..planning.compose import Composition
     from ..planning.graph import Tensor
-    from ..planning.optimizers import OptimizerState
+    from ..planning.optimizer_states import OptimizerState
     from ..planning.path import MigrationPath
     from ..planning.request import Request
     from ..running.error_statistics import Ledger

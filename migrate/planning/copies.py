@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import Diagnostic, listed, option, plural, printable
 from ..core.templates import rank_of
 from ..source.tree import tensors_outside
-from .optimizers import follow_tensors, plain, rules_of, stays
+from .optimizer_states import plain
+from .optimizers import follow_tensors, rules_of, stays
 
 if TYPE_CHECKING:
     from ..source.index import Index

@@ -159,7 +159,7 @@ class Following:
         """
         takers = _takers(bound)
         for one in self.active:
-            _Step(self, one, takers, bound, before, views, report).take()
+            _StateStep(self, one, takers, bound, before, views, report).take()
 
     def as_moments_see(self, rule: DirectedRule) -> DirectedRule | str:
         """The rule for moments, or why there is none."""
@@ -220,7 +220,7 @@ def _takers(bound: StepResult) -> list[_Taker]:
     return list(found.values())
 
 
-class _Step:
+class _StateStep:
     """One state on one step."""
 
     def __init__(

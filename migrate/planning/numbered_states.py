@@ -15,7 +15,7 @@ from ..core.errors import fail, option, printable
 from ..source.blobs import Stored
 from ..source.pickle.tree import DictNode, ListNode
 from ..source.tree import tensors_of
-from .optimizers import may_train
+from .optimizer_states import may_train
 from .request import OPTIMIZER_NAMES
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from ..core.errors import printable
 from ..core.templates import rank_of
 from ..source.pickle.tree import DictNode, ListNode, TensorRecord, joined
 from ..source.tree import tensor_records
-from .optimizers import SEEN, Names, OptimizerState, plain
+from .optimizer_states import SEEN, Names, OptimizerState, plain
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -86,8 +86,8 @@ def _has_more(one: StateKeys, states: Sequence[OptimizerState]) -> bool:
     known = {
         id(record)
         for state in states
-        if state.held is not None
-        for record in tensor_records([state.held.get("state"), state.held])
+        if state.home is not None
+        for record in tensor_records([state.home.get("state"), state.home])
     }
     return any(
         id(record) not in known and record.shape for record in tensor_records(one.state.nodes)
@@ -122,7 +122,7 @@ def read_numbered(
     # few checkpoints number their parameters
     from .numbered_states import parameters_of
 
-    tree, held = index.tree, state.held
+    tree, held = index.tree, state.home
     if tree is None or type(held) is not DictNode or len(tree.parts) != 1:
         return None
     entries = held.get("state")
@@ -201,7 +201,7 @@ def _seen(state: OptimizerState, index: Index, names: Names) -> StateKeys | None
 
 def _outside(state: OptimizerState, index: Index, names: Names) -> StateKeys | None:
     """State in a dict of its own, beside the one that rules work on."""
-    tree, held = index.tree, state.held
+    tree, held = index.tree, state.home
     if tree is None or type(held) is not DictNode or len(tree.parts) != 1:
         return None
     entries = held.get("state")

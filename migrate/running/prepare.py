@@ -16,7 +16,7 @@ from ..core.templates import list_collapsed
 from ..core.types import __version__
 from ..extra_state.states import States, lift_states
 from ..ops.base import ValueOp
-from ..planning import optimizers, restoring, state_keys
+from ..planning import optimizer_states, optimizers, restoring, state_keys
 from ..planning.bind import BindContext
 from ..planning.compose import Composition, compose
 from ..planning.copies import stale_copies
@@ -59,7 +59,7 @@ from .ties import describe_ties, find_ties
 if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..planning.graph import Tensor
-    from ..planning.optimizers import OptimizerState
+    from ..planning.optimizer_states import OptimizerState
     from ..planning.state_keys import StateKeys
     from ..source.blobs import Identity
     from ..source.target import Target
@@ -158,7 +158,7 @@ def compose_for(
             else request.allow,
             payload,
             part=payload,
-            states=optimizers.state_keys,
+            states=optimizer_states.state_keys,
             undo=request.undo and not request.backwards,
         ),
         report,
@@ -198,7 +198,7 @@ def without_optimizers(source: S, request: Request) -> tuple[S, optimizers.Optim
     """
     if OPTIMIZER_PARAM not in request.params or not optimizers.dropped(request.params):
         return source, None
-    states = optimizers.find_states(source.index)
+    states = optimizer_states.find_states(source.index)
     optimizers.require_drop(states, request.allow)
     return optimizers.without_states(source, states), optimizers.left_out(states)
 
@@ -224,7 +224,7 @@ def find_optimizers(source: Source) -> list[OptimizerState]:
         text = "\n".join(("", *index.tensors))
         if "ptim" not in text and "\nstate." not in text:
             return []
-    return optimizers.find_states(index)
+    return optimizer_states.find_states(index)
 
 
 def plan_for(

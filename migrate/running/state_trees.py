@@ -42,9 +42,9 @@ def follow_tree(root: Any, states: Iterable[MovingState]) -> tuple[Any, dict[int
     for one in states:
         if one.of.seen:
             continue
-        state, groups = one.of.state.held.get("state"), one.of.state.held.get("param_groups")
+        state, groups = one.of.state.home.get("state"), one.of.state.home.get("param_groups")
         if one.of.flat:
-            root = replace_dict(root, one.of.state.held, _flat(one, names))
+            root = replace_dict(root, one.of.state.home, _flat(one, names))
         else:
             root = replace_dict(root, state, _nested(state, one, names))
         if type(groups) is ListNode:
@@ -104,7 +104,7 @@ def _moments(entries: Sequence[DictNode]) -> list[tuple[Any, Any]]:
 
 def _flat(one: MovingState, names: dict[int, str]) -> DictNode:
     """A dict with keys `state.<parameter>.<moment>` and `param_groups.<parameter>.<setting>`."""
-    held = one.of.state.held
+    held = one.of.state.home
     parts: dict[tuple[str, str], dict[str, Any]] = {}
     others = []
     for key, value in held.pairs:

@@ -25,7 +25,7 @@ from torch.distributed.fsdp import fully_shard
 
 import migrate
 from migrate.core.errors import CheckpointError, QuestionError
-from migrate.planning import copies, optimizers
+from migrate.planning import copies, optimizer_states, optimizers, state_keys
 
 HEAD = 'id: demo/2/x\ntitle: x\nwhy: x\nlineage: demo\nedge: ["1", "2"]\n'
 KEEP = 'keep: ["{k...}"]\n'
@@ -597,9 +597,11 @@ def test_a_checkpoint_without_anything_beside_its_tensors_is_not_searched(
     def never(*arguments: Any) -> Any:
         raise AssertionError("looked for what is not there")
 
-    for name in ("find_states", "_Search", "_seen", "follow_tensors"):
-        monkeypatch.setattr(optimizers, name, never)
-    monkeypatch.setattr(copies, "follow_tensors", never)
+    for name in ("find_states", "_Search", "_seen"):
+        monkeypatch.setattr(optimizer_states, name, never)
+    for module in (optimizers, copies):
+        monkeypatch.setattr(module, "follow_tensors", never)
+    monkeypatch.setattr(state_keys, "read_all", never)
     source = saved(tmp_path / "in.pt", trained()[0].state_dict())
     assert migrate.apply(source, tmp_path / "out.pt", rules=rule("merge")).optimizer is None
 
