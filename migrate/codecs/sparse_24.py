@@ -1,5 +1,5 @@
 """`sparse-24`: of each four numbers of a row the two that are kept, and a bit for each number that
-says which, as compressed-tensors stored weights until 0.13 (sparse-24-bitmask). It is decoded only.
+says which, as compressed-tensors stored weights until 0.14 (sparse-24-bitmask). It is decoded only.
 
 What is kept are numbers, or codes of FP8 or of integers of eight bits with a scale for each row or
 for all of them; all others are 0. The mask is the first part: it is one in each of these forms.

@@ -1,10 +1,10 @@
-"""Makes tiny checkpoints of which two of four weights are left out, by the last releases of
-compressed-tensors that could: 0.13 and older.
+"""Makes tiny checkpoints of which two of four weights are left out, by a release of
+compressed-tensors that could: 0.14 and older.
 
     python tests/genuine/make_sparse.py
 
 writes tests/data/genuine/ct-sparse24 and ct-sparse24-fp8, as `make genuine` writes the others. It
-needs compressed-tensors 0.12.2 and transformers; releases from 0.14 on neither write nor read the
+needs compressed-tensors 0.12.2 and transformers; releases from 0.15 on neither write nor read the
 format.
 """
 
