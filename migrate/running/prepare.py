@@ -173,14 +173,16 @@ def compose_for(
     return composition
 
 
-def require_known(source: Source, request: Request) -> list[str]:
-    """M935 for what was not read, unless allowed, M939 if nothing is left; notes otherwise."""
+def require_known(source: Source, request: Request, *, empty: bool = False) -> list[str]:
+    """M935 for what was not read, unless allowed, M939 if nothing is left and it may not be `empty`
+    of tensors; notes otherwise.
+    """
     index, report = source.index, Report()
     if index.outside and "opaque" not in request.allow:
         from ..source.pickle.policy import refusal
 
         report.diagnostics.append(refusal(index.outside, source.path))
-    if not (index.tensors or index.passed_through):
+    if not (index.tensors or index.passed_through or empty):
         report.add(
             "M939",
             f"{printable(source.path, 240)}: holds no tensor",
@@ -267,7 +269,7 @@ def _plan(
             help="leave it out",
         )
     index_hash = source.index.hash()
-    known_notes = require_known(source, request)
+    known_notes = require_known(source, request, empty=form is not None)
     if source.format != "memory" and any("@" in key for key in source.index.tensors):
         check_names(source.index, source.path)
     stamp, notes = stamps.NONE, list[str]()

@@ -119,6 +119,13 @@ def test_an_identity_reader_gives_what_torch_gives(tmp_path: Path) -> None:
     assert "pair" in reader.report.unexpected
 
 
+def test_a_checkpoint_without_tensors_is_read_as_torch_reads_it(tmp_path: Path) -> None:
+    dcp.save({"bytes0": [1], "bytes1": "string"}, checkpoint_id=tmp_path / "saved")
+    state = {"bytes0": [2], "bytes1": "other"}
+    dcp.load(state, storage_reader=MigratingReader(tmp_path / "saved"))
+    assert state == {"bytes0": [1], "bytes1": "string"}
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
