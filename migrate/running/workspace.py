@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 # chunks that a thread keeps for its next reads
 _CHUNKS = 8
-# the part of a thread's share that is for columns of an input that boxes to come need
-BANDS = 4
+# the part of a thread's share that is for columns of an input that boxes to come need, and the most
+# that they take: stretches of 2 KiB or longer of twenty thousand rows, which are read as they lie
+BANDS, BAND = 4, 40 << 20
 
 
 class Values(Protocol):
@@ -109,7 +110,7 @@ class Workspace:
         rows = prod(b - a for a, b in box[:-1])
         if rows < 2 or (high - low) * bits >= 8 * LONG:
             return box
-        most = self._values.share // BANDS // (rows * bits // 8)
+        most = min(self._values.share // BANDS, BAND) // (rows * bits // 8)
         if most < 2 * (high - low) or any(isinstance(s, ComputedTensor) for s in tensor.sources):
             return box
         whole = most >= shape[-1]
