@@ -19,7 +19,11 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
@@ -300,8 +304,18 @@ def trains_and_saves(rank: int, folder: str, sizes: list[int]) -> None:
     }
     held, moments = get_state_dict(model, optimizer)
     dcp.save({"model": held, "optimizer": moments, "step": 1}, checkpoint_id=folder)
+    of_state = _whole_moments(moments)
     if rank == 0:
         torch.save(wanted, Path(folder).with_name("wanted.pt"))
+        torch.save(of_state, Path(folder).with_name("moments.pt"))
+
+
+def _whole_moments(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {
+        f"{key}.{name}": one.full_tensor() if isinstance(one, DTensor) else one
+        for key, held in state["state"].items()
+        for name, one in held.items()
+    }
 
 
 def loads_the_new_net(rank: int, folder: str, sizes: list[int]) -> None:
@@ -327,3 +341,29 @@ def loads_the_new_net(rank: int, folder: str, sizes: list[int]) -> None:
     ):
         assert same_bits(whole[key], wanted.detach()), key
     assert state["step"] == 1
+
+
+def loads_the_new_moments(rank: int, folder: str, sizes: list[int]) -> None:
+    """The optimizer of the new model with FSDP2 on another mesh has the moments of the old one."""
+    model = NewNet()
+    fully_shard(model, mesh=mesh_of(*sizes))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.2)
+    held, moments = get_state_dict(model, optimizer)
+    state = {"model": held, "optimizer": moments}
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=held, optim_state_dict=state["optimizer"])
+    now = _whole_moments(get_state_dict(model, optimizer)[1])
+    old = torch.load(Path(folder).with_name("moments.pt"), weights_only=True)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.1}
+    for name in ("exp_avg", "exp_avg_sq"):
+        experts = [old[f"experts.{i}.weight.{name}"].T for i in range(EXPERTS)]
+        for key, wanted in (
+            ("lift.weight", old[f"up.weight.{name}"]),
+            ("lift.bias", old[f"up.bias.{name}"]),
+            ("lower", old[f"down.weight.{name}"].T),
+            ("experts", torch.stack(experts)),
+        ):
+            assert bool(wanted.any()), key
+            assert same_bits(now[f"{key}.{name}"], wanted), key
+    for key in ("lift.weight", "lift.bias", "lower", "experts"):
+        assert float(now[f"{key}.step"]) == 1
