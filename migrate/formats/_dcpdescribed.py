@@ -1,5 +1,5 @@
 """A checkpoint as torch.distributed.checkpoint would have it on disk, without the disk: the entries
-that it would consist of, and the stream of each entry that is no tensor.
+that it would consist of, and the stream of each entry that is not a tensor.
 
 This stands for the format where a checkpoint is planned to be loaded, not written. Streams are made
 here, from decoded values, so a planner that unpickles them executes nothing that came from the

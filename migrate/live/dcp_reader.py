@@ -538,7 +538,7 @@ class _Loading:
             if torch_form(made)[0] == PACKED and (there is None or there.dtype != made.dtype):
                 report.add(
                     "M960",
-                    f"torch converts no {made.dtype}, and the target of {printable(key)} has "
+                    f"torch cannot convert {made.dtype}, and the target of {printable(key)} has "
                     f"{target.dtype}",
                     help="load it as it is, or dequantize it by rules",
                 )

@@ -1,7 +1,7 @@
 """The value in a stream of torch.save, decoded by the reader that executes nothing, and a planner
 of torch.distributed.checkpoint that reads its byte entries so.
 
-torch's own planner unpickles every entry that is no tensor, whatever it calls.
+torch's own planner unpickles every entry that is not a tensor, whatever it calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .load import value_of
 class SafeLoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]
     """A planner for `dcp.load` with readers of torch, which executes nothing in byte entries.
 
-    It takes the arguments of `DefaultLoadPlanner`. Entries that are no tensors are decoded by an
+    It takes the arguments of `DefaultLoadPlanner`. Entries that are not tensors are decoded by an
     allow-list: numbers, texts, containers, tensors and the like. What is outside of it is refused.
     torch's `FileSystemReader` unpickles `.metadata` before any planner is asked; `MigratingReader`
     does not.
@@ -54,7 +54,7 @@ def decode_stream(data: bytes, name: str) -> Any:
     blob = BytesBlob(name, data)
     archive = read_archive(blob, start=0, size=len(data), label=label)
     if "data.pkl" not in archive.records:
-        fail("M930", f"{label}: holds no `data.pkl`", help="it is no stream of torch.save")
+        fail("M930", f"{label}: holds no `data.pkl`", help="it is not a stream of torch.save")
     stream = read_record(blob, archive.records["data.pkl"], ARCHIVE.size, label)
     records = {n[5:]: r for n, r in archive.records.items() if n.startswith("data/")}
     nodes = read_pickle(stream, ARCHIVE, name=f"{label}: data.pkl", persistent=True)

@@ -56,7 +56,7 @@ class NeededBytes:
     def _reads(
         self, tensor: Tensor, box: Box
     ) -> Iterator[tuple[int, int, Sequence[tuple[int, int]]]]:
-        """(source, first element, loops) of each piece that is no fill."""
+        """(source, first element, loops) of each piece that is not a fill."""
         try:
             view, _ = self.layouts.part(tensor.view, tensor.spec.dtype, box)
         except TooManyPieces:
