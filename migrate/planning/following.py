@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import Report, listed, option, plural, printable, together
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from .pipeline import Views
     from .state_keys import StateKeys
 
+# dtypes that codes of several numbers are packed in
+PACKED_IN = frozenset(("uint8", "int8", "int16", "int32"))
 # what counts steps, whatever its parameter's shape
 STEP = "step"
 
@@ -61,6 +64,8 @@ class MovingState:
     moved: bool = False
     # of numbered parameters the numbers that they have now
     numbers: dict[str, int] = field(default_factory=dict)
+    # of parameters that are stored as packed codes the shape of their numbers
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def each(self) -> Iterator[tuple[str, Part]]:
         """Each of its tensors, by the key that it has now."""
@@ -110,6 +115,7 @@ class Following:
                 labels[name] = (*labels.get(name, ()), label)
             begun_at = MovingState(one, parts, labels, list(one.owners))
             begun_at.numbers = {name: label for label, name in one.owners.items()}
+            begun_at.shapes = _packed_shapes(begun_at, tensors)
             found.append(begun_at)
         return cls(found)
 
@@ -123,6 +129,7 @@ class Following:
                     {key: (key,) for key in one.origins},
                     list(one.origins),
                     one.theirs,
+                    shapes=dict(one.shapes),
                 )
                 for one in self.states
             ]
@@ -239,6 +246,9 @@ class _StateStep:
         self._refused: dict[tuple[int, str], list[str]] = {}
         self._rules: dict[int, DirectedRule] = {}
         self._ways: dict[tuple[int, str], str] = {}
+        # shapes of parameters, where headers do not say them: before the step, and behind it
+        self._was: dict[str, tuple[int, ...]] = dict(one.shapes)
+        self._is: dict[str, tuple[int, ...]] = {}
 
     def take(self) -> None:
         """The state behind the step."""
@@ -247,7 +257,13 @@ class _StateStep:
         origins = {key: found for key, found in one.origins.items() if key in kept}
         for moment, held in one.parts.items():
             self._new[moment].update((key, part) for key, part in held.items() if key in kept)
+        self._is.update((key, shape) for key, shape in one.shapes.items() if key in kept)
         for taker in self._takers:
+            if any(step.name in CODING for step in taker.rule.steps):
+                taker = self._encoded(taker)
+                one.moved |= bool(taker.made)
+            elif self._was:
+                self._packed(taker)
             for key, keys in taker.made.items():
                 if found := tuple(o for k in keys for o in one.origins.get(k, ())):
                     origins[key] = tuple(dict.fromkeys(found))
@@ -270,9 +286,87 @@ class _StateStep:
             moment: {key: held[key] for key in one.origins if key in held}
             for moment, held in self._new.items()
         }
+        one.shapes = {key: self._is[key] for key in one.origins if key in self._is}
         one.renumber()
         if one.of.seen:
             self._put_back()
+
+    def _encoded(self, taker: _Taker) -> _Taker:
+        """The taker with the parts of codes alone, of parameters that have state."""
+        # few checkpoints have both state and rules for number formats
+        from .encoded_states import encoded_parameters
+
+        rule, of = taker.rule, self._one.origins
+        keys = dict.fromkeys(key for keys in taker.made.values() for key in keys)
+        if of.keys().isdisjoint(keys) or rule.optimizer == "drop":
+            return taker
+        as_seen = self._following.as_moments_see(rule)
+        found = (
+            as_seen
+            if isinstance(as_seen, str)
+            else encoded_parameters(
+                rule, as_seen, keys, self._bound, self._before, self._numbers_of, self._views
+            )
+        )
+        if isinstance(found, str):
+            self._cannot(rule, found, [key for key in keys if key in of])
+            return taker._replace(made={})
+        self._was.update(found.before)
+        self._is.update(
+            (key, shape)
+            for key, shape in found.after.items()
+            if shape != self._bound.tensors[key].spec.shape
+        )
+        return taker._replace(made=found.made)
+
+    def _numbers_of(self, key: str) -> tuple[int, ...] | None:
+        """The shape that the state of a parameter says; empty where it says none, None where there
+        is no state.
+        """
+        if key not in self._one.origins:
+            return None
+        own = self._was.get(key, self._before[key].spec.shape)
+        shapes = [
+            held[key].tensor.spec.shape
+            for moment, held in self._one.parts.items()
+            if moment != STEP and key in held
+        ]
+        return own if own in shapes else max(shapes, key=prod, default=())
+
+    def _packed(self, taker: _Taker) -> None:
+        """The shapes of numbers that are packed, behind a rule that moves their codes."""
+        from .encoded_states import packing
+
+        whole = self._following.as_moments_see(taker.rule)
+        packed = {
+            new: members
+            for new, keys in taker.made.items()
+            if (members := [key for key in keys if key in self._was])
+        }
+        if not packed or isinstance(whole, str):
+            return
+        if not whole.steps:
+            self._is.update((new, self._was[keys[0]]) for new, keys in packed.items())
+            return
+        numbers = {
+            key: self._blank("float32", self._was[key]) for keys in packed.values() for key in keys
+        }
+        made = bind(
+            [whole], [], numbers, self._views, BindContext(lambda *_: False), own := Report()
+        )
+        for new, keys in packed.items():
+            codes = self._bound.tensors[new].spec.shape
+            each = {packing(self._before[key].spec.shape, self._was[key]) for key in keys}
+            shape = made.tensors[new].spec.shape if new in made.tensors else ()
+            if own.has_errors() or each != {packing(codes, shape)} or None in each:
+                why = "its codes are packed, and the rule does not move the numbers as it does them"
+                self._cannot(taker.rule, why, keys)
+                return
+            self._is[new] = shape
+
+    def _blank(self, dtype: str, shape: tuple[int, ...]) -> Tensor:
+        spec = spec_of(dtype, shape)
+        return Tensor(spec, self._views.intern(filled(spec.shape, 0)), ())
 
     def _renames(self, key: str, origins: tuple[Any, ...]) -> bool:
         """Whether the optimizer calls a parameter otherwise now. Numbers stay where names change
@@ -335,15 +429,16 @@ class _StateStep:
                 )
                 continue
             shapes = {key: held[key].tensor.spec.shape for key in members}
-            axes = any(self._before[key].spec.shape for key in members)
+            wanted = {key: self._was.get(key, self._before[key].spec.shape) for key in members}
+            axes = any(wanted.values())
             if moment == STEP or (axes and not any(shapes.values())):
                 self._scalar(rule, moment, new, members, held)
                 continue
-            if odd := [key for key in members if shapes[key] != self._before[key].spec.shape]:
+            if odd := [key for key in members if shapes[key] != wanted[key]]:
                 self._cannot(
                     rule,
                     f"`{printable(moment)}` has another shape than its parameter "
-                    f"({list(shapes[odd[0]])} beside {list(self._before[odd[0]].spec.shape)})",
+                    f"({list(shapes[odd[0]])} beside {list(wanted[odd[0]])})",
                     odd,
                 )
                 continue
@@ -417,10 +512,11 @@ class _StateStep:
 
     def _zeros(self, key: str, like: Part) -> Part:
         """A tensor of state of 0, for a parameter that has none where its group has."""
-        spec = spec_of(like.tensor.spec.dtype, self._before[key].spec.shape)
-        args = get("fill").Args(value=0, dtype=spec.dtype, shape=spec.shape)
-        made = ApplyOp("fill", args, 1, 0, (like.program,), (spec.dtype,))
-        return Part(Tensor(spec, self._views.intern(filled(spec.shape, 0)), ()), (), made)
+        shape = self._was.get(key, self._before[key].spec.shape)
+        zeros = self._blank(like.tensor.spec.dtype, shape)
+        args = get("fill").Args(value=0, dtype=zeros.spec.dtype, shape=shape)
+        made = ApplyOp("fill", args, 1, 0, (like.program,), (zeros.spec.dtype,))
+        return Part(zeros, (), made)
 
     def _cannot(self, rule: DirectedRule, why: str, keys: Iterable[str], way: str = "") -> None:
         self._rules[id(rule)] = rule
@@ -452,17 +548,40 @@ def _apart(tensor: Tensor) -> Tensor:
     return Tensor(tensor.spec, tensor.view, tensor.sources)
 
 
+def _packed_shapes(
+    one: MovingState, tensors: Mapping[str, StoredTensor]
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of the numbers of parameters that are stored as packed codes."""
+    packed = [key for key in one.origins if tensors[key].spec.dtype in PACKED_IN]
+    if not packed:
+        return {}
+    from .encoded_states import packed_shape
+
+    found = {}
+    for key in packed:
+        moments = [h[key].tensor.spec.shape for m, h in one.parts.items() if m != STEP and key in h]
+        if (shape := packed_shape(tensors[key].spec, moments)) is not None:
+            found[key] = shape
+    return found
+
+
 def _for_moments(rule: DirectedRule) -> DirectedRule | str:
     """The rule as it is for moments: layout alone, whatever the tensors' dtypes, cut and padded
     with 0. The text says why a rule has none.
     """
     steps = []
+    if any(step.name in CODING for step in rule.steps):
+        from .encoded_states import for_codes
+
+        found = for_codes(rule)
+        if isinstance(found, str):
+            return found
+        rule = found
     for step in rule.steps:
         if step.name == "cast":
             continue
         if isinstance(step.op, ValueOp) or step.op.kind in ("make", "decide", "exchange"):
-            kind = "codes of numbers" if step.name in CODING else "other numbers"
-            return f"`{step.name}` makes {kind}, and moments of these are not known"
+            return f"`{step.name}` makes other numbers, and moments of these are not known"
         if hasattr(step.args, "value"):
             step = replace(step, args=replace(step.args, value=0))
         steps.append(step)
