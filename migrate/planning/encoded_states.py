@@ -92,8 +92,8 @@ def _is_for(step: CompiledCall, role: str) -> bool:
 
 
 class Encoded(NamedTuple):
-    """What a rule that encodes or decodes makes of parameters with state: outputs with the keys
-    that they are made of, codes alone; and `shapes` of the numbers, of the keys before and after.
+    """What a rule that encodes or decodes does to parameters with state. `made`: the outputs, codes
+    alone, with the keys that they are of; `before` and `after`: the shapes of the numbers, by key.
     """
 
     made: dict[str, tuple[str, ...]]
