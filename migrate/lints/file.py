@@ -138,7 +138,7 @@ def find_losses(fileset: FileSet) -> Iterator[Diagnostic]:
         written_back = (lineage, goal, start) in edges
         for rule, forwards in directed(file):
             yield from _reason(file, rule, forwards)
-            if not written_back and rule.rule.inverse != "skip":
+            if not (written_back or rule.rule.inverse):
                 yield from _way_back(file, rule, forwards)
 
 
@@ -193,11 +193,14 @@ def _way_back(
         (n for n, step in enumerate(forwards.steps) if back.because.startswith(f"{step.name}: ")), 0
     )
     span = file.span(rule, "via", first, forwards.steps[first].name)
-    hint = back.help or "say `inverse: skip` if the tensors are not needed on a downgrade"
+    hint = back.help or (
+        "say `inverse: skip` if the tensors are not needed on a downgrade, or why nothing leads "
+        "back by `inverse: {refuse: …}`"
+    )
     notes = (
         (
-            "on a downgrade the plan is refused; a file with the reversed edge, or `inverse: "
-            "skip`, would say what happens there"
+            "on a downgrade the plan is refused; a file with the reversed edge, or `inverse`, "
+            "would say what happens there"
         ),
     )
     yield finding(

@@ -103,6 +103,8 @@ def directed(step: PathStep, report: Report) -> list[DirectedRule]:
     one-way rules are refused.
     """
     rules = []
+    refused: dict[str, list[DirectedRule]] = {}
+    gone: set[Any] = set()
     for compiled, params in step.rules:
         if not holds(compiled.rule.where or {}, params) or (
             step.backwards and compiled.rule.inverse == "skip"
@@ -116,8 +118,12 @@ def directed(step: PathStep, report: Report) -> list[DirectedRule]:
             continue
         back = invert(rule)
         if isinstance(back, OneWay) and step.undo:
-            if rule.writes:
+            made = _writes(rule)
+            if rule.writes and made not in gone:
+                gone.add(made)
                 rules.append(removed(rule))
+        elif isinstance(back, OneWay) and rule.one_way:
+            refused.setdefault(rule.one_way, []).append(rule)
         elif isinstance(back, OneWay):
             report.add(
                 "M405",
@@ -129,6 +135,16 @@ def directed(step: PathStep, report: Report) -> list[DirectedRule]:
             )
         else:
             rules.append(back)
+    for reason, several in refused.items():
+        names = listed([repr(rule.name) for rule in several], 12)
+        report.add(
+            "M405",
+            f"{f'rule {names} has' if len(several) == 1 else f'rules {names} have'} no way back: "
+            f"{reason}",
+            spans=tuple(rule.span for rule in several),
+            help=f"keep the source, or apply with {option('undo', 'DIR')}, which keeps what a "
+            "downgrade needs",
+        )
     return rules
 
 
@@ -169,6 +185,8 @@ def invert(rule: DirectedRule) -> DirectedRule | OneWay:
         return replace(
             rule, reads=rule.writes, writes=rule.reads, steps=(), backwards=True, forward=rule
         )
+    if rule.one_way:
+        return OneWay(rule.one_way)
     steps = []
     for step in reversed(rule.steps):
         enumerated = step.capture is not None and rule.types[step.capture].kind == "enum"
@@ -189,6 +207,15 @@ def removed(rule: DirectedRule) -> DirectedRule:
     call = CompiledCall("drop", ops.get("drop"), call_of("drop", why=UNDONE).args, None, rule.span)
     gone: dict[str, Any] = {"steps": (call,), "when": {}, "optional": True, "why": UNDONE}
     return replace(rule, reads=rule.writes, writes=(), backwards=True, **gone)
+
+
+def _writes(rule: DirectedRule) -> tuple[Any, ...]:
+    """What tells the keys that a rule makes from those of another: rules for the forms that one
+    tensor may have make one key, and it goes once.
+    """
+    named = [(side.role, side.pattern.text) for side in rule.writes]
+    renamed = rule.name if any(side.undo for side in rule.writes) else None
+    return (*named, repr(rule.where), renamed)
 
 
 UNDONE = "what it was made of is kept"

@@ -99,6 +99,8 @@ class DirectedRule:
     forward: DirectedRule | None = None
     # what becomes of optimizer state of the rule's parameters: None (it follows), "drop", "zeros"
     optimizer: str | None = None
+    # why there is no way back, where the rule says that there is none
+    one_way: str = ""
 
     @property
     def label(self) -> str:
@@ -729,6 +731,7 @@ def direct(
         keep_source=bool(rule.keep_source),
         if_exists=rule.if_exists,
         optimizer=rule.optimizer,
+        one_way=rule.inverse["refuse"] if isinstance(rule.inverse, Mapping) else "",
         backwards=False,
         params={name: params.get(name) for name in _asked_for(compiled, patterns)}
         if rule.where or any(p.params for p in patterns)

@@ -324,6 +324,7 @@ def read_dtype(value: Any) -> str:
 
 TEXT = {"type": ["string", "number", "boolean"]}
 LINE = {**TEXT, "pattern": match_whole(f"[^{UNPRINTABLE}]*")}
+REASON = {**TEXT, "pattern": match_whole(f"[^{UNPRINTABLE}]*[^{UNPRINTABLE} ][^{UNPRINTABLE}]*")}
 NAMED = {"type": "string", "pattern": match_whole(_PART)}
 CAPTURE = {"type": "string", "pattern": match_whole(_WORD)}
 

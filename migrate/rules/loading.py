@@ -341,6 +341,14 @@ def _rule(rule: Rule) -> Iterator[Problem]:
             key=True,
             at=("keep_source",),
         )
+    if rule.keep_source and isinstance(rule.inverse, Mapping):
+        yield Problem(
+            "M114",
+            "backwards a rule that keeps its sources removes what it made, and needs no inverse",
+            "remove `inverse`, or write `inverse: skip` to let it stay",
+            key=True,
+            at=("inverse",),
+        )
     if isinstance(rule.optional, tuple):
         for number, role in enumerate(rule.optional):
             if role is not True and role not in rule.sources:

@@ -29,6 +29,7 @@ from .fields import (
     COUNT,
     LINE,
     PATTERN,
+    REASON,
     SCALARS,
     TEXT,
     Bool,
@@ -148,6 +149,24 @@ def _optimizer(value: Any) -> str:
     return one_of("drop")(value)
 
 
+def _reason(value: Any) -> str:
+    said = line(value)
+    return said if said.strip(" ") else wrong("M114", "an empty text is no reason")
+
+
+def _inverse(value: Any) -> str | dict[str, str]:
+    if not isinstance(value, Mapping):
+        return one_of("skip")(value)
+    if [*value] != ["refuse"]:
+        wrong(
+            "M106",
+            "`skip` or `{refuse: why}` is expected",
+            "quote the reason" if "refuse" in value else None,
+        )
+    read: dict[str, str] = each(value, _reason)
+    return read
+
+
 def _optional(value: Any) -> bool | tuple[str | bool, ...] | dict[str, tuple[str, ...]]:
     if isinstance(value, bool):
         return value
@@ -236,6 +255,22 @@ Roles = Annotated[dict[Any, Any], BeforeValidator(_roles), WithJsonSchema(_ROLES
 _OPTIMIZER = {
     "type": ["string", "object"],
     "enum": ["drop", {"missing": "zeros"}],
+}
+_INVERSE = {
+    "type": ["string", "object"],
+    "if": {"type": "object"},
+    "then": {
+        "properties": {
+            "refuse": {
+                "description": "why nothing leads back; ends the message of a downgrade",
+                "examples": ["the library reads it by metadata that no rule writes"],
+                **REASON,
+            }
+        },
+        "required": ["refuse"],
+        "additionalProperties": False,
+    },
+    "else": {"enum": ["skip"]},
 }
 _OPTIONAL = {
     "type": ["boolean", "array", "object"],
@@ -566,8 +601,11 @@ class Rule(Model):
             "the bit",
         )
     )
-    inverse: Annotated[Literal["skip"] | None, BeforeValidator(one_of("skip"))] = Field(
-        None, description="skip: left out backwards"
+    inverse: Annotated[Any, BeforeValidator(_inverse), WithJsonSchema(_INVERSE)] = Field(
+        None,
+        description="skip: left out backwards; `refuse` and why: nothing leads back, though each "
+        "op has an inverse",
+        examples=["skip", {"refuse": "the library reads it by metadata that no rule writes"}],
     )
     optimizer: Annotated[
         Literal["drop", "zeros"] | None, BeforeValidator(_optimizer), WithJsonSchema(_OPTIMIZER)
@@ -700,6 +738,8 @@ def meaning(value: Any) -> Any:
         out = _fields(value)
         out["from"], out["to"] = _pairs(value.sources), _pairs(value.targets)
         out["map"] = {name: _pairs(words) for name, words in value.map.items()}
+        if isinstance(value.inverse, Mapping):
+            out["inverse"] = "refuse"
         return out
     if isinstance(value, BaseModel):
         return _fields(value)

@@ -448,8 +448,11 @@ def _type(field: Mapping[str, Any]) -> str:
             if field["enum"][0].startswith("M")
             else "a dtype"
         )
+    if "if" in field and "type" in field:
+        words = _type(field["else"]) + " \\| " if "enum" in field.get("else", ()) else ""
+        return f"{words}mapping"
     if "if" in field:
-        return "mapping" if "type" in field else f"{_type(field['else'])}, or a list of them"
+        return f"{_type(field['else'])}, or a list of them"
     if "$ref" in field:
         return "mapping"
     kinds = field.get("type", "anything")

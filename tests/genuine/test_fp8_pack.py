@@ -71,6 +71,7 @@ def test_what_torchao_stored_has_no_way_back(name: str, tmp_path: Path) -> None:
     failed = run("downgrade", out, "-o", tmp_path / "back", "--allow", "lossy")
     assert failed.exit == 3
     assert "error[M405]" in failed.err
+    assert "have no way back: torchao reads what it stored by metadata" in failed.err
     assert not (tmp_path / "back").exists()
 
 

@@ -42,6 +42,11 @@ def test_a_reason_answers_for_a_loss_and_not_for_the_way_back(lineage: Lineage) 
     assert found(lineage, "{slice: {dim: 0, stop: 2}}", WHY, ", inverse: skip") == []
 
 
+def test_a_rule_that_says_why_nothing_leads_back_is_not_silent(lineage: Lineage) -> None:
+    refuse = ", inverse: {refuse: nothing reads it}"
+    assert found(lineage, "{slice: {dim: 0, stop: 2}}", WHY, refuse) == []
+
+
 def test_values_that_change_need_a_reason(lineage: Lineage) -> None:
     assert found(lineage, "{cast: {to: bfloat16, from: float32}}") == ["M606"]
     assert found(lineage, "{cast: {to: bfloat16, from: float32}}", WHY) == []

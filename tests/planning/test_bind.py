@@ -440,6 +440,20 @@ def test_a_one_way_rule_stops_the_downgrade_and_is_named(engine):
     assert "'r1'" in found[1].message
 
 
+def test_rules_that_nothing_leads_back_from_are_refused_together_with_their_reason(engine):
+    files = engine.rules(
+        "from: a, to: b, optional: true, inverse: {refuse: nothing reads it}",
+        "from: x, to: b, optional: true, inverse: {refuse: nothing reads it}",
+        "from: c, to: d, inverse: {refuse: it has no name}",
+    )
+    assert set(engine.apply(files, {"a": one(2), "c": one(2)})) == {"b", "d"}
+    both, third = engine.refusals(files, {"b": one(2), "d": one(2)}, backwards=True)
+    assert (both.code, third.code) == ("M405", "M405")
+    assert both.message == "rules 'r0', 'r1' have no way back: nothing reads it"
+    assert third.message == "rule 'r2' has no way back: it has no name"
+    assert len(both.spans) == 2
+
+
 def test_inverse_skip_leaves_a_rule_out_backwards(engine):
     files = engine.rules(
         "from: a, via: [{drop: {why: gone}}], inverse: skip",

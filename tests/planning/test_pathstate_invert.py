@@ -55,6 +55,11 @@ def test_a_one_way_rule_says_which_op_and_why(engine, rule, said):
     assert verdict.because.startswith(f"{said}: ")
 
 
+def test_a_rule_may_say_itself_that_nothing_leads_back(engine):
+    verdict = back(engine, "from: a, to: b, inverse: {refuse: nothing reads it}")
+    assert verdict == OneWay("nothing reads it")
+
+
 def test_an_enumerated_capture_needs_no_count_to_come_back(engine):
     assert not isinstance(
         back(engine, 'from: "x.{w:a|b}", to: y, via: [{concat: {over: w}}]'), OneWay

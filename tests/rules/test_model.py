@@ -130,6 +130,12 @@ def test_all_problems_of_all_files_come_out_at_once(tmp_path) -> None:
         (rule("keep_source: yes"), [("M106", "yes")]),
         (rule('keep_source: "true"'), [("M106", '"true"')]),
         (rule("if_exists: kepe"), [("M114", "kepe")]),
+        (rule("inverse: refuse"), [("M114", "refuse")]),
+        (rule("inverse: {refuse: ' '}"), [("M114", "' '")]),
+        (rule("inverse: {refuse: [why]}"), [("M106", "[why]")]),
+        (rule("inverse: {skip: why}"), [("M106", "{skip: why}")]),
+        (rule("inverse: {refuse: a, b}"), [("M106", "{refuse: a, b}")]),
+        (rule("keep_source: true, inverse: {refuse: why}"), [("M114", "inverse")]),
         (
             rule("via: [{concat: {over: w}, flip: {dim: 0}}]"),
             [("M106", "{concat: {over: w}, flip: {dim: 0}}")],

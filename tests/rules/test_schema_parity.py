@@ -62,7 +62,7 @@ QUOTED = [
 ]  # fmt: skip
 WORDS_TEXT = """
 id title why lineage edge requires params keep files names rules tests name from to via map where when optional keep_source
-if_exists inverse type items minimum maximum choices config shape default key dim dims shape dtype fill values slices same_as
+if_exists inverse refuse type items minimum maximum choices config shape default key dim dims shape dtype fill values slices same_as
 given expect over into count start sizes only pattern axes size of value stop min max multiple_of remainder ndim weight too
 nothing x $x é layouts ordered detect status message note present absent module_version v1 latest +1 0 0,1 error contains allow
 side backwards codec expect_side params rtol title config.json a/b.json ../x.json /x .git/x x.bin migrate.items.json a/b/c/d/e.json $ $1
@@ -167,7 +167,7 @@ rules:
     keep_source: true
     if_exists: keep
     inverse: skip
-  - {name: s, from: {x: "a.{k...}", y: b}, to: [c, "{w:q|k}"], when: {x: {dtype: half, ndim: [1, 2]}}, optional: true}
+  - {name: s, from: {x: "a.{k...}", y: b}, to: [c, "{w:q|k}"], when: {x: {dtype: half, ndim: [1, 2]}}, optional: true, inverse: {refuse: why}}
   - {name: o, from: "o.{w:q|k}.{v:1|x}", to: "p.{w}.{v}", optional: {w: [k], v: x}}
 tests:
   - name: t

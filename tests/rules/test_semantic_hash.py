@@ -16,6 +16,7 @@ rules:
   - {name: r, from: {u: "{p...}.u", v: "{p...}.v"}, to: {u: "{p}.w", v: "{p}.x"}, via: [{flip: {dim: 0}}]}
   - {name: s, from: "{p...}.{w:a|b}.c", to: "{p}.d", via: [{concat: {over: w, count: $n}}]}
   - {name: d, from: "z", via: [{drop: {why: gone}}]}
+  - {name: o, from: a, to: b, inverse: {refuse: why}}
 """  # noqa: E501
 
 
@@ -38,6 +39,7 @@ def test_the_hash_names_its_version() -> None:
         ("{dim: 0}", "{ 'dim' : 0 }"),
         ("{over: w, count: $n}", '{count: "$n", over: w, dim: 0}'),
         ("why: gone", "why: nobody wants it"),
+        ("refuse: why", "refuse: another reason"),
         ("id: a/b", 'id: a/b\nrequires: ">=0.1"\ntests: [{name: t, given: {}, expect: {}}]'),
         ("via: [{flip: {dim: 0}}]", "via: [{flip: {dim: 0}}], optional: false, if_exists: error"),
     ],
@@ -66,6 +68,8 @@ def test_the_order_of_rules_means_nothing() -> None:
         ("name: s,", "name: s, where: {w: [a]},"),
         ("name: s,", "name: s, keep_source: true,"),
         ('"{p}.d"', '"{p}.e"'),
+        (", inverse: {refuse: why}", ", inverse: skip"),
+        (", inverse: {refuse: why}", ""),
     ],
 )
 def test_what_means_something_else_has_another_hash(old: str, new: str) -> None:
