@@ -92,11 +92,11 @@ def _is_for(step: CompiledCall, role: str) -> bool:
 
 
 class Encoded(NamedTuple):
-    """What a rule that encodes or decodes does to parameters with state. `made`: the outputs, codes
+    """What a rule that encodes or decodes does to parameters with state. `outputs`: what it makes, codes
     alone, with the keys that they are of; `before` and `after`: the shapes of the numbers, by key.
     """
 
-    made: dict[str, tuple[str, ...]]
+    outputs: dict[str, tuple[str, ...]]
     before: dict[str, Shape]
     after: dict[str, Shape]
 

@@ -317,7 +317,7 @@ class _StateStep:
             for key, shape in found.after.items()
             if shape != self._bound.tensors[key].spec.shape
         )
-        return taker._replace(made=found.made)
+        return taker._replace(made=found.outputs)
 
     def _numbers_of(self, key: str) -> tuple[int, ...] | None:
         """The shape that the state of a parameter says; empty where it says none, None where there
