@@ -18,13 +18,14 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 
 HERE = Path(__file__).parent
+NAMES = ("live", "formats", "cli", "source")
 
 
 class Ranks:
     """So many ranks, which live until `close` or the first case that fails."""
 
     def __init__(self, world: int, folder: Path) -> None:
-        folders = (HERE.parent, HERE, *(HERE / name for name in ("live", "formats", "cli")))
+        folders = (HERE.parent, HERE, *(HERE / name for name in NAMES))
         paths = os.pathsep.join(map(str, folders))
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(HERE / "ranks.py"), str(world), str(folder)]
