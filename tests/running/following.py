@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
@@ -131,7 +133,9 @@ def rules(folder: Path, text: str = MERGE) -> Path:
 def moved(tensors: Mapping[str, torch.Tensor], rules: Path, back: bool = False) -> Any:
     """Tensors by name, such as gradients, moved as parameters are."""
     if back:
-        return migrate.downgrade(tensors, rules=rules)
+        with tempfile.TemporaryDirectory() as folder:
+            migrate.downgrade(tensors, f"{folder}/x.safetensors", rules=rules)
+            return load_file(f"{folder}/x.safetensors")
     return migrate.migrate_state_dict(tensors, rules=rules).materialise()
 
 

@@ -154,6 +154,47 @@ def test_an_optimizer_steps_on_to_the_same_bits_behind_its_parameters(
     assert migrate.diff(back, source).equal
 
 
+@pytest.mark.parametrize(
+    ("make", "spelling", "format"),
+    [(adamw, following.nested, "pt"), (sgd, following.flattened, "dcp")],
+)
+def test_stacked_experts_come_apart_and_together_again_and_step_on(
+    make: Any, spelling: Spelling, format: str, tmp_path: Path
+) -> None:
+    save, load = FORMATS[format]
+    rules = following.rules(tmp_path)
+    begun = moved(random(shapes_per_expert(), 0), rules)
+    shapes = {key: value.shape for key, value in begun.items()}
+    assert shapes["layers.1.mlp.experts.gate_up_proj"] == (4, 6, 6)
+    old, optimizer = trained(make, shapes)
+    source = save(spelling(old, optimizer), tmp_path / "stacked")
+    apart = source.with_name("apart" + source.suffix)
+    again = source.with_name("again" + source.suffix)
+    answer = migrate.downgrade(source, apart, rules=rules)
+    assert answer.optimizer == "followed"
+    assert answer.to_json()["downgrade"] == {"exact": True, "because": []}
+    assert migrate.apply(apart, again, rules=rules).optimizer == "followed"
+
+    grads = random(shapes, 9)
+    each = moved(grads, rules, back=True)
+    assert each.keys() == shapes_per_expert().keys()
+    step(old, optimizer, grads)
+    wanted = states(optimizer, old)
+    for path, back, given in ((apart, True, each), (again, False, grads)):
+        model, resumed_optimizer = resumed(load(path), make)
+        step(model, resumed_optimizer, given)
+        weights = dict(old.state_dict())
+        assert_equal(
+            dict(model.named_parameters()), moved(weights, rules, back) if back else weights
+        )
+        found = states(resumed_optimizer, model)
+        assert found.keys() == wanted.keys()
+        for moment in wanted.keys() - {"step"}:
+            one = wanted[moment]
+            assert_equal(found[moment], moved(one, rules, back) if back else one)
+        assert {float(one) for one in found.get("step", {}).values()} <= {4.0}
+
+
 def resaved(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     """The nested training of the toy model, changed before it is saved."""
     held = following.nested(*trained(adamw))
