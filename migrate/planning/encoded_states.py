@@ -92,8 +92,8 @@ def _is_for(step: CompiledCall, role: str) -> bool:
 
 
 class Encoded(NamedTuple):
-    """What a rule that encodes or decodes does to parameters with state. `outputs`: what it makes, codes
-    alone, with the keys that they are of; `before` and `after`: the shapes of the numbers, by key.
+    """What a rule that encodes or decodes does to parameters with state. `outputs`: what it makes,
+    codes alone, with the keys that they are of; `before` and `after`: shapes of numbers, by key.
     """
 
     outputs: dict[str, tuple[str, ...]]
