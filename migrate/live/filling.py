@@ -33,6 +33,7 @@ from ..running.geometry import ranges
 from ..running.resources import run_together
 from .migration import torch_dtype
 from .module import spec_of
+from .quantized import copy_alike
 from .standins import shard_as
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Targets:
         import torch
 
         self._module, self._asked = module, device
-        self._made: dict[int, torch.Tensor] = {}
+        self._made: dict[int, Any] = {}
         self._here = {one.device for _, _, one in _tensors(module) if not one.is_meta}
         chosen = next(iter(self._here)) if len(self._here) == 1 else torch.device("cpu")
         self.device: torch.device = chosen if device is None else device
@@ -129,7 +130,8 @@ class Targets:
             return held
         if id(held) not in self._made:
             self._made[id(held)] = _like(held, self.device)
-        return self._made[id(held)]
+        found: torch.Tensor = self._made[id(held)]
+        return found
 
     def materialise(self, slot: Slot, shape: tuple[int, ...]) -> None:
         """Gives a lazy parameter its shape."""
@@ -146,8 +148,23 @@ class Targets:
         """Puts the tensors that were made into the module, under all names."""
         for owner, name, one in list(_tensors(self._module)) if self._made else ():
             made: Any = self._made.get(id(one))
+            if made is None and one.is_meta:
+                made = self._made[id(one)] = self._rebuilt(one)
             if made is not None:
                 (owner._parameters if name in owner._parameters else owner._buffers)[name] = made
+
+    def _rebuilt(self, one: Any) -> Any:
+        """A tensor whose components were made, of these; None for any other."""
+        import torch
+
+        flatten = getattr(one, "__tensor_flatten__", None)
+        names, context = ((), None) if flatten is None else flatten()
+        parts = {name: self._made.get(id(getattr(one, name))) for name in names}
+        if not parts or any(part is None for part in parts.values()):
+            return None
+        made = type(one).__tensor_unflatten__(parts, context, one.size(), one.stride())
+        is_parameter = isinstance(one, torch.nn.Parameter)
+        return torch.nn.Parameter(made, one.requires_grad) if is_parameter else made
 
     def left(self) -> list[str]:
         """What is on the meta device still."""
@@ -484,7 +501,22 @@ class Filling:
             stager.write(tensor, target, start, stop)
         else:
             with self._whole:
-                target.copy_(shard_as(self._outputs.get(key), target))
+                self._copy(work, stager)
+
+    def _copy(self, work: _Work, stager: Stager) -> None:
+        """Fills a target by its own `copy_`, which is given the part of the output that it is."""
+        target, tensor = work.target, work.tensor
+        if tensor is work.job.tensor:
+            value = self._outputs.get(work.job.key)
+            if not copy_alike(value, target):
+                target.copy_(shard_as(value, target))
+            return
+        import torch
+
+        made = torch.empty(target.shape, dtype=torch_dtype(tensor.spec), device=target.device)
+        stager.write(tensor, made, 0, tensor.spec.nbytes)
+        stager.drain()
+        target.copy_(made)
 
     def _end(self, work: _Work, start: int, stop: int) -> None:
         work.left -= 1

@@ -38,6 +38,7 @@ from ..source.jsontext import collector_paused
 from ..source.pickle.tree import PARAMETER
 from .migration import Migration, Outputs, RecentMigrations, prepare
 from .module import EXTRA, fit, sides, slots, unwrapped
+from .quantized import requantized
 from .standins import LazyTensor, ModuleValues, require_present, require_readable, stand_in, stay
 
 if TYPE_CHECKING:
@@ -462,7 +463,14 @@ class _Hook:
         )
         loose = {name for name, value in others.items() if hasattr(value, "shape")}
         found = fit(
-            outputs.specs, others, judged, self.request.allow, cast=not call.assign, loose=loose
+            outputs.specs,
+            others,
+            judged,
+            self.request.allow,
+            cast=not call.assign,
+            loose=loose,
+            # torch hands objects to the class's own `copy_`
+            requantizes=lambda name, slot: requantized(outputs.own(name), slot.tensor, whole=True),
         )
         found = replace(
             found,

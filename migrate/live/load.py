@@ -37,6 +37,7 @@ from ..running.resources import resolve_device as device_of
 from ..source.blobs import ChunkedTensor, chunks_of
 from ..source.index import SideFile
 from ..source.pickle.tree import (
+    PARAMETER,
     SCALARS,
     Array,
     Buffer,
@@ -49,6 +50,7 @@ from . import module as modules
 from .filling import Filling, Job, Targets, alike
 from .migration import Outputs, prepare
 from .module import Fit, fit
+from .quantized import requantized, take_apart
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
     from ..source.blobs import Identity
     from ..source.index import Source
     from .migration import Migration
+    from .module import Slot
+    from .quantized import QuantizedTarget
 
 GATHER = (
     "gather the state dict first: `get_model_state_dict` of "
@@ -358,7 +362,6 @@ class _Load:
         self.objects: Mapping[str, Any] = getattr(source, "values", {})
         self.ledger = Ledger(self.migration.composition.graph.outputs)
         modules.reshard(model)
-        self.slots = modules.slots(model)
         self.targets = Targets(model, where)
         compute = compute if device is not None else device_of(self.targets.device)[1]
         self.outputs = Outputs(
@@ -371,6 +374,14 @@ class _Load:
         )
         self.others = _others(self.migration, source)
         self.allow = request.allow
+        self.taken = take_apart(
+            modules.slots(model),
+            self.outputs.graph.outputs,
+            source.index.tree,
+            request.params.get(PARAMETER),
+            request.allow,
+        )
+        self.slots = self.taken.slots
 
     def run(self, threads: int, progress: Progress | None) -> LoadReport:
         found = self.require_fit()
@@ -409,10 +420,11 @@ class _Load:
 
     def require_fit(self) -> Fit:
         """What goes where; raises all that speaks against it."""
-        specs = self.outputs.specs
+        specs = {k: spec for k, spec in self.outputs.specs.items() if k not in self.taken.left}
         slots = self.targets.shaped(self.slots, specs)
-        found = fit(specs, self.others, slots, self.allow)
+        found = fit(specs, self.others, slots, self.allow, requantizes=self._requantizes)
         report = Report()
+        report.diagnostics += self.taken.problems
         notes, found = self._tied(found, report)
         report.diagnostics += found.problems
         left_over = found.left_over() if self.strict else None
@@ -429,7 +441,11 @@ class _Load:
             )
         self.targets.check(report)
         report.check()
-        return replace(found, notes=(*notes, *found.notes))
+        return replace(found, notes=(*notes, *self.taken.notes, *found.notes))
+
+    def _requantizes(self, name: str, slot: Slot) -> QuantizedTarget | None:
+        """The quantized parameter of the slot, if the output is not in its encoding."""
+        return requantized(self.outputs.own(name), slot.tensor)
 
     def _tied(self, found: Fit, report: Report) -> tuple[list[str], Fit]:
         """A tied tensor needs one tensor of the checkpoint; M960 where several differ."""
@@ -593,6 +609,7 @@ class _Load:
 
     def _finish(self, found: Fit, values: Mapping[str, Any]) -> Callable[[], None]:
         def finish() -> None:
+            self.taken.finish()
             self.source.check_unchanged()
             self.targets.install()
             owners = set()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -268,13 +268,15 @@ def fit(
     *,
     cast: bool = True,
     loose: Container[str] = (),
+    requantizes: Callable[[str, Slot], Any] = lambda name, slot: None,
 ) -> Fit:
     """Compares outputs (`specs`, and `others` that are no tensors) with slots. Outputs are named as
     the model itself names its own.
 
     Without `cast` the module takes the outputs' dtypes (`assign=True`), but for parameters of other
     classes than torch's. `loose` are those of `others` that are tensors after all, of a kind that
-    no rule takes.
+    no rule takes. `requantizes` answers with what a quantized parameter is made of if the output
+    would have to be quantized into it.
     """
     by_name: dict[str, list[str]] = {}
     for key, slot in slots.items():
@@ -283,6 +285,7 @@ def fit(
     unexpected, shapes, casts, losses = [], [], dict[str, list[str]](), dict[str, list[str]]()
     values: list[str] = []
     coded: list[str] = []
+    closed: dict[str, list[str]] = {}
     for name in (*specs, *others):
         keys = by_name.get(name, ())
         # a name that the wrappers' own segments make equal to another one means nothing
@@ -297,13 +300,21 @@ def fit(
         there, made = slots[key].spec, specs.get(name)
         if made is None and slots[key].tensor is not None and name not in loose:
             values.append(name)
-        if there is None or made is None or there is made:
+        if there is None or made is None:
+            continue
+        plain = is_plain_class(slots[key].tensor)
+        anew = None if plain else requantizes(name, slots[key])
+        if anew is not None and there.shape == made.shape:
+            kind = losses if anew.takes_dense else closed
+            kind.setdefault(f"{made.dtype} -> {anew.cls}", []).append(name)
+            continue
+        if there is made:
             continue
         if there.shape != made.shape:
             shapes.append(
                 f"{printable(name)}: {list(made.shape)}, the module's is {list(there.shape)}"
             )
-        elif (cast or not is_plain_class(slots[key].tensor)) and there.dtype != made.dtype:
+        elif (cast or not plain) and there.dtype != made.dtype:
             kind = casts if holds(there.dtype, made.dtype) else losses
             kind.setdefault(f"{made.dtype} -> {there.dtype}", []).append(name)
             if made.dtype in FLOAT8 and BITS[there.dtype] > 8:
@@ -327,6 +338,13 @@ def fit(
             what,
             help="the checkpoint was written by other code than its names say; leave these values "
             "out",
+        )
+    if closed:
+        report.add(
+            "M960",
+            "quantized parameters of the module are of classes that take no plain tensors",
+            notes=tuple(f"{how}: {list_collapsed(names, 8)}" for how, names in closed.items()),
+            help="load the plain weights before the module is quantized",
         )
     kinds = {type(slot.tensor) for slot in slots.values()}
     if any(kind.__module__.startswith("bitsandbytes.") for kind in kinds):
@@ -356,7 +374,7 @@ def fit(
     if losses and "lossy" not in allow:
         report.add(
             "M961",
-            "the module's dtypes cannot hold all values of the checkpoint's",
+            "the module's dtypes and number formats cannot hold all values of the checkpoint's",
             notes=tuple(f"{how}: {list_collapsed(names, 8)}" for how, names in losses.items()),
             help='allow={"lossy"}, or build the module in the dtype of the checkpoint',
             permit="lossy",

@@ -1,0 +1,519 @@
+"""Parameters of a live module that are objects made of tensors: quantized weights of Transformer
+Engine and torchao.
+
+A checkpoint has such a weight as the components that it consists of (`w._rowwise_data`,
+`w._rowwise_scale_inv`, …). Where the parameter is in the same encoding, the bytes of each component
+go into the tensor that the parameter has for it: the parameter stays the object that it is, in the
+memory that it has. Any other way into it is its own `copy_`, which quantizes anew and is a loss.
+
+A component that only one side has is another usage of the same numbers (the transpose that a
+backward pass multiplies with). What the parameter has and the checkpoint lacks is derived where
+copying determines it, that is where blocks are square or the whole tensor has one scale; what the
+checkpoint has and the parameter lacks is left out, which is no loss in the same cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..core.errors import Diagnostic, Report, listed, plural, printable
+from ..core.templates import list_collapsed
+from ..elements.raw import is_dtensor, is_plain_class
+from ..formats.memory import dense
+from ..planning.graph import stored_keys
+from ..source.pickle.quantized_tensors import CLASSES, FORMATS, MODULES
+from ..source.pickle.tree import NEW, NUMBERINGS, Composite, Encoding, ask
+from ..source.tree import CheckpointTree, resolve_objects
+from .module import Slot
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..planning.graph import Tensor
+
+# what of an object's settings decides what its bytes mean
+_SETTINGS = (
+    "is_2D_scaled",
+    "with_2d_quantization",
+    "with_gemm_swizzled_scales",
+    "row_scaled_nvfp4",
+    "nvfp4_use_4over6",
+    "nvfp4_e4m3_max",
+    "data_format",
+    "is_swizzled_scales",
+)
+# what is meant where a release had no such setting
+_DEFAULTS: dict[str, Any] = {"nvfp4_e4m3_max": 448}
+_NUMBERS = {
+    "kFloat8E4M3": "float8_e4m3fn",
+    "kFloat8E5M2": "float8_e5m2",
+    "kFloat4E2M1": "float4_e2m1fn",
+}
+# each the other usage of the same numbers
+_ROWWISE = frozenset({"_rowwise_data", "_rowwise_scale_inv", "_amax_rowwise", "_data"})
+_COLUMNWISE = frozenset(
+    {"_columnwise_data", "_columnwise_scale_inv", "_amax_columnwise", "_transpose"}
+)
+_RIDERS = "_quantizer."
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedTarget:
+    """A live quantized tensor: its class, and the tensors that it is made of by attribute.
+
+    `format` is a word such as "te-mxfp8", `number` the dtype of one stored number, both None if the
+    class is not known. `settings` decide what the bytes mean.
+    """
+
+    value: Any
+    cls: str
+    format: str | None
+    number: str | None
+    components: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def takes_dense(self) -> bool:
+        """Whether the class copies plain tensors into itself; those of torchao do not."""
+        return self.format is None or not self.format.startswith("ao-")
+
+    @property
+    def square(self) -> bool:
+        """Whether both usages have the same scales, so that one determines the other."""
+        return (
+            self.format == "te-fp8"
+            or (self.format == "te-fp8-block" and bool(self.settings.get("is_2D_scaled")))
+            or (
+                self.format in ("te-mxfp8", "te-nvfp4")
+                and bool(self.settings.get("with_2d_quantization"))
+                and not self.settings.get("with_gemm_swizzled_scales")
+                and not self.settings.get("row_scaled_nvfp4")
+            )
+        )
+
+
+def held(value: Any) -> QuantizedTarget | None:
+    """What a tensor is made of that keeps its numbers in another format; None for any other.
+
+    Of a DTensor it is the part that is here.
+    """
+    import torch
+
+    if value is None or is_plain_class(value) or torch.nn.parameter.is_lazy(value):
+        return None
+    if is_dtensor(value):
+        value = value._local_tensor
+        if is_plain_class(value):
+            return None
+    components = _components(value)
+    if not components or dense(value):
+        return None
+    known, name = _known(type(value))
+    if known is None:
+        return QuantizedTarget(value, name, None, None, components)
+    stale = getattr(value, "_transpose_invalid", False) is True
+    if stale:
+        components.pop("_transpose", None)
+    said = _said(value)
+    settings = {key: said[key] for key in _SETTINGS if said.get(key) is not None}
+    return QuantizedTarget(
+        value, name, known, _number(known, components, said), components, settings
+    )
+
+
+def _components(value: Any) -> dict[str, Any]:
+    """The tensors that a wrapper is made of; empty for what has memory of its own."""
+    import torch
+
+    flatten = getattr(value, "__tensor_flatten__", None)
+    if flatten is not None:
+        names = flatten()[0]
+    elif not value.is_meta and value.numel() and not _has_memory(value):
+        names = [name for name, one in vars(value).items() if isinstance(one, torch.Tensor)]
+    else:
+        return {}
+    found = {name: getattr(value, name, None) for name in names}
+    return {name: one for name, one in found.items() if isinstance(one, torch.Tensor)}
+
+
+def _has_memory(value: Any) -> bool:
+    try:
+        return bool(value.data_ptr())
+    except RuntimeError:
+        # classes of some releases raise where they have none
+        return False
+
+
+def _known(kind: type) -> tuple[str | None, str]:
+    """The format of a class, and its name."""
+    for base in kind.__mro__:
+        if base.__module__ in MODULES.get(base.__name__, ()):
+            return FORMATS[base.__name__], base.__name__
+        if (base.__module__, base.__name__) in CLASSES:
+            return CLASSES[base.__module__, base.__name__].format, base.__name__
+    return None, kind.__qualname__
+
+
+def _said(value: Any) -> dict[str, Any]:
+    """The settings of a tensor and, behind them, of its quantizer."""
+    out: dict[str, Any] = {}
+    for owner in (value, getattr(value, "_quantizer", None)):
+        for name, setting in vars(owner).items() if hasattr(owner, "__dict__") else ():
+            out.setdefault(name.lstrip("_"), setting)
+    return out
+
+
+def _number(form: str, components: Mapping[str, Any], said: Mapping[str, Any]) -> str | None:
+    if form.startswith("ao-"):
+        for key in ("elem_dtype", "target_dtype"):
+            if said.get(key) is not None:
+                return str(said[key]).removeprefix("torch.").removesuffix("_x2")
+        fixed = next((c.number for c in CLASSES.values() if c.format == form), None)
+        return fixed or str(components["qdata"].dtype).removeprefix("torch.")
+    code = said.get("fp8_dtype", said.get("fp4_dtype"))
+    named = _NUMBERS.get(getattr(code, "name", ""))
+    if named is not None or code is None:
+        return named
+    return NUMBERINGS[NEW].get(int(getattr(code, "value", code)))
+
+
+def unlike(
+    one: QuantizedTarget, form: str, number: str | None, settings: Mapping[str, Any]
+) -> list[str]:
+    """What makes another encoding of it, for people; empty where it is the same."""
+    if one.format != form:
+        return [f"{form}, the parameter's is {one.format or one.cls}"]
+    found = []
+    if number is not None and one.number is not None and number != one.number:
+        found.append(f"{number}, the parameter's is {one.number}")
+    for name in _SETTINGS:
+        a, b = settings.get(name), one.settings.get(name)
+        # a quantizer is a recipe for the next weights; without one nothing is said
+        if name == "with_2d_quantization" and (a is None or b is None):
+            continue
+        a, b = (_DEFAULTS.get(name, False) if x is None else getattr(x, "value", x) for x in (a, b))
+        if a != b:
+            found.append(f"{name} is {a}, the parameter's is {b}")
+    return found
+
+
+def copy_alike(value: Any, target: Any) -> bool:
+    """Copies the components of a tensor into those of another in the same encoding; False if they
+    are not, or not all of them can be had.
+    """
+    ways = _ways(held(value), held(target))
+    if ways is None:
+        return False
+    into, given, derived = ways
+    for name, inner in into.components.items():
+        if name in given.components:
+            inner.copy_(given.components[name])
+    derive(into, derived)
+    return True
+
+
+def is_alike(value: Any, target: Any, *, whole: bool = False) -> bool:
+    """Whether `copy_alike` can copy the one into the other without losing anything of it; with
+    `whole` also whether they have the same components, which their own `copy_` asks for.
+    """
+    ways = _ways(held(value), held(target))
+    if ways is None or not whole:
+        return ways is not None
+    return ways[0].components.keys() == ways[1].components.keys()
+
+
+def requantized(value: Any, target: Any, *, whole: bool = False) -> QuantizedTarget | None:
+    """What the target is made of if it would quantize the value anew, None if nothing is lost.
+    `value` is an object to copy, None for a plain tensor; `whole` as for `is_alike`.
+    """
+    one = held(target)
+    return None if one is None or is_alike(value, target, whole=whole) else one
+
+
+def _ways(
+    given: QuantizedTarget | None, into: QuantizedTarget | None
+) -> tuple[QuantizedTarget, QuantizedTarget, frozenset[str]] | None:
+    if given is None or into is None or given.format is None or given.number is None:
+        return None
+    if unlike(into, given.format, given.number, given.settings):
+        return None
+    missing = into.components.keys() - given.components.keys()
+    left = given.components.keys() - into.components.keys()
+    if (missing and not derivable(into, missing, given.components)) or (left and not into.square):
+        return None
+    if any(
+        (one.shape, one.dtype) != (given.components[name].shape, given.components[name].dtype)
+        for name, one in into.components.items()
+        if name in given.components
+    ):
+        return None
+    return into, given, frozenset(missing)
+
+
+def derivable(one: QuantizedTarget, missing: Iterable[str], given: Iterable[str]) -> bool:
+    """Whether copying the components that are `given` determines those that are missing."""
+    missing, there = set(missing), set(given)
+    if not one.square:
+        return False
+    for own, other in ((_COLUMNWISE, _ROWWISE), (_ROWWISE, _COLUMNWISE)):
+        if missing <= own and {_other(name) for name in missing} <= there & other:
+            return True
+    return False
+
+
+_PAIRS = (
+    ("_rowwise_data", "_columnwise_data"),
+    ("_rowwise_scale_inv", "_columnwise_scale_inv"),
+    ("_amax_rowwise", "_amax_columnwise"),
+    ("_data", "_transpose"),
+)
+
+
+def _other(name: str) -> str:
+    """The component of the other usage."""
+    return next(b if name == a else a for a, b in _PAIRS if name in (a, b))
+
+
+def derive(one: QuantizedTarget, missing: Iterable[str]) -> None:
+    """Fills components from those of the other usage, see `derivable`."""
+    for name in missing:
+        source, target = one.components[_other(name)], one.components[name]
+        if "amax" in name:
+            target.copy_(source)
+        elif "scale" in name:
+            target.zero_()
+            found = _turned_scales(one, name, source)
+            target[: found.shape[0], : found.shape[1]].copy_(found)
+        elif one.format == "te-mxfp8":
+            target.copy_(source)
+        else:
+            target.copy_(_turned(source, one.format == "te-nvfp4", name in _COLUMNWISE))
+
+
+def _turned(data: torch.Tensor, packed: bool, forwards: bool) -> torch.Tensor:
+    """The data with its last axis first, or its first one last; `packed`: two to a byte."""
+    import torch
+
+    if packed:
+        data = torch.stack((data & 15, data >> 4), -1).flatten(-2)
+    data = data.movedim(-1, 0) if forwards else data.movedim(0, -1)
+    if packed:
+        data = data[..., ::2] | (data[..., 1::2] << 4)
+    return data
+
+
+def _turned_scales(one: QuantizedTarget, name: str, scales: torch.Tensor) -> torch.Tensor:
+    """The scales of one usage as the other one stores them, without padding."""
+    rows, last = prod(one.value.shape[:-1]), one.value.shape[-1]
+    if one.format == "te-fp8-block":
+        a, b = -(-rows // 128), -(-last // 128)
+        return (scales[:a, :b] if name in _COLUMNWISE else scales[:b, :a]).t()
+    size = 32 if one.format == "te-mxfp8" else 16
+    a, b = -(-rows // size), -(-last // size)
+    columnwise = name in _COLUMNWISE
+    if one.format == "te-mxfp8":
+        # both in the order of the tensor: [rows, columns / 32] and [rows / 32, columns]
+        blocks = scales[:rows:size, :b] if columnwise else scales[:a, :last:size]
+        axis, most = (1, last) if columnwise else (0, rows)
+    else:
+        blocks = (scales[:rows:size, :b] if columnwise else scales[:last:size, :a]).t()
+        axis, most = 0, last if columnwise else rows
+    return blocks.repeat_interleave(size, axis).narrow(axis, 0, most)
+
+
+class Origin(NamedTuple):
+    """The object that a component was stored in: its key, its encoding, the component's name."""
+
+    key: str
+    encoding: Encoding
+    attribute: str
+
+
+def origins(tree: CheckpointTree | None, numbering: str | None) -> dict[str, Origin]:
+    """Of each stored tensor that is a component of an object, which one, by its key."""
+    out: dict[str, Origin] = {}
+    parts = () if tree is None else tree.parts
+    for rank, part in enumerate(parts):
+        mark = f"@{rank}" if len(parts) > 1 else ""
+        table = part.table
+        objects = (
+            [(key, value) for key, value in table.pairs if type(value) is Composite]
+            if table is not None
+            else []
+        )
+        known = resolve_objects(part, numbering) if objects else {}
+        for key, value in objects:
+            encoding = known.get(key, value).encoding
+            for (name, _), (attribute, _) in zip(value.keys(key), value.components, strict=True):
+                out[f"{name}{mark}"] = Origin(key, encoding, attribute)
+    return out
+
+
+@dataclass(slots=True)
+class TakenApart:
+    """What becomes of the slots of quantized parameters: each component is a slot of its own.
+
+    `left` are outputs that no slot takes. `derived` has what is to be derived when all is filled.
+    `changed` are the parameters whose components are written.
+    """
+
+    slots: dict[str, Slot]
+    left: dict[str, None]
+    derived: list[tuple[QuantizedTarget, frozenset[str]]]
+    changed: list[Any]
+    notes: list[str]
+    problems: list[Diagnostic]
+
+    def finish(self) -> None:
+        """Derives what is to be derived, after all slots are filled."""
+        import torch
+
+        with torch.no_grad():
+            for one, missing in self.derived:
+                derive(one, missing)
+        for value in self.changed:
+            # what was saved for a backward pass is another one now
+            torch.autograd.graph.increment_version(value)
+
+
+def take_apart(
+    slots: Mapping[str, Slot],
+    outputs: Mapping[str, Tensor],
+    tree: CheckpointTree | None,
+    numbering: str | None,
+    allow: frozenset[str],
+) -> TakenApart:
+    """The slots with the components of quantized parameters in their place, where the outputs have
+    components for them. Problems: M960 for another encoding, and for components that are missing;
+    M402 for those that are left out. M955 if the dtype of one is not known.
+    """
+    out = TakenApart({}, {}, [], [], [], [])
+    wanted = {key: one for key, slot in slots.items() if (one := held(slot.tensor)) is not None}
+    if not wanted:
+        out.slots.update(slots)
+        return out
+    offered: dict[str, dict[str, str]] = {}
+    for key in outputs:
+        for prefix, attribute in _splits(key):
+            offered.setdefault(prefix, {})[attribute] = key
+    stored = origins(tree, numbering)
+    other: list[str] = []
+    short: list[str] = []
+    lost: list[str] = []
+    spared: list[str] = []
+    unread: dict[str, Encoding] = {}
+    for key, slot in slots.items():
+        one, given = wanted.get(key), offered.get(slot.plain)
+        if one is None or not given or slot.plain in outputs:
+            out.slots[key] = slot
+            continue
+        found = [
+            stored[source] for name in given.values() for source in stored_keys(outputs[name])
+            if source in stored
+        ]  # fmt: skip
+        why = _judge(one, given, found, unread, slot.plain)
+        if why:
+            other.append(f"{printable(slot.plain)}: {why}")
+            out.left.update(dict.fromkeys(given.values()))
+            continue
+        missing = one.components.keys() - given.keys()
+        if missing and not derivable(one, missing, given):
+            short.append(f"{printable(slot.plain)}: {listed(sorted(missing))}")
+            out.left.update(dict.fromkeys(given.values()))
+            continue
+        spare = [name for name in given if name not in one.components]
+        if any(name not in _ROWWISE | _COLUMNWISE for name in spare if _RIDERS not in name) or (
+            not one.square and any(_RIDERS not in name for name in spare)
+        ):
+            lost += [given[name] for name in spare if _RIDERS not in name]
+        out.left.update(dict.fromkeys(given[name] for name in spare))
+        spared += [given[name] for name in spare]
+        for attribute, inner in one.components.items():
+            if attribute in given:
+                name = f"{slot.plain}.{attribute}"
+                out.slots[f"{key}.{attribute}"] = Slot(name, slot.owner, slot.name, inner)
+        if missing:
+            out.derived.append((one, frozenset(missing)))
+        out.changed.append(slot.tensor)
+    ask(unread)
+    _report(out, other, short, lost, allow)
+    if spared:
+        out.notes.append(
+            "components that the module's parameters do not have, left out: "
+            f"{list_collapsed(spared, 8)}"
+        )
+    if out.derived:
+        out.notes.append(
+            f"derived from the other usage: {plural(len(out.derived), 'quantized parameter')}"
+        )
+    return out
+
+
+def _splits(key: str) -> Iterable[tuple[str, str]]:
+    """(parameter, component) that a key can mean."""
+    head, _, last = key.rpartition(".")
+    if head:
+        yield head, last
+        if head.endswith(f".{_RIDERS[:-1]}"):
+            yield head[: -len(_RIDERS)], f"{_RIDERS}{last}"
+
+
+def _judge(
+    one: QuantizedTarget,
+    given: Mapping[str, str],
+    found: list[Origin],
+    unread: dict[str, Encoding],
+    plain: str,
+) -> str:
+    """Why these components are none of the parameter's encoding; empty if they are."""
+    if not found:
+        return "nothing in the checkpoint says what its numbers are"
+    wrong = [name for name, key in given.items() if name not in {o.attribute for o in found}]
+    if wrong:
+        return f"{listed(wrong)} were not components by these names"
+    for origin in found:
+        encoding = origin.encoding
+        if encoding.number is None and encoding.readings:
+            unread[plain] = encoding
+            continue
+        settings = dict(encoding.options or {})
+        if why := unlike(one, encoding.format, encoding.number, settings):
+            return listed(why)
+    return ""
+
+
+def _report(
+    out: TakenApart,
+    other: list[str],
+    short: list[str],
+    lost: list[str],
+    allow: frozenset[str],
+) -> None:
+    report = Report()
+    if other:
+        report.add(
+            "M960",
+            f"another encoding than the module's in {plural(len(other), 'quantized parameter')}",
+            notes=(*other[:8], *[f"and {len(other) - 8} more"] * (len(other) > 8)),
+            help='dequantize by rules; with allow={"lossy"} the module quantizes the result itself',
+        )
+    if short:
+        report.add(
+            "M960",
+            "the checkpoint lacks components of "
+            f"{plural(len(short), 'quantized parameter')}, and others do not determine them",
+            notes=(*short[:8], *[f"and {len(short) - 8} more"] * (len(short) > 8)),
+            help="build the module for the usages that were saved, or dequantize by rules",
+        )
+    if lost and "drop" not in allow:
+        report.add(
+            "M402",
+            "the module has no place for components that others do not determine: "
+            f"{list_collapsed(lost, 8)}",
+            help='allow={"drop"} leaves them out',
+            permit="drop",
+        )
+    out.problems += report.diagnostics
