@@ -1,0 +1,226 @@
+"""Components of quantized tensors go into live parameters of the same encoding as they are; all
+else is their class's own `copy_`, which needs permission.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from quantized_classes import installed
+
+import migrate
+from migrate.core.errors import MigrateError
+
+TESTS = Path(__file__).parents[1]
+GENUINE = TESTS / "data" / "te" / "tensors"
+AO = TESTS / "data" / "torchao"
+NAMES = ["float8_current_e4m3", "mxfp8_96x160", "block128x128_pow2", "nvfp4_2d_weight"]
+
+
+@pytest.fixture(autouse=True)
+def libraries():
+    with installed():
+        yield
+
+
+def stored(path):
+    return torch.load(path, weights_only=True)
+
+
+def live(value, *, without=()):
+    """A module whose weight is like the one that was stored, filled with other bytes."""
+    held = {name: torch.full_like(one, 99) for name, one in value.held().items()}
+    fields = {**vars(value), **held, **dict.fromkeys(without)}
+    module = torch.nn.Module()
+    made = type(value)(value.shape, value.dtype, fields)
+    module.weight = torch.nn.Parameter(made, requires_grad=False)
+    return module
+
+
+def bits(value):
+    return {
+        name: (one.dtype, tuple(one.shape), one.reshape(-1).view(torch.uint8).tolist())
+        for name, one in value.held().items()
+    }
+
+
+def grids(value):
+    """The bytes of components without what fills them up."""
+    rows, columns = value.shape
+    size = {"MXFP8Tensor": 32, "NVFP4Tensor": 16}.get(type(value).__name__, 128)
+    out = {}
+    for name, one in value.held().items():
+        if name == "_columnwise_scale_inv":
+            one = one[: -(-columns // (size if size == 128 else 1)), : -(-rows // size)]
+        out[name] = one.contiguous().view(torch.uint8).tolist()
+    return out
+
+
+def refused(module, *arguments, **named):
+    before = bits(module.weight)
+    with pytest.raises(MigrateError) as caught:
+        migrate.load(module, *arguments, **named)
+    assert bits(module.weight) == before
+    return {d.code: d.render() for d in caught.value.diagnostics}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_encoding_is_copied_into_the_memory_that_is_there(name):
+    wanted = stored(GENUINE / f"{name}.pt")["weight"]
+    module = live(wanted)
+    parameter, held = module.weight, module.weight.held()
+    places = {key: (id(one), one.data_ptr()) for key, one in held.items()}
+    version = parameter._version
+    report = migrate.load(module, GENUINE / f"{name}.pt")
+    assert module.weight is parameter
+    assert {key: (id(one), one.data_ptr()) for key, one in parameter.held().items()} == places
+    assert bits(parameter) == bits(wanted)
+    assert parameter._version > version
+    assert (report.missing, report.unexpected, report.losses) == ((), (), ())
+
+
+def test_a_parameter_that_is_renamed_is_filled_too(tmp_path):
+    (tmp_path / "rename.yaml").write_text(
+        "id: t/b/c\ntitle: t\nwhy: t\nlineage: t\nedge: [a, b]\nrequires: '>=0.1'\n"
+        "rules: [{name: r, from: 'weight.{part}', to: 'fc.weight.{part}'}]\n"
+    )
+    wanted = stored(GENUINE / "mxfp8_96x160.pt")["weight"]
+    module = torch.nn.Module()
+    module.fc = live(wanted)
+    migrate.load(module, GENUINE / "mxfp8_96x160.pt", rules=tmp_path / "rename.yaml")
+    assert bits(module.fc.weight) == bits(wanted)
+
+
+@pytest.mark.parametrize("name", ["block128x128_pow2", "nvfp4_2d_weight"])
+def test_square_blocks_determine_the_columnwise_usage(tmp_path, name):
+    # the columnwise bytes of a genuine file are those that are derived from its rowwise ones
+    wanted = stored(GENUINE / f"{name}.pt")["weight"]
+    columnwise = [key for key in wanted.held() if "columnwise" in key]
+    one = type(wanted)(wanted.shape, wanted.dtype, {**vars(wanted), **dict.fromkeys(columnwise)})
+    torch.save({"weight": one}, tmp_path / "rowwise.pt")
+    module = live(wanted)
+    report = migrate.load(module, tmp_path / "rowwise.pt")
+    assert grids(module.weight) == grids(wanted)
+    assert any("derived" in note for note in report.notes)
+
+
+def test_a_transpose_is_derived_and_not_asked_for_where_it_is_stale(tmp_path):
+    path = GENUINE / "float8_current_e4m3.pt"
+    module = live(stored(path)["weight"])
+    turned = torch.full((64, 48), 99, dtype=torch.uint8)
+    module.weight._transpose = turned
+    migrate.load(module, path)
+    assert torch.equal(turned, module.weight._data.t())
+    module.weight._transpose_invalid = True
+    turned.fill_(7)
+    migrate.load(module, path)
+    assert bool((turned == 7).all())
+
+
+def test_blocks_of_rows_determine_no_columnwise_usage(tmp_path):
+    wanted = stored(GENUINE / "mxfp8_96x160.pt")["weight"]
+    columnwise = ["_columnwise_data", "_columnwise_scale_inv"]
+    one = type(wanted)(wanted.shape, wanted.dtype, {**vars(wanted), **dict.fromkeys(columnwise)})
+    torch.save({"weight": one}, tmp_path / "rowwise.pt")
+    text = refused(live(wanted), tmp_path / "rowwise.pt")["M960"]
+    assert "weight: _columnwise_data, _columnwise_scale_inv" in text
+
+
+def test_a_usage_that_the_module_lacks_is_left_out_and_needs_permission_if_it_is_lost():
+    path = GENUINE / "mxfp8_96x160.pt"
+    wanted = stored(path)["weight"]
+    columnwise = ["_columnwise_data", "_columnwise_scale_inv"]
+    module = live(wanted, without=columnwise)
+    assert "weight._columnwise_{data,scale_inv}" in refused(module, path)["M402"]
+    report = migrate.load(module, path, allow={"drop"})
+    assert bits(module.weight) == {k: v for k, v in bits(wanted).items() if k not in columnwise}
+    assert any("weight._columnwise" in note for note in report.notes)
+    # where it can be derived again nothing is lost
+    path = GENUINE / "block128x128_pow2.pt"
+    migrate.load(live(stored(path)["weight"], without=columnwise), path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"_fp8_dtype": "float8_e5m2"}, "float8_e4m3fn, the parameter's is float8_e5m2"),
+        ({"_with_gemm_swizzled_scales": True}, "with_gemm_swizzled_scales is False"),
+    ],
+)
+def test_bytes_that_would_mean_other_numbers_are_not_copied(change, said):
+    path = GENUINE / "mxfp8_96x160.pt"
+    module = live(stored(path)["weight"])
+    if "_fp8_dtype" in change:
+        change = {"_fp8_dtype": type(module.weight._fp8_dtype)(8)}
+    vars(module.weight).update(change)
+    assert said in refused(module, path)["M960"]
+    other = live(stored(GENUINE / "nvfp4_2d_weight.pt")["weight"])
+    assert "te-mxfp8, the parameter's is te-nvfp4" in refused(other, path)["M960"]
+
+
+def test_components_of_which_nothing_says_what_they_are_are_not_copied():
+    wanted = stored(GENUINE / "float8_current_e4m3.pt")["weight"]
+    loose = {f"weight.{name}": one for name, one in wanted.held().items()}
+    assert "nothing in the checkpoint says" in refused(live(wanted), loose)["M960"]
+
+
+def test_plain_weights_are_quantized_by_the_class_and_need_permission(tmp_path):
+    wanted = stored(GENUINE / "float8_current_e4m3.pt")["weight"]
+    module = live(wanted)
+    dense = {"weight": torch.randn(48, 64, dtype=torch.bfloat16)}
+    torch.save(dense, tmp_path / "dense.pt")
+    for source in (dense, tmp_path / "dense.pt"):
+        assert "bfloat16 -> Float8Tensor: weight" in refused(module, source)["M961"]
+    parameter, data = module.weight, module.weight._data
+    migrate.load(module, tmp_path / "dense.pt", allow={"lossy"})
+    assert module.weight is parameter
+    assert module.weight._data is data
+    once = live(wanted)
+    once.weight.quantize_(dense["weight"])
+    assert bits(module.weight) == bits(once.weight)
+
+
+def test_an_object_in_memory_is_copied_by_its_components_too():
+    wanted = stored(GENUINE / "nvfp4_2d_weight.pt")["weight"]
+    module = live(wanted)
+    migrate.load(module, {"weight": wanted})
+    assert bits(module.weight) == bits(wanted)
+    # the class of another encoding quantizes, which is a loss
+    module = live(stored(GENUINE / "float8_current_e4m3.pt")["weight"])
+    mx = stored(GENUINE / "mxfp8_96x160.pt")["weight"]
+    vars(mx)["_rowwise_data"] = mx._rowwise_data[:48, :64].contiguous()
+    small = type(mx)((48, 64), mx.dtype, vars(mx))
+    assert "MXFP8Tensor" in str(type(small))
+    assert "-> Float8Tensor: weight" in refused(module, {"weight": small})["M961"]
+    migrate.load(module, {"weight": small}, allow={"lossy"})
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in AO.glob("*.pt") if path.stem != "intx")
+)
+def test_classes_of_torchao_take_their_components_and_no_plain_tensors(name):
+    state = stored(AO / f"{name}.pt")
+    key, wanted = next((k, v) for k, v in state.items() if hasattr(v, "held"))
+    module = torch.nn.Module()
+    owner = module
+    *path, last = key.split(".")
+    for part in path:
+        setattr(owner, part, torch.nn.Module())
+        owner = getattr(owner, part)
+    setattr(owner, last, live(wanted).weight)
+    migrate.load(module, AO / f"{name}.pt", strict=False)
+    assert bits(getattr(owner, last)) == bits(wanted)
+    dense = {key: torch.zeros(wanted.shape, dtype=wanted.dtype)}
+    with pytest.raises(MigrateError) as caught:
+        migrate.load(module, dense, allow={"lossy"})
+    assert "take no plain tensors" in str(caught.value)
+
+
+def test_the_checkpoint_says_which_of_two_numberings_was_meant(tmp_path):
+    shutil.copy(GENUINE / "mxfp8_96x160.pt", tmp_path / "new.pt")
+    module = live(stored(tmp_path / "new.pt")["weight"])
+    report = migrate.load(module, tmp_path / "new.pt", params={"te_dtype_numbering": "2.4"})
+    assert report.tensors == 4
