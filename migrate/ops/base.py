@@ -440,6 +440,12 @@ class ValueOp(Op):
         """
         return None
 
+    def eager_memory(self, args: Any, specs: Sequence[Spec]) -> int | None:
+        """The same for all of them together, where specs of the inputs do not count the elements;
+        None where they do.
+        """
+        return None
+
     def torch(self, args: Any, specs: Sequence[Spec]) -> bool:
         """Whether `compute` on the CPU imports torch; numpy is there in any case."""
         return True

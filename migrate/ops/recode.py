@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 # paths that are looked up by their arguments
 MOST_KNOWN = 1024
+# bytes for each integer that is made plainly
+_WIDTH = 40
 # dtypes in which numbers may be asked to stay what they are
 EXACT_IN = ("float32", "bfloat16", "float16")
 
@@ -235,26 +237,45 @@ class Recode(ValueOp):
         made = recoded_parts(_path_of(args, specs), held)
         return [made[role] for role in args.outputs]
 
+    def eager_memory(self, args: Any, specs: Sequence[Spec]) -> int | None:
+        from ..codecs.kit.recoding import Recoding
+
+        path = _path_of(_settled(self, args, specs), specs)
+        # words hold several integers, each of which is looked for in float64
+        return None if isinstance(path, Recoding) else _WIDTH * prod(path.source.full)
+
     def makes_rows(self, args: Any, specs: Sequence[Spec]) -> bool:
+        from ..codecs.kit.integer_rows import makes_rows
         from ..codecs.kit.recoding import Recoding
         from ..codecs.kit.recoding_rows import unit_of
 
         path = _path_of(_settled(self, args, specs), specs)
-        return isinstance(path, Recoding) and unit_of(path) > 0
+        return unit_of(path) > 0 if isinstance(path, Recoding) else makes_rows(path)
 
     def rows(
         self,
         args: Any,
-        part: Callable[[int, int, int], Any],
+        part: Callable[..., Any],
         specs: Sequence[Spec],
         parts: int,
         output: int,
         start: int,
         stop: int,
     ) -> np.ndarray[Any, Any]:
+        from ..codecs.kit.integer_rows import rows_of
+        from ..codecs.kit.recoding import Recoding
+
         if not self.makes_rows(args, specs):
             return super().rows(args, part, specs, parts, output, start, stop)
-        return self.surveyed_rows(args, part, specs, parts, output, start, stop, None)
+        settled = _settled(self, args, specs)
+        path, inputs = _path_of(settled, specs), settled.inputs
+        if isinstance(path, Recoding):
+            return self.surveyed_rows(args, part, specs, parts, output, start, stop, None)
+
+        def read(role: str, *box: Any) -> Any:
+            return part(inputs.index(role), *box)
+
+        return rows_of(path, settled.outputs[output], start, stop, read)
 
     def eager_survey(
         self, args: Any, specs: Sequence[Spec], start: int, array: Any, known: Any = None

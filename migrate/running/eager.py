@@ -217,9 +217,12 @@ class Specs:
         op = ops.get(call.op)
         if not isinstance(op, ValueOp):
             return 0
+        given = [self.of(e) for e in call.inputs]
+        if (known := op.eager_memory(call.args, given)) is not None:
+            return known
         width = op.eager_width(call.args)
         return (_WIDTH if width is None else width) * max(
-            s.numel for s in (*self.outputs_of(call), *(self.of(e) for e in call.inputs))
+            s.numel for s in (*self.outputs_of(call), *given)
         )
 
 

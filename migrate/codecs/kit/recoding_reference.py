@@ -35,7 +35,7 @@ def recoded_parts(
     import numpy as np
 
     if isinstance(path, IntegerRecoding):
-        return _recoded_integers(path, arrays)
+        return _every_integer(path, arrays)
     source, target = path.source, path.target
     one, other = path.chains
     lead = source.full[:-2]
@@ -267,47 +267,75 @@ def _spelled(path: Recoding, arrays: Mapping[str, Array], whole: Array) -> Array
     return 1 / found if other.how == "/" else found
 
 
-def _recoded_integers(path: IntegerRecoding, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """`recoded_parts` of integers: each is looked for among the other's, and so is each zero."""
+def _every_integer(path: IntegerRecoding, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """`recoded_parts` of integers."""
+    import numpy as np
+
+    source, (one, other) = path.source, path.grids
+    out: dict[str, Array] = {}
+    for role, spec in path.parts.items():
+        if role in path.bytes_of:
+            said = np.frombuffer(path.bytes_of[role], carrier(spec.dtype))
+            out[role] = said.reshape(spec.shape)
+        elif other.index and role == other.index:
+            width = np.dtype(carrier(spec.dtype)).itemsize
+            group = np.arange(source.full[-1]) // path.tiles[1][1]
+            made = group.astype(f"<i{width}").view(f"<u{width}")
+            out[role] = arrays[one.index] if one.index else made
+        else:
+            out[role] = recoded_integers(path, arrays, role)
+    return out
+
+
+def recoded_integers(path: IntegerRecoding, arrays: Mapping[str, Array], role: str) -> Array:
+    """The codes, the scale or the zero: each integer is looked for among the other's, and so is
+    each zero. Of `arrays` no more is read than this takes.
+    """
     import numpy as np
 
     source, kept, zero = path.source, path.target.layout, path.source.layout.zero
-    (one, other), lead = path.grids, path.source.full[:-2]
-    out = {role: np.zeros(spec.shape, carrier(spec.dtype)) for role, spec in path.parts.items()}
-    for role, said in path.bytes_of.items():
-        out[role][...] = np.frombuffer(said, out[role].dtype)
-    if other.index:
-        group = (np.arange(source.full[-1]) // path.tiles[1][1]).astype("<i8")
-        width = out[other.index].itemsize
-        made = group.astype(f"<i{width}").view(f"<u{width}")
-        out[other.index][...] = arrays[one.index] if one.index else made
+    (one, other), spec = path.grids, path.parts[role]
+    out = np.zeros(spec.shape, carrier(spec.dtype))
     rows, columns = (
         np.arange(count) * now // was
         for count, was, now in zip(path.counts(other), *path.tiles, strict=True)
     )
-    codes, scales, zeros = [], [], []
-    for at in np.ndindex(lead):
+
+    def codes(at: tuple[int, ...]) -> Array:
         given: Any = np.zeros(source.full[-2:], "u1")
         if given.size:
             given = all_codes(source, arrays, at)
-        integers = _elements(source)[given]
-        codes.append(_code_of(kept.elements, integers + path.shift))
+        return _code_of(kept.elements, _elements(source)[given] + path.shift)
+
+    def scales(at: tuple[int, ...]) -> Array:
         raw = _raw_entries(source, one, arrays, at)
-        scales.append((raw.T if one.transposed else raw)[rows][:, columns])
-        if kept.zero is not None and kept.zero.elements is not None:
-            entries: Any = np.zeros((len(rows), len(columns)))
-            if zero is not None and entries.size:
-                entries = all_entries(source, zero, arrays, at)[rows][:, columns]
-            zeros.append(_code_of(kept.zero.elements, entries + path.shift))
+        found: Array = (raw.T if one.transposed else raw)[rows][:, columns]
+        return found
+
+    def zeros(at: tuple[int, ...]) -> Array:
+        entries: Any = np.zeros((len(rows), len(columns)))
+        if zero is not None and entries.size:
+            entries = all_entries(source, zero, arrays, at)[rows][:, columns]
+        return _code_of(_elements_of(kept.zero), entries + path.shift)
+
+    lead = [*np.ndindex(source.full[:-2])]
     if isinstance(kept.codes, Field):
-        _store_records(kept, kept.codes, codes, scales, out[kept.role])
-        return out
-    packing = packing_of(kept)
-    _store(codes, packing, packing.transposed, out[kept.role])
-    _store(scales if other.leading else scales[:1], None, other.transposed, out[other.role])
-    if kept.zero is not None:
-        _store(zeros, kept.zero.packing, kept.zero.transposed, out[kept.zero.role])
+        _store_records(kept, kept.codes, [*map(codes, lead)], [*map(scales, lead)], out)
+    elif role == kept.role:
+        packing = packing_of(kept)
+        _store([*map(codes, lead)], packing, packing.transposed, out)
+    elif role == other.role:
+        made = lead if other.leading else lead[:1]
+        _store([*map(scales, made)], None, other.transposed, out)
+    elif kept.zero is not None:
+        _store([*map(zeros, lead)], kept.zero.packing, kept.zero.transposed, out)
     return out
+
+
+def _elements_of(grid: Grid | None) -> ElementType:
+    if grid is None or grid.elements is None:
+        raise TypeError(grid)
+    return grid.elements
 
 
 def _raw_entries(
