@@ -55,7 +55,7 @@ ACTIVATION_SCALES: Mapping[str, str] = dict.fromkeys(
     ("input_scale", "input_zero_point", "input_global_scale", "activation_scale", "output_scale"),
     "it scales activations, which a layer of plain weights does not encode",
 )
-# bytes of a part that is read while planning
+# bytes of a part that is read while planning, where a codec does not say otherwise
 MOST_PLANNED = 64 << 10
 
 
@@ -73,9 +73,10 @@ class Codec:
     # roles beside `parts` that numbers have no use for, and why: `dequantize` takes them where a
     # rule names them, and drops them
     unused: ClassVar[Mapping[str, str]] = {}
-    # those of `parts` whose bytes `settle` is given while planning, at most MOST_PLANNED of each:
+    # those of `parts` whose bytes `settle` is given while planning, at most `most_planned` of each:
     # they say what no header says, as the shape of the numbers
     planning: ClassVar[tuple[str, ...]] = ()
+    most_planned: ClassVar[int] = MOST_PLANNED
     # what producers call the parts, what travels with them, and what they look like
     names: ClassVar[tuple[Convention, ...]]
     # parts that encoding the others leaves in `memo` (`recall`): files hold them behind the others,

@@ -10,48 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..core.part_names import ACTIVATIONS, Convention
 from ..core.spec import Spec
-from .base import ACTIVATION_SCALES, Codec, OpError, Text, dataclass
-from .kit.arguments import scales_arg
-from .kit.geometry import decoded, geometry, matrices_of
-from .kit.layout import FLOATS, Grid, NumberLayout, floats, plain, signed, times
+from .base import OpError
+from .kit.geometry import matrices_of
 from .kit.samples import random_part
+from .kit.sparse_codec import SparseCodec, compressed_tensors, said_shape
 from .kit.two_of_four import random_kept, spread, spread_plainly
 
 if TYPE_CHECKING:
-    from ..ops.base import Box, Meter
-
-CODES = {"float8_e4m3fn": floats("float8_e4m3fn"), "int8": signed(8)}
+    from ..ops.base import Box
 
 
-class Sparse24(Codec):
+class Sparse24(SparseCodec):
     name = "sparse-24"
     summary = "two of each four numbers or codes of 8 bits, and a bit for each that says which"
     parts = ("mask", "weight", "shape", "scale")
-    optional = ("scale",)
     planning = ("shape",)
-    unused = ACTIVATION_SCALES
-    names = (
-        Convention(
-            "compressed-tensors",
-            {
-                "mask": "{w}.bitmask uint8 [N, K/8]",
-                "weight": "{w}.compressed [N, K/2]",
-                "shape": "{w}.shape int64 [2, 1] | [2]",
-                "scale": "{w}.weight_scale? wide [N, 1] | [1]",
-            },
-            beside=ACTIVATIONS,
-        ),
-    )
-
-    @dataclass(frozen=True, slots=True)
-    class Args:
-        non_finite: Text = scales_arg()
+    names = (compressed_tensors("[N, K/2]", "[N, M]", "[2, 1] | [2]"),)
 
     def settle(self, args: Any, specs: Sequence[Any], values: Mapping[str, bytes]) -> Any:
-        size = len(values["shape"]) // 2
-        said = [int.from_bytes(values["shape"][i : i + size], "little") for i in (0, size)]
+        said = [*said_shape(values["shape"], specs[2])]
         ((rows, columns),) = matrices_of(self.name, {"weight": specs[1]}, ["weight"])
         if said != [rows, 2 * columns]:
             raise OpError(
@@ -60,68 +38,33 @@ class Sparse24(Codec):
             )
         return args
 
-    def decoded(self, args: Any, specs: Sequence[Any], dtype: str) -> Spec:
-        mask, weight, _, scale = specs
-        (rows, half), (down, across) = matrices_of(
-            self.name, {"weight": weight, "mask": mask}, ["weight", "mask"]
-        )
+    def dense(self, args: Any, specs: Mapping[str, Spec]) -> Spec:
+        (rows, half), (down, across) = matrices_of(self.name, specs, ["weight", "mask"])
+        weight, mask = specs["weight"], specs["mask"]
         if half % 2 or (down, across) != (rows, -(-half // 4)) or mask.dtype != "uint8":
             raise OpError(
                 "M310",
                 f"sparse-24: the weight is {list(weight.shape)} and the mask {mask}, not two of "
                 "each four numbers of a row, and a bit for each number",
             )
-        if scale is not None:
-            layout, there = self._dense(args, specs)
-            return decoded(layout, there, dtype)
-        if weight.dtype not in FLOATS or weight.dtype != dtype:
-            wanted = "a scale" if weight.dtype in CODES else f"`dtype: {weight.dtype}`"
-            raise OpError("M303", f"sparse-24: the weight is {weight.dtype}, which needs {wanted}")
-        return Spec(dtype, (rows, 2 * half))
+        return Spec(weight.dtype, (rows, 2 * half))
 
-    def decode_needs(self, args: Any, specs: Sequence[Any], box: Box) -> Sequence[Box | None]:
+    def kept(self, args: Any, specs: Mapping[str, Spec], box: Box) -> Mapping[str, Box]:
         rows, (low, high) = box
         low, high = low // 8, -(-high // 8)
-        needed = (rows, (low, high)), (rows, (4 * low, min(4 * high, specs[1].shape[1])))
-        nothing = ((0, 0),) * len(specs[2].shape)
-        if specs[3] is None:
-            return [*needed, nothing, None]
-        return [*needed, nothing, geometry(*self._dense(args, specs)).needs(box)["scale"]]
+        stop = min(4 * high, specs["weight"].shape[1])
+        return {"mask": (rows, (low, high)), "weight": (rows, (4 * low, stop))}
 
     def decode_grain(self, args: Any, specs: Sequence[Any], dtype: str) -> tuple[int, ...]:
         return (1, 8)
 
-    def decode(
-        self,
-        args: Any,
-        arrays: Sequence[Any],
-        specs: Sequence[Any],
-        dtype: str,
-        box: Box,
-        out: Any,
-        meter: Meter | None = None,
-    ) -> None:
-        from .kit.decoding import decode
-
+    def spread(self, args: Any, arrays: Mapping[str, Any], box: Box) -> Any:
         (top, _), (low, high) = box
-        dense = spread(arrays[1], arrays[0], (top, low // 8 * 8))[:, low % 8 : high - low // 8 * 8]
-        if specs[3] is None:
-            out[...] = dense
-            return
-        layout, there = self._dense(args, specs)
-        decode(layout, there, {"weight": dense, "scale": arrays[3]}, dtype, box, out, meter)
+        dense = spread(arrays["weight"], arrays["mask"], (top, low // 8 * 8))
+        return dense[:, low % 8 : high - low // 8 * 8]
 
-    def exact(self, args: Any, specs: Sequence[Any], dtype: str) -> bool:
-        return specs[3] is None
-
-    def reference(self, args: Any, arrays: Sequence[Any], specs: Sequence[Any], dtype: str) -> Any:
-        from .kit.reference import reference
-
-        dense = spread_plainly(arrays[1], arrays[0])
-        if specs[3] is None:
-            return dense
-        layout, there = self._dense(args, specs)
-        return reference(layout, there, {"weight": dense, "scale": arrays[3]}, dtype)
+    def spread_plainly(self, args: Any, arrays: Mapping[str, Any]) -> Any:
+        return spread_plainly(arrays["weight"], arrays["mask"])
 
     def stored(self) -> Iterable[tuple[Any, list[Any]]]:
         for dtype, rows, columns, scales in (
@@ -132,19 +75,6 @@ class Sparse24(Codec):
         ):
             weight, mask, shape = random_kept(dtype, rows, columns)
             yield self.Args(), [mask, weight, shape, scales and random_part("float32", *scales)]
-
-    def _dense(self, args: Any, specs: Sequence[Any]) -> tuple[NumberLayout, dict[str, Spec]]:
-        """The layout of the codes with those that are left out, and its parts."""
-        _, weight, _, scale = specs
-        if weight.dtype not in CODES:
-            raise OpError(
-                "M303", f"sparse-24: the weight is {weight.dtype}, of which nothing has a scale"
-            )
-        grid = Grid("scale", (int(scale.numel > 1), 0), positive=args.non_finite != "keep")
-        codes = CODES[weight.dtype]
-        layout = NumberLayout(self.name, codes, plain(weight.dtype), times(grid), axes=2)
-        dense = Spec(weight.dtype, (weight.shape[0], 2 * weight.shape[1]))
-        return layout, {"weight": dense, "scale": scale}
 
 
 CODEC = Sparse24()

@@ -343,9 +343,11 @@ class ValueOp(Op):
         """
         return False
 
-    def reads(self, args: Any) -> tuple[str, ...]:
-        """The roles of a join whose bytes `settle` is given, while planning."""
-        return ()
+    def reads(self, args: Any) -> Mapping[str, int]:
+        """The roles of a join whose bytes `settle` is given, while planning, and how many bytes
+        each may have.
+        """
+        return {}
 
     def settle(
         self, args: Any, roles: Sequence[str], specs: Sequence[Spec], values: Mapping[str, bytes]

@@ -129,8 +129,9 @@ class Dequantize(CodecOp):
         spare = codec.unused and not codec.unused.keys().isdisjoint(named)
         return bool(codec.optional or codec.planning or spare)
 
-    def reads(self, args: Args) -> tuple[str, ...]:
-        return codec_called(args.codec).planning
+    def reads(self, args: Args) -> Mapping[str, int]:
+        codec = codec_called(args.codec)
+        return dict.fromkeys(codec.planning, codec.most_planned)
 
     def settle(
         self,

@@ -102,8 +102,9 @@ class Recode(ValueOp):
     def settles(self, args: Any, named: Collection[str]) -> bool:
         return True
 
-    def reads(self, args: Args) -> tuple[str, ...]:
-        return codec_called(args.from_.codec).planning
+    def reads(self, args: Args) -> Mapping[str, int]:
+        codec = codec_called(args.from_.codec)
+        return dict.fromkeys(codec.planning, codec.most_planned)
 
     def settle(
         self,

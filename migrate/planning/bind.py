@@ -423,8 +423,8 @@ def _run_rule(
             out.odd.setdefault(what, []).append(item.keys[0])
         return decided
 
-    def read(role: str, item: Item) -> bytes:
-        found = bytes_of_part(role, item, context.part)
+    def read(role: str, item: Item, most: int) -> bytes:
+        found = bytes_of_part(role, item, most, context.part)
         seen = hashlib.sha256(found).hexdigest()
         out.values.update(dict.fromkeys(item.keys, seen))
         return found

@@ -12,7 +12,6 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .. import ops
-from ..codecs.base import MOST_PLANNED
 from ..core.errors import OpError, printable
 from ..core.view import is_whole
 from ..ops.base import ValueOp
@@ -41,18 +40,18 @@ if TYPE_CHECKING:
         ) -> CompiledCall: ...
 
 
-def _unread(role: str, item: Item) -> bytes:
+def _unread(role: str, item: Item, most: int) -> bytes:
     raise OpError("M310", f"the bytes of its {role} are not known here")
 
 
 class PartFacts(NamedTuple):
     """What is known of the parts of tensors beside their specs.
 
-    `read` gives the bytes of a small one. `absent` takes the names of optional parts that are not
-    there; `remembered` are those that a stamp names, None without one.
+    `read` gives the bytes of one that has no more than it is told. `absent` takes the names of
+    optional parts that are not there; `remembered` are those that a stamp names, None without one.
     """
 
-    read: Callable[[str, Item], bytes] = _unread
+    read: Callable[[str, Item, int], bytes] = _unread
     absent: Callable[[Iterable[str]], None] = lambda names: None
     remembered: AbstractSet[str] | None = None
     # takes the keys of parts that have no place in numbers, and why
@@ -78,16 +77,18 @@ def _names_of(
     return out
 
 
-def bytes_of_part(role: str, item: Item, read: Callable[[Tensor], bytes] | None) -> bytes:
-    """The bytes of a part that says what no header does. OpError M310 for a large one, and where
-    they cannot be had.
+def bytes_of_part(
+    role: str, item: Item, most: int, read: Callable[[Tensor], bytes] | None
+) -> bytes:
+    """The bytes of a part that says what no header does. OpError M310 for one of more than `most`,
+    and where they cannot be had.
     """
     tensor = item.tensor
-    if tensor.spec.nbytes > MOST_PLANNED:
+    if tensor.spec.nbytes > most:
         raise OpError(
             "M310",
             f"{printable(item.keys[0])} is {tensor.spec}; of a {role}, which is read while "
-            f"planning, at most {MOST_PLANNED:,} bytes are",
+            f"planning, at most {most:,} bytes are",
         )
     source = tensor.sources[0] if len(tensor.sources) == 1 else None
     if isinstance(source, ComputedTensor) and is_whole(tensor.view):
@@ -124,7 +125,9 @@ def settle_join(
     roles = [r for r in op.roles(step.args.codec) if r in members and r not in unused]
     ordered = [members[role] for role in roles]
     values = {
-        role: facts.read(role, members[role]) for role in op.reads(step.args) if role in roles
+        role: facts.read(role, members[role], most)
+        for role, most in op.reads(step.args).items()
+        if role in roles
     }
     call = settle(step, op, roles, [item.tensor.spec for item in ordered], values)
     for role, why in unused.items():
@@ -159,7 +162,9 @@ def settle_exchange(
         raise OpError("M207", f"{step.name} over {{role}} is incomplete: {', '.join(missing)}")
     roles = [role for role in op.takes(step.args) if role in members]
     values = {
-        role: facts.read(role, members[role]) for role in op.reads(step.args) if role in roles
+        role: facts.read(role, members[role], most)
+        for role, most in op.reads(step.args).items()
+        if role in roles
     }
     named = [str(side.role) for side in rule.writes]
     if facts.remembered is not None:

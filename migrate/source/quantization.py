@@ -54,6 +54,8 @@ class Scheme(NamedTuple):
     place: str = ""
     # the modules are named one by one or by a pattern, so none of them can be another kind of layer
     named: bool = False
+    # what the configuration calls a format of which tensors tell everything
+    called: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def describe(scheme: Scheme | None) -> str:
     if scheme is None:
         return "plain"
     size = f"{scheme.bits} bits" if scheme.bits is not None else ""
-    said = [scheme.format or "a format that is not known here", size]
+    said = [scheme.format or scheme.called or "a format that is not known here", size]
     if scheme.group is not None:
         said.append(f"groups of {scheme.group}")
     if scheme.block is not None:
@@ -130,7 +132,7 @@ def contradiction(module: str, said: Scheme | None, found: Scheme | None) -> str
     else:
         apart = any(
             one is not None and other is not None and one != other
-            for one, other in zip(said[:-2], found[:-2], strict=True)
+            for one, other in zip(said[:-3], found[:-3], strict=True)
         )
     if not apart:
         return None
@@ -285,8 +287,8 @@ def _compressed_tensors(here: _Object, method: str) -> Quantization:
     overall = here.text("format")
     # of what is left out too, tensors tell which modules it is and how the others are stored
     pruned: Scheme | None = None
-    if here.part("sparsity_config").text("format") not in (None, "dense"):
-        pruned = Scheme(None, place=f"{here.place}.sparsity_config")
+    if (sparse := here.part("sparsity_config").text("format")) not in (None, "dense"):
+        pruned = Scheme(None, place=f"{here.place}.sparsity_config", called=sparse)
     exact: list[tuple[Callable[[str], bool], Scheme | None]] = []
     found: list[tuple[str, Scheme | None]] = []
     classes: list[tuple[str, Scheme | None]] = []

@@ -1,26 +1,32 @@
-"""Makes tiny checkpoints of which two of four weights are left out, by a release of
-compressed-tensors that could: 0.14 and older.
+"""Makes tiny checkpoints of which weights are left out, by a release of compressed-tensors that
+could: 0.14 and older.
 
-    python tests/genuine/make_sparse.py
+    python tests/genuine/make_sparse.py [NAME ...]
 
-writes tests/data/genuine/ct-sparse24 and ct-sparse24-fp8, as `make genuine` writes the others. It
-needs compressed-tensors 0.12.2 and transformers; releases from 0.15 on neither write nor read the
-format.
+writes tests/data/genuine/ct-sparse24 and the like, as `make genuine` writes the others. It needs
+transformers and compressed-tensors 0.12.2; for ct-bitmask-all, which has all weights as older
+releases stored them, 0.8.1. Releases from 0.15 on neither write nor read these formats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from compressed_tensors.compressors import ModelCompressor
-from compressed_tensors.config import Sparse24BitMaskConfig
+from compressed_tensors.config import BitmaskConfig
 from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
 from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 from compressed_tensors.quantization.utils import calculate_qparams
-from make_genuine import FOLDER, SMALL, Tensors, llama, make, maker, rewrite, save
+from make_genuine import FOLDER, MAKERS, SMALL, Tensors, llama, make, maker, rewrite, save
+
+# 36 numbers of a row take bits of five bytes
+TINY = {**SMALL, "hidden_size": 36}
+OLD = "0.8.1"
 
 
 def pruned(weight: torch.Tensor) -> torch.Tensor:
@@ -30,18 +36,41 @@ def pruned(weight: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(fours).scatter(1, kept, fours.gather(1, kept)).reshape(weight.shape)
 
 
-def sparse(folder: Path, groups: Mapping[str, Any]) -> Tensors:
-    model = llama(**SMALL)
+def uneven(weight: torch.Tensor) -> torch.Tensor:
+    """The weight without its smaller half, whose rows are of any length: the first has none."""
+    kept = weight.abs() > weight.abs().median()
+    kept[0] = False
+    return weight * kept
+
+
+def prune(model: Any, prunes: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Prunes its linear layers, those of `TINY` after their blocks of zeros got weights as well."""
+    dice = torch.Generator().manual_seed(24)
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and name != "lm_head":
-            module.weight.data = pruned(module.weight.data)
+            weight = module.weight.data
+            if model.config.hidden_size == TINY["hidden_size"]:
+                weight = (torch.randn(weight.shape, generator=dice) * 0.05).to(weight.dtype)
+            module.weight.data = prunes(weight)
+
+
+def sparse(
+    folder: Path,
+    groups: Mapping[str, Any] = {},
+    form: str = "float-quantized",
+    config: Any = None,
+    prunes: Callable[[torch.Tensor], torch.Tensor] = pruned,
+    **shape: Any,
+) -> Tensors:
+    from compressed_tensors.config import Sparse24BitMaskConfig
+
+    model = llama(**(shape or SMALL))
+    prune(model, prunes)
     save(model, folder)
     said = {"targets": ["Linear"], "ignore": ["lm_head"], "global_sparsity": 0.5}
     quantized = None
     if groups:
-        quantized = QuantizationConfig(
-            config_groups=dict(groups), ignore=["lm_head"], format="float-quantized"
-        )
+        quantized = QuantizationConfig(config_groups=dict(groups), ignore=["lm_head"], format=form)
         apply_quantization_config(model, quantized)
         for module in model.modules():
             if (scheme := getattr(module, "quantization_scheme", None)) is not None:
@@ -50,7 +79,7 @@ def sparse(folder: Path, groups: Mapping[str, Any]) -> Tensors:
                 scale, _ = calculate_qparams(low, high, scheme.weights)
                 module.weight_scale.data = scale.to(module.weight_scale.dtype)
     compressor = ModelCompressor(
-        sparsity_config=Sparse24BitMaskConfig(**said), quantization_config=quantized
+        sparsity_config=(config or Sparse24BitMaskConfig)(**said), quantization_config=quantized
     )
     compressor.compress_model(model)
     rewrite(folder, dict(model.state_dict()))
@@ -61,7 +90,7 @@ def sparse(folder: Path, groups: Mapping[str, Any]) -> Tensors:
 
 @maker("ct-sparse24", "transformers", "compressed-tensors")
 def _(folder: Path) -> Tensors:
-    return sparse(folder, {})
+    return sparse(folder)
 
 
 @maker("ct-sparse24-fp8", "transformers", "compressed-tensors")
@@ -69,6 +98,38 @@ def _(folder: Path) -> Tensors:
     return sparse(folder, {"group_0": preset_name_to_scheme("FP8_DYNAMIC", ["Linear"])})
 
 
+@maker("ct-sparse24-int8", "transformers", "compressed-tensors")
+def _(folder: Path) -> Tensors:
+    groups = {"group_0": preset_name_to_scheme("W8A8", ["Linear"])}
+    return sparse(folder, groups, "int-quantized", **TINY)
+
+
+@maker("ct-bitmask", "transformers", "compressed-tensors")
+def _(folder: Path) -> Tensors:
+    return sparse(folder, config=BitmaskConfig, prunes=uneven, **TINY)
+
+
+@maker("ct-bitmask-int8", "transformers", "compressed-tensors")
+def _(folder: Path) -> Tensors:
+    """FP8 it writes in the same way, but does not read."""
+    groups = {"group_0": preset_name_to_scheme("W8A8", ["Linear"])}
+    return sparse(folder, groups, "int-quantized", BitmaskConfig, uneven, **TINY)
+
+
+@maker("ct-bitmask-all", "transformers", "compressed-tensors")
+def _(folder: Path) -> Tensors:
+    """As 0.8 stored it: embeddings and norms too."""
+    model = llama(**TINY)
+    prune(model, uneven)
+    save(model, folder)
+    compressor = ModelCompressor(sparsity_config=BitmaskConfig(global_sparsity=0.5))
+    rewrite(folder, compressor.compress(model))
+    compressor.update_config(folder)
+    return dict(compressor.sparsity_compressor.decompress(str(folder)))
+
+
 if __name__ == "__main__":
-    for name in ("ct-sparse24", "ct-sparse24-fp8"):
+    made = [n for n in MAKERS if n.startswith(("ct-sparse24", "ct-bitmask"))]
+    old = version("compressed-tensors") == OLD
+    for name in sys.argv[1:] or [n for n in made if (n == "ct-bitmask-all") == old]:
         make(name, FOLDER)

@@ -32,7 +32,10 @@ STACKED = {"modelopt-nvfp4-stacked", "modelopt-fp8-stacked"}
 # of blocks that are cut at the edge all numbers are wrong, up to 22 times
 WRONG = {"ct-fp8-block"}
 # codes stay packed and their layers without a weight, and nothing says so
-PACKED = {"ct-mxfp4", "ct-sparse24-fp8", "ct-mixed", "ct-mixed-int", "gpt-oss"}
+PACKED = {
+    "ct-mxfp4", "ct-sparse24-fp8", "ct-sparse24-int8", "ct-bitmask-int8", "ct-mixed",
+    "ct-mixed-int", "gpt-oss",
+}  # fmt: skip
 # codes of int8 stay codes, and where there are no others their scales are gone
 # bitsandbytes' stay what they are, with all of their parts
 CODES = {"ct-w8a8", "ct-mixed-int", "bnb-int8", "bnb-nf4", "bnb-nf4-plain", "bnb-fp4"}

@@ -88,6 +88,20 @@ def test_schemes_of_compressed_tensors(preset: str) -> None:
     assert facts(older.scheme_of("lm_head")) == PRESETS[preset]
 
 
+def test_pruned_weights_have_the_name_that_the_configuration_gives_them() -> None:
+    group = {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
+    found = said(
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"group_0": {**group, "targets": ["Linear"]}},
+            "sparsity_config": {"format": "sparse-bitmask"},
+        }
+    )
+    scheme = found.scheme_of("x")
+    assert facts(scheme) == {"called": "sparse-bitmask"}
+    assert describe(scheme) == "sparse-bitmask"
+
+
 def test_what_compressed_tensors_leaves_out_has_its_defaults() -> None:
     found = said(compressed({"num_bits": 4, "group_size": 64}))
     assert facts(found.scheme_of("x")) == {

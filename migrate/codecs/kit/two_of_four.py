@@ -9,6 +9,7 @@ from typing import Any
 from ...core.errors import OpError
 from ...core.spec import Spec
 from ...elements.numbers import is_numpy
+from .bit_masks import bits_of, first_of
 from .geometry import place
 from .samples import random_part
 
@@ -17,24 +18,16 @@ def spread(weight: Any, mask: Any, first: tuple[int, int]) -> Any:
     """The kept elements of rows in their places, and 0 in all others, as numpy or torch; the box
     begins at `first`. OpError M406 where not two of four are kept.
     """
+    bits = bits_of(mask, 2 * weight.shape[1])
     if is_numpy(mask):
         import numpy as np
 
-        bits = np.unpackbits(mask, axis=1, bitorder="little")[:, : 2 * weight.shape[1]]
         dense = np.zeros(bits.shape, weight.dtype)
     else:
-        import torch
-
-        shifts = torch.arange(8, dtype=torch.uint8, device=mask.device)
-        bits = (mask[..., None] >> shifts & 1).reshape(len(mask), -1)[:, : 2 * weight.shape[1]]
         dense = weight.new_zeros(bits.shape)
     kept = bits.reshape(len(bits), bits.shape[1] // 4, 4).sum(-1)
     if (wrong := kept != 2).any():
-        row, four = (
-            (int(found[0]) for found in wrong.nonzero())
-            if is_numpy(mask)
-            else (int(i) for i in wrong.nonzero()[0])
-        )
+        row, four = first_of(wrong)
         at = place((row, 4 * four), ((first[0], 0), (first[1], 0)))
         raise OpError(
             "M406",
