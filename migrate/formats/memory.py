@@ -155,7 +155,7 @@ def open(  # noqa: A001 - memory.open reads well
         if not isinstance(key, str):
             unnamed.append(repr(key))
             continue
-        if _is_tensor(value):
+        if is_tensor(value):
             if (wrapped and not is_plain_class(value)) or (meta and value.is_meta):
                 found = _object(key, value, blobs)
                 if not (is_plain_class(value) or isinstance(found, str) or dense(value)):
@@ -207,7 +207,8 @@ def _versions(state: Mapping[Any, Any]) -> dict[str, int] | None:
     }
 
 
-def _is_tensor(value: Any) -> bool:
+def is_tensor(value: Any) -> bool:
+    """Whether it is a torch tensor, of whatever subclass."""
     # a tensor's class tells it without an import of torch: a dict of arrays must not cost a second
     return any(c.__module__ == "torch" and c.__name__ == "Tensor" for c in type(value).__mro__)
 
@@ -217,9 +218,7 @@ def dense(value: Any) -> bool:
     if is_dtensor(value):
         return True
     held = vars(value).values() if hasattr(value, "__dict__") else ()
-    return any(
-        _is_tensor(v) and v.dtype == value.dtype and v.numel() == value.numel() for v in held
-    )
+    return any(is_tensor(v) and v.dtype == value.dtype and v.numel() == value.numel() for v in held)
 
 
 def _object(key: str, value: Any, blobs: list[Blob]) -> Stored | str:

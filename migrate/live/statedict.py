@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from ..core.errors import fail
@@ -22,6 +22,8 @@ from ..running.error_statistics import Ledger
 from ..running.prepare import find_optimizers, without_optimizers
 from ..running.resources import CPU, MAX_MEMORY, Device, memory_of, resolve_device
 from ..running.ties import find_ties
+from ..source.pickle.tree import SCALARS, DictNode, ListNode, TensorRecord
+from . import training
 from .migration import Migration, Outputs, prepare
 from .standins import LazyTensor, stand_in
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from ..formats.memory import MemorySource
     from ..planning.bind import StepResult
+    from ..source.target import TargetTree
 
 
 class StateDict(Mapping[str, Any]):
@@ -130,6 +133,117 @@ class StateDict(Mapping[str, Any]):
         return out
 
 
+class Training(StateDict):
+    """A migrated training checkpoint: the caller's own values where nothing changed, else new dicts
+    and lists. Those of the model are mappings whose tensors are made on each access.
+    """
+
+    def __init__(self, tensors: StateDict, tree: TargetTree, own: Mapping[int, Any] | None) -> None:
+        self._tensors, self._own = tensors, own or {}
+        self._keys = tree.names
+        part = tree.parts[0]
+        self._table = part.table
+        self._around = tree.passed_through
+        # caller's tensors that stand in one place of the state already: optimizers change state in
+        # place, and what two parameters shared would change twice
+        self._placed: dict[int, str] = {}
+        self._places = dict(part.root.pairs)
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._places[key]
+        if value is self._table and type(value) is DictNode:
+            return _Model(self, value)
+        return self._value(value)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __repr__(self) -> str:
+        return f"migrated training checkpoint of {', '.join(map(str, self._places))}"
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._places
+
+    def lazy(self) -> dict[str, Any]:
+        """The checkpoint in dicts, in which the model's tensors are made one by one, as torch
+        copies them into parameters.
+        """
+        tensors = self._tensors.lazy()
+        return {
+            key: self._value(value, tensors.__getitem__) if value is self._table else self[key]
+            for key, value in self._places.items()
+        }
+
+    def materialise(self) -> OrderedDict[str, Any]:
+        """The checkpoint in dicts, with new tensors wherever anything changed, each made once."""
+        tensors = self._tensors
+        made: dict[str, Any] = {}
+
+        def make(name: str) -> Any:
+            first = tensors._first[name] if name not in self._around else name
+            if first not in made:
+                made[first] = tensors._outputs.compute(first)
+            return made[first]
+
+        return OrderedDict((key, self._value(held, make)) for key, held in self._places.items())
+
+    def _tensor(self, name: str) -> Any:
+        found = self._tensors[name]
+        if name not in self._around:
+            return found
+        place = found.data_ptr() or id(found)
+        return found if self._placed.setdefault(place, name) == name else found.detach().clone()
+
+    def _value(self, node: Any, tensor: Callable[[str], Any] | None = None) -> Any:
+        """The value of a node: the caller's own if nothing in it changed."""
+        kind = type(node)
+        if kind is TensorRecord:
+            return (tensor or self._tensor)(self._keys[id(node)])
+        if node is not self._table and id(node) in self._own:
+            return self._own[id(node)]
+        if kind is ListNode:
+            items = [self._value(item, tensor) for item in node.items]
+            return tuple(items) if node.kind == "tuple" else items
+        if kind is not DictNode:
+            return node
+        made: Any = OrderedDict() if node.kind == "OrderedDict" else {}
+        for key, held in node.pairs:
+            name = key if type(key) in SCALARS else self._value(key)
+            made[name] = self._value(held, tensor)
+        if (versions := _versions_of(node)) is not None:
+            made._metadata = versions
+        return made
+
+
+def _versions_of(node: DictNode) -> OrderedDict[str, Any] | None:
+    """`_metadata` of a module's state dict; None for other dicts."""
+    if node.kind != "OrderedDict" or type(node.attributes) is not DictNode:
+        return None
+    found = node.attributes.get("_metadata")
+    return OrderedDict((name, dict(entry.pairs)) for name, entry in found.pairs) if found else None
+
+
+class _Model(Mapping[str, Any]):
+    """The dict of the model in a migrated training checkpoint; a value is made on each access."""
+
+    def __init__(self, training: Training, node: DictNode) -> None:
+        self._training, self._held = training, dict(node.pairs)
+        if (versions := _versions_of(node)) is not None:
+            self._metadata = versions
+
+    def __getitem__(self, key: str) -> Any:
+        return self._training._value(self._held[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
 @guarded
 def migrate_state_dict(
     state_dict: Mapping[str, Any],
@@ -148,7 +262,8 @@ def migrate_state_dict(
     The caller's dict, its tensors and its `_metadata` are never changed.
 
     Args:
-        state_dict: Tensors and other values, by key.
+        state_dict: Tensors and other values, by key; or a training checkpoint, such as
+            `{"model": …, "optimizer": …}`, whose optimizer state follows the model's tensors.
         to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then
             determine what is done.
         from_: Layouts that the checkpoint is in. Default: none; read from its stamp, else detected
@@ -167,7 +282,9 @@ def migrate_state_dict(
 
     Returns:
         A `StateDict`. Its values are the caller's own tensors where nothing happens to them, torch
-        views where the layout allows it, else new tensors, made on each access.
+        views where the layout allows it, else new tensors, made on each access. A training
+        checkpoint keeps its form: the model's dict is such a mapping, and what did not change is
+        the caller's own.
 
     Raises:
         MigrateError: What `plan` raises, also for conditions on values.
@@ -179,16 +296,40 @@ def migrate_state_dict(
         True
     """
     where, compute = resolve_device(device)
-    source = memory.open(state_dict, wrapped=True)
     request = make_request(to, from_, rules, params, allow, backwards=None)
-    source, found = _with_optimizers(source, request)
+    opened = _open(state_dict, wrapped=True)
+    source, found = _with_optimizers(opened.source, request)
+    source, found, tree = opened.surround(source, found)
     outputs = Outputs(
         found, lambda: source, source.values, max_memory=memory_of(max_memory), device=compute
     )
     outputs.require()
     if inform is not None:
         inform(StateDictReport.of(**found.describe(), report=None))
-    return StateDict(outputs, source, where, getattr(state_dict, "_metadata", None))
+    made = StateDict(outputs, source, where, opened.versions)
+    return made if tree is None else Training(made, tree, opened.own)
+
+
+class _Opened(NamedTuple):
+    """A state dict as a Source. Of a training checkpoint `own` has the caller's containers by the
+    identity of their nodes.
+    """
+
+    source: MemorySource
+    own: Mapping[int, Any] | None
+    versions: Mapping[str, Any] | None
+
+    def surround(
+        self, source: MemorySource, found: Migration
+    ) -> tuple[MemorySource, Migration, TargetTree | None]:
+        """Source and migration with all tensors, and the tree that the outcome has, if any."""
+        return (source, found, None) if self.own is None else training.surround(source, found)
+
+
+def _open(state: Mapping[str, Any], *, wrapped: bool = False) -> _Opened:
+    if training.is_training(state):
+        return _Opened(*training.open_training(state), None)
+    return _Opened(memory.open(state, wrapped=wrapped), None, getattr(state, "_metadata", None))
 
 
 def _versions(versions: Mapping[str, Any], bounds: Sequence[StepResult]) -> OrderedDict[str, Any]:
@@ -230,9 +371,11 @@ def migrate_in_memory(
     """What `migrate_state_dict` gives, with all tensors made anew; `inform` gets the errors too."""
     if request.undo:
         fail("M115", "`undo` is for a run that writes files: a state dict is changed nowhere")
-    source = memory.open(tensors)
+    opened = _open(tensors)
+    source = opened.source
     try:
         source, found = _with_optimizers(source, request)
+        source, found, tree = opened.surround(source, found)
         ledger = Ledger(found.composition.graph.outputs) if inform is not None else None
         outputs = Outputs(
             found,
@@ -243,8 +386,8 @@ def migrate_in_memory(
             ledger=ledger,
         )
         outputs.require()
-        versions = getattr(tensors, "_metadata", None)
-        made = StateDict(outputs, source, None, versions).materialise()
+        state = StateDict(outputs, source, None, opened.versions)
+        made = (state if tree is None else Training(state, tree, opened.own)).materialise()
     finally:
         source.close()
     if inform is not None:
