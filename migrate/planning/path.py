@@ -48,7 +48,7 @@ from ..source.pickle.tree import PARAMETER
 from .graph import Tensor
 from .patches import asked_params, leaves_of_patch
 from .pathstate import PathStep
-from .request import OPTIMIZER_NAMES, OPTIMIZER_PARAM, Request
+from .request import BUILT_IN, Request
 from .sides import ReadSide
 from .unchanged import check_undo_order, standing_entries
 
@@ -258,7 +258,7 @@ def find_path(
     given = {
         name: value
         for name, value in request.params.items()
-        if name not in (OPTIMIZER_PARAM, OPTIMIZER_NAMES) and (name != PARAMETER or steps)
+        if name not in BUILT_IN and (name != PARAMETER or steps)
     }
     if not steps and given and request.backwards is not None:
         there = [f"{name}@{layout}" for name, layout in reached.items()]

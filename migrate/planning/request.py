@@ -26,6 +26,10 @@ ALLOWANCES = (
 OPTIMIZER_PARAM = "optimizer"
 # and the one that says which parameters an optimizer numbers
 OPTIMIZER_NAMES = "optimizer_names"
+# and the one that says in the words of which release objects are written
+OBJECT_FORM = "object_form"
+# params that are no rule's, and about what is beside the tensors that rules see
+BUILT_IN = (OPTIMIZER_PARAM, OPTIMIZER_NAMES, OBJECT_FORM)
 # what can be written, as `--output-format` and messages call it
 OUTPUT_FORMATS = ("safetensors", "torch", "dcp")
 # the one whose tensors are cut, and that is always a folder
@@ -88,7 +92,7 @@ class Request:
     @property
     def recuts(self) -> bool:
         """Whether data files are to be cut or written anew, whatever changes."""
-        return self.chunks is not None or self.rewrite
+        return self.chunks is not None or self.rewrite or OBJECT_FORM in self.params
 
     @property
     def takes_back(self) -> bool:
@@ -151,6 +155,10 @@ def make_request(
 
         if PARAMETER in given:
             given[PARAMETER] = numbering(given[PARAMETER])
+        if OBJECT_FORM in given:
+            from ..source.object_forms import require_form
+
+            given[OBJECT_FORM] = require_form(given[OBJECT_FORM])
     allowed = frozenset(_texts("allow", allow))
     for word in sorted(allowed.difference(ALLOWANCES)):
         hint = (

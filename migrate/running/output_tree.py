@@ -135,6 +135,27 @@ def output_tree(
     )
 
 
+def in_form(out: OutputTree, form: str, numbering: str | None) -> OutputTree:
+    """The output with its objects in the words of a release, see `object_forms.respelled`. M115 if
+    it has none.
+    """
+    from ..source.object_forms import respelled
+
+    parts, count = [], 0
+    for part in out.rest.parts:
+        root, found = respelled(part.root, form, numbering)
+        parts.append(part._replace(root=root))
+        count += found
+    if not count:
+        fail(
+            "M115",
+            f"the output has no object of Transformer Engine that {form} could write",
+            help=f"leave {option('params', f'object_form={form}')} out",
+        )
+    note = f"written as {form} writes them: {plural(count, 'quantized tensor')}"
+    return replace(out, rest=replace(out.rest, parts=tuple(parts)), notes=(*out.notes, note))
+
+
 def writable_items(index: Index) -> dict[str, Any]:
     """The values of a state dict in memory that a tree can hold, as trees."""
     out = {}

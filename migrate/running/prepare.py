@@ -28,6 +28,7 @@ from ..planning.pipeline import Views
 from ..planning.plan import Plan, document
 from ..planning.request import (
     DISTRIBUTED,
+    OBJECT_FORM,
     OPTIMIZER_NAMES,
     OPTIMIZER_PARAM,
     OUTPUT_FORMATS,
@@ -43,11 +44,13 @@ from ..source.blobs import Stored
 from ..source.index import Source, specs_hash, with_all_tensors, with_files
 from ..source.jsontext import collector_paused
 from ..source.paths import METADATA
+from ..source.pickle.tree import PARAMETER
 from ..source.shards import RANK_NAMES, Naming, by_rank, check_names, naming
 from . import stamp as stamps
 from .geometry import ByteLayouts
 from .output_tree import (
     OutputTree,
+    in_form,
     items_of_index,
     output_tree,
     writable_items,
@@ -371,7 +374,8 @@ def _plan(
     alone: list[str] = []
     if index.items or index.passed_through:
         alone = _left_behind(source, written, folder, request)
-    with_tree = index.tree is not None or written != OUTPUT_FORMATS[0]
+    formed = OBJECT_FORM in request.params
+    with_tree = index.tree is not None or formed or written != OUTPUT_FORMATS[0]
     out: OutputTree | None = None
     first: Mapping[str, str] | None = None
     if with_tree:
@@ -381,6 +385,8 @@ def _plan(
             alone=bool(alone) and index.tree is not None,
             drop="drop" in request.allow,
         )
+        if formed:
+            out = in_form(out, request.params[OBJECT_FORM], request.params.get(PARAMETER))
         first = out.rest.first
     elif computes or any(
         isinstance(at, Stored) and at.storage is not None for at in index.tensors.values()
