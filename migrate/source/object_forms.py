@@ -1,9 +1,8 @@
 """Quantized tensors of Transformer Engine in the words of a release: the call that it pickles them
 by, the arguments in their order, and the integer that a dtype has there.
 
-Releases from 2.16 on write functions that they register with torch, so that
-`torch.load(weights_only=True)` reads such files; what older releases wrote (`getattr` of a class)
-it refuses. Their spellings are therefore the ones that can be asked for. Bytes stay as they are:
+Releases from 2.16 on write functions that they register with torch, so that its loader of weights
+reads such files; what older releases wrote (`getattr` of a class) it refuses. Their spellings are therefore the ones that can be asked for. Bytes stay as they are:
 where a release has no place for a component, or would take scales to lie in another order, the
 tensor is refused.
 """
