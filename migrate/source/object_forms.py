@@ -2,9 +2,9 @@
 by, the arguments in their order, and the integer that a dtype has there.
 
 Releases from 2.16 on write functions that they register with torch, so that its loader of weights
-reads such files; what older releases wrote (`getattr` of a class) it refuses. Their spellings are therefore the ones that can be asked for. Bytes stay as they are:
-where a release has no place for a component, or would take scales to lie in another order, the
-tensor is refused.
+reads such files; what older releases wrote (`getattr` of a class) it refuses. Their spellings are
+therefore the ones that can be asked for. Bytes stay as they are: where a release has no place for a
+component, or would take scales to lie in another order, the tensor is refused.
 """
 
 from __future__ import annotations
