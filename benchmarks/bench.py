@@ -33,6 +33,7 @@ import live
 import memory
 import plans
 import process
+import reader
 import report
 import startup
 import verifying
@@ -41,7 +42,7 @@ from tasks import BEFORE_MEMORY, BEFORE_TIMES, TASKS, Limit, Task
 HERE = Path(__file__).resolve().parent
 PYTHON = sys.executable
 COMMANDS = {**plans.COMMANDS, **format_speed.COMMANDS, **live.COMMANDS}
-ROWS = {**verifying.ROWS, **folders.ROWS, **distributed.ROWS}
+ROWS = {**verifying.ROWS, **folders.ROWS, **distributed.ROWS, **reader.ROWS}
 MB = 1_000_000
 
 

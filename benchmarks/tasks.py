@@ -217,6 +217,11 @@ DCP_CHUNKS, DCP_OPEN, DCP_LINEAR = 100_000, 8.0, 12.0
 DCP_NAMES, DCP_SHARED, DCP_FILES_BYTES = 8.0, 100.0, 400_000_000
 # names alone, against cp -r; two processes against one; one chunk of a stack against one a rank
 DCP_RENAME, DCP_RANKS, DCP_STACK = 1.0, 0.75, 1.0
+# dcp.load through the reader that migrates: 64 experts of a stack against preadv of the same bytes,
+# and faster than torch's reader behind names; a model against stock torch and a migrated copy; FP8
+# blocks against apply; MB of a rank above model and imports
+READER_STACK, READER_STACK_BYTES, READER_STOCK = 1.5, 2_147_483_648, 20.0
+READER_MODEL, READER_BLOCKS, READER_PRIVATE = 1.3, 1.3, 120.0
 # verify against the apply whose output it checks; MB above what it announces: the interpreter, its
 # libraries, the plan
 VERIFY_LAYOUTS, VERIFY_BLOCKS, VERIFY_PRIVATE = 3.0, 2.0, 120.0

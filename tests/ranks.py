@@ -78,6 +78,9 @@ def member(rank: int, world: int, folder: str, cases: connection.Connection) -> 
 def main() -> None:
     import torch.distributed  # noqa: F401 - what is imported here is imported once for all ranks
 
+    # gloo of torch 2.8 says on the standard output to whom it is connected
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     world, folder = int(sys.argv[1]), sys.argv[2]
     context = get_context("fork")
     ends = [context.Pipe() for _ in range(world)]
@@ -97,7 +100,7 @@ def main() -> None:
                 assert isinstance(end, connection.Connection)
                 left.remove(end)
                 wrong = wrong or end.recv()
-        print(json.dumps(wrong), flush=True)
+        print(json.dumps(wrong), file=answers, flush=True)
         if wrong:
             # the others may wait for the one that failed
             for rank in ranks:

@@ -78,7 +78,8 @@ def describe(
             "a distributed checkpoint is a folder, not one file",
             help="give the output a name without a suffix",
         )
-    require_one_rank(specs)
+    other = f", or write another format: {option('output_format', 'safetensors')}"
+    require_one_rank(specs, other)
     with collector_paused():
         if tree is None:
             tree = plain(specs, by_rank(specs) if "@" in "".join(specs) else [])
@@ -104,8 +105,10 @@ def describe(
         return Target(writer.files(), True, small, writer.copies, tuple(notes), tuple(lost))
 
 
-def require_one_rank(specs: Mapping[str, Spec]) -> None:
-    """M916 for keys of ranks: what they are parts of, and along which dimension, nothing says."""
+def require_one_rank(specs: Mapping[str, Spec], other: str = "") -> None:
+    """M916 for keys of ranks: what they are parts of, and along which dimension, nothing says.
+    `other`: what else can be done beside joining them.
+    """
     if "@" not in "".join(specs) or len(by_rank(specs)) == 1:
         return
     ranked = [key for key in specs if "@" in key]
@@ -113,8 +116,7 @@ def require_one_rank(specs: Mapping[str, Spec]) -> None:
         "M916",
         f"a distributed checkpoint holds whole tensors, and these are the parts that ranks have: "
         f"{listed(ranked, 4)}",
-        help="join them by rules, or write another format: "
-        f"{option('output_format', 'safetensors')}",
+        help=f"join them by rules{other}",
     )
 
 

@@ -49,6 +49,7 @@ from ..core.spec import PACKED, Spec
 from ..core.templates import list_collapsed
 from ..core.types import PathLike
 from ..elements.numbers import holds
+from ..elements.raw import is_dtensor
 from ..planning.graph import Tensor, ValueCheck, computations, stored_sources
 from ..planning.request import DISTRIBUTED, Request, make_request, path_text
 from ..results import LoadReport
@@ -447,6 +448,7 @@ class _Loading:
     def read(self, items: Sequence[ReadItem], planner: LoadPlanner) -> int:
         """Fills all targets, and returns the bytes of the tensors that were read."""
         tensors = [item for item in items if item.type != LoadItemType.BYTE_IO]
+        _require_parts(tensors, planner)
         targets = [_target(planner.resolve_tensor(item)) for item in tensors]
         self._check_targets(tensors, targets)
         parts = [self._tensors[item.storage_index.fqn] for item in tensors]
@@ -557,6 +559,25 @@ class _Loading:
                 permit="lossy",
             )
         report.check()
+
+
+def _require_parts(items: Iterable[ReadItem], planner: LoadPlanner) -> None:
+    """M960 for targets of which the ranks hold summands. torch refuses them while it plans, but
+    not yet in 2.8, which gives each rank the whole value.
+    """
+    state = getattr(planner, "state_dict", {})
+    keys = dict.fromkeys(item.dest_index.fqn for item in items)
+    summed = [
+        key
+        for key in keys
+        if is_dtensor(held := state.get(key)) and any(p.is_partial() for p in held.placements)
+    ]
+    if summed:
+        fail(
+            "M960",
+            f"ranks hold summands (Partial), and no parts, of {list_collapsed(summed, 8)}",
+            help="shard or replicate them, and sum what is loaded",
+        )
 
 
 def _target(found: Any) -> torch.Tensor:

@@ -19,7 +19,6 @@ from torch.distributed._shard.sharding_spec import (
     ShardMetadata,
 )
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -352,23 +351,6 @@ def counted() -> Iterator[Counted]:
         yield out
     finally:
         os.pread, os.preadv = pread, preadv
-
-
-def dies_while_it_loads(rank: int, source: str, rules: str) -> None:
-    """The last rank ends in the middle of the load: the others end with an error."""
-
-    class Ends(DefaultLoadPlanner):  # type: ignore[misc]
-        def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
-            os._exit(7)
-
-    expected = new_layout(old_layout())
-    state = {key: torch.zeros(one.shape) for key, one in expected.items()}
-    last = rank == dist.get_world_size() - 1
-    dcp.load(
-        state,
-        storage_reader=MigratingReader(source, rules=[rules]),
-        planner=Ends() if last else DefaultLoadPlanner(),
-    )
 
 
 def is_invisible(rank: int, folder: str) -> None:

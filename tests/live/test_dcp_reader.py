@@ -91,6 +91,52 @@ def test_any_format_is_read_by_the_rules(old: str, rules: str, tmp_path: Path) -
     assert reader.report.bytes_written == sum(one.nbytes for one in NEW.values())
 
 
+JOINED = """\
+id: toy/v2/joined
+title: One file for all ranks
+why: the new trainer shards by itself
+lineage: toy
+edge: [v1, v2]
+requires: ">=0.1"
+keep: [iteration, checkpoint_version]
+rules:
+  - {name: rows, from: "up.weight@{r:int}", to: "up.weight", via: [{concat: {over: r, dim: 0}}]}
+  - {name: columns, from: "down.weight@{r:int}", to: "down", via: [{concat: {over: r, dim: 1}}]}
+  - {name: norm, from: "norm.weight@{r:int}", to: "norm.weight", via: [{same: {over: r}}]}
+"""
+
+
+@pytest.mark.parametrize("form", ["consolidated.{:02}.pth", "mp_rank_{:02}/model_optim_rng.pt"])
+def test_files_of_ranks_are_joined_by_rules(form: str, tmp_path: Path) -> None:
+    """As the ranks of tensor parallelism of Meta's Llama and of Megatron-LM leave them."""
+    (tmp_path / "joined.yaml").write_text(JOINED)
+    held = [
+        {"up.weight": torch.randn(4, 6), "down.weight": torch.randn(5, 2), "norm.weight": ones}
+        for ones in [torch.ones(6)] * 3
+    ]
+    nested = "mp_rank" in form
+    for rank, one in enumerate(held):
+        path = tmp_path / "old" / form.format(rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"model": one, "iteration": 9} if nested else one, path)
+    expected = {
+        "up.weight": torch.cat([one["up.weight"] for one in held]),
+        "down": torch.cat([one["down.weight"] for one in held], 1),
+        "norm.weight": torch.ones(6),
+    }
+    model = {key: torch.zeros_like(one) for key, one in expected.items()}
+    state: dict[str, Any] = {"model": model, "iteration": 0} if nested else model
+    rules = str(tmp_path / "joined.yaml")
+    dcp.load(state, storage_reader=MigratingReader(tmp_path / "old", rules=rules))
+    case.same(model, expected)
+    assert state.get("iteration", 9) == 9
+    # what stands in no file alone is no entry of a distributed checkpoint
+    said = refused(model, MigratingReader(tmp_path / "old"))
+    assert "M916" in said
+    (tmp_path / "old" / form.format(1)).unlink()
+    assert "M920" in refused(state, MigratingReader(tmp_path / "old", rules=rules))
+
+
 def test_an_identity_reader_gives_what_torch_gives(tmp_path: Path) -> None:
     saved = {
         "model": {"a": torch.randn(7, 5), "b": torch.randn(3).bfloat16(), "s": torch.tensor(3)},

@@ -40,6 +40,41 @@ def test_what_other_ranks_saved_fills_a_model_with_fsdp2(
     ranks(loaded).run("dcp_reader_case", "fills_fsdp2", folder, rules, "model")
 
 
+OF_RANKS = """\
+id: toy/v2/joined
+title: One stack of experts for each layer, of what the ranks had
+why: the new module has one parameter, and the new trainer shards by itself
+lineage: toy
+edge: [v1, v2]
+requires: ">=0.1"
+rules:
+  - name: up
+    from: "blocks.{n:int}.experts.{e:int}.up.weight@{r:int}"
+    to: "layers.{n}.up"
+    via: [{concat: {over: r, dim: 0}}, {stack: {over: e}}]
+  - name: norm
+    from: "blocks.{n:int}.norm.{k}@{r:int}"
+    to: "layers.{n}.norm.{k}"
+    via: [{same: {over: r}}]
+  - {name: head, from: "head.weight@{r:int}", to: head.weight, via: [{same: {over: r}}]}
+"""
+
+
+def test_files_of_other_ranks_fill_a_model_with_fsdp2(ranks: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    for rank in range(2):
+        held = {}
+        for key, value in case.old_layout().items():
+            # tensor parallelism cuts the experts' rows, and each rank has all of the others
+            held[key] = value.chunk(2)[rank].clone() if "experts" in key else value
+        path = folder / f"mp_rank_{rank:02}" / "model.pt"
+        path.parent.mkdir(parents=True)
+        torch.save(held, path)
+    (tmp_path / "joined.yaml").write_text(OF_RANKS)
+    rules = str(tmp_path / "joined.yaml")
+    ranks(3).run("dcp_reader_case", "fills_fsdp2", str(folder), rules)
+
+
 @pytest.fixture
 def old(tmp_path: Path) -> str:
     save_file(case.old_layout(), tmp_path / "old.safetensors")
@@ -147,12 +182,6 @@ rules:
         migrate.apply(source, tmp_path / "old", output_format="dcp")
         source = tmp_path / "old"
     ranks(4).run("dcp_reader_case", "reads_what_its_shards_need", str(source), str(rules))
-
-
-def test_a_rank_that_dies_ends_the_others(ranks: Start, old: str, rules: str) -> None:
-    with pytest.raises(AssertionError) as raised:
-        ranks(2).run("dcp_reader_case", "dies_while_it_loads", old, rules)
-    assert "rank 0" in str(raised.value) or "the ranks ended" in str(raised.value)
 
 
 def test_an_identity_reader_is_invisible(ranks: Start, tmp_path: Path) -> None:
