@@ -565,12 +565,12 @@ def _require_parts(items: Iterable[ReadItem], planner: LoadPlanner) -> None:
     """M960 for targets of which the ranks hold summands. torch refuses them while it plans, but
     not yet in 2.8, which gives each rank the whole value.
     """
-    state = getattr(planner, "state_dict", {})
-    keys = dict.fromkeys(item.dest_index.fqn for item in items)
+    state: Mapping[str, Any] = getattr(planner, "state_dict", {})
+    found = {key: state[key] for key in (item.dest_index.fqn for item in items) if key in state}
     summed = [
         key
-        for key in keys
-        if is_dtensor(held := state.get(key)) and any(p.is_partial() for p in held.placements)
+        for key, held in found.items()
+        if is_dtensor(held) and any(p.is_partial() for p in held.placements)
     ]
     if summed:
         fail(
