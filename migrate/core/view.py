@@ -38,8 +38,8 @@ from .pieces import (
 __all__ = [
     "Fill", "Leaf", "Piece", "SubByte", "TooManyPieces", "View", "assemble", "clip", "concat",
     "covers", "filled", "flip",
-    "into", "is_whole", "leaves", "pad", "permute", "region", "relabel", "reshape", "roll", "runs",
-    "select", "slice_",
+    "into", "is_whole", "leaves", "mosaic", "pad", "permute", "region", "relabel", "reshape",
+    "roll", "runs", "select", "slice_",
     "split", "stack", "stored", "strided", "to_bytes", "unbind",
 ]  # fmt: skip
 
@@ -206,6 +206,20 @@ def assemble(
                     _strides(sizes) if strides is None else tuple(strides),
                 )
             )
+    return _view(shape, pieces)
+
+
+def mosaic(shape: Sequence[int], parts: Iterable[tuple[View, Sequence[int]]]) -> View:
+    """A tensor of `shape` made of views, each with the index of its first element there.
+
+    The caller has seen to it that the parts cover the tensor exactly.
+    """
+    shape = tuple(shape)
+    place = _strides(shape)
+    pieces: list[Piece] = []
+    for v, start in parts:
+        base = sum(o * d for o, d in zip(start, place, strict=True))
+        pieces += _placed(v, place, base)
     return _view(shape, pieces)
 
 

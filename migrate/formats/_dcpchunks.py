@@ -35,6 +35,7 @@ from ..source.unread import StreamPlace
 from ..source.zip_archive import DESCRIPTOR_SIGN, END, ENTRY, FULL, Archive, ArchiveRecord, crc32
 
 if TYPE_CHECKING:
+    from ._dcpobjects import Joiner
     from ._dcpzstd import SpilledBlob
 
 # archives that are no larger are read at once
@@ -113,7 +114,10 @@ class ChunkReader:
         # by number of the blob and place of the first element: form, begin and length
         self._assumed: dict[tuple[int, int], tuple[ArchiveForm, int, int]] = {}
         self._lazily = lazily
-        self.placed: dict[int, Stored] = {}
+        self.placed: dict[int, StoredTensor] = {}
+        # what the shards of a tensor have alike, by the key of its component
+        self.shared: dict[str, bytes] = {}
+        self._joiner: Joiner | None = None
         self.unsummed = 0
         self._label, self._report = label, report
         self._blobs: dict[str, tuple[int, FileBlob | SpilledBlob]] = dict(blobs)
@@ -166,8 +170,9 @@ class ChunkReader:
         chunks: list[Stored] = []
         starts: list[tuple[int, ...]] = []
         first: tuple[TensorRecord, Stored] | None = None
-        others: list[SavedValue] = []
-        for chunk, part in zip(entry.chunks, entry.parts, strict=True):
+        # by the number of the chunk
+        others: dict[int, SavedValue] = {}
+        for number, (chunk, part) in enumerate(zip(entry.chunks, entry.parts, strict=True)):
             try:
                 found = self._chunk(key, entry, chunk, part)
             except CheckpointError as error:
@@ -176,7 +181,7 @@ class ChunkReader:
             if found is None:
                 return None
             if isinstance(found, SavedValue):
-                others.append(found)
+                others[number] = found
                 continue
             first = first or found
             if 0 not in chunk.sizes:
@@ -267,26 +272,55 @@ class ChunkReader:
         found += error.diagnostics
 
     def _unusual(
-        self, key: str, entry: TensorEntry, others: list[SavedValue]
+        self, key: str, entry: TensorEntry, others: Mapping[int, SavedValue]
     ) -> SavedTensor | None:
         """A tensor whose archives hold an object made of tensors, or what no output can hold."""
-        value = others[0].value
-        what = (
-            f"objects ({printable(value.encoding.name)})"
-            if type(value) is Composite
-            else "tensors with attributes"
-            if type(value) is TensorRecord and value.state is not None
-            else None
-        )
-        if what is not None and len(entry.chunks) > 1:
+        first, *_ = others.values()
+        if len(entry.chunks) > 1:
+            if any(type(other.value) is Composite for other in others.values()):
+                return self._joined(key, entry, others)
+            if type(first.value) is TensorRecord and first.value.state is not None:
+                self._report.add(
+                    "M938",
+                    f"{printable(key)}: its {len(entry.chunks)} chunks are tensors with "
+                    "attributes, and such chunks cannot be joined",
+                    help="save it from one rank, or save full_tensor() of it",
+                )
+                return None
+        return SavedTensor(first.value, None, tuple(others.values()))
+
+    def _joined(
+        self, key: str, entry: TensorEntry, others: Mapping[int, SavedValue]
+    ) -> SavedTensor | None:
+        """A tensor of which each rank wrote its shard as an object."""
+        from ._dcpobjects import Joiner, Shard, UnjoinableError
+
+        if self._joiner is None:
+            self._joiner = Joiner(self.placed, self._read)
+        shards = []
+        for number, (chunk, part) in enumerate(zip(entry.chunks, entry.parts, strict=True)):
+            value = others[number].value if number in others else None
+            value = value if type(value) is Composite else None
+            shards.append(Shard(value, chunk.offsets, chunk.sizes, part.file))
+        try:
+            made = self._joiner.join(entry.shape, shards)
+        except UnjoinableError as error:
             self._report.add(
-                "M938",
-                f"{printable(key)}: its {len(entry.chunks)} chunks are {what}, and such chunks "
-                "cannot be joined",
-                help="save it from one rank, or save full_tensor() of it",
+                "M946",
+                f"{printable(key)}: its {len(entry.chunks)} chunks are quantized each for itself "
+                f"and make no whole tensor without loss: {error}",
+                help="save full_tensor() of it, or save on so many ranks that shards end on "
+                "borders of blocks",
             )
             return None
-        return SavedTensor(value, None, tuple(others))
+        self.placed.update(made.placed)
+        self.shared.update({f"{key}.{name}": data for name, data in made.shared.items()})
+        return SavedTensor(made.leaf, None, tuple(others.values()))
+
+    def _read(self, at: Stored) -> bytes:
+        """The bytes of a small tensor that lies row by row."""
+        blob = dict(self._blobs.values())[at.blob]
+        return bytes(blob.read(at.offset, at.spec.nbytes))
 
     def _chunk(
         self, key: str, entry: TensorEntry, chunk: SavedChunk, part: SavedPart

@@ -382,6 +382,7 @@ def _index(
         unread=unread,
         notes=tuple(notes),
         sums=reader.sums,
+        shared=reader.shared,
     )
 
 

@@ -75,6 +75,8 @@ class _Refusals:
 
 def chunked_view(stored: ChunkedTensor) -> View:
     """The view of a tensor over its chunks: leaf n is chunk n."""
+    if stored.view is not None:
+        return stored.view
     parts = zip(range(len(stored.chunks)), stored.starts, stored.chunks, strict=True)
     boxes = [(n, start, chunk.spec.shape, chunk.strides) for n, start, chunk in parts]
     return assemble(stored.spec.shape, boxes)
@@ -103,6 +105,8 @@ class Views:
 
     def chunked(self, stored: ChunkedTensor) -> View:
         """The view of a tensor over its chunks: leaf n is chunk n."""
+        if stored.view is not None:
+            return self.intern(stored.view)
         boxes = tuple([(chunk.spec.shape, chunk.strides) for chunk in stored.chunks])
         form = stored.spec.shape, stored.starts, boxes
         found = self._chunked.get(form)

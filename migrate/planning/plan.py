@@ -126,9 +126,10 @@ def document(
     options: Mapping[str, Any],
     side_files: Sequence[Mapping[str, Any]],
     left_out: Sequence[str],
+    shared: Mapping[str, bytes],
 ) -> dict[str, Any]:
     """The plan as JSON. `source` has path, format, index_hash, tensors, bytes; `options` what
-    `describe` was asked for.
+    `describe` was asked for. `shared` is that of the source's index.
     """
     outputs = composition.graph.outputs
     path = steps_of(composition)
@@ -163,6 +164,12 @@ def document(
         # there may be one for each tensor of a number format
         text = json.dumps(values, sort_keys=True).encode("utf-8", "surrogatepass")
         binding["values"] = hashlib.sha256(text).hexdigest()
+    if shared:
+        said = b"".join(
+            f"{key}\0".encode("utf-8", "surrogatepass") + shared[key] + b"\0"
+            for key in sorted(shared)
+        )
+        binding["shared"] = hashlib.sha256(said).hexdigest()
     digest = (
         "m1:"
         + hashlib.sha256(

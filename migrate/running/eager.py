@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 from .. import ops
 from ..core import view as views
+from ..core.pieces import Fill
 from ..core.spec import BITS, Spec
 from ..elements.raw import carrier
 from ..ops.base import ValueOp
@@ -22,6 +23,7 @@ from ..source.blobs import ChunkedTensor, Stored, chunks_of, rows_of
 if TYPE_CHECKING:
     import numpy as np
 
+    from ..core.view import View
     from ..source.index import Source
 
     Array: TypeAlias = np.ndarray[Any, Any]
@@ -68,6 +70,8 @@ def read_elements(source: Source, key: str, pool: Pool | None = None) -> Array:
     at = source.index.tensors[key]
     if isinstance(at, Stored):
         return _read_place(source, at, pool)
+    if at.view is not None:
+        return _read_pieces(source, at, at.view)
     joined: Array = np.empty(at.spec.shape, carrier(at.spec.dtype))
     for start, chunk in zip(at.starts, at.chunks, strict=True):
         box = tuple(slice(a, a + n) for a, n in zip(start, chunk.spec.shape, strict=True))
@@ -75,16 +79,30 @@ def read_elements(source: Source, key: str, pool: Pool | None = None) -> Array:
     return joined
 
 
+def _read_pieces(source: Source, at: ChunkedTensor, view: View) -> Array:
+    """The raw elements of a tensor that is put together from parts of its chunks, and of zeros."""
+    import numpy as np
+
+    out: Array = np.zeros(at.spec.numel, carrier(at.spec.dtype))
+    held = [_read_storage(source, chunk, None) for chunk in at.chunks]
+    each = out.itemsize
+    for leaf, src, dst, counts, dsts, srcs in view.pieces:
+        if isinstance(leaf, Fill):
+            continue
+        flat = held[leaf]
+        # of a piece without loops, one element
+        to = np.ndarray(counts, out.dtype, out.data, dst * each, [d * each for d in dsts])
+        to[...] = np.ndarray(counts, flat.dtype, flat.data, src * each, [s * each for s in srcs])
+    return out.reshape(at.spec.shape)
+
+
 def _read_place(source: Source, at: Stored, pool: Pool | None) -> Array:
     import numpy as np
 
-    bits, spec = BITS[at.spec.dtype], at.spec
+    spec = at.spec
     if not spec.numel:
         return np.zeros(spec.shape, carrier(spec.dtype))
-    nbytes = _read_bytes(at)
-    packed = np.empty(nbytes, "u1") if pool is None else pool.take(nbytes)
-    source.blobs[at.blob].readinto(at.offset, packed.data)
-    elements: Array = packed.view(carrier(spec.dtype)) if bits >= 8 else _apart(packed, bits)
+    elements = _read_storage(source, at, pool)
     if at.strides is None:
         whole: Array = elements[: spec.numel].reshape(spec.shape)
         return whole
@@ -93,6 +111,17 @@ def _read_place(source: Source, at: Stored, pool: Pool | None) -> Array:
     )
     ordered: Array = np.array(strided)
     return ordered
+
+
+def _read_storage(source: Source, at: Stored, pool: Pool | None) -> Array:
+    """The raw elements from the first of a tensor to its last, as they lie there."""
+    import numpy as np
+
+    nbytes, bits = _read_bytes(at), BITS[at.spec.dtype]
+    packed = np.empty(nbytes, "u1") if pool is None else pool.take(nbytes)
+    source.blobs[at.blob].readinto(at.offset, packed.data)
+    elements: Array = packed.view(carrier(at.spec.dtype)) if bits >= 8 else _apart(packed, bits)
+    return elements
 
 
 def read_stretch(source: Source, key: str, start: int, stop: int, packed: Array) -> Array:

@@ -481,6 +481,7 @@ def _plan(
         options={"max_shard_size": max_shard_size, "folder": folder, "format": written, **cut},
         side_files=[{"path": path, "size": size} for path, size in side_files],
         left_out=source.index.left_out if folder else (),
+        shared=source.index.shared,
     )
     body["notes"] += [*path_state.notes, *notes]
     body["optimizer"] = became.became

@@ -15,10 +15,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from ..core.errors import MigrateError, fail, printable
 from ..core.spec import Spec
+
+if TYPE_CHECKING:
+    from ..core.view import View
 
 CHANGED_HELP = "let whatever writes to the checkpoint finish, then run again"
 # open files of a checkpoint, and how many more at a time, in a process of 1,024 or more
@@ -61,11 +64,15 @@ class ChunkedTensor(NamedTuple):
 
     `chunks[n]` is a box of the tensor, stored by itself: it begins at index `starts[n]` and has the
     shape of its own spec. The boxes share no element and cover the tensor; none is empty.
+
+    Where the chunks are no boxes of it (padded each for itself, swizzled), `view` says how they
+    make up the tensor, leaf n being chunk n, and `starts` is empty.
     """
 
     spec: Spec
     chunks: tuple[Stored, ...]
     starts: tuple[tuple[int, ...], ...]
+    view: View | None = None
 
 
 class ChunkOf(NamedTuple):
@@ -101,7 +108,9 @@ def rows_of(stored: StoredTensor) -> tuple[Stored, ...] | None:
     if isinstance(stored, Stored):
         return (stored,) if stored.strides is None else None
     inner = stored.spec.shape[1:]
-    if any(c.strides is not None or c.spec.shape[1:] != inner for c in stored.chunks):
+    if stored.view is not None or any(
+        c.strides is not None or c.spec.shape[1:] != inner for c in stored.chunks
+    ):
         return None
     order = sorted(zip(stored.starts, stored.chunks, strict=True), key=lambda one: one[0])
     return tuple([chunk for _, chunk in order])

@@ -51,8 +51,10 @@ class Index:
     also has the tensors that rules do not see, under keys that no other tensor has. `outside` lists
     what the reader refused to read, `unread` the entries that were left out with it, by path, and
     `notes` what it noticed. `sums()` maps (blob, offset) to the length and the CRC-32 of the bytes
-    there, if the format records it. `module_versions` are those of a state dict in memory. Where
-    files stand for tensors, `inside` is the index of what is in them.
+    there, if the format records it. `shared` are the bytes of small tensors that were compared
+    while the checkpoint was opened, by key: they decided what it holds. `module_versions` are those
+    of a state dict in memory. Where files stand for tensors, `inside` is the index of what is in
+    them.
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -66,6 +68,7 @@ class Index:
     unread: Mapping[str, Unread] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     sums: Callable[[], Mapping[tuple[int, int], tuple[int, int]]] = dict
+    shared: Mapping[str, bytes] = field(default_factory=dict)
     module_versions: Mapping[str, int] | None = None
     inside: Index | None = None
 

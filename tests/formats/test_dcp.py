@@ -694,12 +694,6 @@ def test_a_quantized_tensor_is_read_as_its_components(tmp_path: Path) -> None:
         for key, stored in source.index.tensors.items():
             assert same(tensor_of(source, stored), tensor_of(other, other.index.tensors[key]))
         assert object_encodings(source.index.tree) == object_encodings(other.index.tree)
-    halved = save(tmp_path / "d", {"w": plain}, {"w": rows((64, 32), [32, 32])})
-    with stand_ins() as modules:
-        replace_archives(halved, "w", mxfp8(modules, 1, shape=(32, 32)))
-    (found,) = refused(halved)
-    assert found.startswith("M938: w: its 2 chunks are objects (")
-    assert "such chunks cannot be joined" in found
 
 
 def test_a_tensor_that_no_output_can_hold_is_named_and_left_out(tmp_path: Path) -> None:

@@ -117,6 +117,8 @@ _OLDEST_ENUM = "transformer_engine_extensions"
 _NEWEST_ENUM = f"{_TE}.constants"
 ENUMS = ((_OLDEST_ENUM, "DType"), ("transformer_engine_torch", "DType"), (_NEWEST_ENUM, "DType"))
 _FORMAT_ENUM = ("transformer_engine_torch", "Float8BlockScaleTensorFormat")
+# its other member, 0, is what the kernels read
+COMPACT = 1
 # every object looks through them, and many may share one quantizer
 MOST_FIELDS = 64
 
@@ -143,7 +145,7 @@ def tensor(call: Call, parts: list[Any], _: Decoding) -> Composite:
     components = [*held, *((f"_quantizer.{name}", record) for name, record, _ in riders)]
     sources = [*(positions[name] for name, _ in held), *(node for _, _, node in riders)]
     options = _options(given, quantizer)
-    check(cls, shape, dict(held))
+    check(cls, shape, dict(held), compact=options.get("data_format") == COMPACT)
     numberings = (
         (NEW,)
         if call.function.name == FUNCTIONS[cls] or enum == _NEWEST_ENUM
@@ -193,15 +195,20 @@ def encoding_of(
     )
 
 
-def check(cls: str, shape: tuple[int, ...], held: dict[str, TensorRecord]) -> None:
-    """ContradictionError unless components have their class's shapes and dtypes, or padding."""
+def check(
+    cls: str, shape: tuple[int, ...], held: dict[str, TensorRecord], *, compact: bool = False
+) -> None:
+    """ContradictionError unless components have their class's shapes and dtypes, or padding.
+    `compact`: columnwise data lie as the others do.
+    """
     data = "_data" if cls == "Float8Tensor" else "_rowwise_data"
     turned = "_transpose" if cls == "Float8Tensor" else "_columnwise_data"
     if data not in held and turned not in held:
         raise ContradictionError(f"a {cls} without data")
     last = shape[-1] if shape else 1
     transposed = (last, *shape[:-1])
-    expected = {data: shape, turned: shape if cls == "MXFP8Tensor" else transposed}
+    straight = cls == "MXFP8Tensor" or compact
+    expected = {data: shape, turned: shape if straight else transposed}
     for name, record in held.items():
         if name in expected:
             due = expected[name]

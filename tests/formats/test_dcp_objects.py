@@ -1,0 +1,212 @@
+"""Quantized tensors that ranks saved as objects, each its shard, read as whole components."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dcp_folders import Box, rows
+from quantized_ranks_case import SHAPE
+from quantized_shards import CLASSES, Class, draw, save_shards, shard, whole
+from quantized_streams import stand_ins
+from ranks import Ranks
+from safetensors.torch import load_file
+
+import migrate
+from migrate import formats
+from migrate.core.errors import CheckpointError
+from migrate.source.pickle.tree import Composite
+
+KEEP = """
+id: demo/2/keep
+title: Keep all
+why: a test
+lineage: demo
+edge: ["1", "2"]
+keep: ["{k...}"]
+"""
+LARGE = (256, 384)
+# tensors that are cut on the borders of all blocks
+CUTS: dict[str, Sequence[Box]] = {
+    "rows": rows(LARGE, [128, 128]),
+    "uneven": rows((384, 256), [256, 128, 0]),
+    "columns": rows(LARGE, [128, 256], dim=1),
+    "both": [((r, c), (128, n)) for r in (0, 128) for c, n in ((0, 128), (128, 256))],
+}
+Parts = Mapping[str, torch.Tensor]
+# changes the components of shard number n, and the flags of its class
+Change = Callable[[int, dict[str, torch.Tensor], Class], Class]
+
+
+def save(
+    folder: Path, names: Sequence[str], boxes: Sequence[Box], change: Change | None = None
+) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A checkpoint with a tensor of each of these classes, and the components that it stands for.
+    An empty shard is a plain tensor.
+    """
+    m, k = (a + b for a, b in zip(*boxes[-1], strict=True))
+    expected: dict[str, torch.Tensor] = {}
+    values: dict[str, list[Any]] = {}
+    with stand_ins() as modules:
+        for name in names:
+            cls = CLASSES[name]
+            grids = draw(cls, m, k)
+            values[name] = []
+            for number, box in enumerate(boxes):
+                if 0 in box[1]:
+                    values[name].append(torch.empty(*box[1], dtype=torch.bfloat16))
+                    continue
+                parts, own = shard(cls, grids, box), cls
+                if change is not None:
+                    own = change(number, parts, cls)
+                values[name].append(own.object(modules, parts, box[1]))
+            expected |= {f"{name}.{n}": value for n, value in whole(cls, grids, m, k).items()}
+        save_shards(folder, (m, k), boxes, values, {"b": torch.ones(2)})
+    return folder, expected
+
+
+def same(found: Parts, expected: Parts) -> None:
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert (found[key].dtype, found[key].shape) == (value.dtype, value.shape), key
+        assert torch.equal(found[key].view(torch.uint8), value.view(torch.uint8)), key
+
+
+def keep(folder: Path) -> Path:
+    path = folder / "keep.yaml"
+    path.write_text(KEEP)
+    return path
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        formats.open(folder).close()
+    (found,) = caught.value.diagnostics
+    assert found.code == "M946"
+    return found.message
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_shards_become_the_components_of_the_whole(tmp_path: Path, cut: str) -> None:
+    names = [n for n in CLASSES if n != "nvfp4-row" or cut in ("rows", "uneven")]
+    folder, expected = save(tmp_path / "in", names, CUTS[cut])
+    out = tmp_path / "out.safetensors"
+    migrate.apply(folder, out, rules=[keep(tmp_path)])
+    same(load_file(out), {**expected, "b": torch.ones(2)})
+    assert migrate.verify(out, source=folder, rules=[tmp_path / "keep.yaml"]).equal
+
+
+def test_the_whole_is_one_object(tmp_path: Path) -> None:
+    folder, _ = save(tmp_path / "in", ["mxfp8"], CUTS["rows"])
+    with formats.open(folder) as source:
+        assert source.index.tree is not None
+        value = source.index.tree.parts[0].root.get("mxfp8")
+        assert type(value) is Composite
+        assert value.encoding.shape == LARGE
+        described = migrate.inspect(folder).to_json()
+    assert json.dumps(described).count("MXFP8Tensor") == 1
+    # as one object it is written again
+    migrate.apply(folder, tmp_path / "out.pt", rules=[keep(tmp_path)])
+    migrate.apply(folder, tmp_path / "safe", rules=[keep(tmp_path)], output_format="safetensors")
+
+
+def test_what_the_shards_share_is_in_the_digest(tmp_path: Path) -> None:
+    digests = set()
+    for number in range(2):
+
+        def change(_: int, parts: dict[str, torch.Tensor], cls: Class) -> Class:
+            parts["_scale_inv"].fill_(number + 0.5)
+            return cls
+
+        folder, _ = save(tmp_path / "in", ["float8"], CUTS["rows"], change)
+        digests.add(migrate.plan(folder, rules=[keep(tmp_path)]).digest)
+        folder.rename(tmp_path / f"was{number}")
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "said"),
+    [
+        ("float8", "_scale_inv", "`_scale_inv` is 3.0 in the chunk of rank 0 at [0, 0], and 7.0"),
+        ("nvfp4", "_amax_columnwise", "`_amax_columnwise` is 3.0 in"),
+    ],
+)
+def test_a_scale_or_amax_that_differs(tmp_path: Path, name: str, part: str, said: str) -> None:
+    def change(number: int, parts: dict[str, torch.Tensor], cls: Class) -> Class:
+        parts[part].fill_(3.0 if number == 0 else 7.0)
+        return cls
+
+    found = refused(save(tmp_path / "in", [name], CUTS["rows"], change)[0])
+    assert found.startswith(f"{name}: its 2 chunks are quantized each for itself")
+    assert said in found
+    assert "the chunk of rank 0 at [128, 0]" in found
+
+
+def test_flags_and_components_that_differ(tmp_path: Path) -> None:
+    def swizzled(number: int, _: Any, cls: Class) -> Class:
+        return CLASSES["mxfp8-swizzled"] if number else cls
+
+    def one_way(number: int, parts: dict[str, torch.Tensor], cls: Class) -> Class:
+        if number:
+            del parts["_columnwise_data"], parts["_columnwise_scale_inv"]
+        return cls
+
+    found = refused(save(tmp_path / "a", ["mxfp8"], CUTS["rows"], swizzled)[0])
+    assert "`with_gemm_swizzled_scales` is False in" in found
+    found = refused(save(tmp_path / "b", ["mxfp8"], CUTS["rows"], one_way)[0])
+    assert "the list of components is _rowwise_data, _rowwise_scale_inv, _columnwise_data" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "boxes", "said"),
+    [
+        ("block-2d", rows(LARGE, [96, 160]), "row 96 lies inside a block of 128 rows"),
+        ("mxfp8", rows(LARGE, [32, 352], dim=1), None),
+        ("mxfp8", rows(LARGE, [48, 208]), "row 48 lies inside a block of 32 rows"),
+        ("nvfp4-2d", rows(LARGE, [24, 232]), "row 24 lies inside a block of 16 rows"),
+        ("nvfp4-row", rows(LARGE, [128, 256], dim=1), "column 128 lies inside a block of 384"),
+    ],
+)
+def test_borders(tmp_path: Path, name: str, boxes: Sequence[Box], said: str | None) -> None:
+    folder, expected = save(tmp_path / "in", [name], boxes)
+    if said is not None:
+        assert said in refused(folder)
+        return
+    with formats.open(folder) as source:
+        assert list(source.index.tensors) == [*expected, "b"]
+
+
+def test_a_rank_that_saved_a_plain_tensor(tmp_path: Path) -> None:
+    cls = CLASSES["mxfp8"]
+    grids = draw(cls, *LARGE)
+    boxes = CUTS["rows"]
+    with stand_ins() as modules:
+        first = cls.object(modules, shard(cls, grids, boxes[0]), boxes[0][1])
+        dense = torch.ones(128, 384, dtype=torch.bfloat16)
+        save_shards(tmp_path / "in", LARGE, boxes, {"w": [first, dense]})
+        found = refused(tmp_path / "in")
+    assert "the chunk of rank 0 at [128, 0] is a plain tensor" in found
+    # all of them plain is what they are
+    save_shards(tmp_path / "plain", LARGE, boxes, {"w": [dense, dense]})
+    with formats.open(tmp_path / "plain") as source:
+        assert {k: str(t.spec) for k, t in source.index.tensors.items()} == {
+            "w": "bfloat16 [256, 384]"
+        }
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world", [2, 4])
+def test_what_ranks_saved_by_stock_torch(
+    world: int, ranks: Callable[[int], Ranks], tmp_path: Path
+) -> None:
+    ranks(world).run("quantized_ranks_case", "save", str(tmp_path / "in"), *CLASSES)
+    migrate.apply(tmp_path / "in", tmp_path / "out.safetensors", rules=[keep(tmp_path)])
+    expected = {"b": torch.ones(2)}
+    for name, cls in CLASSES.items():
+        made = whole(cls, draw(cls, *SHAPE), *SHAPE)
+        expected |= {f"{name}.{part}": value for part, value in made.items()}
+    same(load_file(tmp_path / "out.safetensors"), expected)
