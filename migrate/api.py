@@ -146,6 +146,7 @@ def plan(
     chunks: int | None = None,
     rewrite: bool = False,
     undo: bool = False,
+    expand: bool = False,
 ) -> Plan:
     """Work out a migration from headers: all output names, shapes, dtypes, offsets, and problems.
 
@@ -173,6 +174,7 @@ def plan(
         rewrite: Write the data files of a "dcp" checkpoint anew even where names alone change.
             Default: False, they are copied as they are.
         undo: Plan what `apply` would do with `undo=`. Default: False.
+        expand: List every tensor in a row of its own. Default: False.
 
     Returns:
         A `Plan`. Its `report` has the fields of `migrate plan --format json`; its `to_json()` is
@@ -203,7 +205,7 @@ def plan(
     )
     with closing(_opened("path", path, request, meta=True)) as source:
         folder = is_folder(source, single_file, output_format_of(source.format, request))
-        return plan_for(source, request, folder, bytes_of(max_shard_size))
+        return plan_for(source, request, folder, bytes_of(max_shard_size)).expanded(expand)
 
 
 @overload

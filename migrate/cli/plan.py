@@ -32,6 +32,7 @@ from .options import as_json, output_format, params, question, require_savable, 
     help="One file or a folder; by default like the source.",
 )
 @click.option("--undo", "undo", is_flag=True, help="Plan what `migrate apply --undo DIR` would do.")
+@click.option("--expand", is_flag=True, help="List every tensor in a row of its own.")
 @click.option("--check", is_flag=True, help="Exit with 1 if there is anything to do.")
 @as_json
 def command(
@@ -52,6 +53,7 @@ def command(
     chunks: int | None,
     rewrite: bool,
     undo: bool,
+    expand: bool,
 ) -> int:
     """Show what a migration would do, and save it for review.
 
@@ -74,6 +76,7 @@ def command(
         chunks=chunks,
         rewrite=rewrite,
         undo=undo,
+        expand=expand,
     )
     if output == "-":
         click.echo(plan.to_json(), nl=False)

@@ -41,11 +41,14 @@ class Provenance(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """A tensor of state that follows: the rule of its parameter, the keys before, the tensor."""
+    """A tensor of state that follows: the rule of its parameter, the keys before, the tensor, and
+    the key that the parameter has now.
+    """
 
     rule: DirectedRule
     keys: tuple[str, ...]
     tensor: Tensor
+    parameter: str
 
 
 @dataclass(slots=True)

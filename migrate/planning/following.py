@@ -477,7 +477,7 @@ class _StateStep:
             )
         part = parts[0]._replace(tensor=_apart(parts[0].tensor))
         self._new[moment][new] = part
-        bound.followed[key_of(new, moment)] = Followed(rule, keys, part.tensor)
+        bound.followed[key_of(new, moment)] = Followed(rule, keys, part.tensor, new)
 
     def _layout(
         self, rule: DirectedRule, whole: DirectedRule, moment: str, held: Mapping[str, Part]
@@ -507,7 +507,7 @@ class _StateStep:
             self._new[moment][key] = Part(tensor, stored, made.programs[key])
             if keys != (key,) or rule.steps:
                 bound.followed[key_of(key, moment)] = Followed(
-                    whole, tuple(key_of(k, moment) for k in keys), tensor
+                    whole, tuple(key_of(k, moment) for k in keys), tensor, key
                 )
 
     def _zeros(self, key: str, like: Part) -> Part:

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.spec import BITS, total_bytes
-from ..core.templates import collapse
+from ..core.templates import Collapsed, collapse
 from ..core.types import FORMAT_VERSION
 from ..ops.base import ValueOp
 from ..results import PlanReport
 from ..rules.compiled import DirectedRule
 from ..source.blobs import StoredTensor, chunk_at
 from ..source.target import OutputFile, Target
-from .bind import Provenance, StepResult
+from .bind import CODING, Followed, Provenance, StepResult
 from .compose import Composition
 from .graph import (
     BLOCKS,
@@ -53,6 +53,8 @@ INTERPRETER, NUMPY, TORCH = 24 << 20, 10 << 20, 160 << 20
 # a run's buffers, and the size from which it reads a matrix whole (running/geometry)
 STAGES, FILL, WINDOW, WHOLE_MATRIX = 2 << 20, 1 << 20, 64 << 20, 4 << 20
 SHORT_RUN = 2048
+# ops on numbers, which state of optimizers has of its own
+NUMBERS = ("cast", *CODING)
 # what calls may remember of three quarters of the memory that a run has unless it is said
 REMEMBERED = 10**9 * 3 // 4 // MEMOS
 
@@ -95,6 +97,16 @@ class Plan:
     def digest(self) -> str:
         """The hash of everything that decides the output."""
         return str(self.document["digest"])
+
+    def expanded(self, each: bool = True) -> Plan:
+        """The plan with a row for each tensor, state of optimizers under its parameter; as it is
+        unless `each`.
+        """
+        if not each:
+            return self
+        steps = self.composition.steps
+        rows = [row for step, bound in steps for row in _rows(step, bound, each=True)]
+        return replace(self, document={**self.document, "rows": rows})
 
     @property
     def report(self) -> PlanReport:
@@ -237,10 +249,14 @@ def losses_of(composition: Composition) -> list[dict[str, Any]]:
     ]
 
 
-def _rows(step: PathStep, bound: StepResult) -> list[dict[str, Any]]:
+def _rows(step: PathStep, bound: StepResult, *, each: bool = False) -> list[dict[str, Any]]:
     """One row per rule, output template and spec; in the order of the rules. With `sample`, `from`
-    is that of one output only.
+    is that of one output only. `each`: one row per output.
     """
+    lines: Lines = _one_by_one if each else collapse
+    followed: dict[str, dict[str, Followed]] = {}
+    for key, one in bound.followed.items() if each else ():
+        followed.setdefault(one.parameter, {})[key] = one
     by_rule: dict[int, tuple[DirectedRule, list[str]]] = {}
     for key, made in bound.provenance.items():
         by_rule.setdefault(id(made.rule), (made.rule, []))[1].append(key)
@@ -248,7 +264,7 @@ def _rows(step: PathStep, bound: StepResult) -> list[dict[str, Any]]:
     budget = MOST_COLLAPSED
     for rule, keys in by_rule.values():
         specs = {key: bound.tensors[key].spec for key in keys if key in bound.tensors}
-        groups = collapse(list(specs), specs.__getitem__)
+        groups = lines(list(specs), specs.__getitem__)
         for group in groups:
             made = bound.provenance[group.sample]
             sources, whole = made.keys, group.count == 1
@@ -276,8 +292,11 @@ def _rows(step: PathStep, bound: StepResult) -> list[dict[str, Any]]:
                     "leg": f"{step.lineage} {step.start} -> {step.goal}",
                 }
             )
-        if bound.followed:
-            rows += _followed_rows(step, rule, bound)
+            if each:
+                rows += _followed_rows(step, rule, followed.get(group.sample, {}), lines)
+        if bound.followed and not each:
+            own = {key: one for key, one in bound.followed.items() if one.rule is rule}
+            rows += _followed_rows(step, rule, own, lines)
     for change, table in (
         ("dropped", bound.dropped),
         ("redundant", bound.redundant),
@@ -303,14 +322,24 @@ def _rows(step: PathStep, bound: StepResult) -> list[dict[str, Any]]:
                     if table is bound.left_behind
                     else bound.unused.get(group.sample, rule.why),
                 }
-                for group in collapse(keys)
+                for group in lines(keys, None)
             ]
     return rows
 
 
-def _followed_rows(step: PathStep, rule: DirectedRule, bound: StepResult) -> list[dict[str, Any]]:
+Lines = Callable[[Sequence[str], "Callable[[str], Hashable] | None"], list[Collapsed]]
+
+
+def _one_by_one(
+    keys: Sequence[str], tag: Callable[[str], Hashable] | None = None
+) -> list[Collapsed]:
+    return [line for key in keys for line in collapse([key])]
+
+
+def _followed_rows(
+    step: PathStep, rule: DirectedRule, own: Mapping[str, Followed], lines: Lines
+) -> list[dict[str, Any]]:
     """The rows of optimizer state that goes with the parameters of a rule."""
-    own = {key: one for key, one in bound.followed.items() if one.rule is rule}
     return [
         {
             "change": "followed",
@@ -320,13 +349,13 @@ def _followed_rows(step: PathStep, rule: DirectedRule, bound: StepResult) -> lis
             "bytes": group.count * own[group.sample].tensor.spec.nbytes,
             "from": [c.text for c in collapse(list(own[group.sample].keys))],
             "sample": group.count > 1,
-            "ops": [call.name for call in rule.steps if call.name != "cast"],
+            "ops": [call.name for call in rule.steps if call.name not in NUMBERS],
             "lossy": False,
             "rule": rule.name,
             "at": str(rule.span),
             "leg": f"{step.lineage} {step.start} -> {step.goal}",
         }
-        for group in collapse(list(own), lambda key: own[key].tensor.spec)
+        for group in lines(list(own), lambda key: own[key].tensor.spec)
     ]
 
 

@@ -13,6 +13,7 @@ import following
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from commandline import done
 from following import (
     SPELLINGS,
     adamw,
@@ -270,6 +271,36 @@ def test_a_plan_lists_the_state_under_the_row_of_its_parameters(tmp_path: Path) 
         "/optimizer.state.layers.0.moe.experts.{0..3}.w2.weight.exp_avg"
     ]
     assert plan.document["optimizer"] == "followed"
+
+
+def test_an_expanded_plan_lists_each_tensor_of_state_under_its_parameter(tmp_path: Path) -> None:
+    source = resaved(tmp_path / "old", lambda held: None)
+    rules = following.rules(tmp_path)
+    plan, whole = (migrate.plan(source, rules=rules, expand=each) for each in (False, True))
+    assert plan.digest == whole.digest
+    rows = whole.document["rows"]
+    assert {row["count"] for row in rows} == {1}
+    at = [row["to"] for row in rows].index("layers.1.mlp.experts.down_proj")
+    parameter, *state = rows[at : at + 5]
+    assert (parameter["change"], parameter["spec"]) == ("merged", "float32 [4, 3, 6]")
+    assert parameter["from"] == ["layers.1.moe.experts.{0..3}.w2.weight"]
+    home = "/optimizer.state.layers.1.mlp.experts.down_proj"
+    moments = ["step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
+    assert [(row["change"], row["to"], row["bytes"]) for row in state] == [
+        ("followed", f"{home}.{moment}", 4 if moment == "step" else 288) for moment in moments
+    ]
+    assert state[1]["from"] == ["/optimizer.state.layers.1.moe.experts.{0..3}.w2.weight.exp_avg"]
+    for each in (plan, whole):
+        counted = sum(row["count"] for row in each.document["rows"] if row["change"] == "followed")
+        assert counted == 24
+
+
+def test_the_command_line_lists_each_tensor_of_state(tmp_path: Path) -> None:
+    source, rules = resaved(tmp_path / "old", lambda held: None), following.rules(tmp_path)
+    asked = ["plan", source, "--rules", rules]
+    line = "    ^ /optimizer.state.layers.1.mlp.gate.weight.exp_avg  f32 [4, 6]  96 B"
+    assert line not in done(*asked).out.splitlines()
+    assert line in done(*asked, "--expand").out.splitlines()
 
 
 def by_number(names: bool, beside: dict[str, Any]) -> Callable[..., dict[str, Any]]:
