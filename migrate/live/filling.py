@@ -506,7 +506,7 @@ class Filling:
     def _copy(self, work: _Work, stager: Stager) -> None:
         """Fills a target by its own `copy_`, which is given the part of the output that it is."""
         target, tensor = work.target, work.tensor
-        if tensor is work.job.tensor:
+        if tensor is self._outputs.graph.outputs[work.job.key]:
             value = self._outputs.get(work.job.key)
             if not copy_alike(value, target):
                 target.copy_(shard_as(value, target))

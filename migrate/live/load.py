@@ -420,7 +420,9 @@ class _Load:
 
     def require_fit(self) -> Fit:
         """What goes where; raises all that speaks against it."""
-        specs = {k: spec for k, spec in self.outputs.specs.items() if k not in self.taken.left}
+        taken = self.taken
+        specs = {k: spec for k, spec in self.outputs.specs.items() if k not in taken.left}
+        specs.update({key: part.spec for key, part in taken.cuts.items() if key in specs})
         slots = self.targets.shaped(self.slots, specs)
         found = fit(specs, self.others, slots, self.allow, requantizes=self._requantizes)
         report = Report()
@@ -523,7 +525,8 @@ class _Load:
             for name in wanted
         }
         wanted.sort(key=starts.__getitem__)
-        return [Job(name, outputs[name], self.slots[found.places[name]]) for name in wanted]
+        parts = {**outputs, **self.taken.cuts}
+        return [Job(name, parts[name], self.slots[found.places[name]]) for name in wanted]
 
     def _refuse_own(self, jobs: list[Job]) -> None:
         """M115 if the source is in the memory to be written: it would change while being read."""

@@ -15,15 +15,18 @@ checkpoint has and the parameter lacks is left out, which is no loss in the same
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import Diagnostic, Report, listed, plural, printable
+from ..core.spec import Spec
 from ..core.templates import list_collapsed
+from ..core.view import TooManyPieces
 from ..elements.raw import is_dtensor, is_plain_class
 from ..formats.memory import dense
 from ..planning.graph import stored_keys
+from ..source.component_boxes import component_of, uncut
 from ..source.pickle.quantized_tensors import CLASSES, FORMATS, MODULES
 from ..source.pickle.tree import NEW, NUMBERINGS, Composite, Encoding, ask
 from ..source.tree import CheckpointTree, resolve_objects
@@ -119,6 +122,8 @@ def held(value: Any) -> QuantizedTarget | None:
         components.pop("_transpose", None)
     said = _said(value)
     settings = {key: said[key] for key in _SETTINGS if said.get(key) is not None}
+    if known.startswith("ao-"):
+        settings["block"] = _block(said.get("block_size"), value.shape)
     return QuantizedTarget(
         value, name, known, _number(known, components, said), components, settings
     )
@@ -157,6 +162,15 @@ def _known(kind: type) -> tuple[str | None, str]:
     return None, kind.__qualname__
 
 
+def _block(size: Any, shape: Iterable[int]) -> tuple[int, ...] | None:
+    """The block of elements that share a scale, 0 for all along an axis; None if it is not said."""
+    if isinstance(size, int):
+        size = (1, size)
+    if not isinstance(size, (list, tuple)) or len(size) != len(tuple(shape)):
+        return None
+    return tuple(0 if n >= most else n for n, most in zip(size, shape, strict=True))
+
+
 def _said(value: Any) -> dict[str, Any]:
     """The settings of a tensor and, behind them, of its quantizer."""
     out: dict[str, Any] = {}
@@ -189,10 +203,10 @@ def unlike(
     found = []
     if number is not None and one.number is not None and number != one.number:
         found.append(f"{number}, the parameter's is {one.number}")
-    for name in _SETTINGS:
+    for name in (*_SETTINGS, "block"):
         a, b = settings.get(name), one.settings.get(name)
         # a quantizer is a recipe for the next weights; without one nothing is said
-        if name == "with_2d_quantization" and (a is None or b is None):
+        if name in ("with_2d_quantization", "block") and (a is None or b is None):
             continue
         a, b = (_DEFAULTS.get(name, False) if x is None else getattr(x, "value", x) for x in (a, b))
         if a != b:
@@ -356,11 +370,13 @@ def origins(tree: CheckpointTree | None, numbering: str | None) -> dict[str, Ori
 class TakenApart:
     """What becomes of the slots of quantized parameters: each component is a slot of its own.
 
+    `cuts` has of outputs the parts that lie here, for parameters that are DTensors.
     `left` are outputs that no slot takes. `derived` has what is to be derived when all is filled.
     `changed` are the parameters whose components are written.
     """
 
     slots: dict[str, Slot]
+    cuts: dict[str, Tensor]
     left: dict[str, None]
     derived: list[tuple[QuantizedTarget, frozenset[str]]]
     changed: list[Any]
@@ -390,7 +406,7 @@ def take_apart(
     components for them. Problems: M960 for another encoding, and for components that are missing;
     M402 for those that are left out. M955 if the dtype of one is not known.
     """
-    out = TakenApart({}, {}, [], [], [], [])
+    out = TakenApart({}, {}, {}, [], [], [], [])
     wanted = {key: one for key, slot in slots.items() if (one := held(slot.tensor)) is not None}
     if not wanted:
         out.slots.update(slots)
@@ -401,6 +417,7 @@ def take_apart(
             offered.setdefault(prefix, {})[attribute] = key
     stored = origins(tree, numbering)
     other: list[str] = []
+    inside: list[str] = []
     short: list[str] = []
     lost: list[str] = []
     spared: list[str] = []
@@ -415,6 +432,12 @@ def take_apart(
             if source in stored
         ]  # fmt: skip
         why = _judge(one, given, found, unread, slot.plain)
+        if not why and is_dtensor(slot.tensor):
+            cut = _cut(slot.tensor, one, given, outputs, found[0].encoding, out.cuts)
+            if cut:
+                inside.append(f"{printable(slot.plain)}: {cut}")
+                out.left.update(dict.fromkeys(given.values()))
+                continue
         if why:
             other.append(f"{printable(slot.plain)}: {why}")
             out.left.update(dict.fromkeys(given.values()))
@@ -439,7 +462,7 @@ def take_apart(
             out.derived.append((one, frozenset(missing)))
         out.changed.append(slot.tensor)
     ask(unread)
-    _report(out, other, short, lost, allow)
+    _report(out, other, inside, short, lost, allow)
     if spared:
         out.notes.append(
             "components that the module's parameters do not have, left out: "
@@ -450,6 +473,39 @@ def take_apart(
             f"derived from the other usage: {plural(len(out.derived), 'quantized parameter')}"
         )
     return out
+
+
+def _cut(
+    target: Any,
+    one: QuantizedTarget,
+    given: Mapping[str, str],
+    outputs: Mapping[str, Tensor],
+    encoding: Encoding,
+    cuts: dict[str, Tensor],
+) -> str:
+    """Adds the parts of components that belong to the part of a DTensor that is here. Why they
+    cannot be told, empty if they can.
+    """
+    if one.value.is_meta:
+        return "its part is on the meta device, where no object can be made for it"
+    chunks = [] if any(p.is_partial() for p in target.placements) else (
+        target.__create_chunk_list__()
+    )  # fmt: skip
+    if len(chunks) != 1 or tuple(one.value.shape) != tuple(chunks[0].sizes):
+        return "its part in this process is not one box"
+    box = (tuple(chunks[0].offsets), tuple(chunks[0].sizes))
+    encoding = replace(encoding, shape=tuple(target.shape))
+    mine = [name for name in given if name in one.components]
+    if why := uncut(encoding, mine, box):
+        return f"its part in this process is not cut on a border: {why}"
+    for name in mine:
+        whole = outputs[given[name]]
+        try:
+            view = component_of(encoding, name, whole.view, whole.spec.dtype, box)
+        except (ValueError, TooManyPieces) as error:
+            return f"{name}: {error}"
+        cuts[given[name]] = type(whole)(Spec(whole.spec.dtype, view.shape), view, whole.sources)
+    return ""
 
 
 def _splits(key: str) -> Iterable[tuple[str, str]]:
@@ -480,6 +536,7 @@ def _judge(
             unread[plain] = encoding
             continue
         settings = dict(encoding.options or {})
+        settings["block"] = _block(encoding.block, encoding.shape)
         if why := unlike(one, encoding.format, encoding.number, settings):
             return listed(why)
     return ""
@@ -488,6 +545,7 @@ def _judge(
 def _report(
     out: TakenApart,
     other: list[str],
+    inside: list[str],
     short: list[str],
     lost: list[str],
     allow: frozenset[str],
@@ -499,6 +557,14 @@ def _report(
             f"another encoding than the module's in {plural(len(other), 'quantized parameter')}",
             notes=(*other[:8], *[f"and {len(other) - 8} more"] * (len(other) > 8)),
             help='dequantize by rules; with allow={"lossy"} the module quantizes the result itself',
+        )
+    if inside:
+        report.add(
+            "M946",
+            f"the parts that lie here of {plural(len(inside), 'quantized parameter')} are no parts "
+            "of the checkpoint's without loss",
+            notes=(*inside[:8], *[f"and {len(inside) - 8} more"] * (len(inside) > 8)),
+            help="shard the module so that parts end on borders of blocks, or dequantize by rules",
         )
     if short:
         report.add(

@@ -350,11 +350,12 @@ def _seen(kind: Kind, name: str, each: np.ndarray) -> np.ndarray:
     return each[0, :, 0] if name == "_amax_rowwise" else each[0]
 
 
-def piece(kind: str, box: Box, seed: int = 0, *, own: bool = False) -> Arrays:
+def piece(kind: str, box: Box, seed: int = 0, *, own: bool = False, zeros: bool = False) -> Arrays:
     """The components of a part of the tensor; `own`: with a grid that begins with the part, and
-    scales of its own, as a rank quantizes what it has.
+    scales of its own, as a rank quantizes what it has; `zeros`: filled up with zeros.
     """
     one, rng = KINDS[kind], np.random.default_rng([seed, *box[0], *box[-1]])
+    filling = None if zeros else rng
     grouped = one.cls == "GroupedTensor"
     (top, bottom), (left, right) = ((0, one.shape[1]) if grouped else box[0]), box[-1]
     members = slice(*box[0]) if grouped else slice(0, 1)
@@ -370,7 +371,7 @@ def piece(kind: str, box: Box, seed: int = 0, *, own: bool = False) -> Arrays:
         else:
             rows = _cut(part.rows, top, bottom)
             taken = made[members, rows, _cut(part.columns, left, right)]
-        each = np.stack([_stored(part, name, member, rng) for member in taken])
+        each = np.stack([_stored(part, name, member, filling) for member in taken])
         found[name] = _seen(one, name, each)
     return found
 
@@ -410,6 +411,8 @@ def _quantizer(kind: Kind, cls: str, number: Any) -> Any:
         "dtype": number,
         **others,
     }
+    if cls == "NVFP4Tensor":
+        fields["with_2d_quantization"] = not kind.options_of().get("_row_scaled_nvfp4")
     if cls == "Float8BlockwiseQTensor":
         fields["block_scaling_dim"] = 2 if kind.options_of()["_is_2D_scaled"] else 1
     module = classes.install_name(short)

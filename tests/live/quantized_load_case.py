@@ -1,0 +1,76 @@
+"""Cases for `ranks`: quantized parameters of which each rank has a part are loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import quantized_classes as classes
+import torch
+import torch.distributed as dist
+from quantized_ranks import KINDS, boxes, part_of, piece, spread, tensors
+
+import migrate
+from migrate.core.errors import MigrateError
+
+
+def module_of(rank: int, kinds: list[str], cut: str) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """A module with a parameter of each kind, whose parts hold other bytes, and these parts."""
+    module, local = torch.nn.Module(), {}
+    for kind in kinds:
+        found = part_of(kind, rank, dist.get_world_size(), cut)
+        assert found is not None
+        local[kind] = found[1]
+        for one in found[1].held().values():
+            one.copy_(torch.full(one.shape, 99.0).to(one.dtype))
+        made = spread(kind, rank, cut, found[1])
+        module.register_parameter(kind, torch.nn.Parameter(made, requires_grad=False))
+    return module, local
+
+
+def raw(one: torch.Tensor) -> torch.Tensor:
+    return one.contiguous().reshape(-1).view(torch.uint8)
+
+
+def check(rank: int, kinds: list[str], cut: str, local: dict[str, Any]) -> None:
+    """The parts hold what the whole tensor has there, filled up with zeros."""
+    for kind in kinds:
+        box = boxes(KINDS[kind], dist.get_world_size(), cut)[rank]
+        due = tensors(kind, piece(kind, box, zeros=True))
+        held = local[kind].held()
+        assert held.keys() == due.keys(), kind
+        for name, one in due.items():
+            assert held[name].shape == one.shape, (kind, name)
+            assert torch.equal(raw(held[name]), raw(one)), (kind, name)
+
+
+def loads(rank: int, source: str, kinds: str, cut: str) -> None:
+    """`migrate.load` fills the parts that are here; the parameters stay the objects they are."""
+    names = json.loads(kinds)
+    with classes.installed():
+        module, local = module_of(rank, names, cut)
+        before = {name: getattr(module, name) for name in names}
+        places = {k: {n: id(t) for n, t in v.held().items()} for k, v in local.items()}
+        migrate.load(module, source, at="model", strict=False)
+        assert all(getattr(module, name) is one for name, one in before.items())
+        assert places == {k: {n: id(t) for n, t in v.held().items()} for k, v in local.items()}
+        check(rank, names, cut, local)
+
+
+def refuses(rank: int, source: str) -> None:
+    """Parts that end inside of a block are refused by name, and nothing is written."""
+    # torch keeps the boxes of a shape for all placements along an axis
+    KINDS["odd"] = dataclasses.replace(KINDS["te-block-2d"], shape=(1000, 300))
+    with classes.installed():
+        module, local = module_of(rank, ["odd"], "inside")
+        held = local["odd"].held()
+        before = {name: raw(one).clone() for name, one in held.items()}
+        try:
+            migrate.load(module, source, at="model")
+        except MigrateError as error:
+            found = {d.code: d.render() for d in error.diagnostics}
+            assert "odd: its part in this process is not cut on a border" in found["M946"]
+        else:
+            raise AssertionError("it was loaded")
+        assert all(torch.equal(raw(one), before[name]) for name, one in held.items())
