@@ -38,6 +38,7 @@ FORMATS = {
     "awq": "^awq", "int-pack": r"ct[_-]w\d+a16|kimi|ct-mixed-int",
     "int8": r"(?<!bnb[_-])int8|ct-w8a8|ct-mixed-int", "int4-rows": "modelopt_int4",
     "bnb-4bit": "^bnb[_-](nf4|fp4)", "sparse-24": "sparse24", "sparse-bitmask": "ct-bitmask",
+    "marlin-24": "marlin24",
 }  # fmt: skip
 
 # what one becomes without numbers where its scales permit it, which most files' do

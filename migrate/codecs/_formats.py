@@ -4,7 +4,7 @@ forms that a codec does not have yet.
 They are here so that `inspect` names these formats and no plan strands one of their parts. A new
 codec takes its entry into its own file, and this table shrinks until it is gone.
 
-Evidence: what ModelOpt 0.47, torchao 0.18 and compressed-tensors 0.20 write, and 0.8 wrote.
+Evidence: what ModelOpt 0.47 and torchao 0.18 write.
 """
 
 from __future__ import annotations
@@ -49,22 +49,8 @@ _TINYGEMM = tuple(
         ("packed_weight", ""),
     )
 )
-_OF_COMPRESSED_TENSORS: tuple[tuple[str, dict[str, str]], ...] = (
-    (
-        "marlin-24",
-        {
-            "weight": "{w}.weight_packed int32",
-            "scale": "{w}.scale_packed wide",
-            "meta": "{w}.meta",
-        },
-    ),
-)
 # formats that no codec decodes, and why
 UNDECODABLE = {
-    "marlin-24": (
-        "two of four weights are left out, and codes and scales lie as the kernel of one device "
-        "wants them"
-    ),
     "tinygemm": (
         "codes lie as the kernel of one device wants them, and kernels compute their numbers in "
         "bfloat16, each in its own order, so that no formula gives them to the bit"
@@ -74,5 +60,4 @@ UNDECODABLE = {
 FORMATS: tuple[tuple[str, Convention], ...] = (
     *(("nvfp4", convention) for convention in _STACKED_NVFP4),
     *(("tinygemm", convention) for convention in _TINYGEMM),
-    *((name, Convention("compressed-tensors", parts)) for name, parts in _OF_COMPRESSED_TENSORS),
 )

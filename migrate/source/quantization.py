@@ -345,8 +345,8 @@ def _weights(args: _Object, form: str | None) -> Scheme | None:
             name = "mxfp4" if group == 32 or (form or "").startswith("mxfp4") else "nvfp4"
     else:
         symmetric_of = symmetric
-        packed = form in ("pack-quantized", "marlin-24") or (form is None and bits < 8)
-        name = "int-pack" if packed else "int8"
+        packed = form == "pack-quantized" or (form is None and bits < 8)
+        name = "marlin-24" if form == "marlin-24" else "int-pack" if packed else "int8"
     return Scheme(
         name,
         bits,

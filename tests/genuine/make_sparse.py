@@ -54,6 +54,16 @@ def prune(model: Any, prunes: Callable[[torch.Tensor], torch.Tensor]) -> None:
             module.weight.data = prunes(weight)
 
 
+def calibrate(model: Any) -> None:
+    """Sets the scales of rows."""
+    for module in model.modules():
+        if (scheme := getattr(module, "quantization_scheme", None)) is not None:
+            weight = module.weight.data
+            low, high = weight.amin(1, keepdim=True), weight.amax(1, keepdim=True)
+            scale, _ = calculate_qparams(low, high, scheme.weights)
+            module.weight_scale.data = scale.to(module.weight_scale.dtype)
+
+
 def sparse(
     folder: Path,
     groups: Mapping[str, Any] = {},
@@ -72,12 +82,7 @@ def sparse(
     if groups:
         quantized = QuantizationConfig(config_groups=dict(groups), ignore=["lm_head"], format=form)
         apply_quantization_config(model, quantized)
-        for module in model.modules():
-            if (scheme := getattr(module, "quantization_scheme", None)) is not None:
-                weight = module.weight.data
-                low, high = weight.amin(1, keepdim=True), weight.amax(1, keepdim=True)
-                scale, _ = calculate_qparams(low, high, scheme.weights)
-                module.weight_scale.data = scale.to(module.weight_scale.dtype)
+        calibrate(model)
     compressor = ModelCompressor(
         sparsity_config=(config or Sparse24BitMaskConfig)(**said), quantization_config=quantized
     )
@@ -128,8 +133,44 @@ def _(folder: Path) -> Tensors:
     return dict(compressor.sparsity_compressor.decompress(str(folder)))
 
 
+@maker("ct-marlin24", "transformers", "compressed-tensors")
+def _(folder: Path) -> Tensors:
+    """Attention in four bits and the MLP in eight. It writes this and does not read it: the numbers
+    are those of its `quantize` and `dequantize`, rounded once.
+    """
+    from compressed_tensors.quantization import dequantize, quantize
+
+    model = llama(**{**SMALL, "intermediate_size": 64, "head_dim": 64})
+    prune(model, pruned)
+    save(model, folder)
+    groups = {
+        f"group_{bits}": {
+            "targets": [f"re:.*{part}.*_proj$"],
+            "weights": {"num_bits": bits, "type": "int", "strategy": "channel"},
+        }
+        for bits, part in ((4, "self_attn"), (8, "mlp"))
+    }
+    quantized = QuantizationConfig(config_groups=groups, ignore=["lm_head"], format="marlin-24")
+    apply_quantization_config(model, quantized)
+    calibrate(model)
+    state = dict(model.state_dict())
+    decoded = {key: tensor for key, tensor in state.items() if ".weight_" not in key}
+    for name, module in model.named_modules():
+        if (scheme := getattr(module, "quantization_scheme", None)) is not None:
+            weight, scale = module.weight.data.half(), module.weight_scale.data.half()
+            said = {"zero_point": torch.zeros_like(scale), "args": scheme.weights}
+            # integers have no -0
+            codes = quantize(x=weight, scale=scale, **said).to(torch.int8)
+            exact = dequantize(x_q=codes.float(), scale=scale.float(), **said)
+            decoded[f"{name}.weight"] = exact.to(torch.bfloat16)
+    compressor = ModelCompressor(quantization_config=quantized)
+    rewrite(folder, compressor.compress(model, state))
+    compressor.update_config(folder)
+    return decoded
+
+
 if __name__ == "__main__":
-    made = [n for n in MAKERS if n.startswith(("ct-sparse24", "ct-bitmask"))]
+    made = [n for n in MAKERS if n.startswith(("ct-sparse24", "ct-bitmask", "ct-marlin24"))]
     old = version("compressed-tensors") == OLD
     for name in sys.argv[1:] or [n for n in made if (n == "ct-bitmask-all") == old]:
         make(name, FOLDER)

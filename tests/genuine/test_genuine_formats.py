@@ -32,6 +32,10 @@ FORMATS = {
     "ct-bitmask-int8": [(7, "sparse-bitmask", "compressed-tensors", {})],
     "ct-bitmask-all": [(12, "sparse-bitmask", "compressed-tensors", {})],
     "ct-mxfp8": [(7, "mxfp8", "compressed-tensors, ModelOpt", {})],
+    "ct-marlin24": [
+        (3, "marlin-24", "compressed-tensors", {"bits": 8}),
+        (4, "marlin-24", "compressed-tensors", {"bits": 4}),
+    ],
     "ct-mixed": [
         (8, "fp8", "compressed-tensors", {"granularity": "channel"}),
         (1, "mxfp8", "compressed-tensors, ModelOpt", {}),

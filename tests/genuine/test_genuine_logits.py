@@ -52,6 +52,7 @@ WORDS = {
 LOADED = {
     "ct-mixed": ["compressed-tensors@bf16"],
     "ct-mixed-int": ["compressed-tensors@bf16"],
+    "ct-marlin24": ["compressed-tensors@bf16"],
     "ct-sparse24": ["compressed-tensors@bf16"],
     "ct-sparse24-fp8": ["compressed-tensors@bf16"],
     "ct-sparse24-int8": ["compressed-tensors@bf16"],

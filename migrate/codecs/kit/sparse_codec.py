@@ -1,5 +1,5 @@
-"""A codec of numbers, or of codes, of which only some are stored, and a mask of bits that says
-which; all others are 0.
+"""A codec of numbers, or of codes, of which only some are stored, and a part that says which; all
+others are 0.
 
 Codes have a scale for each row or for all. What a codec adds is where kept elements go.
 """
@@ -23,7 +23,7 @@ CODES = {"float8_e4m3fn": floats("float8_e4m3fn"), "int8": signed(8)}
 
 
 class SparseCodec(Codec):
-    """A codec with the parts `mask`, `weight`, `shape` and maybe `scale`; decoded only."""
+    """A codec of kept elements (`weight`), maybe with a `scale`; decoded only."""
 
     optional: ClassVar[tuple[str, ...]] = ("scale",)
     unused = ACTIVATION_SCALES
@@ -37,12 +37,22 @@ class SparseCodec(Codec):
         raise NotImplementedError
 
     def kept(self, args: Any, specs: Mapping[str, Spec], box: Box) -> Mapping[str, Box]:
-        """The boxes of the mask and the weight that a box of the numbers comes from."""
+        """The boxes of parts that a box of the numbers comes from, of those that are read for it;
+        the scale may be left to its layout.
+        """
         raise NotImplementedError
 
     def spread(self, args: Any, arrays: Mapping[str, Any], box: Box) -> Any:
         """The elements of a box: kept ones, and 0."""
         raise NotImplementedError
+
+    def entries(self, args: Any, specs: Mapping[str, Spec], scale: Any, box: Box) -> Any:
+        """The entries of the scale that a box of the numbers has, as the layout wants them."""
+        return scale
+
+    def entries_plainly(self, args: Any, specs: Mapping[str, Spec], scale: Any) -> Any:
+        """All entries of the scale, as the layout wants them, in numpy, written a second time."""
+        return scale
 
     def spread_plainly(self, args: Any, arrays: Mapping[str, Any]) -> Any:
         """`spread` of whole parts in numpy, written a second time."""
@@ -52,7 +62,7 @@ class SparseCodec(Codec):
         there = self.by_role(specs)
         dense = self.dense(args, there)
         if "scale" in there:
-            return decoded(*self._scaled(args, there), dtype)
+            return decoded(*self.scaled(args, there), dtype)
         if dense.dtype not in FLOATS or dense.dtype != dtype:
             wanted = "a scale" if dense.dtype in CODES else f"`dtype: {dense.dtype}`"
             raise OpError("M303", f"{self.name}: the weight is {dense.dtype}, which needs {wanted}")
@@ -61,8 +71,8 @@ class SparseCodec(Codec):
     def decode_needs(self, args: Any, specs: Sequence[Any], box: Box) -> Sequence[Box | None]:
         there = self.by_role(specs)
         needed = dict(self.kept(args, there, box))
-        if "scale" in there:
-            needed["scale"] = geometry(*self._scaled(args, there)).needs(box)["scale"]
+        if "scale" in there and "scale" not in needed:
+            needed["scale"] = geometry(*self.scaled(args, there)).needs(box)["scale"]
         # of a part that says something while planning nothing is read any more
         return [
             None if spec is None else needed.get(role, ((0, 0),) * len(spec.shape))
@@ -86,8 +96,9 @@ class SparseCodec(Codec):
         if "scale" not in there:
             out[...] = dense
             return
-        layout, codes = self._scaled(args, there)
-        decode(layout, codes, {**held, "weight": dense}, dtype, box, out, meter)
+        layout, codes = self.scaled(args, there)
+        entries = self.entries(args, there, held["scale"], box)
+        decode(layout, codes, {"weight": dense, "scale": entries}, dtype, box, out, meter)
 
     def exact(self, args: Any, specs: Sequence[Any], dtype: str) -> bool:
         return "scale" not in self.by_role(specs)
@@ -99,14 +110,15 @@ class SparseCodec(Codec):
         dense = self.spread_plainly(args, held)
         if "scale" not in there:
             return dense
-        layout, codes = self._scaled(args, there)
-        return reference(layout, codes, {**held, "weight": dense}, dtype)
+        layout, codes = self.scaled(args, there)
+        entries = self.entries_plainly(args, there, held["scale"])
+        return reference(layout, codes, {"weight": dense, "scale": entries}, dtype)
 
     def by_role(self, items: Sequence[Any]) -> dict[str, Any]:
         """role -> what there is of each part."""
         return {r: i for r, i in zip(self.parts, items, strict=True) if i is not None}
 
-    def _scaled(self, args: Any, specs: Mapping[str, Spec]) -> tuple[NumberLayout, dict[str, Spec]]:
+    def scaled(self, args: Any, specs: Mapping[str, Spec]) -> tuple[NumberLayout, dict[str, Spec]]:
         """The layout of the codes with those that are left out, and its parts."""
         dense, scale = self.dense(args, specs), specs["scale"]
         if dense.dtype not in CODES:
