@@ -26,7 +26,8 @@ class Ranks:
 
     def __init__(self, world: int, folder: Path) -> None:
         folders = (HERE.parent, HERE, *(HERE / name for name in NAMES))
-        paths = os.pathsep.join(map(str, folders))
+        given = os.environ.get("PYTHONPATH")
+        paths = os.pathsep.join([*map(str, folders), *([given] if given else [])])
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(HERE / "ranks.py"), str(world), str(folder)]
         self.child = subprocess.Popen(

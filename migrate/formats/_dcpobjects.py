@@ -25,6 +25,7 @@ from ..core.spec import spec as make_spec
 from ..core.view import TooManyPieces, View
 from ..source.blobs import ChunkedTensor, Stored, StoredTensor
 from ..source.component_grids import (
+    ALL,
     ComponentGrid,
     ComponentLayout,
     misplaced,
@@ -199,9 +200,14 @@ def _starts(
     out = []
     for starts, _ in boxes:
         *leading, row, column = starts
-        row, column = row // grid.rows, column // grid.columns
+        row, column = _nth(row, grid.rows), _nth(column, grid.columns)
         out.append((column, *leading, row) if grid.turned else (*leading, row, column))
     return out
+
+
+def _nth(at: int, step: int) -> int:
+    """In which of the elements for `step` rows or columns the one at `at` has its part."""
+    return 0 if step == ALL else at // step
 
 
 def _matrix(

@@ -32,7 +32,8 @@ class ComponentGrid(NamedTuple):
 
     As it is stored: with the columns first if `turned`, each axis filled up to a multiple of
     `tile`, and if `swizzled`, in the order of `TILE`; "turned" where the order is that of the
-    transposed array. It has two dimensions, or those of the tensor if `deep`, or one if `line`.
+    transposed array. It has two dimensions, or those of the tensor if `deep`, or one if `line`; if
+    `folded`, a quarter of the rows that it has in tiles, and four times the columns.
     """
 
     rows: int = 1
@@ -42,6 +43,7 @@ class ComponentGrid(NamedTuple):
     swizzled: str = ""
     deep: bool = False
     line: bool = False
+    folded: bool = False
 
     @property
     def shared(self) -> bool:
@@ -64,6 +66,12 @@ class ComponentGrid(NamedTuple):
             return (wide, *leading) if self.turned else (*leading, wide)
         if self.line:
             return (high * wide,)
+        first, second = self.filled_shape(shape)
+        return (first // 4, second * 4) if self.folded else (first, second)
+
+    def filled_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Rows and columns as they lie, with what fills them up."""
+        high, wide = self.size(shape)
         first, second = (wide, high) if self.turned else (high, wide)
         return _up(first, self.tile[0]), _up(second, self.tile[1])
 
@@ -115,8 +123,8 @@ def padded(grid: ComponentGrid, v: View, shape: tuple[int, ...]) -> View:
     stored = grid.stored_shape(shape)
     if grid.deep or grid.line:
         return views.reshape(v, stored)
-    for axis in (0, 1):
-        v = views.pad(v, axis, 0, stored[axis] - v.shape[axis], 0)
+    for axis, size in enumerate(grid.filled_shape(shape)):
+        v = views.pad(v, axis, 0, size - v.shape[axis], 0)
     if grid.swizzled:
         v = _swizzled(v, grid.swizzled == "turned")
     return views.reshape(v, stored)
@@ -133,6 +141,8 @@ def _flat(grid: ComponentGrid, stored: tuple[int, ...], shape: tuple[int, ...]) 
         if prod(stored) != high * wide:
             raise ValueError(f"a component of shape {list(stored)}")
         return (wide, high) if grid.turned else (high, wide)
+    if grid.folded and len(stored) == 2 and stored[1] % 4 == 0:
+        stored = (stored[0] * 4, stored[1] // 4)
     if len(stored) != 2 or (grid.swizzled and not _fits(stored, grid.swizzled == "turned")):
         raise ValueError(f"a component of shape {list(stored)}")
     return stored[0], stored[1]

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from . import _grids_te
+from . import _grids_ao, _grids_te
 from .component_grids import ComponentLayout
 from .pickle.tree import Encoding
 
-LAYOUTS: Mapping[str, Callable[[Encoding], ComponentLayout]] = {**_grids_te.LAYOUTS}
+LAYOUTS: Mapping[str, Callable[[Encoding], ComponentLayout]] = {
+    **_grids_te.LAYOUTS,
+    **_grids_ao.LAYOUTS,
+}
 
 
 def layout_of(encoding: Encoding) -> ComponentLayout | None:

@@ -46,6 +46,8 @@ class Part:
     turned: bool = False
     padded: tuple[int, int] = (1, 1)
     swizzled: bool = False
+    # a quarter of the rows, and four times the columns
+    folded: bool = False
     shape: tuple[int, ...] | None = None
     # for so many rows the elements are equal
     repeated: int = 1
@@ -226,6 +228,18 @@ KINDS: dict[str, Kind] = {
         (11, 160),
         across=16,
     ),
+    "ao-nvfp4-swizzled": Kind(
+        "torchao.NVFP4Tensor",
+        {
+            "qdata": Part(BYTE, 1, 2),
+            "scale": Part(_FP8, 1, 16, padded=(128, 4), swizzled=True, folded=True),
+            "per_tensor_scale": Part(F32, shape=()),
+        },
+        1,
+        (131, 160),
+        across=16,
+        options={"is_swizzled_scales": True},
+    ),
     "ao-int8": Kind(
         "torchao.Int8Tensor",
         {"qdata": Part("int8"), "scale": Part(F32, 1, None), "zero_point": Part("int8", 1, None)},
@@ -309,7 +323,8 @@ def _stored(
     shape = (*full, size)
     out = np.zeros(shape, np.uint8) if rng is None else rng.integers(1, 256, shape, dtype=np.uint8)
     out[:rows, :columns] = laid
-    return _swizzle(out, "column" in name) if part.swizzled else out
+    out = _swizzle(out, "column" in name) if part.swizzled else out
+    return out.reshape(full[0] // 4, full[1] * 4, size) if part.folded else out
 
 
 @functools.cache
@@ -392,7 +407,7 @@ def tensors(kind: str, held: Arrays) -> dict[str, torch.Tensor]:
 
 _QUANTIZERS = {
     "MXFP8Tensor": ("mxfp8_tensor", {"with_2d_quantization": False}),
-    "NVFP4Tensor": ("nvfp4_tensor", {"with_2d_quantization": True}),
+    "NVFP4Tensor": ("nvfp4_tensor", {}),
     "Float8BlockwiseQTensor": (
         "float8_blockwise_tensor",
         {"block_len": 128, "force_pow_2_scales": False, "amax_epsilon": 0.0},
@@ -435,11 +450,9 @@ def wrapped(
     fields |= cls.spelling(one.release)
     if one.cls != "Float8Tensor":
         fields["_quantizer"] = _quantizer(one, one.cls, number)
-    if one.cls != "Float8BlockwiseQTensor":
-        fields["_with_gemm_swizzled_scales"] = (
-            "_rowwise_scale_inv" in one.parts and one.parts["_rowwise_scale_inv"].swizzled
-        )
-    else:
+    if one.cls in ("MXFP8Tensor", "NVFP4Tensor"):
+        fields["_with_gemm_swizzled_scales"] = one.parts["_rowwise_scale_inv"].swizzled
+    if one.cls == "Float8BlockwiseQTensor":
         fields["_data_format"] = None
     if one.cls == "NVFP4Tensor":
         fields |= {"_row_scaled_nvfp4": False, "_nvfp4_use_4over6": False, "_nvfp4_e4m3_max": 448}
@@ -613,3 +626,24 @@ def saves(rank: int, folder: str, kinds: list[str], way: str = "save", cut: str 
             assert found is not None, f"rank {rank} has nothing of {kind}"
             model[kind] = spread(kind, rank, cut, found[1])
         write({"model": model, "step": 3}, folder, way)
+
+
+def saves_wrong(rank: int, folder: str, kinds: list[str], fault: str) -> None:
+    """Tensors whose parts make no whole one, because of what the last rank has: `inside` of a
+    block, what all share is not the same (`shared`), a plain tensor (`dense`).
+    """
+    world = dist.get_world_size()
+    cut = "inside" if fault == "inside" else "rows"
+    with classes.installed():
+        model: dict[str, Any] = {}
+        for kind in kinds:
+            found = part_of(kind, rank, world, cut)
+            assert found is not None
+            local: torch.Tensor = found[1]
+            if rank == world - 1 and fault == "shared":
+                name = next(n for n, part in KINDS[kind].parts.items() if part.shape is not None)
+                found[1].held()[name].mul_(2)
+            elif rank == world - 1 and fault == "dense":
+                local = torch.ones(local.shape, dtype=local.dtype)
+            model[kind] = spread(kind, rank, cut, local)
+        write({"model": model}, folder, "save")

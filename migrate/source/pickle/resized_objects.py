@@ -71,11 +71,11 @@ def _of_wrapper(
     if is_global(cls, *GROUPED):
         said = _of_group(state, members, shape, dict(parts))
     elif type(state.get("block_size")) in (list, tuple):
-        # blocks that were as large as the tensor are so again
+        # a block that was the whole tensor is so again; one that is as high as a shard by chance
+        # has other blocks beside it
         block = state.get("block_size")
-        if len(block) == len(was):
-            new = (n if b == a else b for a, b, n in zip(was, block, shape, strict=True))
-            said["block_size"] = type(block)(new)
+        if tuple(block) == was:
+            said["block_size"] = type(block)(shape)
     pairs = [(key, said.get(key, part)) for key, part in state.pairs]
     return Call(node.how, node.function, (function, cls, arguments, Dict(pairs)))
 

@@ -1,0 +1,138 @@
+"""Quantized tensors that ranks of torch.distributed saved, each its part: what they are as one, in
+safetensors and as objects again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import quantized_classes as classes
+import torch
+from quantized_ranks import KINDS, Arrays, boxes, piece, tensors, whole, wrapped
+from quantized_shards import save_shards
+from ranks import Ranks
+from safetensors.torch import load_file
+from test_quantized_ranks import of_object, raw
+
+import migrate
+from migrate.core.errors import CheckpointError
+
+Start = Callable[[int], Ranks]
+KEYS = list(KINDS)
+
+
+def components(kind: str, world: int) -> Arrays:
+    """What the tensor has as a whole. What one rank saved is carried as it is, padding included."""
+    return whole(kind) if world > 1 else piece(kind, boxes(KINDS[kind], 1)[0])
+
+
+def has_components(out: Path, kinds: list[str], world: int) -> None:
+    """Asserts that a file of safetensors has the components of these tensors and no others."""
+    found = load_file(out)
+    wanted = {
+        f"{kind}.{name}": one
+        for kind in kinds
+        for name, one in tensors(kind, components(kind, world)).items()
+    }
+    wanted["norm"] = torch.arange(5.0)
+    assert found.keys() == wanted.keys()
+    for key, one in wanted.items():
+        assert (found[key].dtype, found[key].shape) == (one.dtype, one.shape), key
+        assert raw(found[key]) == raw(one), key
+
+
+def fields(held: classes.Wrapper) -> dict[str, Any]:
+    """What an object holds beside tensors, but for how it is spelled."""
+    found = held.__tensor_flatten__()[1]
+    return {key: one for key, one in found.items() if key not in ("_by_method", "_count")}
+
+
+def has_objects(out: Path, kinds: list[str], world: int) -> None:
+    """Asserts that stock torch loads the tensors from a `.pt` file as the objects that they are."""
+    with classes.installed():
+        model = torch.load(out, weights_only=True)["model"]
+        for kind in kinds:
+            wanted = components(kind, world)
+            due, held = wrapped(kind, KINDS[kind].shape, wanted), model[kind]
+            assert (type(held), held.shape, held.dtype) == (type(due), due.shape, due.dtype), kind
+            assert fields(held) == fields(due), kind
+            assert of_object(kind, held) == {key: one.tobytes() for key, one in wanted.items()}
+
+
+@pytest.mark.parametrize(
+    ("world", "cut"),
+    [
+        (2, "rows"),
+        *(pytest.param(n, "rows", marks=pytest.mark.ranks) for n in (1, 3, 4)),
+        pytest.param(2, "columns", marks=pytest.mark.ranks),
+    ],
+)
+def test_parts_of_ranks_are_one_tensor(world: int, cut: str, ranks: Start, tmp_path: Path) -> None:
+    kinds = [name for name, kind in KINDS.items() if cut == "rows" or kind.across]
+    ranks(world).run("quantized_ranks", "saves", str(tmp_path / "in"), kinds, "save", cut)
+    migrate.apply(tmp_path / "in", tmp_path / "out.safetensors")
+    has_components(tmp_path / "out.safetensors", kinds, world)
+    migrate.apply(tmp_path / "in", tmp_path / "out.pt")
+    has_objects(tmp_path / "out.pt", kinds, world)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("way", ["blocking", "thread", "process"])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_parts_that_were_saved_beside_the_training_are_the_same(
+    world: int, way: str, ranks: Start, tmp_path: Path
+) -> None:
+    ranks(world).run("quantized_ranks", "saves", str(tmp_path / "in"), KEYS, way)
+    migrate.apply(tmp_path / "in", tmp_path / "out.safetensors")
+    has_components(tmp_path / "out.safetensors", KEYS, world)
+
+
+def test_blocks_as_high_as_a_shard_are_blocks_of_the_whole(tmp_path: Path) -> None:
+    kind = KINDS["ao-float8-block"]
+    rows, columns = kind.shape
+    cut = [((at, at + 128), (0, columns)) for at in range(0, rows, 128)]
+    with classes.installed():
+        held = [
+            wrapped("ao-float8-block", (128, columns), piece("ao-float8-block", box)) for box in cut
+        ]
+        at = [((start, 0), (128, columns)) for (start, _), _ in cut]
+        save_shards(tmp_path / "in", kind.shape, at, {"model.ao-float8-block": held})
+    migrate.apply(tmp_path / "in", tmp_path / "out.pt")
+    with classes.installed():
+        found = torch.load(tmp_path / "out.pt", weights_only=True)["model.ao-float8-block"]
+    assert found.block_size == [128, 128]
+    assert (
+        of_object("ao-float8-block", found)["scale"] == whole("ao-float8-block")["scale"].tobytes()
+    )
+
+
+WRONG = {
+    "inside": ("te-mxfp8", "te-block-2d", "te-block-1d", "te-nvfp4-2d", "ao-float8-block"),
+    "shared": ("te-float8", "te-nvfp4-2d", "ao-float8-tensor", "ao-nvfp4"),
+    "dense": ("te-mxfp8", "te-grouped", "ao-mx"),
+}
+SAID = {"inside": "inside a block of", "shared": "` is ", "dense": "is a plain tensor"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.parametrize("world", [2, 3])
+def test_parts_that_make_no_whole_tensor_are_named(
+    world: int, fault: str, ranks: Start, tmp_path: Path
+) -> None:
+    kinds = list(WRONG[fault])
+    ranks(world).run("quantized_ranks", "saves_wrong", str(tmp_path / "in"), kinds, fault)
+    with pytest.raises(CheckpointError) as caught:
+        migrate.apply(tmp_path / "in", tmp_path / "out.safetensors")
+    found = {d.message.partition(":")[0]: d for d in caught.value.diagnostics}
+    assert found.keys() == {f"model.{kind}" for kind in kinds}
+    assert {d.code for d in found.values()} == {"M946"}
+    for kind in kinds:
+        said = found[f"model.{kind}"].message
+        assert SAID[fault] in said, said
+        # the rank that is alone with what it has
+        assert f"rank {0 if fault == 'inside' else world - 1}" in said, said
+    assert not (tmp_path / "out.safetensors").exists()
