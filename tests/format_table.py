@@ -36,7 +36,7 @@ FORMATS = {
     "fp8": r"(?<!mx)fp8(?![_-]block)|float8", "fp8-block": r"fp8[_-]block|deepseek-v4",
     "mxfp8": "mxfp8", "mxfp4": "mxfp4|fp4_ue8m0|gpt-oss|deepseek-v4", "nvfp4": "nvfp4",
     "awq": "^awq", "int-pack": r"ct[_-]w\d+a16|kimi|ct-mixed-int",
-    "int8": r"(?<!bnb[_-])int8|ct-w8a8|ct-mixed-int", "int4-rows": "modelopt_int4",
+    "int8": r"(?<!bnb[_-])int8|torchao-intx|ct-w8a8|ct-mixed-int", "int4-rows": "modelopt_int4",
     "bnb-4bit": "^bnb[_-](nf4|fp4)", "sparse-24": "sparse24", "sparse-bitmask": "ct-bitmask",
     "marlin-24": "marlin24",
 }  # fmt: skip

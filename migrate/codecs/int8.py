@@ -1,7 +1,5 @@
-"""`int8`: whole numbers of eight bits with a scale for the tensor, for each row or each group of a
-row, as compressed-tensors, ModelOpt and torchao store them.
-
-A number is (code - zero) * scale; most have no zero.
+"""`int8`: whole numbers of eight bits with a scale for the tensor, each row or each group of a row,
+(code - zero) * scale, as compressed-tensors, ModelOpt and torchao store them; most have no zero.
 """
 
 from __future__ import annotations
@@ -19,20 +17,22 @@ from .kit.layout import FLOATS, Grid, NumberLayout, plain, signed, times
 from .kit.scale_rules import ScaleRule
 
 CT, MODELOPT, TORCHAO = "compressed-tensors", "modelopt", "torchao"
+_OF = ("[*, N, 1]", "[*, N, K/group]")
+# what an object of torchao has beside codes, scales and zeros, in the order of its attributes
+_BESIDE = {
+    "pre_quant_scale": "pre_scale", "input_scale": "quant_scale",
+    "input_zero_point": "quant_zero_point",
+}  # fmt: skip
 # producer, its names, what travels with them, and scales of a tensor, of each row and of groups
 _NAMES: tuple[tuple[Any, ...], ...] = (
-    (CT, "{w}.weight", "{w}.weight_scale", ACTIVATIONS, "[*, 1]", "[*, N, 1]", "[*, N, K/group]"),
-    ("ModelOpt", "{w}.weight", "{w}.weight_scale", ACTIVATIONS, "", "[*, N]", ""),
+    (CT, "{w}.weight", "{w}.weight_scale", "{w}.weight_zero_point", ACTIVATIONS, "[*, 1]", *_OF),
+    ("ModelOpt", "{w}.weight", "{w}.weight_scale", "", ACTIVATIONS, "", "[*, N]", ""),
     *(
-        (TORCHAO, f"{{w}}.{at}qdata", f"{{w}}.{at}scale", {}, "", "[*, N, 1] | [*, N]", "")
-        for at in ("_weight_", "")
+        (TORCHAO, f"{at}qdata", f"{at}scale", f"{at}zero_point",
+         {role: f"{at}act_{name}" for role, name in _BESIDE.items()}, "[1, 1]", *_OF)
+        for at in ("{w}._weight_", "{w}.")
     ),
-)
-
-
-def _rows(arguments: Mapping[str, Any]) -> bool:
-    """Whether a scale of each row is not that of the tensor."""
-    return bool(arguments["N"] > 1)
+)  # fmt: skip
 
 
 def _groups(arguments: Mapping[str, Any]) -> bool:
@@ -41,7 +41,8 @@ def _groups(arguments: Mapping[str, Any]) -> bool:
     return group is not None and group < columns and columns % group == 0
 
 
-ACCEPTS = {"tensor": None, "channel": _rows, "group": _groups}
+# a scale of each row is not that of the tensor
+ACCEPTS = {"tensor": None, "channel": lambda sizes: bool(sizes["N"] > 1), "group": _groups}
 
 
 class Int8(EncodingCodec):
@@ -55,16 +56,13 @@ class Int8(EncodingCodec):
     names = tuple(
         Convention(
             who,
-            {
-                "weight": f"{weight} int8 [*, N, K]",
-                "scale": f"{scale} wide {shape}",
-                **({"zero": f"{{w}}.weight_zero_point? int8 {shape}"} if who == CT else {}),
-            },
+            {"weight": f"{weight} int8 [*, N, K]", "scale": f"{scale} wide {shape}"}
+            | ({"zero": f"{zero}? int8 {shape}"} if zero else {}),
             beside=beside,
             arguments={"granularity": of} if of != "group" else {},
             accepts=ACCEPTS[of],
         )
-        for who, weight, scale, beside, *shapes in _NAMES
+        for who, weight, scale, zero, beside, *shapes in _NAMES
         for of, shape in zip(ACCEPTS, shapes, strict=True)
         if shape
     )
@@ -86,8 +84,8 @@ class Int8(EncodingCodec):
 
     def validate(self, args: Any, encoding: bool) -> None:
         super().validate(args, encoding)
-        if args.group and args.granularity:
-            raise OpError("M308", f"int8: `group` has a scale, not the {args.granularity}")
+        if args.group and (of := args.granularity):
+            raise OpError("M308", f"int8: `group` has a scale, not the {of}")
         if args.symmetric is False and {args.like, args.form or CT} != {CT}:
             raise OpError("M308", f"int8: codes with a zero are those of {CT}")
 

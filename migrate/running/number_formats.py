@@ -173,7 +173,8 @@ def _group(
     """
     if said is None or not readings:
         return _Group(readings, parts, said=scheme)
-    apart = [contradiction(module, scheme, _scheme(reading)) for reading in readings]
+    found = [_scheme(reading, parts, scheme) for reading in readings]
+    apart = [contradiction(module, scheme, one) for one in found]
     kept = [r for r, sentence in zip(readings, apart, strict=True) if sentence is None]
     if kept:
         return _Group(kept, parts, said=scheme)
@@ -181,7 +182,8 @@ def _group(
     certain = dict(readings[0].arguments)
     for reading in readings:
         certain = {k: v for k, v in certain.items() if reading.arguments.get(k) == v}
-    sentence = contradiction(module, scheme, _scheme(readings[0]._replace(arguments=certain)))
+    common = _scheme(readings[0]._replace(arguments=certain), parts, scheme)
+    sentence = contradiction(module, scheme, common)
     return _Group(readings, parts, said=scheme, contradiction=sentence or apart[0])
 
 
@@ -189,11 +191,11 @@ def _group(
 _GROUPS = {"mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
 
 
-def _scheme(reading: Reading) -> Scheme:
-    """What tensors tell, in the terms of configurations."""
+def _scheme(reading: Reading, parts: Mapping[str, Spec], said: Scheme | None) -> Scheme:
+    """What tensors tell, in the terms of configurations: `said` where both mean the same."""
     known = reading.arguments
     rows, columns = known.get("rows"), known.get("columns")
-    return Scheme(
+    found = Scheme(
         reading.format,
         bits=known.get("bits"),
         group=known.get("group", _GROUPS.get(reading.format)),
@@ -203,6 +205,12 @@ def _scheme(reading: Reading) -> Scheme:
         form=known.get("form"),
         place="tensors",
     )
+    if said is None or (found.granularity, said.granularity) != ("channel", "group"):
+        return found
+    # a row that is one group; only codes of a byte each have a granularity
+    codes = parts[next(iter(reading.endings.values()))]
+    whole = codes.shape[-1:] == (said.group,)
+    return found._replace(granularity="group", group=said.group) if whole else found
 
 
 def _parts(

@@ -541,6 +541,10 @@ _OF_TORCHAO: dict[str, tuple[str | None, int]] = {
     "float8dynamicactivationfloat8weightconfig": ("fp8", 8),
     "int8weightonlyconfig": ("int8", 8),
     "int8dynamicactivationint8weightconfig": ("int8", 8),
+    "int8staticactivationint8weightconfig": ("int8", 8),
+    # of up to 8 bits, each in a byte
+    "intxweightonlyconfig": ("int8", 8),
+    "int8dynamicactivationintxweightconfig": ("int8", 8),
     # how codes lie depends on the device that they were made for
     "int4weightonlyconfig": (None, 4),
     "float8dynamicactivationint4weightconfig": (None, 4),
@@ -548,6 +552,9 @@ _OF_TORCHAO: dict[str, tuple[str | None, int]] = {
     "nvfp4weightonlyconfig": ("nvfp4", 4),
     "nvfp4dynamicactivationnvfp4weightconfig": ("nvfp4", 4),
 }
+_GRANULARITIES = {
+    "perrow": "channel", "peraxis": "channel", "pertensor": "tensor", "pergroup": "group",
+}  # fmt: skip
 _BY_NAME = ("fqntoconfig", "modulefqntoconfig")
 _DEFAULT = "_default"
 
@@ -608,14 +615,16 @@ def _torchao_scheme(kind: _Object) -> Scheme:
     if name in ("mxfp8", "mxfp4", "nvfp4"):
         each = 16 if name == "nvfp4" else data.integer("block_size") or 32
         return Scheme(name, bits, each, None, "group", place=kind.place)
-    said = data.value.get("granularity")
+    said, form = data.value.get("granularity"), data.part("intx_packing_format").text("_data")
+    if form not in (None, "unpacked_to_int8"):
+        # words for the kernels of one processor
+        return Scheme(None, bits, place=kind.place)
+    said = data.value.get("weight_granularity", said)
     # of activations and of weights
     if isinstance(said, list) and len(said) == 2:
         said = said[1]
     of = _Object(said, f"{data.place}.granularity")
-    granularity = {"perrow": "channel", "pertensor": "tensor", "pergroup": "group"}.get(
-        of.text("_type") or ""
-    )
+    granularity = _GRANULARITIES.get(of.text("_type") or "")
     if of.text("_type") == "perblock":
         block = of.part("_data").sizes("block_size")
         return Scheme("fp8-block" if name == "fp8" else None, bits, None, block, "block",

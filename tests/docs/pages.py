@@ -296,6 +296,7 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "gptq": _gptq,
     "gguf": _gguf,
     "bnb": _bnb,
+    "torchao": _genuine("torchao-int8"),
     "training-checkpoint": _training,
     "dcp": _distributed,
     "te-1.13": _te,

@@ -645,10 +645,16 @@ def torchao(folder: Path, config: Any, **model: Any) -> Tensors:
     """Encodes while transformers loads, and decodes by the tensors' `dequantize`."""
     made = torchao_model(config, **model)
     save(made, folder)
-    return {
-        key: tensor.dequantize(torch.bfloat16) if type(tensor) is not torch.Tensor else tensor
-        for key, tensor in made.state_dict().items()
-    }
+    return {key: decoded_by_torchao(tensor) for key, tensor in made.state_dict().items()}
+
+
+def decoded_by_torchao(tensor: torch.Tensor) -> torch.Tensor:
+    """bfloat16, which all models here are in."""
+    if type(tensor) is torch.Tensor:
+        return tensor
+    # one class has no other dtype than its own
+    said = () if type(tensor).__name__.startswith("Intx") else (torch.bfloat16,)
+    return tensor.dequantize(*said)
 
 
 def torchao_by(name: str, config: Callable[[], Any], **model: Any) -> None:
@@ -657,10 +663,13 @@ def torchao_by(name: str, config: Callable[[], Any], **model: Any) -> None:
         return torchao(folder, config(), **model)
 
 
-def ao_float8(granularity: str) -> Any:
+def ao_weights(kind: str, granularity: str, *size: int) -> Any:
     import torchao.quantization as ao
 
-    return ao.Float8WeightOnlyConfig(granularity=getattr(ao, granularity)())
+    said = {"granularity": getattr(ao, granularity)(*size)}
+    if kind == "Intx":
+        said |= {"weight_dtype": torch.int4, "mapping_type": ao.MappingType.ASYMMETRIC}
+    return getattr(ao, f"{kind}WeightOnlyConfig")(**said)
 
 
 def ao_mx(dtype: str) -> Any:
@@ -676,8 +685,11 @@ def ao_nvfp4() -> Any:
     return NVFP4WeightOnlyConfig()
 
 
-torchao_by("torchao-fp8-row", lambda: ao_float8("PerRow"))
-torchao_by("torchao-fp8-tensor", lambda: ao_float8("PerTensor"))
+TINY = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 16, "vocab_size": 16}
+torchao_by("torchao-int8", lambda: ao_weights("Int8", "PerRow"), **TINY)
+torchao_by("torchao-intx", lambda: ao_weights("Intx", "PerGroup", 32), **TINY)
+torchao_by("torchao-fp8-row", lambda: ao_weights("Float8", "PerRow"))
+torchao_by("torchao-fp8-tensor", lambda: ao_weights("Float8", "PerTensor"))
 torchao_by("torchao-mxfp8", lambda: ao_mx("float8_e4m3fn"))
 torchao_by("torchao-mxfp4", lambda: ao_mx("float4_e2m1fn_x2"))
 torchao_by("torchao-nvfp4", ao_nvfp4)

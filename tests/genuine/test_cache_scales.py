@@ -24,6 +24,7 @@ DECODED = {
     "modelopt-mxfp8": "mxfp8@bf16",
     "kimi-k2": "kimi-k2@bf16",
     "torchao-fp8-row": "fp8@bf16",
+    "torchao-int8": "torchao@bf16",
     "awq-gemm": "awq@bf16",
     "gptq-sym": "gptq@fp16",
     "gpt-oss": "gpt-oss@bf16",

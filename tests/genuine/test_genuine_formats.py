@@ -90,6 +90,12 @@ FORMATS = {
     "gpt-oss": [(2, "mxfp4", "gpt-oss, transformers", {"form": "blocks"})],
     "torchao-fp8-row": [(7, "fp8", "torchao", {"granularity": "channel"})],
     "torchao-fp8-tensor": [(7, "fp8", "torchao", {"granularity": "tensor"})],
+    "torchao-int8": [(7, "int8", "torchao", {"granularity": "channel"})],
+    # of 64 columns, and of 32, which are one group
+    "torchao-intx": [
+        (1, "int8", "torchao", {"group": 32}),
+        (6, "int8", "torchao", {"granularity": "channel"}),
+    ],
     "torchao-mxfp8": [(7, "mxfp8", "torchao", {"swizzled": True})],
     "torchao-mxfp4": [(7, "mxfp4", "torchao", {"swizzled": True})],
     "torchao-nvfp4": [(7, "nvfp4", "torchao", {"swizzled": True})],
@@ -179,6 +185,10 @@ def test_the_formats_are_named(name: str) -> None:
             "a scale for each channel by its tensors, and fp8, 8 bits, a scale for each tensor by",
         ),
         (
+            "torchao-int8", '"PerRow"', '"PerTensor"',
+            "a scale for each channel by its tensors, and int8, 8 bits, a scale for each tensor by",
+        ),
+        (
             "torchao-mxfp4", '"float4_e2m1fn_x2"', '"float8_e4m3fn"',
             "groups of 32 by its tensors, and mxfp8, 8 bits, groups of 32 by config.json",
         ),
@@ -217,6 +227,7 @@ def test_what_is_decoded_and_what_stays_plain_are_all_matrices(name: str) -> Non
         ("mx", ("mxfp8", {})),
         ("nvfp4_two", ("nvfp4", {})),
         ("int8_dyn", ("int8", {"granularity": "channel"})),
+        ("intx", ("int8", {"group": 32})),
     ],
 )
 def test_objects_of_torchao_in_pickles_are_named(

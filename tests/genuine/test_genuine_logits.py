@@ -26,6 +26,7 @@ DECODED = {
     "deepseek-v4": ["deepseek-v4@bf16"],
     "torchao-fp8-row": ["fp8@bf16"],
     "torchao-fp8-tensor": ["fp8@bf16"],
+    "torchao-intx": ["torchao@bf16"],
     "ct-fp8-tensor": ["fp8@bf16"],
     "ct-fp8-channel": ["fp8@bf16"],
     "ct-fp8-block": ["fp8@bf16"],
@@ -50,6 +51,8 @@ WORDS = {
 }
 # what transformers cannot read: of a mixture it takes each module as of one format, and stops
 LOADED = {
+    # it multiplies by the scales of rows what a product of codes gives, which rounds elsewhere
+    "torchao-int8": ["torchao@bf16"],
     "ct-mixed": ["compressed-tensors@bf16"],
     "ct-mixed-int": ["compressed-tensors@bf16"],
     "ct-marlin24": ["compressed-tensors@bf16"],

@@ -243,6 +243,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "nvfp4": lambda: genuine("ct-nvfp4", "nvfp4@bf16", "lossy", "drop"),
     "gptq": lambda: genuine("gptq-v2-dynamic", "gptq@fp16", "lossy"),
     "awq": lambda: genuine("awq-gemm", "awq@fp16", "lossy"),
+    "torchao": lambda: genuine("torchao-intx", "torchao@bf16", "lossy"),
     "bnb": lambda: genuine("bnb-nf4", "bnb@bf16", "lossy"),
     "gguf-llama": gguf_llama,
     "meta-llama": meta_llama,

@@ -203,7 +203,18 @@ def test_the_rule_files_do_what_their_tests_say(file: Any, check: RuleCheck) -> 
 UNSEEN = {
     "torch-wrappers": {"plain"},
     "gguf-llama": {"hf"},
-    **{n: {"bf16"} for n in ("bnb", "compressed-tensors", "fp8", "kimi-k2", "mxfp8", "nvfp4")},
+    **{
+        n: {"bf16"}
+        for n in (
+            "bnb",
+            "compressed-tensors",
+            "fp8",
+            "kimi-k2",
+            "mxfp8",
+            "nvfp4",
+            "torchao",
+        )
+    },
     **{n: {"compressed-tensors", "fp16", "bf16"} for n in ("gptq", "awq")},
 }
 
