@@ -117,6 +117,9 @@ class ChunkReader:
         self.placed: dict[int, StoredTensor] = {}
         # what the shards of a tensor have alike, by the key of its component
         self.shared: dict[str, bytes] = {}
+        # tensors with one scale, by whether it is a bfloat16 and no power of two
+        self.rounded: list[str] = []
+        self.precise: list[str] = []
         self._joiner: Joiner | None = None
         self.unsummed = 0
         self._label, self._report = label, report
@@ -287,6 +290,10 @@ class ChunkReader:
                     help="save it from one rank, or save full_tensor() of it",
                 )
                 return None
+        if type(first.value) is Composite:
+            for name, record in first.value.components:
+                if name == "_scale_inv" and isinstance(at := self.placed.get(id(record)), Stored):
+                    self._look_at_scale(key, self._read(at))
         return SavedTensor(first.value, None, tuple(others.values()))
 
     def _joined(
@@ -313,9 +320,17 @@ class ChunkReader:
                 "borders of blocks",
             )
             return None
+        if "_scale_inv" in made.shared:
+            self._look_at_scale(key, made.shared["_scale_inv"])
         self.placed.update(made.placed)
         self.shared.update({f"{key}.{name}": data for name, data in made.shared.items()})
         return SavedTensor(made.leaf, None, tuple(others.values()))
+
+    def _look_at_scale(self, key: str, scale: bytes) -> None:
+        """Remembers whether the one scale of a tensor has no more digits than a bfloat16 has."""
+        if len(scale) == 2 or scale[2] & 0x7F or scale[1] or scale[0]:
+            # a power of two says nothing
+            (self.rounded if len(scale) == 2 or not any(scale[:2]) else self.precise).append(key)
 
     def _read(self, at: Stored) -> bytes:
         """The bytes of a small tensor that lies row by row."""

@@ -46,6 +46,7 @@ from .differences import (
 from .evaluator import Evaluator
 from .gather import Gather
 from .geometry import STAGE, ByteLayouts
+from .padding import FilledUp, filled_up, padding_note
 from .prepare import (
     compose_for,
     find_optimizers,
@@ -147,7 +148,8 @@ def verify_output(
     both = with_all_tensors(opened), with_all_tensors(made)
     # a share of 1 leaves nothing to chance
     chosen = None if share in (None, 1) else choose_sample(programs, *both, share, seed)
-    work = Recomputation(programs, *both, budget, chosen)
+    filled = filled_up([made.index])
+    work = Recomputation(programs, *both, budget, chosen, filled)
     if inform is not None:
         seconds = estimate_seconds(work, threads, ranks.world)
         inform(VerifyEstimate.of(**work.announced(threads, seconds, ranks.world)))
@@ -156,7 +158,11 @@ def verify_output(
         check_all_records(opened, part)
         check_all_records(made, part)
     near: list[dict[str, str]] = []
+    padding: list[str] = []
     for found in compare(work, threads, progress):
+        if found.what == "padding":
+            padding.append(found.key)
+            continue
         first = "" if found.index is None else f", first at {list(found.index)}"
         (near if found.what == "near" else differences).append(
             {"key": found.key, "what": f"{found.detail}{first}"}
@@ -182,7 +188,7 @@ def verify_output(
         differences=differences,
         near=near,
         not_compared=[one.to_json() for one in unlooked],
-        notes=notes,
+        notes=[*notes, *padding_note(padding)],
     )
 
 
@@ -199,10 +205,12 @@ def compare_checkpoints(
     a, lost = formats.as_saved(one, other.format)
     b, also = formats.as_saved(other, one.format)
     every = with_all_tensors(a)
-    found = diff(every, with_all_tensors(b), progress=progress)
+    filled = filled_up([one.index, other.index])
+    found = diff(every, with_all_tensors(b), filled, progress=progress)
     side: list[dict[str, str]] = []
     others: list[dict[str, str]] = []
     notes: list[str] = []
+    padding = padding_note(found.padding)
     if tensors_only:
         unlooked = [Unlooked(what, "only tensors were asked for") for what in TENSORS_ONLY]
     else:
@@ -234,7 +242,7 @@ def compare_checkpoints(
         side_files=[d["what"] for d in side],
         others=[d["what"] for d in others],
         not_compared=[one.to_json() for one in unlooked],
-        notes=notes,
+        notes=[*notes, *padding],
     )
 
 
@@ -275,12 +283,15 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Keys of one side only, (key, spec of a, spec of b) that differ, tensors of other bytes."""
+    """Keys of one side only, (key, spec of a, spec of b) that differ, tensors of other bytes, and
+    those that differ in `padding` only.
+    """
 
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     specs: tuple[tuple[str, Spec, Spec], ...]
     bytes: tuple[Changed, ...]
+    padding: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -289,24 +300,42 @@ class Difference:
 
 @log.phase("comparing tensors")
 def diff(
-    source_a: Source, source_b: Source, *, progress: Callable[[int, int], None] | None = None
+    source_a: Source,
+    source_b: Source,
+    filled: Mapping[str, FilledUp] | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Difference:
-    """The difference of two checkpoints in the order of their keys, however they are stored."""
+    """The difference of two checkpoints in the order of their keys, however they are stored.
+
+    Of the components that are `filled` up, only what is not padding counts.
+    """
     a, b = source_a.index.tensors, source_b.index.tensors
     shared = [k for k in a if k in b]
     specs = tuple((k, a[k].spec, b[k].spec) for k in shared if a[k].spec != b[k].spec)
     same = [k for k in shared if a[k].spec == b[k].spec]
     total, done = sum(a[k].spec.nbytes for k in same), 0
     readers = _StageReader(source_a), _StageReader(source_b)
-    changed = []
+    changed, padding = [], []
     for key in same:
         if any(r.differ for r in _pairs(readers, key)):
-            changed.append(_measured(readers, key, a[key].spec))
+            for reader in readers:
+                reader.filled = (filled or {}).get(key)
+            if readers[0].filled is None or any(r.differ for r in _pairs(readers, key)):
+                changed.append(_measured(readers, key, a[key].spec))
+            else:
+                padding.append(key)
+            for reader in readers:
+                reader.filled = None
         done += a[key].spec.nbytes
         if progress is not None:
             progress(done, total)
     return Difference(
-        tuple(k for k in a if k not in b), tuple(k for k in b if k not in a), specs, tuple(changed)
+        tuple(k for k in a if k not in b),
+        tuple(k for k in b if k not in a),
+        specs,
+        tuple(changed),
+        tuple(padding),
     )
 
 
@@ -315,10 +344,15 @@ class _StageReader:
         self.source = source
         self.stage = memoryview(bytearray(STAGE))
         layouts = ByteLayouts()
+        # set while a component is read with zeros for padding
+        self.filled: FilledUp | None = None
         self.gather = Gather(source, layouts, self.stage, Evaluator(source, layouts).leaf)
 
     def tensor(self, key: str) -> Tensor:
-        return stored_tensor(key, self.source.index.tensors[key])
+        made = stored_tensor(key, self.source.index.tensors[key])
+        if self.filled is None or (view := self.filled.zeroed(made.view)) is None:
+            return made
+        return Tensor(made.spec, view, made.sources)
 
 
 class _Pair(NamedTuple):

@@ -83,8 +83,18 @@ def _read_pieces(source: Source, at: ChunkedTensor, view: View) -> Array:
     """The raw elements of a tensor that is put together from parts of its chunks, and of zeros."""
     import numpy as np
 
-    out: Array = np.zeros(at.spec.numel, carrier(at.spec.dtype))
+    out: Array = np.zeros(at.spec.shape, carrier(at.spec.dtype))
     held = [_read_storage(source, chunk, None) for chunk in at.chunks]
+    copy_pieces(view, held, out)
+    return out
+
+
+def copy_pieces(view: View, held: Sequence[Array], out: Array) -> None:
+    """Copies what a view takes from its leaves, flat and `held` in order, into contiguous `out`;
+    where it has a fill, nothing is changed.
+    """
+    import numpy as np
+
     each = out.itemsize
     for leaf, src, dst, counts, dsts, srcs in view.pieces:
         if isinstance(leaf, Fill):
@@ -93,7 +103,6 @@ def _read_pieces(source: Source, at: ChunkedTensor, view: View) -> Array:
         # of a piece without loops, one element
         to = np.ndarray(counts, out.dtype, out.data, dst * each, [d * each for d in dsts])
         to[...] = np.ndarray(counts, flat.dtype, flat.data, src * each, [s * each for s in srcs])
-    return out.reshape(at.spec.shape)
 
 
 def _read_place(source: Source, at: Stored, pool: Pool | None) -> Array:

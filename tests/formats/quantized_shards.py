@@ -296,7 +296,7 @@ def save_shards(
     """A distributed checkpoint with tensors of one shape, of which each box was saved as one of
     these values.
     """
-    dense = torch.zeros(*shape, dtype=torch.bfloat16)
+    dense = torch.zeros(tuple(shape), dtype=torch.bfloat16)
     save(folder, {**dict.fromkeys(values, dense), **(beside or {})}, dict.fromkeys(values, boxes))
     path = folder / "__0_0.distcp"
     data = bytearray(path.read_bytes())

@@ -20,6 +20,7 @@ import migrate
 from migrate import formats
 from migrate.core.errors import CheckpointError
 from migrate.source.pickle.tree import Composite
+from migrate.source.tree import object_encodings
 
 KEEP = """
 id: demo/2/keep
@@ -90,7 +91,9 @@ def refused(folder: Path) -> str:
     return found.message
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(
+    "cut", [pytest.param(cut, marks=[pytest.mark.thorough] * (cut != "both")) for cut in CUTS]
+)
 def test_shards_become_the_components_of_the_whole(tmp_path: Path, cut: str) -> None:
     names = [n for n in CLASSES if n != "nvfp4-row" or cut in ("rows", "uneven")]
     folder, expected = save(tmp_path / "in", names, CUTS[cut])
@@ -210,3 +213,87 @@ def test_what_ranks_saved_by_stock_torch(
         made = whole(cls, draw(cls, *SHAPE), *SHAPE)
         expected |= {f"{name}.{part}": value for part, value in made.items()}
     same(load_file(tmp_path / "out.safetensors"), expected)
+
+
+@pytest.mark.parametrize(
+    ("scale", "said"),
+    [(0.0123456, False), (float(torch.tensor(0.0123456).bfloat16()), True), (0.0078125, False)],
+    ids=["float32", "rounded", "power of two"],
+)
+@pytest.mark.parametrize(
+    "cut",
+    [pytest.param(CUTS["rows"], id="shards"), pytest.param([((0, 0), LARGE)], id="whole")],
+)
+def test_a_scale_that_was_rounded_is_said(
+    tmp_path: Path, cut: Sequence[Box], scale: float, said: bool
+) -> None:
+    def change(_: int, parts: dict[str, torch.Tensor], cls: Class) -> Class:
+        parts["_scale_inv"].fill_(scale)
+        return cls
+
+    folder, _ = save(tmp_path / "in", ["float8"], cut, change)
+    with formats.open(folder) as source:
+        notes = [note for note in source.index.notes if "rounded to bfloat16" in note]
+    assert bool(notes) == said
+
+
+def test_a_scale_that_is_a_bfloat16_is_read(tmp_path: Path) -> None:
+    def change(_: int, parts: dict[str, torch.Tensor], cls: Class) -> Class:
+        parts["_scale_inv"] = torch.full((1,), 0.0123, dtype=torch.bfloat16)
+        return cls
+
+    folder, _ = save(tmp_path / "in", ["float8"], CUTS["rows"], change)
+    with formats.open(folder) as source:
+        assert str(source.index.tensors["float8._scale_inv"].spec) == "bfloat16 [1]"
+        assert any("rounded to bfloat16" in note for note in source.index.notes)
+
+
+def test_the_dtype_of_all_shards_is_decided_once(tmp_path: Path) -> None:
+    """5 arguments and 7: E5M2 up to 2.3, E4M3 from 2.4 on. 8 was never anything but E5M2."""
+    shape, boxes = LARGE, CUTS["rows"]
+
+    def folder(name: str, codes: Sequence[int], beside: int | None = None) -> Path:
+        cls = CLASSES["float8"]
+        grids = draw(cls, *shape)
+
+        def value(code: int, box: Box) -> Any:
+            made = cls.object(modules, shard(cls, grids, box), box[1])
+            number = modules["transformer_engine_torch"].DType(code)
+            arguments = (made.arguments[0], number, *made.arguments[2:5])
+            return modules["float8_tensor"].Float8Tensor._make_in_reduce_ex(*arguments)
+
+        with stand_ins() as modules:
+            values = {"w": [value(c, box) for c, box in zip(codes, boxes, strict=True)]}
+            if beside is not None:
+                values["v"] = [value(beside, box) for box in boxes]
+            save_shards(tmp_path / name, shape, boxes, values)
+        return tmp_path / name
+
+    assert "the integer of the dtype is 7 in" in refused(folder("mixed", [7, 8]))
+
+    def numbers(path: Path) -> set[str | None]:
+        with formats.open(path) as source:
+            return {e.number for e in object_encodings(source.index.tree).values()}
+
+    assert numbers(folder("open", [7, 7])) == {None}
+    # another tensor of the same checkpoint decides it
+    assert numbers(folder("new", [7, 7], 8)) == {"float8_e4m3fn", "float8_e5m2"}
+    assert numbers(folder("old", [7, 7], 6)) == {"float8_e5m2", "float8_e4m3fn"}
+    with formats.open(tmp_path / "old") as source:
+        assert object_encodings(source.index.tree)["w"].number == "float8_e5m2"
+
+
+def test_an_object_without_dimensions_is_one_element(tmp_path: Path) -> None:
+    """`new_empty([])` is no empty tensor."""
+    cls = CLASSES["float8"]
+    with stand_ins() as modules:
+        parts = {
+            "_data": torch.tensor(7, dtype=torch.uint8),
+            "_transpose": torch.tensor(7, dtype=torch.uint8),
+            "_scale_inv": torch.ones(1),
+        }
+        value = cls.object(modules, {**parts, "_transpose": None}, ())
+        save_shards(tmp_path / "in", (), [((), ())], {"w": [value]})
+    with formats.open(tmp_path / "in") as source:
+        specs = {key: str(at.spec) for key, at in source.index.tensors.items()}
+    assert specs == {"w._data": "uint8 []", "w._scale_inv": "float32 [1]"}
