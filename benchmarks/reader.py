@@ -126,8 +126,8 @@ def model(bench: Bench) -> list[Limit]:
 
 def blocks(bench: Bench) -> list[Limit]:
     """FP8 blocks dequantized by region into the shards, against `apply` less its start-up."""
-    bench.require("fp8")
-    old, out, layout = bench.root / "fp8", bench.root / "out", "deepseek-v3@bf16"
+    bench.require("fp8-lite")
+    old, out, layout = bench.root / "fp8-lite", bench.root / "out", "deepseek-v3@bf16"
     rest = ["-o", out, "--to", layout, "--allow", "lossy", "--no-fsync"]
     memory.read_through(old)
     loads = _loads(
@@ -136,7 +136,7 @@ def blocks(bench: Bench) -> list[Limit]:
     starts = []
     for _ in range(3):
         shutil.rmtree(out, ignore_errors=True)
-        tiny = [*bench.migrate, "apply", bench.root / "tiny-fp8", *rest]
+        tiny = [*bench.migrate, "apply", bench.root / "tiny-fp8-lite", *rest]
         starts.append(process.run(tiny).wall)
     shutil.rmtree(out)
     start = min(starts)
