@@ -257,7 +257,9 @@ def _blocks(rank: int, rounds: int, old: str, layout: str, out: str, *argv: str)
     def apply() -> None:
         if not rank:
             shutil.rmtree(out, ignore_errors=True)
-            subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            # by itself: it looks for other ranks where these are named
+            alone = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+            subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, env=alone)
         dist.barrier()
 
     def checked() -> None:

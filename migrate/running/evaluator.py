@@ -96,6 +96,7 @@ class Evaluator:
         self.max_memory, self.budget = max_memory, max_memory - max_memory // 4
         # beside one node that takes the whole budget the other threads still have theirs
         self.share = self.budget // (4 * threads)
+        self.sparing = layouts.sparing
         # what a box may cost with its inputs: the op's own arrays come on top
         self.limit = min(CHUNK, self.share // TEMPORARIES)
         self.widest = max(self.limit, min(GRAIN_MOST, self.share // TEMPORARIES))

@@ -26,9 +26,12 @@ BANDS, BAND = 4, 40 << 20
 
 
 class Values(Protocol):
-    """What an evaluator does for a workspace; `share` are the bytes that a thread may hold."""
+    """What an evaluator does for a workspace; `share` are the bytes that a thread may hold,
+    `sparing` says that nothing is read ahead.
+    """
 
     share: int
+    sparing: bool
 
     def gather(self, memory: memoryview) -> Gather: ...
 
@@ -104,7 +107,7 @@ class Workspace:
         behind them as fit: boxes to come have them, and would read what lies between again.
         """
         bits, shape = BITS[tensor.spec.dtype], tensor.spec.shape
-        if bits < 8 or len(box) < 2 or box[-1] == (0, shape[-1]):
+        if self._values.sparing or bits < 8 or len(box) < 2 or box[-1] == (0, shape[-1]):
             return box
         low, high = box[-1]
         rows = prod(b - a for a, b in box[:-1])
