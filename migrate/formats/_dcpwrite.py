@@ -19,10 +19,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.errors import fail, listed, option
+from ..core.errors import fail, listed, option, plural, printable
 from ..core.spec import Spec, spec
+from ..core.view import TooManyPieces, stored
 from ..source.jsontext import collector_paused
 from ..source.paths import HISTORY, METADATA
 from ..source.pickle.dcp_emit import VERSION, emit_metadata
@@ -48,6 +49,9 @@ from ..source.target import (
 from ..source.tree import FileTree, tensor_records
 from ._dcpentries import Entries, SavedEntry
 from ._torchwrite import archive, file, plain
+
+if TYPE_CHECKING:
+    from ..source.component_boxes import Box, ComponentCut
 
 # bytes of a chunk where no number of chunks is given
 CHUNK = 512 << 20
@@ -102,7 +106,15 @@ def describe(
             notes.append(f"tensors that stand in several places are written for each: {several}")
         # the notes say what that is
         lost = ["what has no place in a distributed checkpoint"] * bool(entries.losses())
-        return Target(writer.files(), True, small, writer.copies, tuple(notes), tuple(lost))
+        return Target(
+            writer.files(),
+            True,
+            small,
+            writer.copies,
+            tuple(notes),
+            tuple(lost),
+            cuts=writer.cuts,
+        )
 
 
 def require_one_rank(specs: Mapping[str, Spec], other: str = "") -> None:
@@ -166,6 +178,10 @@ class _Writer:
         self._tensors: dict[str, TensorEntry] = {}
         self._planner: dict[str, tuple[str | int, ...]] = {}
         self._pending: list[SavedEntry] = []
+        # components of objects that are cut, by their keys, and what cannot be
+        self.cuts: dict[str, ComponentCut] = {}
+        self._uncut: list[str] = []
+        self._shapes: dict[Any, tuple[int, ...]] = {}
 
     def add(self, entry: SavedEntry) -> None:
         self._planner[entry.key] = entry.path
@@ -179,7 +195,16 @@ class _Writer:
         values = {key: BytesEntry(self._place(0, made, made.tensors)) for key, made in self._values}
         for key, _, value in self._pending:
             self._tensors[key] = (
-                self._object(value) if type(value) is Composite else self._tensor(value)
+                self._object(key, value) if type(value) is Composite else self._tensor(value)
+            )
+        if self._uncut:
+            fail(
+                "M946",
+                f"{plural(len(self._uncut), 'quantized tensor')} cannot be cut for {self._chunks} "
+                "ranks without loss",
+                notes=tuple(self._uncut[:8]),
+                help=f"give {option('chunks')} a number of ranks that cuts on borders of blocks, "
+                "or leave it out",
             )
         names = tuple(shard.name for shards in self._ranks.values() for shard in shards)
         return Metadata(self._tensors, values, self._planner, names, VERSION, False)
@@ -212,14 +237,73 @@ class _Writer:
             self._specs[name] = self._specs[key]
         return name
 
-    def _object(self, value: Composite) -> TensorEntry:
-        """A tensor that is an object lies in one piece: the object."""
-        made, shape = self._whole(value), value.encoding.shape
+    def _object(self, key: str, value: Composite) -> TensorEntry:
+        """A tensor that is an object lies in one piece, the object, or in one for each rank."""
+        shape = value.encoding.shape
+        if self._chunks is not None and shape:
+            cuts = list(cut_rows(shape[0], 0, 0, self._chunks))
+            if len(cuts) > 1:
+                return self._objects(key, value, cuts)
+        made = self._whole(value)
         chunk = SavedChunk((0,) * len(shape), shape)
         part = self._place(0, made, made.tensors)
         return TensorEntry(
             value.encoding.dtype, shape, value.requires_grad, None, (chunk,), (part,)
         )
+
+    def _objects(self, key: str, value: Composite, cuts: Sequence[_Cut]) -> TensorEntry:
+        """An object of its own for each rank, with padding of its own."""
+        # most checkpoints have no such objects
+        from ..source.component_boxes import uncut
+        from ..source.pickle.resized_objects import resized
+
+        shape, names = value.encoding.shape, [name for name, _ in value.components]
+        chunks, parts = [], []
+        for rank, first, rows in cuts:
+            box = ((first, *(0,) * (len(shape) - 1)), (rows, *shape[1:]))
+            why = uncut(value.encoding, names, box)
+            try:
+                keys = {} if why else self._cut_components(value, box)
+            except (ValueError, TooManyPieces) as error:
+                why = str(error)
+            if why:
+                self._uncut.append(f"{printable(key)}: {why}")
+                break
+            shapes = {name: torch_form(self._specs[own])[1] for name, own in keys.items()}
+            chunk = resized(value, box[1], shapes)
+            own = {id(record): keys[name] for name, record in chunk.components}
+            tree = TargetTree((), own, {}, {})
+            made = file("a chunk", FileTree(chunk, None), self._specs, tree, None)
+            chunks.append(SavedChunk(*box))
+            parts.append(self._place(rank, made, made.tensors))
+        return TensorEntry(
+            value.encoding.dtype, shape, value.requires_grad, None, tuple(chunks), tuple(parts)
+        )
+
+    def _cut_components(self, value: Composite, box: Box) -> dict[str, str]:
+        """The keys of the components of a box. ValueError if one does not lie as in its class."""
+        from ..source.component_boxes import ComponentCut, is_shared
+
+        keys = {}
+        for name, record in value.components:
+            whole = self._tree.names[id(record)]
+            if is_shared(value.encoding, name):
+                keys[name] = self._place_key(whole)
+                continue
+            one = ComponentCut(whole, value.encoding, name, box)
+            spec = self._specs[whole]
+            encoding = value.encoding
+            form = encoding.format, str(encoding.options), name, spec, encoding.shape, box
+            cut_shape = self._shapes.get(form)
+            if cut_shape is None:
+                view = one.view_of(stored(0, spec.shape), spec.dtype)
+                cut_shape = self._shapes[form] = view.shape
+            keys[name] = own = f"{whole}#{box[0][0]}"
+            while own in self._specs:
+                keys[name] = own = f"{own}#"
+            self._specs[own] = Spec(spec.dtype, cut_shape)
+            self.cuts[own] = one
+        return keys
 
     def _tensor(self, record: TensorRecord) -> TensorEntry:
         key = self._place_key(self._tree.names[id(record)])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 from .. import formats, ops
 from ..core import log
 from ..core.errors import Report, command, fail, listed, option, plural, printable
+from ..core.spec import Spec
 from ..core.templates import list_collapsed
 from ..core.types import __version__
 from ..extra_state.states import States, lift_states
@@ -20,7 +21,7 @@ from ..planning import optimizer_states, optimizers, restoring, state_keys
 from ..planning.bind import BindContext
 from ..planning.compose import Composition, compose
 from ..planning.copies import stale_copies
-from ..planning.graph import ComputedTensor
+from ..planning.graph import ComputedTensor, Tensor
 from ..planning.numbered_states import read_names
 from ..planning.path import MigrationPath, find_path
 from ..planning.pathstate import PathState
@@ -60,11 +61,10 @@ from .share import LEAST, origins_of, shared_extents
 from .ties import describe_ties, find_ties
 
 if TYPE_CHECKING:
-    from ..core.spec import Spec
-    from ..planning.graph import Tensor
     from ..planning.optimizer_states import OptimizerState
     from ..planning.state_keys import StateKeys
     from ..source.blobs import Identity
+    from ..source.component_boxes import ComponentCut
     from ..source.target import Target
     from .undo import UndoFolder
 
@@ -442,6 +442,8 @@ def _plan(
         cut["data"] = "copied"
     if target.copies:
         made = {**made, **{key: copy(made[first]) for key, first in target.copies.items()}}
+    if target.cuts:
+        made = {**made, **{key: _component(made[one.key], one) for key, one in target.cuts.items()}}
     notes += target.notes
     gone += target.lost
     watched = source.identities() or {}
@@ -672,6 +674,12 @@ def _naming(
         or next((naming([e["ranks"]]) for e in reversed(stamp.applied) if "ranks" in e), None)
         or Naming()
     )
+
+
+def _component(whole: Tensor, cut: ComponentCut) -> Tensor:
+    """What a component that is written in parts has in one of them."""
+    view = cut.view_of(whole.view, whole.spec.dtype)
+    return Tensor(Spec(whole.spec.dtype, view.shape), view, whole.sources)
 
 
 def _left_behind(source: Source, written: str, folder: bool, request: Request) -> list[str]:

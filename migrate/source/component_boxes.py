@@ -9,7 +9,7 @@ the test for joining (`component_grids.misplaced`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ..core import view as views
 from ..core.spec import Spec
@@ -51,6 +51,27 @@ def component_of(encoding: Encoding, name: str, whole: View, dtype: str, box: Bo
     members = views.unbind(whole, 0)[starts[0] : starts[0] + sizes[0]]
     inner = encoding.shape[1:]
     return views.stack([_cut(grid, one, inner, starts[1:], sizes[1:]) for one in members], 0)
+
+
+class ComponentCut(NamedTuple):
+    """The component `name` of a box, cut from the output `key`, which is that of the whole."""
+
+    key: str
+    encoding: Encoding
+    name: str
+    box: Box
+
+    def view_of(self, whole: View, dtype: str) -> View:
+        """The component, given the output's view; ValueError as `component_of`."""
+        return component_of(self.encoding, self.name, whole, dtype, self.box)
+
+
+def is_shared(encoding: Encoding, name: str) -> bool:
+    """Whether every box of a tensor has this component as it is."""
+    layout = layout_of(encoding)
+    return "." in name or (
+        layout is not None and layout.grids[name].shared and not encoding.members
+    )
 
 
 def _cut(

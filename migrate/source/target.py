@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import Report, fail, printable
 from ..core.spec import PACKED, Spec
@@ -27,6 +27,9 @@ from .pickle.tree import (
     to_nodes,
 )
 from .tree import CheckpointTree, FileTree, tree_leaves
+
+if TYPE_CHECKING:
+    from .component_boxes import ComponentCut
 
 
 class Placed(NamedTuple):
@@ -62,7 +65,8 @@ class Target:
 
     A tensor that has to be written again has a key of its own in the files for each further time;
     `copies` maps it to the key of the tensor. Data files of the source that are copied as they are
-    have their own names as keys; `whole` maps these to their numbers there. `notes` say what the
+    have their own names as keys; `whole` maps these to their numbers there. `cuts` has the keys of
+    components of objects that are written in parts. `notes` say what the
     format has no place for, and `lost` names what of it does not come back.
     """
 
@@ -73,6 +77,7 @@ class Target:
     notes: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     whole: Mapping[str, int] = field(default_factory=dict)
+    cuts: Mapping[str, ComponentCut] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
