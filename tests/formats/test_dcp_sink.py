@@ -621,7 +621,7 @@ OBJECTS = Path(__file__).parents[1] / "data"
 )
 def test_tensors_that_are_objects_stay_objects(name: str, tmp_path: Path) -> None:
     source = OBJECTS / f"{name}.pt"
-    migrate.apply(source, tmp_path / "out", output_format="dcp", chunks=4)
+    migrate.apply(source, tmp_path / "out", output_format="dcp")
     found = metadata(tmp_path / "out")
     with formats.open(source) as opened:
         encodings = object_encodings(opened.index.tree)
