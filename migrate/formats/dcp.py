@@ -360,9 +360,10 @@ def _index(
         )
     if len(reader.rounded) > len(reader.precise):
         notes.append(
-            f"the scale of {listed([printable(key) for key in reader.rounded], 4)} was rounded to "
-            "bfloat16 when it was saved, as torch does it in a distributed checkpoint with current "
-            "scaling: the numbers are off by up to 0.4 %, and nothing brings the scale back"
+            f"the scale of {listed([printable(key) for key in reader.rounded], 4)} has no more "
+            "digits than bfloat16: most likely it was rounded to bfloat16 when it was saved, as "
+            "torch does it in a distributed checkpoint with current scaling. Then the numbers are "
+            "off by up to 0.4 %, and nothing brings the scale back"
         )
     if unused:
         notes.append(f"{unused:,} bytes of the data files belong to no entry")

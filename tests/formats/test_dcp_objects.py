@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from dcp_folders import Box, rows
 from quantized_ranks_case import SHAPE
 from quantized_shards import CLASSES, Class, draw, save_shards, shard, whole
@@ -19,6 +21,7 @@ from safetensors.torch import load_file
 import migrate
 from migrate import formats
 from migrate.core.errors import CheckpointError
+from migrate.dcp import MigratingReader
 from migrate.source.pickle.tree import Composite
 from migrate.source.tree import object_encodings
 
@@ -297,3 +300,77 @@ def test_an_object_without_dimensions_is_one_element(tmp_path: Path) -> None:
     with formats.open(tmp_path / "in") as source:
         specs = {key: str(at.spec) for key, at in source.index.tensors.items()}
     assert specs == {"w._data": "uint8 []", "w._scale_inv": "float32 [1]"}
+
+
+TO_DENSE = """
+id: demo/2/dense
+title: Plain weights
+why: a test
+lineage: demo
+edge: ["1", "2"]
+keep: [b]
+rules:
+  - name: rowwise
+    from: {weight: "{w}._rowwise_data", scale: "{w}._rowwise_scale_inv"}
+    to: "{w}"
+    via: [{dequantize: {codec: mxfp8, dtype: bfloat16, form: te, codes: float8_e4m3fn}}]
+  - name: columnwise
+    from: "{w}._columnwise_{part:data|scale_inv}"
+    via: [{drop: {why: the other direction of a product has a copy of its own}}]
+"""
+
+
+def test_a_reader_dequantizes_what_ranks_saved(tmp_path: Path) -> None:
+    folder, _ = save(tmp_path / "in", ["mxfp8"], CUTS["both"])
+    grids = draw(CLASSES["mxfp8"], *LARGE)
+    (tmp_path / "dense.yaml").write_text(TO_DENSE)
+    target = {"mxfp8": torch.zeros(LARGE, dtype=torch.bfloat16), "b": torch.zeros(2)}
+    reader = MigratingReader(folder, rules=[tmp_path / "dense.yaml"], allow={"drop"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(target, storage_reader=reader)
+    codes = grids["_rowwise_data"].view(torch.float8_e4m3fn).double()
+    powers = torch.exp2(grids["_rowwise_scale_inv"].double() - 127).repeat_interleave(32, 1)
+    expected = (codes * powers).float().bfloat16()
+    assert torch.equal(target["mxfp8"].isnan(), expected.isnan())
+    assert torch.equal(target["mxfp8"].nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("form", ["dcp", "torch"])
+def test_what_was_joined_is_written_as_one_object(tmp_path: Path, form: str) -> None:
+    names = ["mxfp8-swizzled", "block-1d", "nvfp4"]
+    folder, expected = save(tmp_path / "in", names, CUTS["both"])
+    keep(tmp_path)
+    out = tmp_path / ("out" if form == "dcp" else "out.pt")
+    migrate.apply(
+        folder, out, rules=[tmp_path / "keep.yaml"], output_format=form, rewrite=form == "dcp"
+    )
+    with formats.open(out) as source:
+        assert source.index.tree is not None
+        root = source.index.tree.parts[0].root
+        assert {name: root.get(name).encoding.shape for name in names} == dict.fromkeys(
+            names, LARGE
+        )
+    assert migrate.verify(out, source=folder, rules=[tmp_path / "keep.yaml"]).equal
+    again = tmp_path / "again.safetensors"
+    migrate.apply(out, again, rules=[tmp_path / "keep.yaml"])
+    same(load_file(again), {**expected, "b": torch.ones(2)})
+
+
+def test_a_directory_with_other_names_keeps_the_shards(tmp_path: Path) -> None:
+    folder, expected = save(tmp_path / "in", ["mxfp8"], CUTS["rows"])
+    text = KEEP.replace('keep: ["{k...}"]', "keep: [b]") + RENAME
+    (tmp_path / "rename.yaml").write_text(text)
+    migrate.apply(folder, tmp_path / "out", rules=[tmp_path / "rename.yaml"])
+    raw = [(path / "__0_0.distcp").read_bytes() for path in (folder, tmp_path / "out")]
+    assert raw[0] == raw[1]
+    migrate.apply(tmp_path / "out", tmp_path / "o.safetensors", rules=[keep(tmp_path)])
+    wanted = {f"new.{key}": value for key, value in expected.items()}
+    same(load_file(tmp_path / "o.safetensors"), {**wanted, "b": torch.ones(2)})
+
+
+RENAME = """rules:
+  - name: all
+    from: "mxfp8.{k}"
+    to: "new.mxfp8.{k}"
+"""
