@@ -1,12 +1,9 @@
-"""`fp8-block`: e4m3 codes with one scale for each block of rows and columns, as DeepSeek-V3 stores
-weights and others after it.
+"""`fp8-block`: e4m3 codes with one scale for each block of rows and columns, as DeepSeek-V3 has it.
 
-A weight [..., N, K] has a grid of scales [..., ceil(N/b0), ceil(K/b1)]; the last blocks are smaller
-where a side is no multiple of the block. A number is float32(code) * float32(scale), rounded once
-more where the dtype is narrower.
+A weight [..., N, K] has a grid of scales [..., ceil(N/b0), ceil(K/b1)]; blocks at its ends may be
+smaller. A number is float32(code) * float32(scale), rounded once more where the dtype is narrower.
 
-The block has to be said, not derived from the two shapes: 576 rows with five scales are blocks of
-128, not of 115.2, and where a division comes out even it may still be the wrong one.
+The block is said, not derived from shapes: 576 rows with five scales are blocks of 128, not 115.2.
 """
 
 from __future__ import annotations
@@ -26,11 +23,9 @@ CODES, POWERS = "float8_e4m3fn", "float8_e8m0fnu"
 ELEMENTS, BLOCK = floats(CODES), (128, 128)
 SCALES = ("float32", "bfloat16", POWERS, "uint8")
 LIKE = ("deepseek", "hf", "compressed-tensors", "modelopt")
-# how a scale is stored: as it comes, rounded to bfloat16, or as the power of two above it in four
-# bytes or in one; or its dtype
+# scales as they come, rounded to bfloat16, the power of two above in four bytes or one; or a dtype
 STORED = {"f32": "float32", "bf16": "bfloat16", "pow2": "float32", "ue8m0": POWERS}
 STORED |= {name: name for name in SCALES}
-# what becomes of it before
 ROUNDING = {"float32": "f32", "bfloat16": "bf16", POWERS: "pow2", "uint8": "pow2"}
 _NAMES: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
     ("DeepSeek, transformers", "{w}.weight", "{w}.weight_scale_inv", ACTIVATIONS),
@@ -50,6 +45,11 @@ def _conventions() -> Iterable[Convention]:
     for producer, weight, scale, beside in _NAMES:
         parts = {"weight": f"{weight} float8_e4m3fn [*, N, K]", "scale": f"{scale} {shape}"}
         yield Convention(producer, parts, beside, accepts=_has_tiles)
+    several, blocks = (lambda n: max(n["N"], n["K"]) > 128), {"rows": 128, "columns": 128}
+    for at in ("{w}._weight_", "{w}."):
+        scale = f"{at}scale float32 [*, N/128, K/128]"
+        parts = {"weight": f"{at}qdata float8_e4m3fn [*, N, K]", "scale": scale}
+        yield Convention("torchao", parts, {}, blocks, accepts=several)
     for rows, shape in ((128, "[N/128, K/128:4]"), (1, "[K/128, N:4]")):
         scale, said = f"{{w}}._rowwise_scale_inv float32 {shape}", {"rows": rows, "columns": 128}
         parts = {"weight": "{w}._rowwise_data uint8 [N, K]", "scale": scale}

@@ -182,6 +182,9 @@ def test_torchao_decodes_what_it_stores_to_the_same_numbers(
     parts, metadata = flatten_tensor_state_dict({"l.q_proj.weight": made})
     source, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     save_file(parts, source, metadata=metadata)
+    (group,) = done("inspect", source, "--format", "json").json["number_formats"]
+    named = {(one["format"], one["producer"]) for one in group["readings"]}
+    assert named == {("fp8-block" if block else "fp8", "torchao")}
     done("apply", source, "-o", out, "--to", "fp8@bf16", "--allow", "lossy")
     ((dtype, shape, data),) = contents(out).values()
     assert (dtype, shape) == ("BF16", (256, 384))

@@ -411,6 +411,29 @@ def test_what_the_configuration_says_of_one_reading_is_not_read(tmp_path):
     assert [r["arguments"] for r in group["readings"]] == [{"bits": 4, "group": 128}]
 
 
+@pytest.mark.parametrize(
+    ("weight", "scale"), [("._weight_qdata", "._weight_scale"), (".weight.qdata", ".weight.scale")]
+)
+def test_blocks_of_torchao_are_named_and_counted(tmp_path, weight, scale):
+    tensors = {}
+    for name, (rows, columns) in {"q": (256, 384), "k": (128, 384), "o": (384, 256)}.items():
+        tensors[f"a.{name}{weight}"] = (E4M3, (rows, columns))
+        tensors[f"a.{name}{scale}"] = (F32, (rows // 128, columns // 128))
+    kind = {"quant_method": "torchao", "quant_type": {"default": {
+        "_type": "Float8DynamicActivationFloat8WeightConfig", "_version": 2,
+        "_data": {"granularity": [
+            {"_type": "PerBlock", "_version": 1, "_data": {"block_size": [1, 128]}},
+            {"_type": "PerBlock", "_version": 1, "_data": {"block_size": [128, 128]}},
+        ]},
+    }}}  # fmt: skip
+    folder = write_headers(tmp_path / "m", tensors, {"quantization_config": kind})
+    lines = text(folder)
+    lines = lines[next(n for n, line in enumerate(lines) if line.startswith("numbers")) :]
+    assert lines[0].endswith(" ×3   fp8-block (torchao), blocks of 128 × 128")
+    assert "float8_e4m3fn [256, 384]" in lines[1]
+    assert "blocks of 128 × 128 (config.json#quantization_config.quant_type.default)" in lines[2]
+
+
 def test_tinygemm_is_named_with_the_reason_why_nothing_decodes_it(tmp_path):
     tensors = {
         "a.q._weight_qdata": ("int32", (512, 32, 32, 4)),
