@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 # chunks that a thread keeps for its next reads
 _CHUNKS = 8
 # the part of a thread's share that is for columns of an input that boxes to come need, and the most
-# that they take: stretches of 2 KiB or longer of twenty thousand rows, which are read as they lie
-BANDS, BAND = 4, 40 << 20
+# that they take: stretches of 1.6 KiB or longer of twenty thousand rows, which are read as they
+# lie; stretches longer than LONG are no faster
+BANDS, BAND = 4, 32 << 20
 
 
 class Values(Protocol):
@@ -116,8 +117,10 @@ class Workspace:
         most = min(self._values.share // BANDS, BAND) // (rows * bits // 8)
         if most < 2 * (high - low) or any(isinstance(s, ComputedTensor) for s in tensor.sources):
             return box
-        whole = most >= shape[-1]
-        return (*box[:-1], (0, shape[-1]) if whole else (low, min(shape[-1], low + most)))
+        if most >= shape[-1] and shape[-1] * bits <= 8 * LONG:
+            return (*box[:-1], (0, shape[-1]))
+        most = min(most, max(8 * LONG // bits, 2 * (high - low)))
+        return (*box[:-1], (low, min(shape[-1], low + most)))
 
     def settle(self) -> None:
         """Waits until what was given to the device is where it belongs."""

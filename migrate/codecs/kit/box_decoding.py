@@ -72,7 +72,7 @@ class BoxDecoder:
         self._by_products = self._near and self._takes_products()
         floats = self._layout.elements.dtype
         self._by_integers = self._near and not floats and self._takes_integers()
-        self._tables = ByteTables(self._layout, geo, dtype, self.known) if self._near else None
+        self._tables = ByteTables(self._layout, geo, dtype) if self._near else None
 
     def _takes_products(self) -> bool:
         """Whether numbers are codes of e4m3 times scales, each code a byte, as bfloat16."""
@@ -202,7 +202,7 @@ class BoxDecoder:
         """What fills the chunks of one matrix."""
         if self._tables is None or size < WORTH:
             return self._chunk
-        made = self._tables.of(at, self._table(self._layout.elements, self._raw))
+        made = self._tables.of(at, self._table(self._layout.elements, self._raw), self.known)
         if made is None:
             return self._chunk
 

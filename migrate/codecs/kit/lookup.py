@@ -177,10 +177,8 @@ class ByteTable:
 class ByteTables:
     """Makes the tables of a layout, where it has any."""
 
-    def __init__(
-        self, layout: NumberLayout, geo: Extents, dtype: str, known: Callable[[Grid], Array]
-    ) -> None:
-        self._layout, self._geo, self._dtype, self._known = layout, geo, dtype, known
+    def __init__(self, layout: NumberLayout, geo: Extents, dtype: str) -> None:
+        self._layout, self._geo, self._dtype = layout, geo, dtype
         self._last: tuple[Any, ByteTable] | None = None
         self._each, self._grid = self._fits()
 
@@ -211,13 +209,17 @@ class ByteTables:
             return 0, None
         return each, grid
 
-    def of(self, at: tuple[int, ...], values: Array) -> ByteTable | None:
-        """The table of the matrix `at` of a box; None where there is none."""
+    def of(
+        self, at: tuple[int, ...], values: Array, known: Callable[[Grid], Array]
+    ) -> ByteTable | None:
+        """The table of the matrix `at` of a box; None where there is none. `known` has the entries
+        of a grid.
+        """
         if not self._each:
             return None
         layout, geo = self._layout, self._geo
         scalars = [
-            self._known(term.what)[at if term.what.leading else (0,) * len(at)].reshape(())
+            known(term.what)[at if term.what.leading else (0,) * len(at)].reshape(())
             for term in layout.scale
             if isinstance(term.what, Grid) and term.what is not self._grid
         ]
