@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # takes longer than the interpreter's lock to change hands, and on a device more
 CHUNK = {"numpy": 1 << 18, "cpu": 1 << 20, "device": 1 << 25}
 # numbers that are looked up at a time, for each of which numpy makes an index of eight bytes
-TABLE = 1 << 20
+TABLE = 1 << 16
 
 # numbers of a tile of which the magnitude is kept, rather than what is stored
 LARGE = 1 << 8

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 # runs up to this length are compared side by side
 SHORT = 64
+# numbers that are looked at a second time while a cache holds them, and tiles of so many that this
+# is cheaper than to write them without their signs
+STEP, LARGE = 1 << 18, 1 << 10
 INFINITY = {"float32": 0x7F800000, "bfloat16": 0x7F80, "float16": 0x7C00}
 
 
@@ -38,7 +41,16 @@ def amax(matrix: Any, dtype: str, tile: tuple[int, int], finite: bool = False) -
 
     if not isinstance(matrix, np.ndarray):
         return widened(_of_tensor(matrix, dtype, tile, finite), dtype)
-    if finite or tile[0] < 8:
+    (rows, columns), (high, wide) = matrix.shape, tile
+    whole = high >= rows and wide >= columns
+    step = max(1, STEP // max(1, columns)) if whole else max(1, STEP // columns // high) * high
+    if step < rows:
+        parts = [amax(matrix[i : i + step], dtype, tile, finite) for i in range(0, rows, step)]
+        return np.maximum.reduce(parts) if whole else np.concatenate(parts)
+    if whole and matrix.flags.c_contiguous:
+        # in one stretch
+        matrix, tile = matrix.reshape(1, -1), (1, matrix.size)
+    if finite or tile[0] * tile[1] < LARGE:
         found = _of_magnitudes(matrix, dtype, tile, finite)
     else:
         # no pass takes the signs off: the largest of the signed integers is the largest positive
