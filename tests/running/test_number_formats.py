@@ -431,7 +431,7 @@ def test_blocks_of_torchao_are_named_and_counted(tmp_path, weight, scale):
     lines = lines[next(n for n, line in enumerate(lines) if line.startswith("numbers")) :]
     assert lines[0].endswith(" ×3   fp8-block (torchao), blocks of 128 × 128")
     assert "float8_e4m3fn [256, 384]" in lines[1]
-    assert "blocks of 128 × 128 (config.json#quantization_config.quant_type.default)" in lines[2]
+    assert "blocks of 128 x 128 (config.json#quantization_config.quant_type.default)" in lines[2]
 
 
 def test_tinygemm_is_named_with_the_reason_why_nothing_decodes_it(tmp_path):
