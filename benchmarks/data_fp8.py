@@ -25,7 +25,7 @@ BLOCK = 128
 SIGMA = 104.0
 
 
-def _shares() -> list[float]:
+def shares() -> list[float]:
     """The share of each code among normally distributed numbers: of a magnitude, what lies between
     the middles to its neighbours.
     """
@@ -107,7 +107,7 @@ def make(folder: Path, sizes: Shape, seed: int = 0) -> None:
     """Writes the checkpoint into `folder`, one file for each layer."""
     folder.mkdir(parents=True)
     rng = random.Random(seed)
-    codes = memoryview(bytes(rng.choices(range(256), _shares(), k=data.BLOCK)) * 2)
+    codes = memoryview(bytes(rng.choices(range(256), shares(), k=data.BLOCK)) * 2)
     noise = data.Noise(seed)
     weight_map: dict[str, str] = {}
     total = 0

@@ -238,6 +238,9 @@ class Ledger:
                             self._of.setdefault(id(value.computation), []).append(entry)
                         self._values[id(value)][1].append(key)
                         todo += value.computation.inputs
+        # of the values, alike in each process that runs the plan
+        self._names = list(self._values)
+        self._numbers = {name: number for number, name in enumerate(self._names)}
 
     def meter(self, value: ComputedTensor, box: Box) -> Tally:
         """What an op tells the error of one box of `value` to."""
@@ -270,6 +273,29 @@ class Ledger:
             total.merge(boxes[box])
         return total
 
+    def drain(self) -> list[tuple[int, Box, dict[str, Any]]]:
+        """What was measured since the last call, for `enter` in the process that this one helps:
+        the number of a value, the box, and its tally.
+        """
+        with self._lock:
+            found, self._boxes = self._boxes, {}
+        return [
+            (self._numbers[name], box, asdict(tally))
+            for name, boxes in found.items()
+            for box, tally in boxes.items()
+        ]
+
+    def enter(
+        self, measured: Iterable[tuple[int, Sequence[Sequence[int]], dict[str, Any]]]
+    ) -> None:
+        """Takes the boxes that a helping process measured. One that several did counts once."""
+        for number, box, fields in measured:
+            name = self._names[number]
+            with self._lock:
+                boxes = self._boxes.setdefault(name, {})
+                boxes[tuple((low, high) for low, high in box)] = Tally(**fields)
+                self._measured.add(name)
+
     def tallies(self) -> list[tuple[int, dict[str, Any]]]:
         """What was measured: the number of a value, which is the same in each process that runs the
         plan, and its tally.
@@ -284,9 +310,8 @@ class Ledger:
         """Enters what another process measured. Of a value that several computed, and together more
         than once, the larger part counts.
         """
-        names = list(self._values)
         for number, fields in tallies:
-            name, other = names[number], Tally(**fields)
+            name, other = self._names[number], Tally(**fields)
             total = self._total(name)
             if total.count + other.count <= self._values[name][0].spec.numel:
                 total.merge(other)

@@ -15,7 +15,7 @@ move takes elements apart, it goes through a box that this thread keeps for its 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count, product
 from math import prod
@@ -45,6 +45,7 @@ from .gather import ByteReader, Gather, copy_strided, halved, stored_reader
 from .geometry import (
     STAGE,
     STAGE_MAX,
+    ByteLayout,
     ByteLayouts,
     Move,
     footprint,
@@ -671,18 +672,25 @@ def reading_step(tensor: Tensor, layouts: ByteLayouts, values: Evaluator | None)
     key = (id(layout), *[(n, id(kind)) for n, kind in read.items()])
     found = values.steps.get(key)
     if found is None:
-        periods = [
-            _period(move, read[move.leaf])
-            for move in layout.moves
-            if move.leaf in read and read[move.leaf].regional
-        ]
-        period = max(periods, default=1)
+        period = _longest_period(layout, read)
         found = layout.step
         if period <= GRAIN_MOST:
             longest = BLOCKS if layout.whole and period > 1 else layout.step
             found = max(1, longest // period) * period
         values.steps[key] = found
     return found
+
+
+def _longest_period(layout: ByteLayout, read: Mapping[int, Kind]) -> int:
+    """The largest `_period` of what a layout reads of computed tensors, which are `read`."""
+    return max(
+        (
+            _period(move, read[move.leaf])
+            for move in layout.moves
+            if move.leaf in read and read[move.leaf].regional
+        ),
+        default=1,
+    )
 
 
 def _period(move: Move, kind: Kind) -> int:
@@ -715,3 +723,29 @@ def longest_step(tensors: Iterable[Tensor], layouts: ByteLayouts, values: Evalua
         ]
         kinds.setdefault((id(tensor.view), tensor.spec.dtype, *of), tensor)
     return max((reading_step(t, layouts, values) for t in kinds.values()), default=1)
+
+
+def divides(tensors: Iterable[Tensor], layouts: ByteLayouts, values: Evaluator) -> bool:
+    """Whether processes that compute different ranges of these tensors, `reading_step` long, do
+    nothing twice: nothing is computed whole and kept, nothing needs more than one share of the
+    memory, and no two ranges need the same box.
+    """
+    todo, seen = list(tensors), set[int]()
+    for tensor in todo:
+        layout = layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
+        if layout.windowed:
+            return False
+        read = {
+            n: values.kind(s) for n, s in enumerate(tensor.sources) if isinstance(s, ComputedTensor)
+        }
+        if read and (layout.loose or _longest_period(layout, read) > GRAIN_MOST):
+            return False
+    while todo:
+        for value in todo.pop().sources:
+            if isinstance(value, ComputedTensor) and id(value) not in seen:
+                seen.add(id(value))
+                kind = values.kind(value)
+                if kind.least > values.share or (not kind.regional and value.spec.nbytes > FEW):
+                    return False
+                todo += value.computation.inputs
+    return True

@@ -49,7 +49,7 @@ MOST = 128_000_000
 class TensorHash:
     """The hash of one tensor, from ranges of its packed bytes in any order."""
 
-    __slots__ = ("_digests", "_done", "_left", "_lock", "_open", "nbytes", "value")
+    __slots__ = ("_digests", "_done", "_left", "_lock", "_open", "nbytes", "passed", "value")
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes, self._left = nbytes, -(-nbytes // PIECE)
@@ -57,6 +57,8 @@ class TensorHash:
         # piece -> the byte up to which it is hashed, and what of it is
         self._open: dict[int, tuple[int, Any]] = {}
         self._lock = threading.Lock()
+        # (piece, digest) of what passed, where another process wants to know
+        self.passed: list[tuple[int, bytes]] | None = None
         # 8 bytes, once all of the tensor has passed
         self.value: bytes | None = None
         if not nbytes:
@@ -76,9 +78,7 @@ class TensorHash:
 
         if self.value is None and not self._done:
             with self._lock:
-                if self.value is None and not self._done:
-                    self._digests = bytearray(WIDTH * self._left)
-                    self._done = bytearray(self._left)
+                self._begin()
         at, end = start, start + len(data)
         while at < end and self.value is None:
             number = at // PIECE
@@ -101,9 +101,22 @@ class TensorHash:
                             self._enter(number, state.digest())
             at = stop
 
+    def enter(self, number: int, digest: bytes) -> None:
+        """Takes the hash of one piece, which another process made."""
+        with self._lock:
+            self._begin()
+            self._enter(number, digest)
+
+    def _begin(self) -> None:
+        if self.value is None and not self._done:
+            self._digests = bytearray(WIDTH * self._left)
+            self._done = bytearray(self._left)
+
     def _enter(self, number: int, digest: bytes) -> None:
         if self.value is not None or self._done[number]:
             return
+        if self.passed is not None:
+            self.passed.append((number, digest))
         self._digests[WIDTH * number : WIDTH * (number + 1)] = digest
         self._done[number] = 1
         self._left -= 1
@@ -130,8 +143,11 @@ class PartHashes:
 
     def __init__(self, specs: Mapping[str, Spec]) -> None:
         self._by_key = {key: TensorHash(spec.nbytes) for key, spec in specs.items()}
+        self._keys = {found: key for key, found in self._by_key.items()}
         # the tensor is kept beside its hash: an id means nothing after its object is gone
         self._watched: dict[int, tuple[Tensor, TensorHash]] = {}
+        # those of which something passed since the last `drain`, where that is wanted
+        self._touched: set[TensorHash] | None = None
 
     def watch_outputs(self, outputs: Mapping[str, Tensor]) -> None:
         """These are written, and are the tensors of the same keys."""
@@ -163,12 +179,31 @@ class PartHashes:
     def _take(self, into: TensorHash, spec: Spec, box: Box, array: np.ndarray[Any, Any]) -> None:
         span = linear(spec.shape, box)
         if span is not None:
+            if self._touched is not None and into not in self._touched:
+                self._touched.add(into)
+                into.passed = []
             into.feed(span[0] * BITS[spec.dtype] // 8, array.reshape(-1).view("u1").data)
 
     def write(self, tensor: Any, start: int, data: memoryview) -> None:
         """Takes bytes of an output, from byte `start` of the tensor on."""
         if (watched := self._watched.get(id(tensor))) is not None:
             watched[1].feed(start, data)
+
+    def drain(self) -> list[tuple[str, int, str]]:
+        """What was read since the last call, for `enter` in the process that this one helps: the
+        key, the piece, and its hash. The first call has nothing to say.
+        """
+        touched, self._touched = self._touched or set(), set()
+        return [
+            (self._keys[found], number, digest.hex())
+            for found in touched
+            for number, digest in found.passed or ()
+        ]
+
+    def enter(self, pieces: Iterable[tuple[str, int, str]]) -> None:
+        """Takes the pieces that a helping process read."""
+        for key, number, digest in pieces:
+            self._by_key[key].enter(number, bytes.fromhex(digest))
 
     def account(self) -> dict[str, str]:
         """The hashes that are known, as `add` takes them in another process."""

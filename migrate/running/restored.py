@@ -81,6 +81,14 @@ class RestoredParts:
         for content, start, stop, at, _ in fill.parts:
             self._outputs.write(content, start, data[at : at + stop - start])
 
+    def drain(self) -> list[tuple[str, int, str]]:
+        """What this process read since the last call, as `enter` takes it in the one it helps."""
+        return self._inputs.drain()
+
+    def enter(self, pieces: Sequence[tuple[str, int, str]]) -> None:
+        """Enters what a helping process read."""
+        self._inputs.enter(pieces)
+
     def account(self) -> dict[str, Any]:
         """What this process found, as `add` takes it in another one."""
         return {"read": self._inputs.account(), "written": self._outputs.account()}

@@ -11,10 +11,8 @@ journalled.
         source.check_unchanged                        a changed source removes everything
         publish: side files, Partial.check, Partial.publish
 
-A tile is some MiB of one file: what the journal counts in, and what a kill can cost. A tile is made
-of fills, that is of what goes through the buffer at once. The cut depends on the plan alone, so a
-resumed run finds the same tiles. Each tile is journalled with the checksum of the file up to its
-end, because that is computed anyway; a resumed run goes on from the first tile that is not there.
+Each tile is journalled with the checksum of the file up to its end, because that is computed
+anyway; a resumed run goes on from the first tile that is not there.
 
 A thread has a file of its own, because file systems let no two write the same file. One that finds
 none left helps with another's: they gather side by side, and one writes what they filled, in turn.
@@ -46,11 +44,13 @@ from .checks import (
     recorded_checksums,
     require_checks,
 )
+from .cutting import Tile, check_places, tiles
 from .error_statistics import Ledger
 from .evaluator import Evaluator, longest_step, reading_step
-from .gather import WINDOW, Batch, Gather, Sealed, Segment, Window
+from .fillers import Fillers, fill_buffer
+from .gather import WINDOW, Batch, Gather, Sealed, Window
 from .geometry import STAGE, ByteLayouts
-from .publish import HASH, TILE, Partial, check_place, write_at, write_failed
+from .publish import HASH, Partial, check_place, write_at, write_failed
 from .resources import RunOptions, run_together
 from .share import LEAST, Shared
 
@@ -62,15 +62,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _DEFAULT = RunOptions()
-
-
-class Tile(NamedTuple):
-    """What the journal counts in."""
-
-    number: int
-    offset: int
-    length: int
-    fills: list[Batch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,91 +86,6 @@ class RunResult:
     left: str | None = None
     idle: int = 0
     restored: Mapping[str, Any] | None = None
-
-
-def tiles(
-    file: OutputFile,
-    outputs: Mapping[str, Tensor],
-    layouts: ByteLayouts,
-    values: Evaluator | None = None,
-) -> Iterator[Tile]:
-    """The tiles of a file, in order, without gaps. ValueError if target and outputs do not fit."""
-    number, first, fills = 0, 0, []
-    offset = 0
-    for fill in _fills(file, outputs, layouts, values):
-        fills.append(fill)
-        offset = fill.offset + fill.length
-        if offset - first >= TILE:
-            yield Tile(number, first, offset - first, fills)
-            number, first, fills = number + 1, offset, []
-    if fills:
-        yield Tile(number, first, offset - first, fills)
-    if offset != file.size:
-        raise ValueError(f"{file.name}: tensors end at {offset}, the file at {file.size}")
-
-
-def _fills(
-    file: OutputFile, outputs: Mapping[str, Tensor], layouts: ByteLayouts, values: Evaluator | None
-) -> Iterator[Batch]:
-    offset = used = 0
-    parts: list[Segment] = []
-    for content, start, nbytes, begin in _contents(file, outputs):
-        if start != offset + used:
-            raise ValueError(f"{file.name}: a hole between {offset + used} and {start}")
-        step = STAGE if isinstance(content, (bytes, Sealed)) else _step(content, layouts, values)
-        if used and used + nbytes > STAGE:
-            yield Batch(offset, used, parts)
-            offset, parts, used = offset + used, [], 0
-        end = begin + nbytes
-        for first in range(begin, end, step):
-            last = min(first + step, end)
-            parts.append(Segment(content, first, last, used, last == end))
-            used += last - first
-            if used >= min(step, STAGE):
-                yield Batch(offset, used, parts)
-                offset, parts, used = offset + used, [], 0
-    if used:
-        yield Batch(offset, used, parts)
-
-
-def _step(tensor: Tensor, layouts: ByteLayouts, values: Evaluator | None) -> int:
-    """The length of the ranges that the tensor is gathered in."""
-    if values is None:
-        return layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes).step
-    return reading_step(tensor, layouts, values)
-
-
-def _contents(
-    file: OutputFile, outputs: Mapping[str, Tensor]
-) -> Iterator[tuple[Tensor | bytes | Sealed, int, int, int]]:
-    """(content, offset in the file, bytes, the first of its bytes) of all that the file is of."""
-    yield file.header, 0, len(file.header), 0
-    stops = [placed.offset for placed in file.tensors[1:]] + [file.size]
-    for number, (placed, stop) in enumerate(zip(file.tensors, stops, strict=False)):
-        tensor = outputs[placed.key]
-        yield tensor, placed.offset, placed.nbytes, placed.start
-        end = placed.offset + placed.nbytes
-        if file.seal is not None and end < stop:
-            yield Sealed(number + 1), end, stop - end, 0
-
-
-def check_places(outputs: Mapping[str, Tensor], target: Target) -> None:
-    """ValueError unless the files hold each tensor that they hold a part of whole, its bytes in
-    their order: once, or as often as several files want a copy.
-    """
-    left: dict[str, int] = {}
-    for placed in (placed for file in target.files for placed in file.tensors):
-        nbytes = outputs[placed.key].spec.nbytes
-        missing = left.get(placed.key) or nbytes
-        if nbytes - missing != placed.start:
-            raise ValueError(
-                f"{placed.key!r} is placed from byte {placed.start} on, not from {nbytes - missing}"
-            )
-        left[placed.key] = missing - placed.nbytes
-    for key, missing in left.items():
-        if missing:
-            nbytes = outputs[key].spec.nbytes
-            raise ValueError(f"{key!r} has {nbytes} bytes, its places have {nbytes - missing}")
 
 
 class _Stopped(Exception):  # noqa: N818 - leaves a thread after another one failed
@@ -218,12 +124,13 @@ class _FileWriter:
         self.window = window
         # of all that is written so far
         self.whole = xxhash.xxh3_128()
-        self._run, self._file, self._descriptor = run, file, descriptor
+        self._run, self.file, self._descriptor = run, file, descriptor
         self._taking, self._turn = threading.Lock(), threading.Condition()
         # what the archive that is written needs, and what the source records of what is copied
         self.sums: FileChecksums | None = None
         if file.seal is not None or run.recorded:
             self.sums = FileChecksums(file, run.recorded)
+        # the fill that is written next, counted from the beginning of the file
         self._next, self._writing = 0, False
         self._filled: dict[int, _Filled] = {}
         # buffers beyond one a thread
@@ -234,11 +141,14 @@ class _FileWriter:
 
     def _made(self) -> Iterator[WriteJob]:
         turn, there = 0, True
-        for tile in tiles(self._file, self._run.outputs, self._run.layouts, self._run.values):
+        self._next = 0
+        for tile in tiles(self.file, self._run.outputs, self._run.layouts, self._run.values):
             # nothing is handed out, so nothing is hashed elsewhere, before the first that is not
             # there
             there = there and bool(self._run.partial.claims) and self._stands(tile)
             if there:
+                turn += len(tile.fills)
+                self._next = turn
                 continue
             for i, fill in enumerate(tile.fills):
                 yield WriteJob(turn, tile, fill, i + 1 == len(tile.fills))
@@ -246,7 +156,7 @@ class _FileWriter:
 
     def _stands(self, tile: Tile) -> bool:
         """Whether an earlier run wrote this tile as it is, and all before it; enters it then."""
-        claim = self._run.partial.claims.get((self._file.name, tile.number))
+        claim = self._run.partial.claims.get((self.file.name, tile.number))
         if claim is None or claim[:2] != (tile.offset, tile.length):
             return False
         self._run.go_on()
@@ -290,7 +200,8 @@ class _FileWriter:
             self._closed = True
             while self._helping:
                 self._turn.wait(0.5)
-            self.spare.clear()
+            while self.spare:
+                self._run.give_buffer(self.spare.pop().buffer)
 
     def commit(self, filled: _Filled) -> Gather:
         """Has what is filled written in its turn, by this thread or the one that writes; returns
@@ -317,12 +228,12 @@ class _FileWriter:
             if shared is None:
                 write_at(self._descriptor, data, first)
             else:
-                for start, stop in shared.gaps(self._file.name, first, first + len(data)):
+                for start, stop in shared.gaps(self.file.name, first, first + len(data)):
                     write_at(self._descriptor, data[start - first : stop - first], start)
             if job.last:
                 tile = job.tile
                 self._run.partial.claim(
-                    self._file.name, tile.number, tile.offset, tile.length, self.whole.hexdigest()
+                    self.file.name, tile.number, tile.offset, tile.length, self.whole.hexdigest()
                 )
                 self._run.finished(tile, tile.length)
             with self._turn:
@@ -355,10 +266,12 @@ class _Writers:
         self.targets, self.partial, self.shared = files, partial, shared
         self.values, self.recorded, self.parts = values, recorded, run.parts
         self.progress = run.options.progress
+        self.fillers: Fillers | None = None
+        self.ledger = run.ledger
         self.budget = min(WINDOW, run.options.max_memory // (4 * run.options.threads))
         tensors = [run.outputs[placed.key] for file in files for placed in file.tensors]
         if values is None:
-            longest = max((_step(t, run.layouts, None) for t in tensors), default=1)
+            longest = max((reading_step(t, run.layouts, None) for t in tensors), default=1)
         else:
             longest = longest_step(tensors, run.layouts, values)
         # the longest fill
@@ -379,7 +292,24 @@ class _Writers:
         """Writes all files; raises the first error after all threads have ended."""
         for file in sorted(self.targets, key=attrgetter("size"), reverse=True):
             self.waiting.put(file)
-        run_together(lambda number: self._guard(self._work, number), threads, self.stop.set)
+        if self.values is not None:
+            self.fillers = Fillers.begin(
+                threads,
+                self.ahead,
+                self.targets,
+                self.outputs,
+                self.source,
+                self.layouts,
+                self.values,
+                self.ledger,
+                self.parts,
+                self.budget,
+            )
+        try:
+            run_together(lambda number: self._guard(self._work, number), threads, self.stop.set)
+        finally:
+            if self.fillers is not None:
+                self.fillers.end()
         if self.error is not None:
             raise self.error
 
@@ -397,7 +327,7 @@ class _Writers:
     def _work(self, number: int) -> None:
         """Writes files until none is left, then helps with those that others write."""
         try:
-            stage, window = memoryview(bytearray(self.ahead)), Window()
+            stage, window = self._buffer(), Window()
         except MemoryError:
             if number:
                 return  # the others do it
@@ -414,7 +344,7 @@ class _Writers:
                     self.lines.append(line)
                     self.begun.notify_all()
                 try:
-                    stage = self._guard(self._serve, line, stage) or stage
+                    stage = self._guard(self._serve, number, line, stage) or stage
                 finally:
                     line.finish()
                 self.go_on()
@@ -430,13 +360,27 @@ class _Writers:
             try:
                 spare = None
                 with suppress(MemoryError):
-                    spare = memoryview(bytearray(self.ahead))
-                stage = self._serve(other, stage, spare)
+                    spare = self._buffer()
+                stage = self._serve(number, other, stage, spare)
             finally:
                 other.leave()
 
+    def _buffer(self) -> memoryview:
+        if self.fillers is not None:
+            return self.fillers.take_buffer()
+        return memoryview(bytearray(self.ahead))
+
+    def give_buffer(self, buffer: memoryview) -> None:
+        """Takes back a buffer that no thread uses any more."""
+        if self.fillers is not None:
+            self.fillers.give_buffer(buffer)
+
     def _serve(
-        self, line: _FileWriter, stage: memoryview, spare: memoryview | None = None
+        self,
+        number: int,
+        line: _FileWriter,
+        stage: memoryview,
+        spare: memoryview | None = None,
     ) -> memoryview:
         """Fills and commits until nothing is left to take; returns a buffer that nothing reads."""
         compute = None if self.values is None else self.values.leaf
@@ -446,14 +390,9 @@ class _Writers:
             line.spare.append(Gather(self.source, self.layouts, spare, *common))
         while (job := line.take()) is not None:
             self.go_on()
-            stage = gather.buffer
-            for content, start, stop, at, last in job.fill.parts:
-                if isinstance(content, bytes):
-                    stage[at : at + stop - start] = content[start:stop]
-                elif not isinstance(content, Sealed):
-                    gather.fill(content, start, stop, at)
-                    if last:
-                        gather.release()
+            stage, fillers = gather.buffer, self.fillers
+            if fillers is None or not fillers.fill(number, line.file, job.turn, stage):
+                fill_buffer(gather, job.fill)
             crcs = [] if line.sums is None else line.sums.of(job.fill, stage)
             gather = line.commit(_Filled(job, gather, crcs))
         return gather.buffer
@@ -469,6 +408,8 @@ class _Writers:
                     and self._last_place(part.content)
                 ):
                     self.values.done(part.content)
+                    if self.fillers is not None:
+                        self.fillers.finished(part.content)
         with self.lock:
             self.done += tile.length
             self.written += written
@@ -528,6 +469,8 @@ class TargetRun:
         # of the files that this process wrote, and the bytes it wrote for them
         self.files: dict[str, dict[str, Any]] = {}
         self.written = 0
+        # whether errors of computed tensors were measured by a process that has died
+        self.lost = False
 
     def examine(self, files: Sequence[OutputFile], checks: Sequence[ValueCheck] = ()) -> None:
         """Makes ready what computes these files and compares their checksums. RunError M919;
@@ -606,6 +549,7 @@ class TargetRun:
         self.source.check_unchanged()
         self.files |= work.files
         self.written += work.written
+        self.lost |= work.fillers is not None and work.fillers.lost
 
     def share(self, files: Sequence[OutputFile]) -> None:
         """Takes what these files can share with the source, in a process that did not allocate."""
@@ -650,7 +594,8 @@ class TargetRun:
         shared, report = self._shared, None
         if self.ledger is not None:
             report = self.ledger.report(
-                complete=self.written == sum(file.size for file in self.target.files)
+                complete=not self.lost
+                and self.written == sum(file.size for file in self.target.files)
             )
         return RunResult(
             self.files,
