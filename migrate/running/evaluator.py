@@ -15,7 +15,7 @@ move takes elements apart, it goes through a box that this thread keeps for its 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count, product
 from math import prod
@@ -45,7 +45,6 @@ from .gather import ByteReader, Gather, copy_strided, halved, stored_reader
 from .geometry import (
     STAGE,
     STAGE_MAX,
-    ByteLayout,
     ByteLayouts,
     Move,
     footprint,
@@ -119,6 +118,8 @@ class Evaluator:
         self._kinds: dict[tuple[Any, ...], Kind] = {}
         # of tensors that read computed ones (`reading_step`)
         self.steps: dict[tuple[Any, ...], int] = {}
+        # whether two ranges of such a step compute the same box
+        self.overlapping = False
         self._weights: dict[int, tuple[Computation, int]] = {}
         self._live = 0
         for tensor in outputs:
@@ -653,14 +654,13 @@ class ComputedReader(ByteReader):
         return box if per == 1 else (*box[:-1], (box[-1][0] // per, box[-1][1] // per))
 
 
-def reading_step(tensor: Tensor, layouts: ByteLayouts, values: Evaluator | None) -> int:
+def reading_step(tensor: Tensor, layouts: ByteLayouts, values: Evaluator) -> int:
     """The length of the ranges that a tensor should be asked for: as its layout says, and of
     computed ones whole boxes on their op's grain, so that no two ranges compute the same block.
     """
     layout = layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
     if (
-        values is None
-        or layout.loose
+        layout.loose
         or layout.windowed
         or not any(isinstance(s, ComputedTensor) for s in tensor.sources)
     ):
@@ -672,25 +672,21 @@ def reading_step(tensor: Tensor, layouts: ByteLayouts, values: Evaluator | None)
     key = (id(layout), *[(n, id(kind)) for n, kind in read.items()])
     found = values.steps.get(key)
     if found is None:
-        period = _longest_period(layout, read)
-        found = layout.step
-        if period <= GRAIN_MOST:
+        period = max(
+            (
+                _period(move, read[move.leaf])
+                for move in layout.moves
+                if move.leaf in read and read[move.leaf].regional
+            ),
+            default=1,
+        )
+        if period > GRAIN_MOST:
+            values.overlapping, found = True, layout.step
+        else:
             longest = BLOCKS if layout.whole and period > 1 else layout.step
             found = max(1, longest // period) * period
         values.steps[key] = found
     return found
-
-
-def _longest_period(layout: ByteLayout, read: Mapping[int, Kind]) -> int:
-    """The largest `_period` of what a layout reads of computed tensors, which are `read`."""
-    return max(
-        (
-            _period(move, read[move.leaf])
-            for move in layout.moves
-            if move.leaf in read and read[move.leaf].regional
-        ),
-        default=1,
-    )
 
 
 def _period(move: Move, kind: Kind) -> int:
@@ -733,13 +729,11 @@ def divides(tensors: Iterable[Tensor], layouts: ByteLayouts, values: Evaluator) 
     todo, seen = list(tensors), set[int]()
     for tensor in todo:
         layout = layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
-        if layout.windowed:
+        if layout.windowed or layout.loose:
             return False
-        read = {
-            n: values.kind(s) for n, s in enumerate(tensor.sources) if isinstance(s, ComputedTensor)
-        }
-        if read and (layout.loose or _longest_period(layout, read) > GRAIN_MOST):
-            return False
+    longest_step(todo, layouts, values)
+    if values.overlapping:
+        return False
     while todo:
         for value in todo.pop().sources:
             if isinstance(value, ComputedTensor) and id(value) not in seen:

@@ -19,6 +19,7 @@ is loaded, whose threads do not survive a fork.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import mmap
@@ -27,15 +28,14 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ..core import log
 from ..planning.graph import ComputedTensor
-from .cutting import tiles
 from .evaluator import divides
-from .gather import Batch, Gather, Sealed, Window
+from .gather import Gather, Window
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor
@@ -43,65 +43,77 @@ if TYPE_CHECKING:
     from ..source.target import OutputFile
     from .error_statistics import Ledger
     from .evaluator import Evaluator
+    from .gather import Batch
     from .geometry import ByteLayouts
     from .restored import RestoredParts
 
-# output bytes for which a fork is worth its time
-LEAST = 32 << 20
 
+class FillWork(NamedTuple):
+    """What computing takes, and what is told of it: `ledger` and `parts` of this process are those
+    that its parent wants to know about.
+    """
 
-def fill_buffer(gather: Gather, fill: Batch) -> None:
-    """Puts the bytes of a fill into the buffer of `gather`, but for what is sealed later."""
-    for content, start, stop, at, last in fill.parts:
-        if isinstance(content, bytes):
-            gather.buffer[at : at + stop - start] = content[start:stop]
-        elif not isinstance(content, Sealed):
-            gather.fill(content, start, stop, at)
-            if last:
-                gather.release()
+    source: Source
+    layouts: ByteLayouts
+    values: Evaluator
+    ledger: Ledger | None
+    parts: RestoredParts | None
+    budget: int
 
 
 class Fillers:
-    """One process for each thread of a run that writes `files`, two buffers for each.
+    """One process for each thread of a run that writes `files`, and two buffers for each.
 
-    Call sequence: `begin` forks, `fill` in any thread, `end`.
+    Call sequence: `begin` forks; `fill` and `finished` in any thread; `end`.
+
+    `outputs` are the tensors of the files, `fills` what one of them is of, in order.
     """
 
     def __init__(
         self,
         files: Sequence[OutputFile],
         outputs: Mapping[str, Tensor],
-        source: Source,
-        layouts: ByteLayouts,
-        values: Evaluator,
-        ledger: Ledger | None,
-        parts: RestoredParts | None,
-        budget: int,
+        fills: Callable[[OutputFile], Iterator[Batch]],
+        work: FillWork,
     ) -> None:
-        self._files, self._outputs, self._source = files, outputs, source
-        self._layouts, self._values = layouts, values
-        self._ledger, self._parts, self._budget = ledger, parts, budget
+        self._files, self._fills, self._work = files, fills, work
         self._numbers = {file.name: number for number, file in enumerate(files)}
-        # computed tensors that are written and not read again, in this order
-        self._tensors: dict[int, Tensor] = {}
+        # ids are alike in a forked process
+        self._tensors = {
+            id(tensor): tensor
+            for tensor in outputs.values()
+            if any(isinstance(s, ComputedTensor) for s in tensor.sources)
+        }
+        # those of which no place is left to be written, in this order
         self._finished: list[int] = []
-        self._buffers: list[memoryview] = []
-        self._free: list[memoryview] = []
+        # shared memory
+        self.buffers: list[memoryview] = []
         self._children: list[_Child] = []
-        # what processes measured and did not say
-        self.lost = False
+        self._lost = False
 
     @classmethod
-    def begin(cls, count: int, nbytes: int, *work: Any) -> Fillers | None:
+    def begin(
+        cls,
+        count: int,
+        nbytes: int,
+        files: Sequence[OutputFile],
+        outputs: Mapping[str, Tensor],
+        fills: Callable[[OutputFile], Iterator[Batch]],
+        work: FillWork,
+    ) -> Fillers | None:
         """Forks `count` processes with two buffers of `nbytes` each; None where they would not
         help, or the system gives none.
         """
-        made = cls(*work)
-        if not made._worth(count):
+        if (
+            "torch" in sys.modules
+            or not hasattr(os, "fork")
+            or threading.active_count() > 1
+            or not divides(outputs.values(), work.layouts, work.values)
+        ):
             return None
+        made = cls(files, outputs, fills, work)
         try:
-            made._buffers = [memoryview(mmap.mmap(-1, nbytes)) for _ in range(2 * count)]
-            made._free = [*made._buffers]
+            made.buffers = [memoryview(mmap.mmap(-1, nbytes)) for _ in range(2 * count)]
             for _ in range(count):
                 made._children.append(made._fork())
         except OSError:
@@ -109,22 +121,6 @@ class Fillers:
             return None
         log.debug("%d processes compute", count)
         return made
-
-    def _worth(self, count: int) -> bool:
-        placed = {p.key: p.nbytes for file in self._files for p in file.tensors}
-        tensors = [self._outputs[key] for key in placed]
-        self._tensors = {
-            id(t): t for t in tensors if any(isinstance(s, ComputedTensor) for s in t.sources)
-        }
-        computed = sum(placed[key] for key in placed if id(self._outputs[key]) in self._tensors)
-        return (
-            count > 1
-            and computed >= LEAST
-            and "torch" not in sys.modules
-            and hasattr(os, "fork")
-            and threading.active_count() == 1
-            and divides(tensors, self._layouts, self._values)
-        )
 
     def _fork(self) -> _Child:
         asked, answered = os.pipe(), os.pipe()
@@ -152,25 +148,15 @@ class Fillers:
         os.close(answered[1])
         return _Child(pid, open(asked[1], "wb", 0), open(answered[0], "rb"))
 
-    def end(self) -> None:
-        """Ends the processes."""
+    def end(self) -> bool:
+        """Ends the processes; whether one has died with what it had measured."""
         for child in self._children:
             child.hang_up()
         for child in self._children:
             with suppress(ChildProcessError):
                 os.waitpid(child.pid, 0)
         self._children = []
-
-    def take_buffer(self) -> memoryview:
-        """A buffer that processes share; MemoryError where all are taken."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            raise MemoryError from None
-
-    def give_buffer(self, buffer: memoryview) -> None:
-        """Takes a buffer back."""
-        self._free.append(buffer)
+        return self._lost
 
     def finished(self, tensor: Tensor) -> None:
         """No place of this tensor is left to be computed."""
@@ -182,15 +168,17 @@ class Fillers:
         if child.failed:
             return False
         news, child.heard = self._finished[child.heard :], len(self._finished)
-        at = next(n for n, one in enumerate(self._buffers) if one is buffer)
+        at = next((n for n, one in enumerate(self.buffers) if one is buffer), None)
+        if at is None:
+            return False
         found = child.ask([self._numbers[file.name], turn, at, news])
         if found is None:
-            self.lost = True
+            self._lost = True
             return False
-        if self._ledger is not None:
-            self._ledger.enter(found["boxes"])
-        if self._parts is not None:
-            self._parts.enter(found["pieces"])
+        if self._work.ledger is not None:
+            self._work.ledger.enter(found["boxes"])
+        if self._work.parts is not None:
+            self._work.parts.enter(found["pieces"])
         return bool(found["done"])
 
     def _serve(self, orders: BinaryIO, answers: BinaryIO) -> None:
@@ -198,48 +186,40 @@ class Fillers:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _die_with_parent()
-        for known in (self._ledger, self._parts):
-            if known is not None:
-                known.drain()
+        work, window = self._work, Window()
+        measured = [] if work.ledger is None else [work.ledger.drain]
+        hashed = [] if work.parts is None else [work.parts.drain]
+        for drain in (*measured, *hashed):
+            drain()
         fills: dict[int, Iterator[tuple[int, Batch]]] = {}
-        gathers: dict[int, Gather] = {}
-        window = Window()
+        gathers = [
+            Gather(work.source, work.layouts, buffer, work.values.leaf, work.budget, window)
+            for buffer in self.buffers
+        ]
         for line in orders:
             number, turn, at, finished = json.loads(line)
             done = True
             try:
                 for name in finished:
-                    self._values.done(self._tensors[name])
+                    work.values.done(self._tensors[name])
                 if number not in fills:
-                    fills[number] = self._fills(self._files[number])
-                fill = next(fill for n, fill in fills[number] if n == turn)
-                if at not in gathers:
-                    common = self._values.leaf, self._budget, window
-                    gathers[at] = Gather(self._source, self._layouts, self._buffers[at], *common)
-                fill_buffer(gathers[at], fill)
-                gathers[at].release()
+                    fills[number] = enumerate(self._fills(self._files[number]))
+                gathers[at].take(next(fill for n, fill in fills[number] if n == turn))
             except Exception:  # noqa: BLE001 - the thread that asked finds it again
                 done = False
+            # a computed tensor that is finished is not kept for this
+            gathers[at].release()
             found = {
                 "done": done,
-                "boxes": [] if self._ledger is None else self._ledger.drain(),
-                "pieces": [] if self._parts is None else self._parts.drain(),
+                "boxes": [one for drain in measured for one in drain()],
+                "pieces": [one for drain in hashed for one in drain()],
             }
             answers.write(json.dumps(found).encode() + b"\n")
-
-    def _fills(self, file: OutputFile) -> Iterator[tuple[int, Batch]]:
-        turn = 0
-        for tile in tiles(file, self._outputs, self._layouts, self._values):
-            for fill in tile.fills:
-                yield turn, fill
-                turn += 1
 
 
 def _die_with_parent() -> None:
     """As the end of the orders does, but at once: until then the journal would stay locked."""
-    with suppress(OSError, AttributeError, ImportError):
-        import ctypes
-
+    with suppress(OSError, AttributeError):
         # linux/prctl.h: PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 

@@ -392,6 +392,16 @@ class Gather:
         for move in layout.cut(start, stop):
             self._move(move, leaves, self.buffer, at - start, True)
 
+    def take(self, batch: Batch) -> None:
+        """Puts all of a batch into the buffer, but for what is sealed later."""
+        for content, start, stop, at, last in batch.parts:
+            if isinstance(content, bytes):
+                self.buffer[at : at + stop - start] = content[start:stop]
+            elif not isinstance(content, Sealed):
+                self.fill(content, start, stop, at)
+                if last:
+                    self.release()
+
     def release(self) -> None:
         """Lets go of the tensor last read, so that computed values can be freed."""
         self._leaves = None

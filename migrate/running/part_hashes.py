@@ -76,9 +76,6 @@ class TensorHash:
         """
         import xxhash
 
-        if self.value is None and not self._done:
-            with self._lock:
-                self._begin()
         at, end = start, start + len(data)
         while at < end and self.value is None:
             number = at // PIECE
@@ -104,16 +101,14 @@ class TensorHash:
     def enter(self, number: int, digest: bytes) -> None:
         """Takes the hash of one piece, which another process made."""
         with self._lock:
-            self._begin()
             self._enter(number, digest)
 
-    def _begin(self) -> None:
-        if self.value is None and not self._done:
-            self._digests = bytearray(WIDTH * self._left)
-            self._done = bytearray(self._left)
-
     def _enter(self, number: int, digest: bytes) -> None:
-        if self.value is not None or self._done[number]:
+        if self.value is not None:
+            return
+        if not self._done:
+            self._digests, self._done = bytearray(WIDTH * self._left), bytearray(self._left)
+        if self._done[number]:
             return
         if self.passed is not None:
             self.passed.append((number, digest))

@@ -30,7 +30,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.errors import fail, option, printable, refusal
 from ..core.out_of_memory import lacking, ran_out
@@ -38,6 +38,9 @@ from ..source.blobs import Identity, difference, release
 from ..source.paths import kind_of
 from ..source.target import Target
 from .share import SCRATCH, Shared, scratch_file
+
+if TYPE_CHECKING:
+    from ..planning.graph import Tensor
 
 SUFFIX = ".migrate-partial"
 JOURNAL, RANKS = "journal.jsonl", "ranks"
@@ -97,6 +100,25 @@ def check_place(out: Path, source: str) -> None:
             f"{_safe(out)} cannot be made: {_safe(here.parent)} {what}",
             help="create that folder first, or choose another place",
         )
+
+
+def check_places(outputs: Mapping[str, Tensor], target: Target) -> None:
+    """ValueError unless the files hold each tensor that they hold a part of whole, its bytes in
+    their order: once, or as often as several files want a copy.
+    """
+    left: dict[str, int] = {}
+    for placed in (placed for file in target.files for placed in file.tensors):
+        nbytes = outputs[placed.key].spec.nbytes
+        missing = left.get(placed.key) or nbytes
+        if nbytes - missing != placed.start:
+            raise ValueError(
+                f"{placed.key!r} is placed from byte {placed.start} on, not from {nbytes - missing}"
+            )
+        left[placed.key] = missing - placed.nbytes
+    for key, missing in left.items():
+        if missing:
+            nbytes = outputs[key].spec.nbytes
+            raise ValueError(f"{key!r} has {nbytes} bytes, its places have {nbytes - missing}")
 
 
 def write_failed(error: OSError, partial: Path, doing: str) -> NoReturn:
@@ -691,6 +713,15 @@ def write_at(descriptor: int, data: memoryview, offset: int) -> None:
     """Writes all of `data` at `offset`."""
     while data:
         n = os.pwrite(descriptor, data[:_AT_ONCE], offset)
+        data, offset = data[n:], offset + n
+
+
+def read_at(descriptor: int, data: memoryview, offset: int) -> None:
+    """Fills `data` from `offset`, as far as the file goes."""
+    while data:
+        n = os.preadv(descriptor, [data], offset)
+        if not n:
+            break
         data, offset = data[n:], offset + n
 
 

@@ -11,8 +11,10 @@ journalled.
         source.check_unchanged                        a changed source removes everything
         publish: side files, Partial.check, Partial.publish
 
-Each tile is journalled with the checksum of the file up to its end, because that is computed
-anyway; a resumed run goes on from the first tile that is not there.
+A tile is some MiB of one file: what the journal counts in, and what a kill can cost. A tile is made
+of fills, that is of what goes through the buffer at once. The cut depends on the plan alone, so a
+resumed run finds the same tiles. Each tile is journalled with the checksum of the file up to its
+end, because that is computed anyway; a resumed run goes on from the first tile that is not there.
 
 A thread has a file of its own, because file systems let no two write the same file. One that finds
 none left helps with another's: they gather side by side, and one writes what they filled, in turn.
@@ -44,13 +46,11 @@ from .checks import (
     recorded_checksums,
     require_checks,
 )
-from .cutting import Tile, check_places, tiles
 from .error_statistics import Ledger
 from .evaluator import Evaluator, longest_step, reading_step
-from .fillers import Fillers, fill_buffer
-from .gather import WINDOW, Batch, Gather, Sealed, Window
+from .gather import WINDOW, Batch, Gather, Sealed, Segment, Window
 from .geometry import STAGE, ByteLayouts
-from .publish import HASH, Partial, check_place, write_at, write_failed
+from .publish import HASH, TILE, Partial, check_place, check_places, read_at, write_at, write_failed
 from .resources import RunOptions, run_together
 from .share import LEAST, Shared
 
@@ -58,10 +58,22 @@ if TYPE_CHECKING:
     from ..planning.graph import Tensor, ValueCheck
     from ..source.index import Source
     from ..source.target import OutputFile, Target
+    from .fillers import Fillers
     from .restored import RestoredParts
 
 _T = TypeVar("_T")
 _DEFAULT = RunOptions()
+# output bytes from which on processes are worth their time
+MANY = 32 << 20
+
+
+class Tile(NamedTuple):
+    """What the journal counts in."""
+
+    number: int
+    offset: int
+    length: int
+    fills: list[Batch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +98,70 @@ class RunResult:
     left: str | None = None
     idle: int = 0
     restored: Mapping[str, Any] | None = None
+
+
+def tiles(
+    file: OutputFile,
+    outputs: Mapping[str, Tensor],
+    layouts: ByteLayouts,
+    values: Evaluator | None = None,
+) -> Iterator[Tile]:
+    """The tiles of a file, in order, without gaps. ValueError if target and outputs do not fit."""
+    number, first, fills = 0, 0, []
+    offset = 0
+    for fill in _fills(file, outputs, layouts, values):
+        fills.append(fill)
+        offset = fill.offset + fill.length
+        if offset - first >= TILE:
+            yield Tile(number, first, offset - first, fills)
+            number, first, fills = number + 1, offset, []
+    if fills:
+        yield Tile(number, first, offset - first, fills)
+    if offset != file.size:
+        raise ValueError(f"{file.name}: tensors end at {offset}, the file at {file.size}")
+
+
+def _fills(
+    file: OutputFile, outputs: Mapping[str, Tensor], layouts: ByteLayouts, values: Evaluator | None
+) -> Iterator[Batch]:
+    offset = used = 0
+    parts: list[Segment] = []
+    for content, start, nbytes, begin in _contents(file, outputs):
+        if start != offset + used:
+            raise ValueError(f"{file.name}: a hole between {offset + used} and {start}")
+        if isinstance(content, (bytes, Sealed)):
+            step = STAGE
+        elif values is None:
+            step = layouts.of(content.view, content.spec.dtype, content.spec.nbytes).step
+        else:
+            step = reading_step(content, layouts, values)
+        if used and used + nbytes > STAGE:
+            yield Batch(offset, used, parts)
+            offset, parts, used = offset + used, [], 0
+        end = begin + nbytes
+        for first in range(begin, end, step):
+            last = min(first + step, end)
+            parts.append(Segment(content, first, last, used, last == end))
+            used += last - first
+            if used >= min(step, STAGE):
+                yield Batch(offset, used, parts)
+                offset, parts, used = offset + used, [], 0
+    if used:
+        yield Batch(offset, used, parts)
+
+
+def _contents(
+    file: OutputFile, outputs: Mapping[str, Tensor]
+) -> Iterator[tuple[Tensor | bytes | Sealed, int, int, int]]:
+    """(content, offset in the file, bytes, the first of its bytes) of all that the file is of."""
+    yield file.header, 0, len(file.header), 0
+    stops = [placed.offset for placed in file.tensors[1:]] + [file.size]
+    for number, (placed, stop) in enumerate(zip(file.tensors, stops, strict=False)):
+        tensor = outputs[placed.key]
+        yield tensor, placed.offset, placed.nbytes, placed.start
+        end = placed.offset + placed.nbytes
+        if file.seal is not None and end < stop:
+            yield Sealed(number + 1), end, stop - end, 0
 
 
 class _Stopped(Exception):  # noqa: N818 - leaves a thread after another one failed
@@ -164,7 +240,7 @@ class _FileWriter:
         buffer = memoryview(bytearray(max(fill.length for fill in tile.fills)))
         for fill in tile.fills:
             data = buffer[: fill.length]
-            _reread(self._descriptor, data, fill.offset)
+            read_at(self._descriptor, data, fill.offset)
             whole.update(data)
             found.append([] if self.sums is None else self.sums.of(fill, data))
         if whole.hexdigest() != claim[2]:
@@ -200,8 +276,8 @@ class _FileWriter:
             self._closed = True
             while self._helping:
                 self._turn.wait(0.5)
-            while self.spare:
-                self._run.give_buffer(self.spare.pop().buffer)
+            self._run.free += [gather.buffer for gather in self.spare]
+            self.spare.clear()
 
     def commit(self, filled: _Filled) -> Gather:
         """Has what is filled written in its turn, by this thread or the one that writes; returns
@@ -266,15 +342,19 @@ class _Writers:
         self.targets, self.partial, self.shared = files, partial, shared
         self.values, self.recorded, self.parts = values, recorded, run.parts
         self.progress = run.options.progress
+        self.ledger, self.lost = run.ledger, False
         self.fillers: Fillers | None = None
-        self.ledger = run.ledger
         self.budget = min(WINDOW, run.options.max_memory // (4 * run.options.threads))
         tensors = [run.outputs[placed.key] for file in files for placed in file.tensors]
         if values is None:
-            longest = max((reading_step(t, run.layouts, None) for t in tensors), default=1)
+            of = run.layouts.of
+            longest = max(
+                (of(t.view, t.spec.dtype, t.spec.nbytes).step for t in tensors), default=1
+            )
         else:
             longest = longest_step(tensors, run.layouts, values)
-        # the longest fill
+        # buffers that processes share, and no thread uses; the longest fill
+        self.free: list[memoryview] = []
         self.ahead = STAGE + max(STAGE, longest)
         # places of each computed tensor that are not written yet, by its identity
         self.places = Counter(map(id, tensors if values is not None else ()))
@@ -292,26 +372,29 @@ class _Writers:
         """Writes all files; raises the first error after all threads have ended."""
         for file in sorted(self.targets, key=attrgetter("size"), reverse=True):
             self.waiting.put(file)
-        if self.values is not None:
-            self.fillers = Fillers.begin(
-                threads,
-                self.ahead,
-                self.targets,
-                self.outputs,
-                self.source,
-                self.layouts,
-                self.values,
-                self.ledger,
-                self.parts,
-                self.budget,
-            )
+        if self.values is not None and threads > 1 and self.total >= MANY:
+            self.fillers = self._divided(threads, self.values)
         try:
             run_together(lambda number: self._guard(self._work, number), threads, self.stop.set)
         finally:
             if self.fillers is not None:
-                self.fillers.end()
+                self.lost = self.fillers.end()
         if self.error is not None:
             raise self.error
+
+    def _divided(self, count: int, values: Evaluator) -> Fillers | None:
+        """Processes that compute for the threads, where these would do nothing twice."""
+        from .fillers import Fillers, FillWork
+
+        def fills(file: OutputFile) -> Iterator[Batch]:
+            for tile in tiles(file, self.outputs, self.layouts, values):
+                yield from tile.fills
+
+        work = FillWork(self.source, self.layouts, values, self.ledger, self.parts, self.budget)
+        tensors = {p.key: self.outputs[p.key] for file in self.targets for p in file.tensors}
+        made = Fillers.begin(count, self.ahead, self.targets, tensors, fills, work)
+        self.free = [] if made is None else [*made.buffers]
+        return made
 
     def _guard(self, work: Callable[..., _T], *arguments: Any) -> _T | None:
         try:
@@ -327,7 +410,8 @@ class _Writers:
     def _work(self, number: int) -> None:
         """Writes files until none is left, then helps with those that others write."""
         try:
-            stage, window = self._buffer(), Window()
+            stage = self.free.pop() if self.free else memoryview(bytearray(self.ahead))
+            window = Window()
         except MemoryError:
             if number:
                 return  # the others do it
@@ -360,27 +444,13 @@ class _Writers:
             try:
                 spare = None
                 with suppress(MemoryError):
-                    spare = self._buffer()
+                    spare = self.free.pop() if self.free else memoryview(bytearray(self.ahead))
                 stage = self._serve(number, other, stage, spare)
             finally:
                 other.leave()
 
-    def _buffer(self) -> memoryview:
-        if self.fillers is not None:
-            return self.fillers.take_buffer()
-        return memoryview(bytearray(self.ahead))
-
-    def give_buffer(self, buffer: memoryview) -> None:
-        """Takes back a buffer that no thread uses any more."""
-        if self.fillers is not None:
-            self.fillers.give_buffer(buffer)
-
     def _serve(
-        self,
-        number: int,
-        line: _FileWriter,
-        stage: memoryview,
-        spare: memoryview | None = None,
+        self, number: int, line: _FileWriter, stage: memoryview, spare: memoryview | None = None
     ) -> memoryview:
         """Fills and commits until nothing is left to take; returns a buffer that nothing reads."""
         compute = None if self.values is None else self.values.leaf
@@ -392,7 +462,7 @@ class _Writers:
             self.go_on()
             stage, fillers = gather.buffer, self.fillers
             if fillers is None or not fillers.fill(number, line.file, job.turn, stage):
-                fill_buffer(gather, job.fill)
+                gather.take(job.fill)
             crcs = [] if line.sums is None else line.sums.of(job.fill, stage)
             gather = line.commit(_Filled(job, gather, crcs))
         return gather.buffer
@@ -549,7 +619,7 @@ class TargetRun:
         self.source.check_unchanged()
         self.files |= work.files
         self.written += work.written
-        self.lost |= work.fillers is not None and work.fillers.lost
+        self.lost |= work.lost
 
     def share(self, files: Sequence[OutputFile]) -> None:
         """Takes what these files can share with the source, in a process that did not allocate."""
@@ -721,11 +791,3 @@ def write_target(
 def _appeared(error: MigrateError) -> bool:
     # the output is finished and stays resumable when only its name was taken meanwhile
     return any(d.code == "M904" for d in error.diagnostics)
-
-
-def _reread(descriptor: int, data: memoryview, offset: int) -> None:
-    while data:
-        n = os.preadv(descriptor, [data], offset)
-        if not n:
-            break
-        data, offset = data[n:], offset + n

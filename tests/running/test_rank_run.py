@@ -275,6 +275,7 @@ def test_what_was_measured_elsewhere_counts_once() -> None:
     ledger = Ledger({})
     for name in (1, 2):
         ledger._values[name] = (Value(), ["k"])  # type: ignore[assignment]
+        ledger._names.append(name)
     ledger.add([(0, tally(4, 0.5)), (1, tally(10, 1.0))])
     # the other part of the first, and the second again
     ledger.add([(0, tally(6, 0.25)), (1, tally(10, 1.0))])
