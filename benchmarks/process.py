@@ -1,6 +1,7 @@
 """Runs one whole process and says what it took: wall clock, CPU, peak private memory.
 
-Private memory is RssAnon, sampled from /proc: ru_maxrss and VmHWM count the mapped pages of files
+Private memory is RssAnon, sampled from /proc, with what a process and its children share counted
+once: ru_maxrss and VmHWM count the mapped pages of files
 too, which belong to the page cache and show gigabytes for a program that has allocated a few
 megabytes.
 """
@@ -86,20 +87,19 @@ def run(
         os.close(err)
 
 
-def private(pid: int) -> int:
-    """RssAnon of `pid` and of its children, in bytes."""
+def private(pid: int, names: Sequence[str] = ("RssAnon:", "RssShmem:")) -> int:
+    """RssAnon of `pid` and of its children, and what they share, in bytes."""
     total = 0
     try:
         with open(f"/proc/{pid}/status") as file:
             for line in file:
-                if line.startswith("RssAnon:"):
-                    total = int(line.split()[1]) * 1024
-                    break
+                if line.startswith(tuple(names)):
+                    total += int(line.split()[1]) * 1024
         with open(f"/proc/{pid}/task/{pid}/children") as file:
             children = file.read().split()
     except (OSError, ValueError):
         return total
-    return total + sum(private(int(child)) for child in children)
+    return total + sum(private(int(child), ("RssAnon:",)) for child in children)
 
 
 def _text(descriptor: int) -> str:

@@ -15,7 +15,7 @@ import select
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -174,14 +174,20 @@ _PATIENCE = 2.0
 
 
 def private_bytes() -> int:
-    """RssAnon of this process in bytes; 0 where /proc does not tell."""
-    try:
-        with open("/proc/self/status", encoding="ascii") as status:
-            for line in status:
-                if line.startswith("RssAnon:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    """RssAnon of this process and its children, and what they share, in bytes; 0 where /proc does
+    not tell.
+    """
+    here, children = os.getpid(), []
+    with suppress(OSError), open(f"/proc/{here}/task/{here}/children", encoding="ascii") as file:
+        children = file.read().split()
+    return _resident(here, ("RssAnon:", "RssShmem:")) + sum(
+        _resident(int(child), ("RssAnon:",)) for child in children
+    )
+
+
+def _resident(process: int, names: tuple[str, ...]) -> int:
+    with suppress(OSError), open(f"/proc/{process}/status", encoding="ascii") as status:
+        return sum(int(line.split()[1]) * 1024 for line in status if line.startswith(names))
     return 0
 
 

@@ -1,0 +1,270 @@
+"""Processes that compute for the threads of a run: the same bytes, hashes, figures and errors as
+threads give, whatever happens to a process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from work import HANG
+
+from migrate.core.spec import Spec
+from migrate.running.fillers import Fillers
+from migrate.running.part_hashes import PIECE, PartHashes
+
+# three weights in FP8, above what is worth a process together: one begins within a piece of a hash
+ROWS, COLUMNS = 3000, 2500
+RUN = "import sys; from migrate.cli.main import main; sys.argv[0] = 'migrate'; main()"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fillers") / "fp8"
+    folder.mkdir()
+    rng, tensors = np.random.default_rng(0), {}
+    for name in ("q_proj", "k_proj", "v_proj"):
+        codes = rng.integers(0, 0x7E, (ROWS, COLUMNS), "u1")
+        key = f"model.layers.0.self_attn.{name}.weight"
+        tensors[key] = ("F8_E4M3", codes.shape, codes.tobytes())
+        scales = (rng.random((ROWS, 1)) * 0.01 + 0.001).astype("<f4")
+        tensors[f"{key}_scale"] = ("F32", scales.shape, scales.tobytes())
+    (folder / "model.safetensors").write_bytes(safetensors_of(tensors))
+    config = {
+        "model_type": "llama",
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "quantization_status": "compressed",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+                }
+            },
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def safetensors_of(tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> bytes:
+    head: dict[str, Any] = {}
+    data = b""
+    for key, (dtype, shape, raw) in tensors.items():
+        head[key] = {
+            "dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]
+        }  # fmt: skip
+        data += raw
+    text = json.dumps(head).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def run(
+    checkpoint: Path, out: Path, *options: str, before: str = ""
+) -> subprocess.CompletedProcess[str]:
+    command = ["apply", checkpoint, "-o", out, "--to", "fp8@bf16", "--allow", "lossy", "-v"]
+    saved = ["--report", out.with_suffix(".json")]
+    return subprocess.run(
+        [sys.executable, "-c", f"{before}\n{RUN}", *command, *saved, *options],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
+
+
+def report(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())
+    assert found.pop("path") == str(out)
+    return found
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def single(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """What one thread writes, and its report."""
+    out = tmp_path_factory.mktemp("single") / "out"
+    done = run(checkpoint, out, "--threads", "1")
+    assert done.returncode == 0, done.stderr
+    assert "processes compute" not in done.stderr
+    return out, report(out)
+
+
+def test_processes_write_report_and_hash_what_one_thread_does(
+    checkpoint: Path, single: tuple[Path, Any], tmp_path: Path
+) -> None:
+    done = run(checkpoint, tmp_path / "out", "--threads", "3")
+    assert done.returncode == 0, done.stderr
+    assert "3 processes compute" in done.stderr
+    assert content(tmp_path / "out") == content(single[0])
+    assert "migrate.parts" in content(tmp_path / "out")
+    assert report(tmp_path / "out") == single[1]
+    assert single[1]["complete"]
+
+
+DIES = """
+import os, signal
+from migrate.running import gather
+taken = []
+take = gather.Gather.take
+def dies(self, batch):
+    taken.append(batch)
+    if os.getpid() != parent and len(taken) == 2:
+        {how}
+    take(self, batch)
+gather.Gather.take = dies
+parent = os.getpid()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "complete"),
+    [("os.kill(os.getpid(), signal.SIGKILL)", False), ("raise MemoryError('no more')", True)],
+    ids=["killed", "fails"],
+)
+def test_a_thread_goes_on_without_its_process(
+    checkpoint: Path, single: tuple[Path, Any], tmp_path: Path, how: str, complete: bool
+) -> None:
+    done = run(checkpoint, tmp_path / "out", before=DIES.format(how=how))
+    assert done.returncode == 0, done.stderr
+    assert "2 processes compute" in done.stderr
+    assert content(tmp_path / "out") == content(single[0])
+    said = report(tmp_path / "out")
+    # what the killed one had measured is not known
+    assert said["complete"] is complete
+    if complete:
+        assert said == single[1]
+
+
+def test_an_error_is_that_of_one_thread(checkpoint: Path, tmp_path: Path) -> None:
+    before = """
+from migrate.ops import base
+from migrate import ops
+op = ops.get("dequantize")
+compute = type(op).compute
+def refuses(self, args, inputs, specs, output, box, *rest, **memo):
+    if box[0][0] >= 1500:
+        raise base.OpError("M406", "not this row")
+    return compute(self, args, inputs, specs, output, box, *rest, **memo)
+type(op).compute = refuses
+"""
+    said = {}
+    for threads in "1", "2":
+        done = run(checkpoint, tmp_path / threads, "--threads", threads, before=before)
+        assert done.returncode not in (0, 70), done.stderr
+        assert ("processes compute" in done.stderr) is (threads == "2")
+        said[threads] = [
+            line.replace(str(tmp_path / threads), "out")
+            for line in done.stderr.splitlines()
+            if "not this row" in line or line.startswith("error")
+        ]
+        assert not (tmp_path / threads).exists()
+    assert said["1"] == said["2"]
+    assert said["1"]
+
+
+def test_processes_end_with_the_run_that_is_killed_and_it_can_go_on(
+    checkpoint: Path, single: tuple[Path, Any], tmp_path: Path
+) -> None:
+    slow = """
+import os, time
+from migrate.running import gather
+take = gather.Gather.take
+def slowly(self, batch):
+    if os.getpid() != parent:
+        print("child", os.getpid(), flush=True)
+        time.sleep(0.3)
+    take(self, batch)
+gather.Gather.take = slowly
+parent = os.getpid()
+"""
+    command = ["apply", checkpoint, "-o", tmp_path / "out", "--to", "fp8@bf16", "--allow", "lossy"]
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{slow}\n{RUN}", *command], stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        children = {int(running.stdout.readline().split()[1]) for _ in range(2)}
+        running.kill()
+    until = time.monotonic() + HANG
+    while any(map(alive, children)) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not any(map(alive, children))
+    done = run(checkpoint, tmp_path / "out", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert content(tmp_path / "out") == content(single[0])
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_an_interrupt_ends_the_processes(checkpoint: Path, tmp_path: Path) -> None:
+    interrupted = """
+import os, signal
+from migrate.running import gather
+take = gather.Gather.take
+def asks(self, batch):
+    if os.getpid() != parent:
+        print("child", os.getpid(), flush=True)
+        os.kill(parent, signal.SIGINT)
+    take(self, batch)
+gather.Gather.take = asks
+parent = os.getpid()
+"""
+    done = run(checkpoint, tmp_path / "out", before=interrupted)
+    assert done.returncode == 130
+    children = {int(line.split()[1]) for line in done.stdout.splitlines() if "child" in line}
+    assert children
+    assert not any(map(alive, children))
+
+
+def test_nothing_is_forked_beside_other_threads_or_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork() -> int:
+        raise AssertionError("forked")
+
+    monkeypatch.setattr(os, "fork", fork)
+    arguments: Any = (2, 1 << 20, [], {}, None, None)
+    monkeypatch.setitem(sys.modules, "torch", object())
+    assert Fillers.begin(*arguments) is None
+    monkeypatch.delitem(sys.modules, "torch")
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait)
+    other.start()
+    try:
+        assert Fillers.begin(*arguments) is None
+    finally:
+        ended.set()
+        other.join()
+
+
+def test_hashes_of_pieces_come_together_from_two_processes() -> None:
+    spec = Spec("uint8", (5 * PIECE + 7,))
+    data = memoryview(np.random.default_rng(1).integers(0, 256, spec.shape, "u1").tobytes())
+    whole, parent = PartHashes({"w": spec}), PartHashes({"w": spec})
+    whole._by_key["w"].feed(0, data)
+    for ranges in [(0, 2 * PIECE), (4 * PIECE, 5 * PIECE + 7)], [(2 * PIECE, 4 * PIECE)]:
+        child = PartHashes({"w": spec})
+        assert child.drain() == []
+        for start, stop in ranges:
+            part = np.frombuffer(data[start:stop], "u1")
+            child._take(child._by_key["w"], spec, ((start, stop),), part)
+            said = json.loads(json.dumps(child.drain()))
+            assert said
+            parent.enter(said)
+        assert child.drain() == []
+    assert not parent.unfinished()
+    assert parent.values() == whole.values()
