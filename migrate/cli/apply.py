@@ -42,8 +42,8 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--threads",
                 type=click.IntRange(1, 64),
-                help="Output files to write at the same time.  [default: 2, or with several "
-                "ranks the machine's cores divided by its ranks]",
+                help="Output files to write at the same time; as many processes compute values.  "
+                "[default: 2, or with several ranks the machine's cores divided by its ranks]",
             ),
             ranks,
             click.option(

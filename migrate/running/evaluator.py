@@ -155,6 +155,10 @@ class Evaluator:
             found = self._kinds[key] = kind_of(call, value.output, value.spec)
         return found
 
+    def kinds(self) -> Iterable[Kind]:
+        """The kinds of all values that were asked for so far."""
+        return self._kinds.values()
+
     def require(self, outputs: Iterable[Tensor]) -> None:
         """RunError M919 naming each node whose smallest box does not fit in the memory."""
         report, seen, todo = Report(), set[int](), list(outputs)

@@ -14,7 +14,7 @@ that fill, and all that follow, by itself, and so fails in the same place with t
 what only the process knew of errors (`Ledger`) is then not known.
 
 Not for a run whose parts would be computed by several processes again (`divides`), nor where torch
-is loaded, whose threads do not survive a fork.
+computes or is loaded, whose threads do not survive a fork, or where anything else runs beside.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ if TYPE_CHECKING:
     from .gather import Batch
     from .geometry import ByteLayouts
     from .restored import RestoredParts
+
+
+# what torch's casts encode, unless one scale of a tensor is known before: few long calls, which
+# threads make as quickly, and each process would import torch
+_CAST = {"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
 
 
 class FillWork(NamedTuple):
@@ -109,6 +114,10 @@ class Fillers:
             or not hasattr(os, "fork")
             or threading.active_count() > 1
             or not divides(outputs.values(), work.layouts, work.values)
+            or any(
+                kind.op.kind == "part" and kind.spec.dtype in _CAST and not kind.surveyed
+                for kind in work.values.kinds()
+            )
         ):
             return None
         made = cls(files, outputs, fills, work)
