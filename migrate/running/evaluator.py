@@ -441,12 +441,19 @@ class Evaluator:
         message = f"{self._said(call)}: {error.message}"
         fail(error.code, message, notes=error.notes, help=error.help)
 
-    def _survey(self, workspace: Workspace, call: Computation, kind: Kind) -> Any:
-        """What the op has to know of all numbers of its first input."""
+    def survey(self, value: ComputedTensor) -> Any:
+        """What the op of a surveyed value has to know of all numbers of its first input."""
+        return self._survey(self.workspace(), value.computation, self.kind(value))
+
+    def surveys(self) -> Surveys:
+        """What was found in surveys."""
         with self._lock:
-            self._surveys = surveys = self._surveys or Surveys()
+            self._surveys = self._surveys or Surveys()
+        return self._surveys
+
+    def _survey(self, workspace: Workspace, call: Computation, kind: Kind) -> Any:
         try:
-            return surveys.of(
+            return self.surveys().of(
                 call, kind, lambda box: workspace.input(0, call.inputs[0], box, False)
             )
         except OpError as error:

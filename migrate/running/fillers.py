@@ -9,6 +9,9 @@ threads has a process beside it, forked when all is planned and checked:
         its number, and a buffer's   ─▶ gather and compute into that buffer, which both share
         hash, write, journal         ◀─ done, and what it measured and hashed on the way
 
+What has to be known of a tensor before its first box (`surveys`) is asked for first, and told to
+the other processes. One that would have to wait for another makes that of a later tensor meanwhile.
+
 A process makes nothing that lasts: no file, no message. If one fails or dies, its thread computes
 that fill, and all that follow, by itself, and so fails in the same place with the error of its own;
 what only the process knew of errors (`Ledger`) is then not known.
@@ -28,7 +31,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -46,11 +49,16 @@ if TYPE_CHECKING:
     from .gather import Batch
     from .geometry import ByteLayouts
     from .restored import RestoredParts
+    from .tiles import WriteJob
 
 
 # what torch's casts encode, unless one scale of a tensor is known before: few long calls, which
 # threads make as quickly, and each process would import torch
 _CAST = {"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
+
+
+# surveys that are made ahead, at most
+_AHEAD = 4
 
 
 class FillWork(NamedTuple):
@@ -84,17 +92,31 @@ class Fillers:
         self._files, self._fills, self._work = files, fills, work
         self._numbers = {file.name: number for number, file in enumerate(files)}
         # ids are alike in a forked process
-        self._tensors = {
-            id(tensor): tensor
-            for tensor in outputs.values()
-            if any(isinstance(s, ComputedTensor) for s in tensor.sources)
-        }
-        # those of which no place is left to be written, in this order
+        self._tensors: dict[int, Tensor] = {}
+        # one output of each surveyed call, and the numbers of those that a tensor reads
+        self._surveyed: list[ComputedTensor] = []
+        self._needed: dict[int, list[int]] = {}
+        self._enter(outputs.values())
+        self._surveys = _Surveys(len(self._surveyed))
+        # tensors of which no place is left to be written, in this order
         self._finished: list[int] = []
         # shared memory
         self.buffers: list[memoryview] = []
         self._children: list[_Child] = []
         self._lost = False
+
+    def _enter(self, outputs: Iterable[Tensor]) -> None:
+        calls: dict[int, int] = {}
+        for tensor in outputs:
+            for value in tensor.sources:
+                if not isinstance(value, ComputedTensor):
+                    continue
+                self._tensors[id(tensor)] = tensor
+                if self._work.values.kind(value).surveyed:
+                    number = calls.setdefault(id(value.computation), len(self._surveyed))
+                    if number == len(self._surveyed):
+                        self._surveyed.append(value)
+                    self._needed.setdefault(id(tensor), []).append(number)
 
     @classmethod
     def begin(
@@ -140,6 +162,10 @@ class Fillers:
                 # that other threads' locks stay taken: there are no others
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
+        except OSError:
+            for descriptor in (*asked, *answered):
+                os.close(descriptor)
+            raise
         finally:
             gc.unfreeze()
         if not pid:
@@ -171,16 +197,18 @@ class Fillers:
         """No place of this tensor is left to be computed."""
         self._finished.append(id(tensor))
 
-    def fill(self, number: int, file: OutputFile, turn: int, buffer: memoryview) -> bool:
+    def fill(self, number: int, file: OutputFile, job: WriteJob, buffer: memoryview) -> bool:
         """Has the process of thread `number` fill a shared buffer; False if it did not."""
         child = self._children[number]
-        if child.failed:
-            return False
-        news, child.heard = self._finished[child.heard :], len(self._finished)
         at = next((n for n, one in enumerate(self.buffers) if one is buffer), None)
-        if at is None:
+        if child.failed or at is None:
             return False
-        found = child.ask([self._numbers[file.name], turn, at, news])
+        for part in job.fill.parts:
+            for survey in self._needed.get(id(part.content), ()):
+                self._surveys.make(survey, child)
+        news, child.heard = self._finished[child.heard :], len(self._finished)
+        known = self._surveys.news(child)
+        found = child.ask([self._numbers[file.name], job.turn, at, news, known])
         if found is None:
             self._lost = True
             return False
@@ -205,25 +233,91 @@ class Fillers:
             Gather(work.source, work.layouts, buffer, work.values.leaf, work.budget, window)
             for buffer in self.buffers
         ]
-        for line in orders:
-            number, turn, at, finished = json.loads(line)
-            done = True
+
+        def fill(number: int, turn: int, at: int, finished: list[int], known: list[Any]) -> None:
+            for survey, found in known:
+                call = self._surveyed[survey].computation
+                work.values.surveys().enter(call, _array_of(found))
+            for name in finished:
+                work.values.done(self._tensors[name])
+            if number not in fills:
+                fills[number] = enumerate(self._fills(self._files[number]))
             try:
-                for name in finished:
-                    work.values.done(self._tensors[name])
-                if number not in fills:
-                    fills[number] = enumerate(self._fills(self._files[number]))
                 gathers[at].take(next(fill for n, fill in fills[number] if n == turn))
+            finally:
+                # a computed tensor that is finished is not kept for this
+                gathers[at].release()
+
+        for line in orders:
+            order, found = json.loads(line), dict[str, Any]()
+            try:
+                if len(order) == 1:
+                    found["survey"] = _said_of(work.values.survey(self._surveyed[order[0]]))
+                else:
+                    fill(*order)
+                found["done"] = True
             except Exception:  # noqa: BLE001 - the thread that asked finds it again
-                done = False
-            # a computed tensor that is finished is not kept for this
-            gathers[at].release()
-            found = {
-                "done": done,
-                "boxes": [one for drain in measured for one in drain()],
-                "pieces": [one for drain in hashed for one in drain()],
-            }
+                found["done"] = False
+            found["boxes"] = [one for drain in measured for one in drain()]
+            found["pieces"] = [one for drain in hashed for one in drain()]
             answers.write(json.dumps(found).encode() + b"\n")
+
+
+class _Surveys:
+    """Which surveys of a run are made, and by which process."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._changed = count, threading.Condition()
+        self._making: set[int] = set()
+        # None where it is nothing that can be told: then each process makes its own
+        self._found: dict[int, Any] = {}
+
+    def make(self, number: int, child: _Child) -> None:
+        """Returns when survey `number` is made."""
+        while True:
+            with self._changed:
+                if number in self._found:
+                    return
+                ahead = range(number, min(number + 1 + _AHEAD, self._count))
+                mine = next(
+                    (n for n in ahead if n not in self._found and n not in self._making), None
+                )
+                if mine is None:
+                    self._changed.wait(0.5)
+                    continue
+                self._making.add(mine)
+            found = None
+            try:
+                found = child.ask([mine])
+            finally:
+                with self._changed:
+                    self._making.discard(mine)
+                    self._found[mine] = found and found.get("survey")
+                    child.knows.add(mine)
+                    self._changed.notify_all()
+
+    def news(self, child: _Child) -> list[tuple[int, Any]]:
+        """What was found that the process does not know."""
+        with self._changed:
+            new = [(n, f) for n, f in self._found.items() if f and n not in child.knows]
+        child.knows.update(n for n, _ in new)
+        return new
+
+
+def _said_of(found: Any) -> list[Any] | None:
+    """An array of numbers, as `_array_of` takes it; None for anything else."""
+    import numpy as np
+
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "fiu":
+        return None
+    return [found.dtype.str, found.shape, found.tobytes().hex()]
+
+
+def _array_of(said: list[Any]) -> Any:
+    import numpy as np
+
+    dtype, shape, data = said
+    return np.frombuffer(bytes.fromhex(data), dtype).reshape(shape)
 
 
 def _die_with_parent() -> None:
@@ -236,12 +330,13 @@ def _die_with_parent() -> None:
 class _Child:
     """A process, as the thread that asks it sees it."""
 
-    __slots__ = ("_answers", "_orders", "failed", "heard", "pid")
+    __slots__ = ("_answers", "_orders", "failed", "heard", "knows", "pid")
 
     def __init__(self, pid: int, orders: BinaryIO, answers: BinaryIO) -> None:
         self.pid, self._orders, self._answers = pid, orders, answers
-        # how many tensors it knows to be finished
+        # how many tensors it knows to be finished, and which surveys
         self.heard = 0
+        self.knows: set[int] = set()
         self.failed = False
 
     def ask(self, order: Sequence[Any]) -> dict[str, Any] | None:

@@ -3,8 +3,9 @@ magnitude of a tensor, say, from which its scale follows.
 
 A survey reads the first input once, box by box, and keeps no more than what the op makes of it, so
 that memory follows boxes however large the tensor is. It is made once for a call, whatever outputs
-and boxes there are, by the thread that first needs it; others wait. Each process makes its own, and
-as boxes are taken in row-major order, all find the same.
+and boxes there are, by the thread that first needs it; others wait. Processes that compute for one
+run tell each other (`fillers.py`); those of several ranks make their own, and as boxes are taken in
+row-major order, all find the same.
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ class Surveys:
             with self._lock:
                 self._found[id(call)] = call, found
         return found
+
+    def enter(self, call: Computation, found: Any) -> None:
+        """Takes what another process found for `call`."""
+        with self._lock:
+            self._found[id(call)] = call, found
 
     def drop(self, call: Computation) -> None:
         """Forgets what was found for `call`, which is not computed any more."""

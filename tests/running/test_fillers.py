@@ -113,6 +113,39 @@ def test_processes_write_report_and_hash_what_one_thread_does(
     assert single[1]["complete"]
 
 
+SURVEYS = """
+import os
+from migrate.ops.quantize import Quantize
+survey = Quantize.survey
+def counted(self, args, specs, box, array, known=None):
+    if known is None:
+        os.write(2, b"a survey\\n")
+    return survey(self, args, specs, box, array, known)
+Quantize.survey = counted
+"""
+
+
+def test_what_is_known_of_a_whole_tensor_is_found_once(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).integers(0x3B00, 0x3C00, (4, 3000, 3000), "<u2")
+    keys = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(4)]
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "model.safetensors").write_bytes(
+        safetensors_of(
+            {k: ("BF16", a.shape, a.tobytes()) for k, a in zip(keys, numbers, strict=True)}
+        )
+    )
+    (plain / "config.json").write_text('{"model_type": "llama"}')
+    for threads in "1", "3":
+        options = ["--from", "fp8@bf16", "--to", "fp8@modelopt", "--threads", threads]
+        done = run(plain, tmp_path / threads, *options, before=SURVEYS)
+        assert done.returncode == 0, done.stderr
+        assert ("processes compute" in done.stderr) is (threads == "3")
+        assert done.stderr.count("a survey") == len(keys)
+    assert content(tmp_path / "1") == content(tmp_path / "3")
+    assert report(tmp_path / "1") == report(tmp_path / "3")
+
+
 DIES = """
 import os, signal
 from migrate.running import gather
