@@ -282,8 +282,7 @@ def apply(
         allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
             something is refused.
         max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
-        threads: Output files to write at the same time, 1 to 64. Where torch is not loaded and
-            no other thread runs, as many forked processes compute values. Default: 2.
+        threads: Files to write, and processes that compute, at the same time, 1 to 64. Default: 2.
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
             Default: 1 GB.
         fsync: Wait until everything is on disk; without it a power cut may lose the output.
@@ -464,8 +463,7 @@ def downgrade(
         allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
             something is refused.
         max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
-        threads: Output files to write at the same time, 1 to 64. Where torch is not loaded and
-            no other thread runs, as many forked processes compute values. Default: 2.
+        threads: Files to write, and processes that compute, at the same time, 1 to 64. Default: 2.
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
             Default: 1 GB.
         fsync: Wait until everything is on disk; without it a power cut may lose the output.

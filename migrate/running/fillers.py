@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from .gather import Batch
     from .geometry import ByteLayouts
     from .restored import RestoredParts
-    from .tiles import WriteJob
 
 
 # what torch's casts encode, unless one scale of a tensor is known before: few long calls, which
@@ -197,18 +196,22 @@ class Fillers:
         """No place of this tensor is left to be computed."""
         self._finished.append(id(tensor))
 
-    def fill(self, number: int, file: OutputFile, job: WriteJob, buffer: memoryview) -> bool:
-        """Has the process of thread `number` fill a shared buffer; False if it did not."""
+    def fill(
+        self, number: int, file: OutputFile, turn: int, fill: Batch, buffer: memoryview
+    ) -> bool:
+        """Has the process of thread `number` put `fill`, the file's number `turn`, into a shared
+        buffer; False if it did not.
+        """
         child = self._children[number]
         at = next((n for n, one in enumerate(self.buffers) if one is buffer), None)
         if child.failed or at is None:
             return False
-        for part in job.fill.parts:
+        for part in fill.parts:
             for survey in self._needed.get(id(part.content), ()):
                 self._surveys.make(survey, child)
         news, child.heard = self._finished[child.heard :], len(self._finished)
         known = self._surveys.news(child)
-        found = child.ask([self._numbers[file.name], job.turn, at, news, known])
+        found = child.ask([self._numbers[file.name], turn, at, news, known])
         if found is None:
             self._lost = True
             return False

@@ -57,10 +57,10 @@ class Surveys:
                 self._found[id(call)] = call, found
         return found
 
-    def enter(self, call: Computation, found: Any) -> None:
+    def enter(self, call: Computation, result: Any) -> None:
         """Takes what another process found for `call`."""
         with self._lock:
-            self._found[id(call)] = call, found
+            self._found[id(call)] = call, result
 
     def drop(self, call: Computation) -> None:
         """Forgets what was found for `call`, which is not computed any more."""

@@ -461,7 +461,7 @@ class _Writers:
         while (job := line.take()) is not None:
             self.go_on()
             stage, fillers = gather.buffer, self.fillers
-            if fillers is None or not fillers.fill(number, line.file, job, stage):
+            if fillers is None or not fillers.fill(number, line.file, job.turn, job.fill, stage):
                 gather.take(job.fill)
             crcs = [] if line.sums is None else line.sums.of(job.fill, stage)
             gather = line.commit(_Filled(job, gather, crcs))
