@@ -118,7 +118,7 @@ def directed(step: PathStep, report: Report) -> list[DirectedRule]:
             continue
         back = invert(rule)
         if isinstance(back, OneWay) and step.undo:
-            made = _writes(rule)
+            made = _writes(rule, compiled)
             if rule.writes and made not in gone:
                 gone.add(made)
                 rules.append(removed(rule))
@@ -209,13 +209,12 @@ def removed(rule: DirectedRule) -> DirectedRule:
     return replace(rule, reads=rule.writes, writes=(), backwards=True, **gone)
 
 
-def _writes(rule: DirectedRule) -> tuple[Any, ...]:
+def _writes(rule: DirectedRule, compiled: CompiledRule) -> tuple[Any, ...]:
     """What tells the keys that a rule makes from those of another: rules for the forms that one
     tensor may have make one key, and it goes once.
     """
     named = [(side.role, side.pattern.text) for side in rule.writes]
-    renamed = rule.name if any(side.undo for side in rule.writes) else None
-    return (*named, repr(rule.where), renamed)
+    return (*named, repr(rule.where), repr(compiled.maps))
 
 
 UNDONE = "what it was made of is kept"

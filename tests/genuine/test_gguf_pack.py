@@ -110,6 +110,23 @@ def test_there_is_no_way_back(tmp_path: Path) -> None:
     assert not (tmp_path / "back").exists()
 
 
+@pytest.mark.parametrize("name", ["gguf-llama", "gguf-qwen2"])
+def test_with_what_was_kept_all_blocks_come_back_in_safetensors(name: str, tmp_path: Path) -> None:
+    out, undo, back = tmp_path / "out", tmp_path / "undo", tmp_path / "back"
+    drop = ("--allow", "drop")
+    done("apply", file_of(name), "-o", out, *ASKED, *drop, "--undo", undo)
+    assert digests(out) == checkpoint(name).tensors
+    done("downgrade", out, "-o", back, "--undo", undo)
+    assert done("diff", file_of(name), back, "--format", "json").json["tensors_equal"] is True
+    source = formats.open(file_of(name))
+    assert (back / "gguf.json").read_bytes() == source.side_file("gguf.json")
+    source.close()
+    assert not (back / "config.json").exists()
+    # and are decoded as the file was
+    done("apply", back, "-o", tmp_path / "again", *ASKED, *drop)
+    assert digests(tmp_path / "again") == checkpoint(name).tensors
+
+
 def changed(name: str, before: bytes, after: bytes, path: Path) -> Path:
     data = file_of(name).read_bytes()
     assert data.count(before) == 1
