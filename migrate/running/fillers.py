@@ -50,12 +50,9 @@ if TYPE_CHECKING:
     from .geometry import ByteLayouts
     from .restored import RestoredParts
 
-
 # what torch's casts encode, unless one scale of a tensor is known before: few long calls, which
 # threads make as quickly, and each process would import torch
 _CAST = {"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
-
-
 # surveys that are made ahead, at most
 _AHEAD = 4
 
@@ -209,7 +206,9 @@ class Fillers:
         for part in fill.parts:
             for survey in self._needed.get(id(part.content), ()):
                 self._surveys.make(survey, child)
-        news, child.heard = self._finished[child.heard :], len(self._finished)
+        # others go on adding to it
+        count = len(self._finished)
+        news, child.heard = self._finished[child.heard : count], count
         known = self._surveys.news(child)
         found = child.ask([self._numbers[file.name], turn, at, news, known])
         if found is None:
@@ -272,18 +271,19 @@ class _Surveys:
     def __init__(self, count: int) -> None:
         self._count, self._changed = count, threading.Condition()
         self._making: set[int] = set()
-        # None where it is nothing that can be told: then each process makes its own
-        self._found: dict[int, Any] = {}
+        # those that are made, and what can be told of them; else each process makes its own
+        self._made: set[int] = set()
+        self._told: list[tuple[int, Any]] = []
 
     def make(self, number: int, child: _Child) -> None:
         """Returns when survey `number` is made."""
         while True:
             with self._changed:
-                if number in self._found:
+                if number in self._made:
                     return
                 ahead = range(number, min(number + 1 + _AHEAD, self._count))
                 mine = next(
-                    (n for n in ahead if n not in self._found and n not in self._making), None
+                    (n for n in ahead if n not in self._made and n not in self._making), None
                 )
                 if mine is None:
                     self._changed.wait(0.5)
@@ -295,16 +295,18 @@ class _Surveys:
             finally:
                 with self._changed:
                     self._making.discard(mine)
-                    self._found[mine] = found and found.get("survey")
-                    child.knows.add(mine)
+                    self._made.add(mine)
+                    child.made.add(mine)
+                    if found and found.get("survey"):
+                        self._told.append((mine, found["survey"]))
                     self._changed.notify_all()
 
     def news(self, child: _Child) -> list[tuple[int, Any]]:
         """What was found that the process does not know."""
         with self._changed:
-            new = [(n, f) for n, f in self._found.items() if f and n not in child.knows]
-        child.knows.update(n for n, _ in new)
-        return new
+            new = self._told[child.learned :]
+            child.learned += len(new)
+        return [(number, found) for number, found in new if number not in child.made]
 
 
 def _said_of(found: Any) -> list[Any] | None:
@@ -333,13 +335,13 @@ def _die_with_parent() -> None:
 class _Child:
     """A process, as the thread that asks it sees it."""
 
-    __slots__ = ("_answers", "_orders", "failed", "heard", "knows", "pid")
+    __slots__ = ("_answers", "_orders", "failed", "heard", "learned", "made", "pid")
 
     def __init__(self, pid: int, orders: BinaryIO, answers: BinaryIO) -> None:
         self.pid, self._orders, self._answers = pid, orders, answers
-        # how many tensors it knows to be finished, and which surveys
-        self.heard = 0
-        self.knows: set[int] = set()
+        # how many finished tensors and surveys it was told of, and which surveys it made
+        self.heard = self.learned = 0
+        self.made: set[int] = set()
         self.failed = False
 
     def ask(self, order: Sequence[Any]) -> dict[str, Any] | None:
