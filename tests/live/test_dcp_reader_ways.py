@@ -53,6 +53,14 @@ def test_shards_of_hugging_face_into_an_empty_state_dict(tmp_path: Path) -> None
         case.same(state, expected)
 
 
+def test_a_module_is_read_as_its_state_dict(tmp_path: Path) -> None:
+    old, new = built.state_of(built.V4), built.state_of(built.V5)
+    model = built.module(old)
+    model.load_state_dict(old)
+    case.same(loaded(MigratingReader(model, to="hf-mixtral@v5"), new), new)
+    assert built.same(model, old)
+
+
 def test_layouts_params_and_the_dict_are_named(tmp_path: Path) -> None:
     """`from_`, `params` and `at` as in `apply`, wrong ones too."""
     old, new = built.state_of(built.V4), built.state_of(built.V5)
