@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import fail, option, printable
 from ..source.blobs import Stored
@@ -25,7 +25,18 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 # how numbers are known where torch wrote names beside them
 NAMED = "by `param_names`"
+# and where a person said them, or did so to an earlier run
+GIVEN, REMEMBERED = f"by `{OPTIMIZER_NAMES}`", f"by the stamp, which has `{OPTIMIZER_NAMES}`"
 Found = tuple[dict[int, str], dict[int, int], str]
+
+
+class GivenNames(NamedTuple):
+    """The names of an optimizer's parameters in the order of their numbers, and how they are known:
+    GIVEN or REMEMBERED.
+    """
+
+    names: Sequence[str]
+    known: str
 
 
 def parameters_of(
@@ -33,12 +44,12 @@ def parameters_of(
     records: Mapping[int, Mapping[str, Any]],
     part: FileTree,
     index: Index,
-    given: Sequence[str] | None,
+    given: GivenNames | None,
 ) -> Found | None:
     """Number -> key of the parameter, number -> group, and how that is known; None where it is not.
 
-    `records`: the tensors of each number by moment. `given`: the names in the order of the numbers,
-    as somebody said; M410 where they do not fit.
+    `records`: the tensors of each number by moment. M410 where names that a person `given` do not
+    fit; those of a stamp are then not used.
     """
     of_group, names = _groups(groups)
     if not of_group or any(number not in of_group for number in records):
@@ -46,13 +57,16 @@ def parameters_of(
     shapes = {number: _shape(records.get(number, {})) for number in of_group}
     there = {key: index.tensors[key].spec.shape for key, _ in tensors_of(part.table)}
     if given is not None:
-        if len(given) != len(of_group):
+        called = given.names
+        if len(called) != len(of_group) and given.known == GIVEN:
             return None
-        owners = dict(zip(of_group, given, strict=True))
+        owners = dict(zip(of_group, called, strict=False))
         wrong = [
             name for number, name in owners.items() if not _fits(there.get(name), shapes[number])
         ]
-        if wrong or len(set(given)) != len(given):
+        if not wrong and len(set(called)) == len(called) == len(of_group):
+            return owners, of_group, given.known
+        if given.known == GIVEN:
             what = printable(wrong[0]) if wrong else "one of them, which stands twice"
             fail(
                 "M410",
@@ -60,7 +74,6 @@ def parameters_of(
                 "fit",
                 help="name the parameters in the order of the optimizer, one a line",
             )
-        return owners, of_group, f"by `{OPTIMIZER_NAMES}`"
     if names is not None:
         owners = dict(zip(of_group, names, strict=True))
         fit = all(_fits(there.get(name), shapes[number]) for number, name in owners.items())

@@ -21,6 +21,7 @@ from ..source.pickle.tree import DictNode
 from ..source.target import items_of
 from ..source.tree import prune, replace_dict, tensor_records
 from .graph import ComputedTensor, Tensor
+from .numbered_states import GIVEN, REMEMBERED
 from .optimizer_states import GROUPS, SEEN, Names, OptimizerState, may_train, plain
 from .pipeline import Views
 from .request import OPTIMIZER_NAMES, OPTIMIZER_PARAM, STALE_OPTIMIZER
@@ -137,6 +138,21 @@ def judge_states(
 def following_of(composition: Composition) -> Sequence[MovingState]:
     """The states that follow their parameters, whether these move or not."""
     return () if composition.following is None else composition.following.active
+
+
+def said_names(composition: Composition) -> list[dict[str, Any]]:
+    """For a stamp: the names of numbered parameters that a person gave, in the order of the numbers
+    before and after.
+    """
+    return [
+        {
+            "place": one.of.state.place,
+            "before": list(one.of.owners.values()),
+            "after": sorted(one.numbers, key=lambda key: one.numbers[key]),
+        }
+        for one in following_of(composition)
+        if one.of.numbering is not None and one.of.numbering.known in (GIVEN, REMEMBERED)
+    ]
 
 
 def _which(state: OptimizerState) -> str:

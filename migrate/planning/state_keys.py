@@ -21,6 +21,7 @@ from .optimizer_states import SEEN, Names, OptimizerState, plain
 if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..source.index import Index
+    from .numbered_states import GivenNames
 
 # names longer than this are cut where a checkpoint's index has them
 _LONGEST = 500
@@ -68,12 +69,14 @@ class StateKeys:
 
 
 def read_all(
-    states: Sequence[OptimizerState], index: Index, names: Sequence[str] | None = None
+    states: Sequence[OptimizerState],
+    index: Index,
+    names: Callable[[OptimizerState], GivenNames | None] = lambda state: None,
 ) -> list[StateKeys]:
-    """The tensors of those of the states that have a known spelling. `names` are those of numbered
-    parameters, where somebody gave them.
+    """The tensors of those of the states that have a known spelling. `names(state)` are those of
+    numbered parameters, where somebody gave them.
     """
-    found = (read_state_keys(state, index, names) for state in states)
+    found = (read_state_keys(state, index, names(state)) for state in states)
     return [one for one in found if one is not None and not _has_more(one, states)]
 
 
@@ -95,7 +98,7 @@ def _has_more(one: StateKeys, states: Sequence[OptimizerState]) -> bool:
 
 
 def read_state_keys(
-    state: OptimizerState, index: Index, given: Sequence[str] | None = None
+    state: OptimizerState, index: Index, given: GivenNames | None = None
 ) -> StateKeys | None:
     """The tensors of the state by parameter; None where they do not say theirs in a known spelling,
     or where one of them belongs to no parameter.
@@ -114,7 +117,7 @@ def read_state_keys(
 
 
 def read_numbered(
-    state: OptimizerState, index: Index, given: Sequence[str] | None
+    state: OptimizerState, index: Index, given: GivenNames | None
 ) -> StateKeys | None:
     """State by number, as `torch.optim` has it; None where nothing says which parameters the
     numbers are, or where several orders fit.

@@ -131,7 +131,19 @@ def verify_output(
     path_state = path_state_for(opened, migration_path, os.path.isdir(made.path))
     states = [] if stale else find_optimizers(opened)
     composition = compose_for(
-        opened, migration_path, request, path_state, programs=True, prove=False, states=states
+        opened,
+        migration_path,
+        request,
+        path_state,
+        programs=True,
+        prove=False,
+        states=states,
+        names_before={
+            one["place"]: one["before"]
+            for entry in applied[:1]
+            for one in entry.get("optimizer_names", ())
+        }
+        or None,
     )
     outputs = composition.graph.outputs
     differences, carried = spec_differences(composition, made), 0

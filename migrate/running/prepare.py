@@ -22,7 +22,7 @@ from ..planning.bind import BindContext
 from ..planning.compose import Composition, compose
 from ..planning.copies import stale_copies
 from ..planning.graph import ComputedTensor, Tensor
-from ..planning.numbered_states import read_names
+from ..planning.numbered_states import GIVEN, REMEMBERED, GivenNames, read_names
 from ..planning.path import MigrationPath, find_path
 from ..planning.pathstate import PathState
 from ..planning.pipeline import Views
@@ -131,8 +131,11 @@ def compose_for(
     programs: bool = False,
     prove: bool = True,
     states: Sequence[OptimizerState] = (),
+    names_before: Mapping[str, Sequence[str]] | None = None,
 ) -> Composition:
-    """The path over what the source holds. The state of optimizers `states` follows."""
+    """The path over what the source holds. The state of optimizers `states` follows; of numbered
+    parameters `names_before` are the names, None where the source's stamp says them.
+    """
     index = source.index
     beside = bool(index.items) or index.tree is not None
     if beside and (patterns := migration_path.decided_patterns()):
@@ -169,7 +172,9 @@ def compose_for(
         prove=prove,
         path_state=path_state,
         items=items_of_index(source.index) if beside else None,
-        follow=_state_keys(states, source, request) if states and migration_path.steps else (),
+        follow=_state_keys(states, source, request, names_before)
+        if states and migration_path.steps
+        else (),
         outside=index.passed_through if states else None,
     )
     report.check()
@@ -209,16 +214,33 @@ def without_optimizers(source: S, request: Request) -> tuple[S, optimizers.Optim
 
 
 def _state_keys(
-    states: Sequence[OptimizerState], source: Source, request: Request
+    states: Sequence[OptimizerState],
+    source: Source,
+    request: Request,
+    names_before: Mapping[str, Sequence[str]] | None,
 ) -> list[StateKeys]:
     """The tensors of the states that may follow: not of one that the last run worked on, which may
-    have new names already.
+    have new names already. `names_before` are what a later stamp says of numbers.
     """
     at = stamps.dict_of(source.history)
     left = [state for state in states if at is None or ".".join(state.path) != at]
     given = request.params.get(OPTIMIZER_NAMES)
-    names = None if given is None else read_names(given)
-    return state_keys.read_all(left, source.index, names)
+    if given is not None:
+        said = GivenNames(read_names(given), GIVEN)
+        return state_keys.read_all(left, source.index, lambda state: said)
+    known = names_before if names_before is not None else _names_of_last(source)
+    return state_keys.read_all(
+        left,
+        source.index,
+        lambda state: GivenNames(known[state.place], REMEMBERED) if state.place in known else None,
+    )
+
+
+def _names_of_last(source: Source) -> Mapping[str, Sequence[str]]:
+    """What the stamp says of the numbers of parameters: the names of each optimizer's, in order."""
+    applied = stamp_of(source)[0].applied if source.history is not None else ()
+    found = applied[-1].get("optimizer_names", ()) if applied else ()
+    return {one["place"]: one["after"] for one in found}
 
 
 def find_optimizers(source: Source) -> list[OptimizerState]:
@@ -325,6 +347,8 @@ def _plan(
     entries = [
         {**entry, **memory, "tool": __version__, "source": index_hash} for entry, memory in known
     ]
+    if said := optimizers.said_names(composition):
+        entries = [{**entry, "optimizer_names": said} for entry in entries]
     if became.became in optimizers.LASTING:
         entries = [{**entry, "optimizer": became.became} for entry in entries]
     called = source.index.files and source.index.files[0].startswith(RANK_NAMES)

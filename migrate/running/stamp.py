@@ -95,6 +95,7 @@ def _is_entry(entry: Any) -> bool:
         and are_folded_keys(entry.get("kept", []))
         and are_folded_keys(entry.get("absent", []))
         and entry.get("optimizer", LASTING[0]) in LASTING
+        and _are_names(entry.get("optimizer_names", []))
         and _are_parts(entry.get("parts"))
         and isinstance(entry.get("pack", {}), dict)
         and all(map(_is_line, chain.from_iterable(entry.get("pack", {}).items())))
@@ -103,6 +104,19 @@ def _is_entry(entry: Any) -> bool:
             isinstance(r, dict) and _is_line(r.get("id")) and _is_line(r.get("hash"))
             for r in entry["rules"]
         )
+    )
+
+
+def _are_names(names: Any) -> bool:
+    """Whether it has the names of optimizers' parameters."""
+    return isinstance(names, list) and all(
+        isinstance(one, dict)
+        and _is_line(one.get("place"))
+        and all(
+            isinstance(one.get(side), list) and all(map(_is_line, one[side]))
+            for side in ("before", "after")
+        )
+        for one in names
     )
 
 

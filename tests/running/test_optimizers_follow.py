@@ -468,5 +468,18 @@ def test_numbers_that_fit_in_several_orders_have_to_be_named(tmp_path: Path) -> 
     answer = migrate.apply(source, out, rules=rules, **said)
     assert answer.optimizer == "followed"
     assert any("known by `optimizer_names`" in note for note in answer.notes)
+    # the stamp remembers them: neither the check nor the ways from here ask again
+    assert migrate.verify(out, source=source, rules=rules).equal
+    back, again = tmp_path / "back.pt", tmp_path / "again.pt"
+    undone = migrate.downgrade(out, back, rules=rules)
+    assert undone.optimizer == "followed"
+    assert any("known by the stamp" in note for note in undone.notes)
+    assert migrate.diff(back, source).equal
+    assert migrate.apply(back, again, rules=rules).optimizer == "followed"
+    assert migrate.diff(again, out).equal
+    (entry,) = migrate.history(out).to_json()["applied"]
+    (said,) = entry["optimizer_names"]
+    assert (said["place"], said["before"]) == ("`optimizer`", names)
+    assert said["after"][1] == "layers.0.mlp.experts.gate_up_proj"
     wrong = {"params": {"optimizer_names": [*names[1:], names[0]]}}
     assert "`optimizer_names` names layers.0" in said_of(source, rules, **wrong)
