@@ -64,6 +64,8 @@ class MovingState:
     moved: bool = False
     # of numbered parameters the numbers that they have now
     numbers: dict[str, int] = field(default_factory=dict)
+    # the names of an earlier run's parameters in their order, to which this one may lead back
+    earlier: Sequence[str] = ()
     # of parameters that are stored as packed codes the shape of their numbers
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -115,6 +117,7 @@ class Following:
                 labels[name] = (*labels.get(name, ()), label)
             begun_at = MovingState(one, parts, labels, list(one.owners))
             begun_at.numbers = {name: label for label, name in one.owners.items()}
+            begun_at.earlier = () if one.numbering is None else one.numbering.earlier
             begun_at.shapes = _packed_shapes(begun_at, tensors)
             found.append(begun_at)
         return cls(found)
@@ -129,6 +132,7 @@ class Following:
                     {key: (key,) for key in one.origins},
                     list(one.origins),
                     one.theirs,
+                    earlier=() if one.of.numbering is None else list(one.of.owners.values()),
                     shapes=dict(one.shapes),
                 )
                 for one in self.states
@@ -200,7 +204,11 @@ class Following:
             wrong += [key for key in here if key not in there]
             if wrong:
                 out.append(f"optimizer state does not return: {listed(wrong, 4)}")
-            elif list(one.origins) != (order := in_modules(list(was.of.owners.values()))) or any(
+                continue
+            order = list(was.of.owners.values())
+            if was.of.numbering is None:
+                order = in_modules(order)
+            if list(one.origins) != order or any(
                 list(group) != [key for key in order if key in group] for group in was.of.groups
             ):
                 out.append(
@@ -249,6 +257,12 @@ class _StateStep:
         # shapes of parameters, where headers do not say them: before the step, and behind it
         self._was: dict[str, tuple[int, ...]] = dict(one.shapes)
         self._is: dict[str, tuple[int, ...]] = {}
+        # the names that numbers had when all began, with their places
+        self._called = (
+            {name: at for at, name in enumerate(one.of.owners.values())}
+            if one.of.numbering is not None
+            else {}
+        )
 
     def take(self) -> None:
         """The state behind the step."""
@@ -280,8 +294,14 @@ class _StateStep:
             self._refuse()
             return
         place = {label: at for at, label in enumerate(one.order)}
-        order = sorted(origins, key=lambda key: min(place[o] for o in origins[key]))
-        one.origins = {key: origins[key] for key in in_modules(order)}
+        # a name that was there before keeps its number, whatever is called so now
+        there = {} if one.of.numbering is None else self._called
+        order = sorted(origins, key=lambda key: there.get(key, min(place[o] for o in origins[key])))
+        if one.earlier and set(one.earlier) == origins.keys():
+            order = list(one.earlier)
+        else:
+            order = in_modules(order)
+        one.origins = {key: origins[key] for key in order}
         one.parts = {
             moment: {key: held[key] for key in one.origins if key in held}
             for moment, held in self._new.items()
@@ -373,8 +393,10 @@ class _StateStep:
         one by one, and names beside them do not.
         """
         if (numbering := self._one.of.numbering) is not None:
+            owners = self._one.of.owners
             return len(origins) > 1 or (
-                numbering.known == NAMED and self._one.of.owners.get(origins[0], origins[0]) != key
+                owners.get(origins[0], origins[0]) != key
+                and (numbering.known == NAMED or key in self._called)
             )
         return origins != (self._one.of.spell(key),)
 

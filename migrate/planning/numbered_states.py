@@ -31,12 +31,13 @@ Found = tuple[dict[int, str], dict[int, int], str]
 
 
 class GivenNames(NamedTuple):
-    """The names of an optimizer's parameters in the order of their numbers, and how they are known:
-    GIVEN or REMEMBERED.
+    """The names of an optimizer's parameters in the order of their numbers, how they are known,
+    GIVEN or REMEMBERED, and where remembered the names `earlier` than the run that did.
     """
 
     names: Sequence[str]
     known: str
+    earlier: Sequence[str] = ()
 
 
 def parameters_of(

@@ -75,12 +75,13 @@ def judge_states(
     if not (states or numbered):
         return OptimizerVerdict("followed", tuple(map(_followed, moved)))
     fates = follow_tensors(composition, index, own)
-    # nothing says in which order a module has what has changed places
-    unsure = [
-        one
-        for one in moved
-        if one.of.numbering is not None and not fates.moved.isdisjoint(one.of.owners.values())
-    ]
+    # nothing says in which order a module has what has changed places under new names
+    unsure = []
+    for one in moved:
+        names = set(one.of.owners.values())
+        strange = {key for key in fates.moved & names if not names.issuperset(fates.same[key])}
+        if one.of.numbering is not None and strange:
+            unsure.append(one)
     states = [*states, *(one.of.state for one in unsure)]
     moved = [one for one in moved if one not in unsure]
     notes, stale, report = list(map(_followed, moved)), False, Report()
@@ -141,8 +142,8 @@ def following_of(composition: Composition) -> Sequence[MovingState]:
 
 
 def said_names(composition: Composition) -> list[dict[str, Any]]:
-    """For a stamp: the names of numbered parameters that a person gave, in the order of the numbers
-    before and after.
+    """For a stamp: the names of numbered parameters in the order of the numbers before and after,
+    where a person gave them or numbers changed. The tensors of an output need not be in this order.
     """
     return [
         {
@@ -151,7 +152,8 @@ def said_names(composition: Composition) -> list[dict[str, Any]]:
             "after": sorted(one.numbers, key=lambda key: one.numbers[key]),
         }
         for one in following_of(composition)
-        if one.of.numbering is not None and one.of.numbering.known in (GIVEN, REMEMBERED)
+        if one.of.numbering is not None
+        and (one.moved or one.of.numbering.known in (GIVEN, REMEMBERED))
     ]
 
 

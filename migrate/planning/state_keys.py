@@ -30,12 +30,14 @@ _LONGEST = 500
 @dataclass(frozen=True, slots=True)
 class Numbering:
     """How an optimizer numbers its parameters. `groups`: number -> group; `text`: numbers are keys
-    of text; `known`: how it is known which number is which parameter.
+    of text; `known`: how it is known which number is which parameter; `earlier`: the names in the
+    order that they had before the last run, where a stamp has them.
     """
 
     groups: Mapping[int, int]
     text: bool
     known: str
+    earlier: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ def read_numbered(
     listed: dict[int, list[str]] = {}
     for number, at in of_group.items():
         listed.setdefault(at, []).append(owners[number])
-    numbering = Numbering(of_group, text, known)
+    numbering = Numbering(of_group, text, known, () if given is None else given.earlier)
     return replace(made, numbering=numbering, groups=list(listed.values()))
 
 

@@ -20,6 +20,7 @@ from ..core.types import Progress, Ranks
 from ..elements.raw import unpack
 from ..extra_state.states import States
 from ..planning.graph import ReadKey, Tensor
+from ..planning.numbered_states import REMEMBERED, GivenNames
 from ..planning.optimizers import DROP, following_of
 from ..planning.path import find_path
 from ..planning.request import OPTIMIZER_PARAM, OUTPUT_FORMATS, STALE_OPTIMIZER
@@ -139,7 +140,7 @@ def verify_output(
         prove=False,
         states=states,
         names_before={
-            one["place"]: one["before"]
+            one["place"]: GivenNames(one["before"], REMEMBERED)
             for entry in applied[:1]
             for one in entry.get("optimizer_names", ())
         }

@@ -131,7 +131,7 @@ def compose_for(
     programs: bool = False,
     prove: bool = True,
     states: Sequence[OptimizerState] = (),
-    names_before: Mapping[str, Sequence[str]] | None = None,
+    names_before: Mapping[str, GivenNames] | None = None,
 ) -> Composition:
     """The path over what the source holds. The state of optimizers `states` follows; of numbered
     parameters `names_before` are the names, None where the source's stamp says them.
@@ -217,7 +217,7 @@ def _state_keys(
     states: Sequence[OptimizerState],
     source: Source,
     request: Request,
-    names_before: Mapping[str, Sequence[str]] | None,
+    names_before: Mapping[str, GivenNames] | None,
 ) -> list[StateKeys]:
     """The tensors of the states that may follow: not of one that the last run worked on, which may
     have new names already. `names_before` are what a later stamp says of numbers.
@@ -229,18 +229,16 @@ def _state_keys(
         said = GivenNames(read_names(given), GIVEN)
         return state_keys.read_all(left, source.index, lambda state: said)
     known = names_before if names_before is not None else _names_of_last(source)
-    return state_keys.read_all(
-        left,
-        source.index,
-        lambda state: GivenNames(known[state.place], REMEMBERED) if state.place in known else None,
-    )
+    return state_keys.read_all(left, source.index, lambda state: known.get(state.place))
 
 
-def _names_of_last(source: Source) -> Mapping[str, Sequence[str]]:
-    """What the stamp says of the numbers of parameters: the names of each optimizer's, in order."""
+def _names_of_last(source: Source) -> Mapping[str, GivenNames]:
+    """What the stamp says of the numbers of parameters, by the place of the optimizer."""
     applied = stamp_of(source)[0].applied if source.history is not None else ()
     found = applied[-1].get("optimizer_names", ()) if applied else ()
-    return {one["place"]: one["after"] for one in found}
+    return {
+        one["place"]: GivenNames(one["after"], REMEMBERED, tuple(one["before"])) for one in found
+    }
 
 
 def find_optimizers(source: Source) -> list[OptimizerState]:
@@ -347,7 +345,7 @@ def _plan(
     entries = [
         {**entry, **memory, "tool": __version__, "source": index_hash} for entry, memory in known
     ]
-    if said := optimizers.said_names(composition):
+    if states and (said := optimizers.said_names(composition)):
         entries = [{**entry, "optimizer_names": said} for entry in entries]
     if became.became in optimizers.LASTING:
         entries = [{**entry, "optimizer": became.became} for entry in entries]

@@ -210,7 +210,7 @@ def saying(optimizer: str) -> str:
     )
 
 
-def state_of(held: dict[str, Any], key: str) -> dict[str, Any]:
+def state_of(held: dict[str, Any], key: Any) -> dict[str, Any]:
     return dict(held["optimizer"]["state"][key])
 
 
@@ -483,3 +483,66 @@ def test_numbers_that_fit_in_several_orders_have_to_be_named(tmp_path: Path) -> 
     assert said["after"][1] == "layers.0.mlp.experts.gate_up_proj"
     wrong = {"params": {"optimizer_names": [*names[1:], names[0]]}}
     assert "`optimizer_names` names layers.0" in said_of(source, rules, **wrong)
+
+
+ORDER = (
+    following.HEAD
+    + """rules:
+  - {name: q, from: "q.{k}", to: "attn.q.{k}"}
+  - {name: mlp, from: "mlp.weight", to: "mlp.w.{h:a|b}", via: [{split: {into: h, dim: 0}}]}
+  - {name: r, from: "r.{k}", to: "attn.r.{k}"}
+"""
+)
+
+
+def test_numbers_return_though_the_tensors_stand_in_another_order(tmp_path: Path) -> None:
+    """A module has `attn` in one piece, and the tensors keep their places in the dict."""
+    shapes = {"q.weight": (2, 4), "mlp.weight": (4, 4), "r.weight": (2, 4)}
+    model, optimizer = trained(adamw, shapes)
+    source = save_pt(by_number(False, {})(model, optimizer), tmp_path / "old")
+    out, back, rules = tmp_path / "new.pt", tmp_path / "back.pt", following.rules(tmp_path, ORDER)
+    answer = migrate.apply(source, out, rules=rules)
+    assert answer.to_json()["downgrade"]["exact"]
+    loaded = load_pt(out)
+    assert list(loaded["model"]) == ["attn.q.weight", "mlp.w.a", "mlp.w.b", "attn.r.weight"]
+    new = following.module_of(loaded["model"])
+    names = [name for name, _ in new.named_parameters()]
+    assert names == ["attn.q.weight", "attn.r.weight", "mlp.w.a", "mlp.w.b"]
+    was = state_of(load_pt(source), 2)["exp_avg"]
+    assert torch.equal(state_of(loaded, 1)["exp_avg"], was)
+    assert migrate.verify(out, source=source, rules=rules).equal
+    migrate.downgrade(out, back, rules=rules)
+    assert migrate.diff(back, source).equal
+
+
+SWAP = following.HEAD + (
+    'rules: [{name: swap, from: "{w:a|b|c}.weight", to: "{w}.weight", map: {w: {a: c, c: a}}}]\n'
+)
+
+
+@pytest.mark.parametrize("names", [False, True])
+def test_numbers_follow_parameters_that_change_places(names: bool, tmp_path: Path) -> None:
+    old, optimizer = trained(adamw, {f"{name}.weight": (2, 3) for name in "abc"})
+    source = save_pt(by_number(names, {})(old, optimizer), tmp_path / "old")
+    out, back, rules = tmp_path / "new.pt", tmp_path / "back.pt", following.rules(tmp_path, SWAP)
+    answer = migrate.apply(source, out, rules=rules)
+    assert answer.optimizer == "followed"
+    assert answer.to_json()["downgrade"]["exact"]
+    assert migrate.verify(out, source=source, rules=rules).equal
+    loaded = load_pt(out)
+    if names:
+        called = loaded["optimizer"]["param_groups"][0].pop("param_names")
+        assert called == ["a.weight", "b.weight", "c.weight"]
+    new = following.module_of({f"{name}.weight": torch.zeros(2, 3) for name in "abc"})
+    new.load_state_dict(loaded["model"])
+    again = adamw(new)
+    again.load_state_dict(loaded["optimizer"])
+    grads = random({f"{name}.weight": (2, 3) for name in "abc"}, 9)
+    step(old, optimizer, grads)
+    step(new, again, moved(grads, rules))
+    assert_equal(dict(new.named_parameters()), moved(dict(old.state_dict()), rules))
+    before, after = states(optimizer, old), states(again, new)
+    for moment in before.keys() - {"step"}:
+        assert_equal(after[moment], moved(before[moment], rules))
+    migrate.downgrade(out, back, rules=rules)
+    assert migrate.diff(back, source).equal
