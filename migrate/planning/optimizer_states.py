@@ -334,8 +334,12 @@ class Names:
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._keys: dict[str, str] = {}
+        self._of_ranks: set[str] = set()
         for key in keys:
-            short = key.rpartition("@")[0] if "@" in key and rank_of(key) is not None else key
+            short = key
+            if "@" in key and rank_of(key) is not None:
+                short = key.rpartition("@")[0]
+                self._of_ranks.add(key)
             self._keys.setdefault(short, key)
         self._plain = {plain(key): whole for key, whole in self._keys.items()}
 
@@ -350,8 +354,12 @@ class Names:
                 found[rest] = None if rest in found else whole
         return found
 
-    def of(self, name: str) -> str | None:
-        """The key that the name speaks of; None if it speaks of none."""
+    def of(self, name: str, rank: str = "") -> str | None:
+        """The key that the name speaks of, of a `rank` ("@3") where that is said; None if it speaks
+        of none.
+        """
+        if rank:
+            return f"{name}{rank}" if f"{name}{rank}" in self._of_ranks else None
         for form in (name, plain(name)):
             found = self._keys.get(form) or self._plain.get(form)
             if found is not None:

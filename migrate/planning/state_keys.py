@@ -178,9 +178,9 @@ def _seen(state: OptimizerState, index: Index, names: Names) -> StateKeys | None
     before = None
     home = ""
     for key in state.keys:
-        if "@" in key and rank_of(key) is not None:
-            return None
-        match = SEEN.fullmatch(key)
+        # of a rank's parameter the same rank has the state
+        short, mark = _without_rank(key)
+        match = SEEN.fullmatch(short)
         if match is None:
             return None
         home = "state." if match[1] is None else f"{match[1]}.state."
@@ -188,20 +188,28 @@ def _seen(state: OptimizerState, index: Index, names: Names) -> StateKeys | None
         readings = [
             (turned, name, moment, owner)
             for turned, name, moment in ((False, last[0], last[2]), (True, first[2], first[0]))
-            if (owner := names.of(name)) is not None
+            if (owner := names.of(name, mark)) is not None
         ]
         if not readings:
             return None
         turned, name, moment, owner = readings[0]
-        if before not in (None, turned) or owners.setdefault(name, owner) != owner:
+        if before not in (None, turned) or owners.setdefault(name + mark, owner) != owner:
             return None
         before = turned
         tensors.setdefault(moment, {})[owner] = key
 
     def spelled(name: str, moment: str) -> str:
-        return f"{home}{moment}.{name}" if before else f"{home}{name}.{moment}"
+        name, mark = _without_rank(name)
+        return (f"{home}{moment}.{name}" if before else f"{home}{name}.{moment}") + mark
 
     return _made(state, index, owners, tensors, spelled, seen=True, flat=True)
+
+
+def _without_rank(key: str) -> tuple[str, str]:
+    """The key, and what says its rank: `@3`, or nothing."""
+    if "@" not in key or (rank := rank_of(key)) is None:
+        return key, ""
+    return key.removesuffix(f"@{rank}"), f"@{rank}"
 
 
 def _outside(state: OptimizerState, index: Index, names: Names) -> StateKeys | None:

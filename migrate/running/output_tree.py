@@ -121,7 +121,7 @@ def output_tree(
     parts, names = _parts(outline, composition, notes, gone, before)
     if moved:
         root, more = follow_tree(parts[0].root, moved)
-        parts, names = (parts[0]._replace(root=root),), {**names, **more}
+        parts, names = (parts[0]._replace(root=root), *parts[1:]), {**names, **more}
     if _differ(index.items, len(parts), len(outline.parts)):
         gone.append("what the ranks without a file hold beside tensors, and rank 0 does not,")
     specs = {key: tensor.spec for key, tensor in carried.items()}
