@@ -134,6 +134,16 @@ KINDS: dict[str, Kind] = {
         (1510, 300),
         options={"_is_2D_scaled": True},
     ),
+    "te-block-2d-even": Kind(
+        "Float8BlockwiseQTensor",
+        {
+            "_rowwise_data": Part(BYTE),
+            "_rowwise_scale_inv": Part(F32, 128, 128, padded=(1, 4)),
+        },
+        128,
+        (1536, 130),
+        options={"_is_2D_scaled": True},
+    ),
     "te-block-1d": Kind(
         "Float8BlockwiseQTensor",
         {

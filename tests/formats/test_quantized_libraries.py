@@ -1,9 +1,12 @@
 """Shards of quantized tensors as torchao cuts them itself, joined: the bits are those of the tensor
-that torchao made as a whole.
+that torchao made as a whole. And shards that are tensors of Transformer Engine itself.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +17,17 @@ from dcp_folders import rows, save
 from quantized_shards import save_shards
 from ranks import Ranks
 from safetensors.torch import load_file
+from te_python import SAVED
+from test_joined_ranks import has_components
 from torchao_ranks import MADE, SAVED_BY_RANKS, components, tensor
+from work import HANG
 
 import migrate
 
 pytestmark = pytest.mark.libraries
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def ao() -> None:
     pytest.importorskip("torchao", reason="torchao is not installed here; `make peers` has it")
 
@@ -40,6 +46,7 @@ def same(out: Path, name: str, whole: Any) -> None:
         assert torch.equal(one, held), key
 
 
+@pytest.mark.usefixtures("ao")
 @pytest.mark.parametrize("name", MADE)
 def test_shards_that_torchao_cut_are_its_own_tensor(name: str, tmp_path: Path) -> None:
     whole = tensor(name)
@@ -54,6 +61,7 @@ def test_shards_that_torchao_cut_are_its_own_tensor(name: str, tmp_path: Path) -
     same(tmp_path / "out.safetensors", name, whole)
 
 
+@pytest.mark.usefixtures("ao")
 @pytest.mark.parametrize("world", [2, 3])
 def test_shards_of_ranks_are_torchaos_own_tensors(
     world: int, ranks: Callable[[int], Ranks], tmp_path: Path
@@ -62,3 +70,31 @@ def test_shards_of_ranks_are_torchaos_own_tensors(
     migrate.apply(tmp_path / "in", tmp_path / "out.safetensors", output_format="safetensors")
     for name in SAVED_BY_RANKS:
         same(tmp_path / "out.safetensors", name, tensor(name))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python code of Transformer Engine, unpacked; installed, it needs a GPU."""
+    folder = tmp_path_factory.mktemp("te")
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
+    command += ["--only-binary", ":all:", "transformer_engine==2.20.2"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
+    if found.returncode:
+        pytest.skip(f"pip has no transformer_engine here: {found.stderr.strip()[-200:]}")
+    (file,) = folder.glob("*.whl")
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_tensors_of_transformer_engine_itself(world: int, wheel: Path, tmp_path: Path) -> None:
+    (tmp_path / "ranks").mkdir()
+    # these ranks keep what they import
+    ranks = Ranks(world, tmp_path / "ranks")
+    try:
+        ranks.run("te_python", "saves", str(tmp_path / "in"), str(wheel))
+    finally:
+        ranks.close()
+    migrate.apply(tmp_path / "in", tmp_path / "out.safetensors")
+    has_components(tmp_path / "out.safetensors", list(SAVED), world, norm=False)

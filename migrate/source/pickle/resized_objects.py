@@ -28,6 +28,8 @@ def resized(value: Composite, shape: Shape, components: Mapping[str, Shape]) -> 
     encoding = replace(value.encoding, shape=shape)
     if encoding.members:
         encoding = replace(encoding, members=shape[0])
+    if encoding.block == value.encoding.shape:
+        encoding = replace(encoding, block=(shape[0], shape[1]))
     parts = tuple(
         (name, _in_shape(record, components.get(name, record.shape)))
         for name, record in value.components
