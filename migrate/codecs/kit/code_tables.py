@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # codes that are looked up at a time, with their indices and results in a cache; four at a time
 CHUNK = 1 << 16
-CHUNK_OF_FOURS = 1 << 18
+CHUNK_OF_FOURS = 1 << 17
 # bytes that are worth a table of two
 WORTH = 1 << 17
 # shifts below the headroom that have a table of their own; in the last all numbers vanish

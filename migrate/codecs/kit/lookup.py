@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # what a gather answers with: whole words of these sizes, and of 16 bytes
 _BYTES = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 _HALVES = 0xBF80BF80BF80BF80 - (1 << 64)
+# keys of a call, of each of which numpy makes an index of eight bytes
+KEYS = 1 << 16
 # the table that each thread made last
 _KEPT = threading.local()
 _WORDS = {2: "<u2", 4: "<u4", 8: "<u8", 16: "<c16"}
@@ -116,7 +118,9 @@ def gathered(table: Array, keys: Array, out: Array) -> None:
     """
     import numpy as np
 
-    np.take(table, keys, out=out.view(table.dtype), mode="clip")
+    made, step = out.view(table.dtype), max(1, KEYS // max(1, keys.shape[1]))
+    for row in range(0, len(keys), step):
+        np.take(table, keys[row : row + step], out=made[row : row + step], mode="clip")
 
 
 def pair_keys(scales: Array, codes: Array) -> Array:
