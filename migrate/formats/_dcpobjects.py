@@ -42,6 +42,8 @@ from ..source.target import NOWHERE
 Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 _RANK = re.compile(r"(?:.*/)?__([0-9]{1,7})_")
+# stretches of rows of all shards of one tensor, and members that shards may hold
+_MOST_PIECES = 100_000
 # what is shared is a number or a small matrix; more of it is no such thing
 _MOST_SHARED = 1 << 16
 
@@ -110,6 +112,7 @@ class Joiner:
                 f"how {model.encoding.name} ({model.encoding.format}) is cut is not known"
             )
         members = model.encoding.members
+        _check_pieces(shape, [shard for shard, _ in objects], members)
         _check_borders(layout, names, shape, [shard for shard, _ in objects], members)
         stored: dict[str, StoredTensor] = {}
         shared: dict[str, bytes] = {}
@@ -288,6 +291,18 @@ def _said(one: Composite, other: Composite) -> Iterator[tuple[str, Any, Any]]:
     here, there = dict(a.options or {}), dict(b.options or {})
     for name in {**here, **there}:
         yield f"`{name}`", here.get(name), there.get(name)
+
+
+def _check_pieces(shape: tuple[int, ...], shards: Sequence[Shard], members: int) -> None:
+    """UnjoinableError where shards are cut so that their rows lie in very many places."""
+    count = shape[0] * len(shards) if members else 0
+    for shard in shards:
+        whole = len(shape) - 1
+        while whole > 0 and shard.sizes[whole - 1] == shape[whole - 1]:
+            whole -= 1
+        count += prod(shard.sizes[: max(0, whole - 1)])
+    if count > _MOST_PIECES:
+        raise UnjoinableError(f"their rows lie in {count:,} places, allowed are {_MOST_PIECES:,}")
 
 
 def _check_borders(

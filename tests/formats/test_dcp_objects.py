@@ -22,8 +22,9 @@ import migrate
 from migrate import formats
 from migrate.core.errors import CheckpointError
 from migrate.dcp import MigratingReader
+from migrate.formats._dcpobjects import Joiner, Shard, UnjoinableError
 from migrate.source.pickle.tree import Composite
-from migrate.source.tree import object_encodings
+from migrate.source.tree import object_encodings, objects_of
 
 KEEP = """
 id: demo/2/keep
@@ -33,6 +34,7 @@ lineage: demo
 edge: ["1", "2"]
 keep: ["{k...}"]
 """
+DATA = Path(__file__).parent.parent / "data" / "te" / "tensors"
 LARGE = (256, 384)
 # tensors that are cut on the borders of all blocks
 CUTS: dict[str, Sequence[Box]] = {
@@ -379,3 +381,13 @@ RENAME = """rules:
     from: "mxfp8.{k}"
     to: "new.mxfp8.{k}"
 """
+
+
+def test_shards_in_very_many_places_are_refused() -> None:
+    """Of a tensor of three dimensions that is cut in the middle, each row of the first."""
+    with formats.open(DATA / "float8_current_e4m3.pt") as source:
+        assert source.index.tree is not None
+        ((_, value),) = objects_of(source.index.tree.parts[0].root)
+    shards = [Shard(value, (0, n, 0), (200_000, 1, 4), "__0_0.distcp") for n in range(2)]
+    with pytest.raises(UnjoinableError, match="400,000 places"):
+        Joiner({}, lambda _: b"").join((200_000, 2, 4), shards)
