@@ -1,4 +1,4 @@
-"""`int-pack`: integers of 2, 3, 4 or 8 bits in words of 32 along rows, which compressed-tensors
+"""`int-pack`: integers of 2 to 8 bits in words of 32 along rows, which compressed-tensors
 calls pack-quantized; Kimi K2's experts are among them.
 
 A number is (code - zero) * scale; without a zero the middle of the codes stands for 0. A scale is
@@ -22,16 +22,20 @@ from .kit.groups import group_arg, group_stored, has_whole_groups
 from .kit.layout import FLOATS, NumberLayout, integers
 from .kit.scale_rules import ScaleRule
 
-# of codes and of zeros; three bits within words came before three bits across their borders
+# of codes and of zeros; codes within words came before those across their borders
 LENGTHS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("[N, K*bits/32]", "[N*bits/32, K/group]", {}),
-    ("[N, K/10]", "[N/10, K/group]", {"bits": 3, "form": "words"}),
+    *(("[N, K*bits/32]", "[N*bits/32, K/group]", {"bits": bits}) for bits in (5, 6, 7)),
+    *(
+        (f"[N, K/{32 // bits}]", f"[N/{32 // bits}, K/group]", {"bits": bits, "form": "words"})
+        for bits in (3, 5, 6)
+    ),
 )
 
 
 class IntPack(EncodingCodec):
     name = "int-pack"
-    summary = "integers of 2, 3, 4 or 8 bits packed in words, with a scale for each row or group"
+    summary = "integers of 2 to 8 bits packed in words, with a scale for each row or group"
     parts = ("weight", "scale", "shape", "zero", "group")
     optional = ("zero", "group")
     planning = ("shape",)
@@ -74,8 +78,8 @@ class IntPack(EncodingCodec):
 
     def validate(self, args: Any, encoding: bool) -> None:
         super().validate(args, encoding)
-        if args.form and args.bits not in (3, None):
-            raise OpError("M308", f"int-pack: `form` is of 3 bits, not {args.bits}")
+        if args.form and args.bits and not words.is_split(args.bits):
+            raise OpError("M308", f"int-pack: `form` is of 3, 5, 6 or 7 bits, not {args.bits}")
         if args.like == "kimi" and args.symmetric is False:
             raise OpError("M308", "int-pack: `like: kimi` is symmetric")
 
@@ -134,6 +138,9 @@ class IntPack(EncodingCodec):
             ("float16", (17, 64), {"group": 32, "symmetric": False}),
             ("float16", (7, 50), {"bits": 8, "non_finite": "saturate"}),
             ("bfloat16", (3, 33), {"bits": 2, "symmetric": False, "non_finite": "keep"}),
+            ("float32", (33, 75), {"bits": 5, "group": 25, "symmetric": False}),
+            ("float32", (4, 70), {"bits": 6, "form": "words"}),
+            ("bfloat16", (3, 100), {"bits": 7}),
         ):
             yield self.Args(**said), Spec(dtype, shape)
 

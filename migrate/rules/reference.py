@@ -197,7 +197,7 @@ def about_codec(codec: Codec) -> str:
         )
         for naming in codec.names
     ]
-    return "\n\n".join([*out, _table(("producer", *codec.parts), rows)])
+    return "\n\n".join([*out, _table(("producer", *codec.parts), list(dict.fromkeys(rows)))])
 
 
 def _arguments(

@@ -1,4 +1,6 @@
-"""`int-pack`: golden vectors through rule files, both layouts of 3 bits, and what is refused."""
+"""`int-pack`: golden vectors through rule files, both layouts of bits that do not fill words, and
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -97,18 +99,29 @@ def scale(rows: int, groups: int) -> Held:
     return Spec("float32", made.shape), made.view("<u4")
 
 
-@pytest.mark.parametrize("columns", [64, 70])
+@pytest.mark.parametrize(
+    ("bits", "columns", "said"),
+    [
+        (3, 64, set()), (3, 70, {"form"}), (5, 64, set()), (6, 64, set()),
+        (6, 10, {"bits", "form"}), (7, 64, {"bits"}),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("form", ["dense", "words"])
-def test_both_layouts_of_three_bits_are_decoded(form: str, columns: int, tmp_path: Path) -> None:
-    codes = np.random.default_rng(3).integers(0, 8, (5, columns)).astype("u1")
+def test_both_layouts_of_bits_that_do_not_fill_words_are_decoded(
+    form: str, bits: int, columns: int, said: set[str], tmp_path: Path
+) -> None:
+    """Lengths tell which it is but where both are the same, and of 7 bits within words, which are
+    as many as of 8.
+    """
+    codes = np.random.default_rng(3).integers(0, 1 << bits, (5, columns)).astype("u1")
     parts = {
-        "weight": words(codes, 3, form == "dense"), "scale": scale(5, 2), "shape": shape(5, columns)
+        "weight": words(codes, bits, form == "dense"), "scale": scale(5, 2),
+        "shape": shape(5, columns),
     }  # fmt: skip
-    # of 64 columns the lengths tell, of 70 they are the same
-    said = {"form": form} if columns == 70 else {}
-    made = numbers_of(tmp_path, parts, **said)
+    call = {name: {"bits": bits, "form": form}[name] for name in said}
+    made = numbers_of(tmp_path, parts, **call)
     wide = np.repeat(parts["scale"][1].view("<f4"), columns // 2, axis=1)
-    assert (made == (codes.astype("f4") - 4) * wide).all()
+    assert (made == (codes.astype("f4") - (1 << (bits - 1))) * wide).all()
 
 
 def test_three_bits_that_fit_both_layouts_are_refused_with_what_decides(tmp_path: Path) -> None:
@@ -196,7 +209,7 @@ def test_bits_and_groups_follow_from_the_parts() -> None:
     ("size", "specs", "said", "words_"),
     [
         (shape(5, 128), (WEIGHT, SCALE), {}, "the shape says [5, 128], the weight is int32"),
-        (shape(4, 100), (WEIGHT, SCALE), {}, "which codes of 2, 3, 4 or 8 bits do not have"),
+        (shape(4, 90), (WEIGHT, SCALE), {}, "which codes of 2 to 8 bits do not have"),
         (shape(4, 128), (WEIGHT, SCALE), {"bits": 8}, "which codes of 8 bits do not have"),
         (shape(4, -1), (WEIGHT, SCALE), {}, "the shape says [4, -1]"),
         (shape(4, 128, 1), (WEIGHT, SCALE), {}, "the shape is int64 [3]"),

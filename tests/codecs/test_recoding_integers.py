@@ -208,6 +208,25 @@ def test_codes_of_eight_bits_become_four_where_all_fit() -> None:
     assert "the number at [1, 7] has no code in int-pack: its code stands for 8" in error.message
 
 
+@pytest.mark.parametrize("bits", [3, 5, 6, 7])
+def test_codes_of_eight_bits_become_those_that_do_not_fill_words(bits: int) -> None:
+    half = 1 << (bits - 1)
+    small = np.resize(np.arange(-half, half, dtype="i1"), (3, 70))
+    given = {
+        "weight": (Spec("int8", (3, 70)), small.view("u1")),
+        "scale": (Spec("float32", (3, 1)), np.full((3, 1), 0.5, "<f4").view("<u4")),
+    }
+    other = form("int-pack", bits=bits)
+    made = recoded(form("int8"), given, other)
+    line = sum(int(code) + half << bits * i for i, code in enumerate(small[2]))
+    row = [line >> 32 * i & 0xFFFFFFFF for i in range(-(-70 * bits // 32))]
+    assert made["weight"][1][2].tolist() == row
+    back = recoded(form("int-pack", bits=bits, form="dense"), made, form("int8"))
+    assert {r: a.tobytes() for r, (_, a) in back.items()} == {
+        r: a.tobytes() for r, (_, a) in given.items()
+    }
+
+
 def test_coarser_scales_and_stacks_are_refused_with_their_shapes() -> None:
     given = int_pack(np.full((16, 64), 9))
     error = refused(PACK, given, form("int8", granularity="channel"))

@@ -44,6 +44,13 @@ FORMATS = {
     "ct-w4a16": [(7, "int-pack", "compressed-tensors", {"bits": 4, "group": 32})],
     "ct-w4a16-asym": [(7, "int-pack", "compressed-tensors", {"bits": 4, "group": 32})],
     "ct-w3a16": [(7, "int-pack", "compressed-tensors", {"bits": 3, "group": 32})],
+    "ct-w567a16": [
+        (2, "int-pack", "compressed-tensors", {"bits": 8}),
+        (1, "int-pack", "compressed-tensors", {"bits": 6, "group": 32}),
+        (1, "int-pack", "compressed-tensors", {"bits": 7, "group": 32}),
+        (2, "int-pack", "compressed-tensors", {"bits": 5, "group": 32}),
+        (1, "int-pack", "compressed-tensors", {"bits": 6, "group": 32}),
+    ],
     "ct-w8a16": [(7, "int-pack", "compressed-tensors", {"bits": 8})],
     "ct-w8a8": [(7, "int8", "compressed-tensors", {"granularity": "channel"})],
     "ct-mixed-int": [

@@ -38,6 +38,7 @@ DECODED = {
     "ct-w4a16": ["compressed-tensors@bf16"],
     "ct-w4a16-asym": ["compressed-tensors@bf16"],
     "ct-w3a16": ["compressed-tensors@bf16"],
+    "ct-w567a16": ["compressed-tensors@bf16"],
     "ct-w8a16": ["compressed-tensors@bf16"],
     "ct-w8a8": ["compressed-tensors@bf16"],
     "kimi-k2": ["kimi-k2@bf16"],

@@ -41,6 +41,7 @@ KNOWN = {
     "ct-w3a16": "compressed-tensors@int-pack",
     "ct-w4a16": "compressed-tensors@int-pack",
     "ct-w4a16-asym": "compressed-tensors@int-pack",
+    "ct-w567a16": "compressed-tensors@int-pack",
     "ct-w8a16": "compressed-tensors@int-pack",
     "ct-w8a8": "compressed-tensors@int8",
 }

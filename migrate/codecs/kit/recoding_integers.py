@@ -32,6 +32,7 @@ from .groups import columns_said, group_of
 from .layout import ElementType, Field, Grid, NumberLayout, Packing
 from .recoding import Copied, Move
 from .recoding import _outer as outer
+from .word_packing import is_split
 
 if TYPE_CHECKING:
     from ...ops.base import Box
@@ -385,7 +386,7 @@ def _as_given(args: Any, layout: NumberLayout, each: int | None, whole: bool) ->
     own = args
     if getattr(own, "bits", 0) is None:
         own = replace(own, bits=layout.elements.bits)
-    if getattr(own, "form", "") is None and getattr(own, "bits", 0) == 3:
+    if getattr(own, "form", "") is None and is_split(getattr(own, "bits", 0) or 1):
         own = replace(own, form="dense")
     open_group = hasattr(own, "group") and own.group is None
     if hasattr(own, "granularity"):

@@ -1,7 +1,7 @@
 """How integers of a few bits lie in words of 32.
 
-Three bits do not fill a word: codes go on across the borders of words (`dense`), or the two bits
-that are left of each word mean nothing (`words`). Other widths have one form, None.
+3, 5, 6 and 7 bits do not fill a word: codes go on across the borders of words (`dense`), or the
+bits that are left of each word mean nothing (`words`). Other widths have one form, None.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from .groups import check_whole_groups
 from .layout import Grid, NumberLayout, Packing, integers, times
 
 BITS = (2, 3, 4, 8)
+# and what compressed-tensors packs beside them
+PACKED = (2, 3, 4, 5, 6, 7, 8)
 FORMS = ("dense", "words")
+# as many codes of 7 bits as of 8 lie within a word, so that these are read only where they are said
+ODD = 7, "words"
 # dtypes of parts that are shapes
 WHOLE = ("int64", "int32")
 
@@ -25,7 +29,9 @@ WHOLE = ("int64", "int32")
 def bits_arg() -> Any:
     """`bits`: how wide codes are."""
     return arg(
-        "bits of a code, by default as lengths say; what encodes makes 4", values=BITS, default=None
+        "bits of a code, by default as lengths say; what encodes makes 4",
+        values=PACKED,
+        default=None,
     )
 
 
@@ -35,10 +41,10 @@ def stored_bits_arg() -> Any:
 
 
 def form_arg() -> Any:
-    """`form`: how codes of 3 bits lie in words."""
+    """`form`: how codes that do not fill words lie in them."""
     return arg(
-        "how 3 bits lie, where lengths do not tell: dense, across the borders of words (by default "
-        "what encodes makes), or words, as compressed-tensors had them until 2026",
+        "how 3, 5, 6 or 7 bits lie, where lengths do not tell: dense, across the borders of words "
+        "(by default what encodes makes), or words, as compressed-tensors had them until 2026",
         words=FORMS,
         default=None,
     )
@@ -51,6 +57,11 @@ def shape_arg() -> Any:
     )
 
 
+def is_split(bits: int) -> bool:
+    """Whether words are no whole number of such codes."""
+    return 32 % bits > 0
+
+
 class WordForm(NamedTuple):
     """A width of codes and how they lie in words."""
 
@@ -59,7 +70,7 @@ class WordForm(NamedTuple):
 
     def packing(self) -> Packing:
         """Along rows, in int32."""
-        return Packing(self.bits, ("int32",), dense=self.bits == 3 and self.form != "words")
+        return Packing(self.bits, ("int32",), dense=is_split(self.bits) and self.form != "words")
 
     def layout(
         self,
@@ -146,7 +157,7 @@ def form_stored(
     if "zero" in specs:
         text += f" and the zero {specs['zero']}"
     if not found:
-        known = WordForm(bits, form) if bits else f"{', '.join(map(str, BITS[:-1]))} or 8 bits"
+        known = WordForm(bits, form) if bits else f"{PACKED[0]} to {PACKED[-1]} bits"
         raise OpError("M310", f"{text}, which codes of {known} do not have")
     arguments = [
         ", ".join([f"bits: {one.bits}"] * (bits is None) + [f"form: {one.form}"] * bool(one.form))
@@ -164,11 +175,13 @@ def _forms(
 ) -> Iterator[WordForm]:
     bits, form = said
     codes, zero = specs["weight"].shape, specs.get("zero")
-    # up to ten codes of 3 bits are the same in both forms
     longest = max(size[1], 0 if zero is None else size[0])
-    both = FORMS if longest > 10 else FORMS[:1]
-    for width in BITS if bits is None else (bits,):
-        for one in (None,) if width != 3 else (form,) if form else both:
+    for width in PACKED if bits is None else (bits,):
+        # codes of one word are the same in both forms
+        both = FORMS if longest > 32 // width else FORMS[:1]
+        for one in (None,) if not is_split(width) else (form,) if form else both:
+            if bits is None and (width, one) == ODD:
+                continue
             packing = WordForm(width, one).packing()
             if packing.words(size[1], "int32") != codes[1]:
                 continue
