@@ -26,12 +26,14 @@ class DescribedEntries:
     """Keeps the entries of what it is asked to describe, by flat key and in order.
 
     `tensors` maps an entry to the key of its tensor, `objects` to a tensor that is saved as an
-    object, `values` to any other value. `paths` is where each stands in the nested dict.
+    object, `values` to any other value. `paths` is where each stands in the nested dict. `parts`
+    has the keys of an object's components by their names.
     """
 
     def __init__(self) -> None:
         self.tensors: dict[str, str] = {}
         self.objects: dict[str, Composite] = {}
+        self.parts: dict[str, dict[str, str]] = {}
         self.values: dict[str, Any] = {}
         self.paths: dict[str, tuple[str | int, ...]] = {}
         self._specs: Mapping[str, Spec] = {}
@@ -48,7 +50,7 @@ class DescribedEntries:
         entries = Entries(tree.parts[0].root)
         entries.check()
         # permissions that are missing are asked for by planning again
-        for kept in (self.tensors, self.objects, self.values, self.paths):
+        for kept in (self.tensors, self.objects, self.parts, self.values, self.paths):
             kept.clear()
         for key, path, value in entries.saved:
             self.paths[key] = path
@@ -56,6 +58,9 @@ class DescribedEntries:
                 self.tensors[key] = tree.names[id(value)]
             elif type(value) is Composite:
                 self.objects[key] = value
+                self.parts[key] = {
+                    name: tree.names[id(record)] for name, record in value.components
+                }
             else:
                 self.values[key] = value
         notes = (f"no entry of a state dict holds {one}" for one in entries.losses())

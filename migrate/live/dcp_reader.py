@@ -63,9 +63,12 @@ from ..running.prepare import plan_for
 from ..running.resources import memory_of
 from ..source.blobs import chunk_at
 from ..source.index import with_all_tensors
+from ..source.pickle.tree import PARAMETER
 from ..source.target import torch_form
 from . import module as modules
 from .box_reading import BoxReader
+from .module import Slot
+from .quantized import TakenApart, held, take_apart
 
 if TYPE_CHECKING:
     from ..source.blobs import Blob
@@ -331,6 +334,15 @@ class _Shown(dict[str, Any]):
         return found
 
 
+class _Read(NamedTuple):
+    """A box of a tensor, and what it is read into for an item."""
+
+    tensor: Tensor
+    box: tuple[tuple[int, int], ...]
+    target: torch.Tensor
+    item: ReadItem
+
+
 class _Loading:
     """One load: the opened checkpoint, what it becomes, and what is asked of it."""
 
@@ -399,23 +411,22 @@ class _Loading:
         return Metadata(self._shown, planner_data=dict(self._entries.paths), storage_data={})
 
     def require(self, items: Sequence[ReadItem], is_coordinator: bool) -> None:
-        """Raises what speaks against reading these: objects (M916), lack of memory (M919), and on
-        the coordinator conditions on values that do not hold.
+        """Raises what speaks against reading these: lack of memory (M919), and on the coordinator
+        conditions on values that do not hold.
         """
         asked = dict.fromkeys(item.storage_index.fqn for item in items)
-        if objects := [key for key in asked if key in self._entries.objects]:
-            fail(
-                "M916",
-                f"an object of a class of its own cannot be read in boxes: "
-                f"{list_collapsed(objects, 8)}",
-                help="dequantize it by rules, or leave it out of the state dict",
-            )
         self._confirm(items, self.plan.checks if is_coordinator else ())
-        tensors = [self._tensors[key] for key in asked if key in self._tensors]
+        tensors = [tensor for key in asked for tensor in self._made(key)]
         if computations(tensors):
             self._evaluator(tensors).require(tensors)
         if is_coordinator and self.plan.checks:
             require_checks(self.plan.checks, self._all, self._max_memory)
+
+    def _made(self, key: str) -> list[Tensor]:
+        """The tensors that an entry consists of: of an object its components; none of a value."""
+        if key in self._tensors:
+            return [self._tensors[key]]
+        return [self.plan.outputs[name] for name in self._entries.parts.get(key, {}).values()]
 
     def _confirm(self, items: Iterable[ReadItem], checks: Iterable[ValueCheck]) -> None:
         """Looks at the chunks that are read; plans anew with all of them if one is not what it was
@@ -424,9 +435,12 @@ class _Loading:
         layouts = ByteLayouts()
         needed = NeededBytes(layouts, self._evaluator((), layouts).kind)
         for item in items:
-            if item.type != LoadItemType.BYTE_IO:
-                tensor = self._tensors[item.storage_index.fqn]
-                needed.add(tensor, _elements(item, tensor))
+            key = item.storage_index.fqn
+            if key in self._tensors:
+                needed.add(self._tensors[key], _elements(item, self._tensors[key]))
+            else:
+                for tensor in self._made(key):
+                    needed.add(tensor, tuple((0, size) for size in tensor.spec.shape))
         read = {*needed.stored, *(s for c in checks for t in c.tensors for s in stored_sources(t))}
         stored = self._all.index.tensors
         confirm = getattr(self.source, "confirm", None)
@@ -450,29 +464,29 @@ class _Loading:
         tensors = [item for item in items if item.type != LoadItemType.BYTE_IO]
         _require_parts(tensors, planner)
         targets = [_target(planner.resolve_tensor(item)) for item in tensors]
-        self._check_targets(tensors, targets)
-        parts = [self._tensors[item.storage_index.fqn] for item in tensors]
+        reads, taken = self._reads(tensors, targets)
         layouts = ByteLayouts(sparing=True)
-        evaluator = self._evaluator(parts, layouts)
+        evaluator = self._evaluator([read.tensor for read in reads], layouts)
         reader = BoxReader(self._all, layouts, evaluator, min(WINDOW, self._max_memory // 4))
-        order = sorted(
-            range(len(tensors)),
-            key=lambda n: reader.place(parts[n], _elements(tensors[n], parts[n])),
-        )
+        reads.sort(key=lambda read: reader.place(read.tensor, read.box))
         written, begun = 0, ""
         done: list[str] = []
         try:
             with torch.no_grad():
-                for number in order:
-                    item, target = tensors[number], targets[number]
+                for tensor, box, target, item in reads:
                     begun = item.dest_index.fqn
-                    box = _elements(item, parts[number])
-                    reader.read(parts[number], box, target)
-                    written += Spec(parts[number].spec.dtype, tuple(b - a for a, b in box)).nbytes
-                    evaluator.done(parts[number])
-                    planner.commit_tensor(item, target)
+                    reader.read(tensor, box, target)
+                    written += Spec(tensor.spec.dtype, tuple(b - a for a, b in box)).nbytes
+                    evaluator.done(tensor)
+                    if item.storage_index.fqn in self._tensors:
+                        planner.commit_tensor(item, target)
                     done.append(begun)
                 reader.drain()
+                if taken is not None:
+                    taken.finish()
+                for item, target in zip(tensors, targets, strict=True):
+                    if item.storage_index.fqn in self._entries.objects:
+                        planner.commit_tensor(item, target)
                 for item in items:
                     if item.type == LoadItemType.BYTE_IO:
                         begun = item.dest_index.fqn
@@ -484,6 +498,78 @@ class _Loading:
         finally:
             evaluator.forget()
         return written
+
+    def _reads(
+        self, items: Sequence[ReadItem], targets: Sequence[torch.Tensor]
+    ) -> tuple[list[_Read], TakenApart | None]:
+        """What is to be read for these targets: their boxes, or those of their components."""
+        plain = []
+        objects: dict[str, tuple[ReadItem, torch.Tensor]] = {}
+        for item, target in zip(items, targets, strict=True):
+            if item.storage_index.fqn in self._entries.objects:
+                objects[str(len(objects))] = item, target
+            else:
+                plain.append((item, target))
+        self._check_targets([item for item, _ in plain], [target for _, target in plain])
+        reads = []
+        for item, target in plain:
+            tensor = self._tensors[item.storage_index.fqn]
+            reads.append(_Read(tensor, _elements(item, tensor), target, item))
+        if not objects:
+            return reads, None
+        taken = self._take_apart(objects)
+        wrong: list[str] = []
+        for name, slot in taken.slots.items():
+            number, _, attribute = name.partition(".")
+            item = objects[number][0]
+            made = self.plan.outputs[self._entries.parts[item.storage_index.fqn][attribute]]
+            tensor = taken.cuts.get(slot.plain, made)
+            there = slot.spec
+            if there is None or there != tensor.spec:
+                wrong.append(f"{printable(slot.plain)}: {tensor.spec}, the target's is {there}")
+            box = tuple((0, size) for size in tensor.spec.shape)
+            reads.append(_Read(tensor, box, slot.tensor, item))
+        if wrong:
+            fail(
+                "M960",
+                f"other shapes than the targets' in {plural(len(wrong), 'component')}",
+                notes=tuple(wrong[:8]),
+                help="build the model with the blocks of the checkpoint",
+            )
+        return reads, taken
+
+    def _take_apart(self, objects: Mapping[str, tuple[ReadItem, torch.Tensor]]) -> TakenApart:
+        """Objects by their components; raises what speaks against copying these."""
+        entries, outputs = self._entries, self.plan.outputs
+        other = [item.storage_index.fqn for item, one in objects.values() if held(one) is None]
+        if other:
+            fail(
+                "M916",
+                f"an object of a class of its own goes into one of the same encoding only: "
+                f"{list_collapsed(list(dict.fromkeys(other)), 8)}",
+                help="dequantize it by rules, or leave it out of the state dict",
+            )
+        slots, parts, boxes, nothing = {}, {}, {}, torch.nn.Module()
+        for number, (item, target) in objects.items():
+            key = item.storage_index.fqn
+            # a rank can have several parts of a tensor
+            plain = key if f"{key}." not in parts else f"{key} ({number})"
+            parts[f"{plain}."] = key
+            slots[number] = Slot(plain, nothing, "", target)
+            offsets, sizes = tuple(item.storage_offsets), tuple(item.lengths)
+            boxes[number] = entries.objects[key].encoding.shape, (offsets, sizes)
+        made = {
+            f"{plain}{name}": outputs[output]
+            for plain, key in parts.items()
+            for name, output in entries.parts[key].items()
+        }
+        numbering = self._request.params.get(PARAMETER)
+        allow = self._request.allow
+        taken = take_apart(slots, made, self.source.index.tree, numbering, allow, boxes)
+        if taken.problems:
+            raise_all(taken.problems)
+        self.notes += taken.notes
+        return taken
 
     def report(
         self, items: Sequence[ReadItem], written: int, unexpected: Sequence[str]

@@ -26,7 +26,7 @@ from ..core.view import TooManyPieces
 from ..elements.raw import is_dtensor, is_plain_class
 from ..formats.memory import dense
 from ..planning.graph import stored_keys
-from ..source.component_boxes import component_of, uncut
+from ..source.component_boxes import Box, component_of, uncut
 from ..source.pickle.quantized_tensors import CLASSES, FORMATS, MODULES
 from ..source.pickle.tree import NEW, NUMBERINGS, Composite, Encoding, ask
 from ..source.tree import CheckpointTree, resolve_objects
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from ..planning.graph import Tensor
 
-# what of an object's settings decides what its bytes mean
+# what of an object's settings decides what its bytes mean, beyond the shapes of its components
 _SETTINGS = (
     "is_2D_scaled",
     "with_2d_quantization",
@@ -122,8 +122,6 @@ def held(value: Any) -> QuantizedTarget | None:
         components.pop("_transpose", None)
     said = _said(value)
     settings = {key: said[key] for key in _SETTINGS if said.get(key) is not None}
-    if known.startswith("ao-"):
-        settings["block"] = _block(said.get("block_size"), value.shape)
     return QuantizedTarget(
         value, name, known, _number(known, components, said), components, settings
     )
@@ -162,15 +160,6 @@ def _known(kind: type) -> tuple[str | None, str]:
     return None, kind.__qualname__
 
 
-def _block(size: Any, shape: Iterable[int]) -> tuple[int, ...] | None:
-    """The block of elements that share a scale, 0 for all along an axis; None if it is not said."""
-    if isinstance(size, int):
-        size = (1, size)
-    if not isinstance(size, (list, tuple)) or len(size) != len(tuple(shape)):
-        return None
-    return tuple(0 if n >= most else n for n, most in zip(size, shape, strict=True))
-
-
 def _said(value: Any) -> dict[str, Any]:
     """The settings of a tensor and, behind them, of its quantizer."""
     out: dict[str, Any] = {}
@@ -203,10 +192,10 @@ def unlike(
     found = []
     if number is not None and one.number is not None and number != one.number:
         found.append(f"{number}, the parameter's is {one.number}")
-    for name in (*_SETTINGS, "block"):
+    for name in _SETTINGS:
         a, b = settings.get(name), one.settings.get(name)
         # a quantizer is a recipe for the next weights; without one nothing is said
-        if name in ("with_2d_quantization", "block") and (a is None or b is None):
+        if name == "with_2d_quantization" and (a is None or b is None):
             continue
         a, b = (_DEFAULTS.get(name, False) if x is None else getattr(x, "value", x) for x in (a, b))
         if a != b:
@@ -401,10 +390,13 @@ def take_apart(
     tree: CheckpointTree | None,
     numbering: str | None,
     allow: frozenset[str],
+    boxes: Mapping[str, tuple[tuple[int, ...], Box]] | None = None,
 ) -> TakenApart:
     """The slots with the components of quantized parameters in their place, where the outputs have
-    components for them. Problems: M960 for another encoding, and for components that are missing;
-    M402 for those that are left out. M955 if the dtype of one is not known.
+    components for them. `boxes` has the shape of the whole tensor, and where the slot's lies in it,
+    of slots that are parts; those of DTensors are known. Problems: M960 for another encoding and
+    for components that are missing, M402 for those that are left out, M946 for parts that are not
+    cut on borders. M955 if the dtype of one is not known.
     """
     out = TakenApart({}, {}, {}, [], [], [], [])
     wanted = {key: one for key, slot in slots.items() if (one := held(slot.tensor)) is not None}
@@ -432,8 +424,18 @@ def take_apart(
             if source in stored
         ]  # fmt: skip
         why = _judge(one, given, found, unread, slot.plain)
-        if not why and is_dtensor(slot.tensor):
-            cut = _cut(slot.tensor, one, given, outputs, found[0].encoding, out.cuts)
+        if not why and not one.value.numel():
+            out.left.update(dict.fromkeys(given.values()))
+            continue
+        place = (boxes or {}).get(key) or (
+            _place_of(slot.tensor, one) if is_dtensor(slot.tensor) else None
+        )
+        if not why and place is not None:
+            cut = (
+                place
+                if isinstance(place, str)
+                else _cut(one, given, outputs, found[0].encoding, place, out.cuts)
+            )
             if cut:
                 inside.append(f"{printable(slot.plain)}: {cut}")
                 out.left.update(dict.fromkeys(given.values()))
@@ -475,26 +477,31 @@ def take_apart(
     return out
 
 
+def _place_of(target: Any, one: QuantizedTarget) -> tuple[tuple[int, ...], Box] | str:
+    """The shape of a DTensor and the box of it that is here, or why there is none."""
+    if one.value.is_meta:
+        return "its part is on the meta device, where no object can be made for it"
+    if any(p.is_partial() for p in target.placements):
+        return "its part in this process is to be summed with others"
+    chunks = target.__create_chunk_list__()
+    if len(chunks) != 1 or tuple(one.value.shape) != tuple(chunks[0].sizes):
+        return "its part in this process is not one box"
+    return tuple(target.shape), (tuple(chunks[0].offsets), tuple(chunks[0].sizes))
+
+
 def _cut(
-    target: Any,
     one: QuantizedTarget,
     given: Mapping[str, str],
     outputs: Mapping[str, Tensor],
     encoding: Encoding,
+    place: tuple[tuple[int, ...], Box],
     cuts: dict[str, Tensor],
 ) -> str:
-    """Adds the parts of components that belong to the part of a DTensor that is here. Why they
-    cannot be told, empty if they can.
+    """Adds the parts of components that belong to a box of a tensor. Why they cannot be told, empty
+    if they can.
     """
-    if one.value.is_meta:
-        return "its part is on the meta device, where no object can be made for it"
-    chunks = [] if any(p.is_partial() for p in target.placements) else (
-        target.__create_chunk_list__()
-    )  # fmt: skip
-    if len(chunks) != 1 or tuple(one.value.shape) != tuple(chunks[0].sizes):
-        return "its part in this process is not one box"
-    box = (tuple(chunks[0].offsets), tuple(chunks[0].sizes))
-    encoding = replace(encoding, shape=tuple(target.shape))
+    shape, box = place
+    encoding = replace(encoding, shape=shape)
     mine = [name for name in given if name in one.components]
     if why := uncut(encoding, mine, box):
         return f"its part in this process is not cut on a border: {why}"
@@ -535,9 +542,7 @@ def _judge(
         if encoding.number is None and encoding.readings:
             unread[plain] = encoding
             continue
-        settings = dict(encoding.options or {})
-        settings["block"] = _block(encoding.block, encoding.shape)
-        if why := unlike(one, encoding.format, encoding.number, settings):
+        if why := unlike(one, encoding.format, encoding.number, encoding.options or {}):
             return listed(why)
     return ""
 

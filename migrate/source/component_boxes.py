@@ -24,6 +24,8 @@ Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 def uncut(encoding: Encoding, components: Iterable[str], box: Box) -> str | None:
     """Why a box of a tensor of this encoding is no tensor without loss; None if it is one."""
+    if box[1] == encoding.shape:
+        return None
     layout = layout_of(encoding)
     names = [name for name in components if "." not in name]
     if layout is None or any(name not in layout.grids for name in names):
@@ -42,7 +44,7 @@ def component_of(encoding: Encoding, name: str, whole: View, dtype: str, box: Bo
     than the encoding says. `uncut` has nothing against the box.
     """
     layout = layout_of(encoding)
-    if "." in name or layout is None:
+    if "." in name or layout is None or box[1] == encoding.shape:
         # the tensors of a quantizer are not of the tensor's shape
         return whole
     grid, (starts, sizes) = layout.grids[name].borders(Spec(dtype, ())), box

@@ -64,6 +64,20 @@ def loads(rank: int, source: str, kinds: str, cut: str) -> None:
         check(rank, names, cut, local)
 
 
+def reads(rank: int, source: str, kinds: str, cut: str) -> None:
+    """`dcp.load` through the reader fills them too."""
+    names = json.loads(kinds)
+    with classes.installed():
+        module, local = module_of(rank, names, cut)
+        reader = migrate.dcp.MigratingReader(source)
+        state = {"model": {name: getattr(module, name) for name in names}, "step": 0}
+        dcp.load(state, storage_reader=reader)
+        assert reader.report is not None
+        assert state["step"] in (1, 3)
+        assert reader.report.tensors == len(names)
+        check(rank, names, cut, local)
+
+
 def refuses(rank: int, source: str) -> None:
     """Parts that end inside of a block are refused by name, and nothing is written."""
     # torch keeps the boxes of a shape for all placements along an axis

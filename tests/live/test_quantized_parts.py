@@ -48,6 +48,7 @@ def test_each_part_takes_its_box_of_each_component(
     names = [name for name in NAMES if cut == "rows" or KINDS[name].across]
     source = saved(tmp_path / "whole.pt", names)
     ranks(world).run("quantized_load_case", "loads", str(source), json.dumps(names), cut)
+    ranks(world).run("quantized_load_case", "reads", str(source), json.dumps(names), cut)
 
 
 @pytest.mark.ranks
@@ -58,6 +59,7 @@ def test_what_ranks_saved_is_loaded_by_other_ranks(
     folder = str(tmp_path / "in")
     ranks(saving).run("quantized_ranks", "saves", folder, NAMES)
     ranks(loading).run("quantized_load_case", "loads", folder, json.dumps(NAMES), "rows")
+    ranks(loading).run("quantized_load_case", "reads", folder, json.dumps(NAMES), "rows")
 
 
 @pytest.mark.ranks
