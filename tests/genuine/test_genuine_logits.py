@@ -38,7 +38,6 @@ DECODED = {
     "ct-w4a16": ["compressed-tensors@bf16"],
     "ct-w4a16-asym": ["compressed-tensors@bf16"],
     "ct-w3a16": ["compressed-tensors@bf16"],
-    "ct-w567a16": ["compressed-tensors@bf16"],
     "ct-w8a16": ["compressed-tensors@bf16"],
     "ct-w8a8": ["compressed-tensors@bf16"],
     "kimi-k2": ["kimi-k2@bf16"],
@@ -52,6 +51,7 @@ WORDS = {
 }
 # what transformers cannot read: of a mixture it takes each module as of one format, and stops
 LOADED = {
+    "ct-w567a16": ["compressed-tensors@bf16"],
     # it multiplies by the scales of rows what a product of codes gives, which rounds elsewhere
     "torchao-int8": ["torchao@bf16"],
     "ct-mixed": ["compressed-tensors@bf16"],
