@@ -17,7 +17,8 @@ that fill, and all that follow, by itself, and so fails in the same place with t
 what only the process knew of errors (`Ledger`) is then not known.
 
 Not for a run whose parts would be computed by several processes again (`divides`), nor where torch
-computes or is loaded, whose threads do not survive a fork, or where anything else runs beside.
+computes or is loaded, whose threads do not survive a fork, or where anything else runs beside; and
+on Linux alone.
 """
 
 from __future__ import annotations
@@ -129,7 +130,8 @@ class Fillers:
         """
         if (
             "torch" in sys.modules
-            or not hasattr(os, "fork")
+            # elsewhere libraries of the system may not outlive a fork
+            or sys.platform != "linux"
             or threading.active_count() > 1
             or not divides(outputs.values(), work.layouts, work.values)
             or any(
