@@ -653,6 +653,14 @@ class StampedHash(DocumentPart):
     keys: Any
 
 
+class OptimizerNames(DocumentPart):
+    """The parameters that the numbers of an optimizer are, in order, before and after a run."""
+
+    place: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
 class AppliedEdge(DocumentPart):
     """An edge that was applied, from the stamp. A downgrade needs `kept`, `absent` and `files`."""
 
@@ -667,6 +675,7 @@ class AppliedEdge(DocumentPart):
     absent: Any
     pack: PackOrigin | None
     optimizer: str | None
+    optimizer_names: tuple[OptimizerNames, ...] | None
     parts: StampedHash | None
     tool: str
     source: str

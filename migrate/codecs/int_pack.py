@@ -140,7 +140,7 @@ class IntPack(EncodingCodec):
             ("bfloat16", (3, 33), {"bits": 2, "symmetric": False, "non_finite": "keep"}),
             ("float32", (33, 75), {"bits": 5, "group": 25, "symmetric": False}),
             ("float32", (4, 70), {"bits": 6, "form": "words"}),
-            ("bfloat16", (3, 100), {"bits": 7}),
+            ("bfloat16", (3, 100), {"bits": 7, "form": "dense"}),
         ):
             yield self.Args(**said), Spec(dtype, shape)
 

@@ -369,12 +369,18 @@ def install() -> dict[str, ModuleType]:
 def installed() -> Iterator[dict[str, ModuleType]]:
     """The same inside of the block only, with the folder for processes that are spawned."""
     before = {name: sys.modules.get(name) for name in (*_MODULES, *(() if _MODULES else _build()))}
-    sys.path.append(str(PACKAGES))
+    # the genuine classes of the same names, where something has imported torchao
+    safe = torch.serialization.get_safe_globals()
+    genuine = [one for one in safe if getattr(one, "__module__", "").startswith("torchao.")]
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals([one for one in safe if one not in genuine])
+    sys.path.insert(0, str(PACKAGES))
     sys.modules.update(_MODULES)
     try:
         with torch.serialization.safe_globals(_safe()):
             yield _MODULES
     finally:
+        torch.serialization.add_safe_globals(genuine)
         sys.path.remove(str(PACKAGES))
         for name, module in before.items():
             if module is None:
