@@ -47,8 +47,9 @@ def _unread(role: str, item: Item, most: int) -> bytes:
 class PartFacts(NamedTuple):
     """What is known of the parts of tensors beside their specs.
 
-    `read` gives the bytes of one that has no more than it is told. `absent` takes the names of
-    optional parts that are not there; `remembered` are those that a stamp names, None without one.
+    `read` gives the bytes of a part, which may have at most the number given. `absent` takes the
+    names of optional parts that are not there; `remembered` are those that a stamp names, None
+    without one.
     """
 
     read: Callable[[str, Item, int], bytes] = _unread

@@ -59,8 +59,8 @@ _AHEAD = 4
 
 
 class FillWork(NamedTuple):
-    """What computing takes, and what is told of it: `ledger` and `parts` of this process are those
-    that its parent wants to know about.
+    """What a process computes with. It sends what it enters in its copies of `ledger` and `parts`
+    to those of its parent.
     """
 
     source: Source

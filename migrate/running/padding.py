@@ -1,4 +1,4 @@
-"""What fills up the scales of quantized tensors: memory that nothing reads and nobody wrote.
+"""The padding of the scales of quantized tensors: memory that is neither read nor initialised.
 
 Kernels ask for scales in whole tiles, and what a tensor does not fill of its last tiles is left as
 it was allocated. So two equal checkpoints differ there, and what fills it up counts for nothing

@@ -638,12 +638,14 @@ class TargetRun:
         """What this process wrote, as `add` takes it in another one."""
         tallies = None if self.ledger is None else self.ledger.tallies()
         found = {"files": self.files, "written": self.written, "tallies": tallies}
+        found["lost"] = self.lost
         return found if self.parts is None else {**found, "parts": self.parts.account()}
 
     def add(self, account: Mapping[str, Any]) -> None:
         """Enters what another process wrote."""
         self.files |= account["files"]
         self.written += account["written"]
+        self.lost |= account["lost"]
         if self.ledger is not None and account["tallies"] is not None:
             self.ledger.add(account["tallies"])
         if self.parts is not None:
