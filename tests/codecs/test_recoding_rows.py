@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from little_memory import verify_sees_bytes
 from test_recoding import PATHS, given, path_of
 
-import migrate
 from migrate.codecs.kit.recoding_reference import recoded_parts
 from migrate.codecs.kit.recoding_rows import recoded_rows, survey_rows, unit_of
 
@@ -87,22 +87,10 @@ rules:
 
 @pytest.mark.heavy
 def test_verify_compares_what_is_surveyed_in_little_memory(tmp_path: Path) -> None:
-    save = pytest.importorskip("safetensors.numpy").save_file
     dice, (rows, columns) = np.random.default_rng(0), (1024, 1024)
     parts = {
         "a.weight": dice.integers(0, 256, (rows, columns // 2), "u1"),
         "a.scale": dice.integers(117, 125, (rows, columns // 32), "u1"),
     }
-    source, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
-    save(parts, source)
-    rules = tmp_path / "rule.yaml"
-    rules.write_text(RULES)
-    migrate.apply(source, out, rules=rules, fsync=False)
     # whole tensors would take six times as much
-    asked = {"source": source, "rules": rules, "max_memory": 16 << 20}
-    assert migrate.verify(out, **asked).equal
-    raw = bytearray(out.read_bytes())
-    raw[-5] ^= 1
-    out.write_bytes(raw)
-    found = migrate.verify(out, **asked)
-    assert len(found.differences) == 1
+    verify_sees_bytes(parts, RULES, tmp_path, [-5])

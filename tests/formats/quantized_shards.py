@@ -17,6 +17,14 @@ from dcp_folders import Box, save
 from quantized_streams import Made
 from test_dcp import edit
 
+KEEP = """
+id: demo/2/keep
+title: Keep all
+why: a test
+lineage: demo
+edge: ["1", "2"]
+keep: ["{k...}"]
+"""
 U8, F32 = torch.uint8, torch.float32
 # of one component: shape as stored, and where element (i, j) of its grid lies in it
 Place = Callable[[int, int], tuple[int, ...]]
@@ -316,3 +324,10 @@ def save_shards(
 
     edit(folder, change)
     path.write_bytes(bytes(data))
+
+
+def keep(folder: Path) -> Path:
+    """A file of rules that keeps everything."""
+    path = folder / "keep.yaml"
+    path.write_text(KEEP)
+    return path

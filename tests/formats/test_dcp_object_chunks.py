@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import quantized_classes as classes
 import quantized_ranks
 import torch
-from quantized_ranks import KINDS, piece, tensors, whole, wrapped
+from quantized_ranks import KINDS, piece, tensors
 from ranks import Ranks
+from stored_objects import NAMES, chunks, raw, saved
 
 import migrate
 from migrate.core.errors import MigrateError
-from migrate.source.quantized_layouts import LAYOUTS
 
 Start = Callable[[int], Ranks]
-NAMES = [
-    name
-    for name, kind in KINDS.items()
-    if kind.cls != "GroupedTensor"
-    and (not name.startswith("ao-") or any(one.startswith("ao-") for one in LAYOUTS))
-]
-
-
-def raw(one: torch.Tensor) -> bytes:
-    return one.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 @pytest.fixture
@@ -48,26 +35,6 @@ def fitting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     quantized_ranks._drawn.cache_clear()
 
 
-def saved(path: Path, names: list[str]) -> Path:
-    with classes.installed():
-        state = {name: wrapped(name, KINDS[name].shape, whole(name)) for name in names}
-        torch.save({"model": state, "step": 1}, path)
-    return path
-
-
-def chunks(folder: Path, key: str) -> list[tuple[str, tuple[int, ...], Any]]:
-    """File, offsets and object of each chunk, read by torch; the folder is one that we wrote."""
-    metadata = pickle.loads((folder / ".metadata").read_bytes())
-    found = []
-    for index, at in metadata.storage_data.items():
-        if index.fqn == key:
-            with (folder / at.relative_path).open("rb") as file:
-                file.seek(at.offset)
-                held = io.BytesIO(file.read(at.length))
-            found.append((at.relative_path, tuple(index.offset), torch.load(held)))
-    return sorted(found, key=lambda one: one[1])
-
-
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.thorough)])
 def test_each_chunk_is_the_object_that_a_rank_would_have(
     world: int, tmp_path: Path, fitting: Callable[[int], None]
@@ -80,10 +47,10 @@ def test_each_chunk_is_the_object_that_a_rank_would_have(
         each = kind.shape[0] // world
         with classes.installed():
             found = chunks(tmp_path / "out", f"model.{name}")
-        assert [(file, at[0]) for file, at, _ in found] == [
+        assert [(one.file, one.at[0]) for one in found] == [
             (f"__{n}_0.distcp", n * each) for n in range(world)
         ]
-        for _, (first, *_), value in found:
+        for (first, *_), value, _ in found:
             box = ((first, first + each), *((0, n) for n in kind.shape[1:]))
             due = tensors(name, piece(name, box, zeros=True))
             assert tuple(value.shape) == (each, *kind.shape[1:])
@@ -118,14 +85,14 @@ def test_chunks_of_ranks_are_cut_for_other_ranks_and_in_another_form(tmp_path: P
     migrate.apply(tmp_path / "four", tmp_path / "three", chunks=3, params=params)
     with classes.installed():
         found = chunks(tmp_path / "three", "model.te-mxfp8")
-        assert [at[0] for _, at, _ in found] == [0, 128, 256]
-        assert {type(one._fp8_dtype).__module__ for _, _, one in found} == {
+        assert [one.at[0] for one in found] == [0, 128, 256]
+        assert {type(one.value._fp8_dtype).__module__ for one in found} == {
             "transformer_engine_torch"
         }
-        one = torch.cat([value.dequantize() for _, _, value in found])
+        joined = torch.cat([one.value.dequantize() for one in found])
         due = torch.load(source)["model"]["te-mxfp8"].dequantize()
         # some of the numbers are NaN
-        assert torch.equal(one.view(torch.int16), due.view(torch.int16))
+        assert torch.equal(joined.view(torch.int16), due.view(torch.int16))
 
 
 def test_members_of_a_group_are_dealt_out_to_ranks(tmp_path: Path) -> None:
@@ -133,7 +100,7 @@ def test_members_of_a_group_are_dealt_out_to_ranks(tmp_path: Path) -> None:
     migrate.apply(source, tmp_path / "out", output_format="dcp", chunks=3)
     with classes.installed():
         found = chunks(tmp_path / "out", "model.te-grouped")
-    assert [(value.num_tensors, value.shape[0]) for _, _, value in found] == [
+    assert [(one.value.num_tensors, one.value.shape[0]) for one in found] == [
         (4, 4),
         (4, 4),
         (3, 3),

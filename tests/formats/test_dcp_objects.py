@@ -13,7 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from dcp_folders import Box, rows
 from quantized_ranks_case import SHAPE
-from quantized_shards import CLASSES, Class, draw, save_shards, shard, whole
+from quantized_shards import CLASSES, KEEP, Class, draw, keep, save_shards, shard, whole
 from quantized_streams import stand_ins
 from ranks import Ranks
 from safetensors.torch import load_file
@@ -26,14 +26,6 @@ from migrate.formats._dcpobjects import Joiner, Shard, UnjoinableError
 from migrate.source.pickle.tree import Composite
 from migrate.source.tree import object_encodings, objects_of
 
-KEEP = """
-id: demo/2/keep
-title: Keep all
-why: a test
-lineage: demo
-edge: ["1", "2"]
-keep: ["{k...}"]
-"""
 DATA = Path(__file__).parent.parent / "data" / "te" / "tensors"
 LARGE = (256, 384)
 # tensors that are cut on the borders of all blocks
@@ -80,12 +72,6 @@ def same(found: Parts, expected: Parts) -> None:
     for key, value in expected.items():
         assert (found[key].dtype, found[key].shape) == (value.dtype, value.shape), key
         assert torch.equal(found[key].view(torch.uint8), value.view(torch.uint8)), key
-
-
-def keep(folder: Path) -> Path:
-    path = folder / "keep.yaml"
-    path.write_text(KEEP)
-    return path
 
 
 def refused(folder: Path) -> str:

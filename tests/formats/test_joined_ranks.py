@@ -16,7 +16,7 @@ from quantized_ranks import KINDS, WAYS, Arrays, boxes, piece, tensors, whole, w
 from quantized_shards import save_shards
 from ranks import Ranks
 from safetensors.torch import load_file
-from test_quantized_ranks import chunks, of_object, raw
+from stored_objects import NAMES, chunks, of_object, raw
 
 import migrate
 from migrate.core.errors import CheckpointError
@@ -24,7 +24,7 @@ from migrate.core.errors import CheckpointError
 Start = Callable[[int], Ranks]
 KEYS = list(KINDS)
 # a GroupedTensor that a module holds is filled by its own `copy_`
-LIVE = [name for name, kind in KINDS.items() if kind.cls != "GroupedTensor"]
+LIVE = NAMES
 
 
 def components(kind: str, world: int) -> Arrays:
@@ -103,8 +103,8 @@ def test_what_ranks_saved_in_any_way_goes_anywhere(
         for kind in keys:
             found = chunks(out, f"model.{kind}")
             due = boxes(KINDS[kind], loaded)
-            assert [at for at, _ in found] == [tuple(start for start, _ in box) for box in due]
-            for box, (_, held) in zip(due, found, strict=True):
+            assert [one.at for one in found] == [tuple(start for start, _ in box) for box in due]
+            for box, (_, held, _) in zip(due, found, strict=True):
                 wanted = piece(kind, box, zeros=saved > 1)
                 assert of_object(kind, held) == {key: one.tobytes() for key, one in wanted.items()}
 

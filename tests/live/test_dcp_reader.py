@@ -33,18 +33,6 @@ from migrate.dcp import MigratingReader, SafeLoadPlanner
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 
-@pytest.fixture
-def rules(tmp_path: Path) -> str:
-    (tmp_path / "rules.yaml").write_text(case.RULES)
-    return str(tmp_path / "rules.yaml")
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> str:
-    save_file(case.old_layout(), tmp_path / "old.safetensors")
-    return str(tmp_path / "old.safetensors")
-
-
 NEW = case.new_layout(case.old_layout())
 
 

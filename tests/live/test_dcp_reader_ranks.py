@@ -17,12 +17,6 @@ pytestmark = pytest.mark.ranks
 Start = Callable[[int], Ranks]
 
 
-@pytest.fixture
-def rules(tmp_path: Path) -> str:
-    (tmp_path / "rules.yaml").write_text(case.RULES)
-    return str(tmp_path / "rules.yaml")
-
-
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_safetensors_fill_a_model_with_fsdp2(
     world: int, ranks: Start, tmp_path: Path, rules: str
@@ -73,12 +67,6 @@ def test_files_of_other_ranks_fill_a_model_with_fsdp2(ranks: Start, tmp_path: Pa
     (tmp_path / "joined.yaml").write_text(OF_RANKS)
     rules = str(tmp_path / "joined.yaml")
     ranks(3).run("dcp_reader_case", "fills_fsdp2", str(folder), rules)
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> str:
-    save_file(case.old_layout(), tmp_path / "old.safetensors")
-    return str(tmp_path / "old.safetensors")
 
 
 @pytest.mark.parametrize("world", [2, 4])

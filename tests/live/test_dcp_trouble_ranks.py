@@ -10,27 +10,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import dcp_reader_case as case
 import pytest
 from commandline import ROOT, environment
 from ranks import Ranks
-from safetensors.torch import save_file
 from work import HANG
 
 pytestmark = pytest.mark.ranks
 Start = Callable[[int], Ranks]
-
-
-@pytest.fixture
-def rules(tmp_path: Path) -> str:
-    (tmp_path / "rules.yaml").write_text(case.RULES)
-    return str(tmp_path / "rules.yaml")
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> str:
-    save_file(case.old_layout(), tmp_path / "old.safetensors")
-    return str(tmp_path / "old.safetensors")
 
 
 def test_ranks_that_ask_for_different_layouts_are_named(ranks: Start) -> None:

@@ -8,28 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import quantized_classes as classes
-import torch
-from quantized_ranks import KINDS, whole, wrapped
+from quantized_ranks import KINDS
 from ranks import Ranks
-
-from migrate.source.quantized_layouts import LAYOUTS
+from stored_objects import NAMES, saved
 
 Start = Callable[[int], Ranks]
-NAMES = [
-    name
-    for name, kind in KINDS.items()
-    if kind.cls != "GroupedTensor"
-    and (not name.startswith("ao-") or any(one.startswith("ao-") for one in LAYOUTS))
-]
-
-
-def saved(path: Path, names: list[str]) -> Path:
-    """One file with the whole tensors, as one process saves them."""
-    with classes.installed():
-        state = {name: wrapped(name, KINDS[name].shape, whole(name)) for name in names}
-        torch.save({"model": state, "step": 1}, path)
-    return path
 
 
 @pytest.mark.parametrize(

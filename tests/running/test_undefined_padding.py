@@ -8,21 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from quantized_shards import CLASSES, draw, save_shards, shard
+from quantized_shards import CLASSES, draw, keep, save_shards, shard
 from quantized_streams import stand_ins
 
 import migrate
 
 SHAPE = (160, 160)
 BOX = ((0, 0), SHAPE)
-KEEP = """
-id: demo/2/keep
-title: Keep all
-why: a test
-lineage: demo
-edge: ["1", "2"]
-keep: ["{k...}"]
-"""
 
 
 def saved(path: Path, name: str, padding: int, changed: str | None = None) -> Path:
@@ -38,11 +30,6 @@ def saved(path: Path, name: str, padding: int, changed: str | None = None) -> Pa
     return path
 
 
-def keep(folder: Path) -> list[Path]:
-    (folder / "keep.yaml").write_text(KEEP)
-    return [folder / "keep.yaml"]
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -55,7 +42,7 @@ def test_padding_is_no_difference(tmp_path: Path, name: str) -> None:
     found = migrate.diff(one, other)
     assert found.equal
     assert [note for note in found.notes if note.startswith("differs only in padding")]
-    report = migrate.verify(other, source=one, rules=keep(tmp_path))
+    report = migrate.verify(other, source=one, rules=[keep(tmp_path)])
     assert report.equal
     assert [note for note in report.notes if "w._rowwise_scale_inv" in note]
     assert not migrate.diff(one, one).notes
@@ -67,7 +54,7 @@ def test_a_scale_is_one(tmp_path: Path, part: str) -> None:
     other = saved(tmp_path / "b.pt", "mxfp8-swizzled", 5, part)
     found = migrate.diff(one, other)
     assert [(one.key, one.count) for one in found.bytes_differ] == [(f"w.{part}", 1)]
-    report = migrate.verify(other, source=one, rules=keep(tmp_path))
+    report = migrate.verify(other, source=one, rules=[keep(tmp_path)])
     assert [one.key for one in report.differences] == [f"w.{part}"]
 
 
