@@ -27,11 +27,6 @@ import migrate
 pytestmark = pytest.mark.libraries
 
 
-@pytest.fixture
-def ao() -> None:
-    pytest.importorskip("torchao", reason="torchao is not installed here; `make peers` has it")
-
-
 def same(out: Path, name: str, whole: Any) -> None:
     found = {
         key.rpartition(".")[2]: one
@@ -46,7 +41,6 @@ def same(out: Path, name: str, whole: Any) -> None:
         assert torch.equal(one, held), key
 
 
-@pytest.mark.usefixtures("ao")
 @pytest.mark.parametrize("name", MADE)
 def test_shards_that_torchao_cut_are_its_own_tensor(name: str, tmp_path: Path) -> None:
     whole = tensor(name)
@@ -61,7 +55,6 @@ def test_shards_that_torchao_cut_are_its_own_tensor(name: str, tmp_path: Path) -
     same(tmp_path / "out.safetensors", name, whole)
 
 
-@pytest.mark.usefixtures("ao")
 @pytest.mark.parametrize("world", [2, 3])
 def test_shards_of_ranks_are_torchaos_own_tensors(
     world: int, ranks: Callable[[int], Ranks], tmp_path: Path

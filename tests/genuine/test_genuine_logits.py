@@ -121,8 +121,6 @@ def as_deepseek(folder: Path, into: Path) -> Path:
 
 def as_it_was(name: str, work: Path) -> Any:
     folder = checkpoint(name).folder
-    if name.startswith("torchao-"):
-        pytest.importorskip("torchao", reason="`make peers` has torchao")
     if name == "kimi-k2":
         folder = as_deepseek(folder, work)
     elif not name.startswith("ct-"):

@@ -171,8 +171,8 @@ def test_convert_checkpoint_packs_awq_as_the_lineage_does(convert: Any, tmp_path
 def test_torchao_decodes_what_it_stores_to_the_same_numbers(
     codes: str, block: list[int] | None, tmp_path: Path
 ) -> None:
-    quantization = pytest.importorskip("torchao.quantization", reason="`make peers` has torchao")
     import torch
+    import torchao.quantization as quantization
     from safetensors.torch import save_file
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 

@@ -131,7 +131,6 @@ def configuration(name: str) -> Any:
 def test_what_torchao_makes_of_a_model_is_decoded_from_both_kinds_of_files(
     name: str, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torchao", reason="`make peers` has torchao")
     import torch
     from make_genuine import decoded_by_torchao, save, torchao_model
 

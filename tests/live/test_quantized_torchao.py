@@ -1,6 +1,9 @@
-"""Quantized parameters of torchao's own classes, where torchao is installed."""
+"""Quantized parameters of torchao's own classes."""
 
 from __future__ import annotations
+
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +22,10 @@ CONFIGS = {
 
 @pytest.fixture
 def ao():
-    return pytest.importorskip("torchao.quantization", reason="`make peers` has torchao")
+    # here, because it takes seconds, and most runs leave these tests out
+    import torchao.quantization
+
+    return torchao.quantization
 
 
 def quantized(ao, cls, seed):
@@ -73,3 +79,16 @@ def test_plain_weights_are_refused_before_anything_is_written(tmp_path, ao):
     with pytest.raises(MigrateError, match="take no plain tensors"):
         migrate.load(new, dense.state_dict(), allow={"lossy"})
     assert bits(new) == before
+
+
+def test_torchao_need_not_be_compiled_before(ao):
+    """Its source has a sequence that Python warns of, and warnings are errors here."""
+    import torchao.quantization.quant_api as module
+
+    text = Path(module.__file__).read_text(encoding="utf-8")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        compile(text, module.__file__, "exec")
+    # else the filter in pyproject.toml is for nothing
+    assert found
+    compile(text, module.__file__, "exec")
