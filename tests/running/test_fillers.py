@@ -71,14 +71,30 @@ def safetensors_of(tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> by
 def run(
     checkpoint: Path, out: Path, *options: str, before: str = ""
 ) -> subprocess.CompletedProcess[str]:
+    (done,) = launch(checkpoint, out, 1, *options, before=before)
+    return done
+
+
+def launch(
+    checkpoint: Path, out: Path, world: int, *options: str, before: str = ""
+) -> list[subprocess.CompletedProcess[str]]:
+    """What each of so many ranks answers."""
     command = ["apply", checkpoint, "-o", out, "--to", "fp8@bf16", "--allow", "lossy", "-v"]
     saved = ["--report", out.with_suffix(".json")]
-    return subprocess.run(
-        [sys.executable, "-c", f"{before}\n{RUN}", *command, *saved, *options],
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-    )
+    command = [sys.executable, "-c", f"{before}\n{RUN}", *command, *saved, *options]
+    started = []
+    for rank in range(world):
+        place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
+        environment = os.environ | ({k: str(n) for k, n in place.items()} if world > 1 else {})
+        pipe = subprocess.PIPE
+        started.append(
+            subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+        )
+    said = [one.communicate(timeout=HANG) for one in started]
+    return [
+        subprocess.CompletedProcess(command, one.returncode, *texts)
+        for one, texts in zip(started, said, strict=True)
+    ]
 
 
 def report(out: Path) -> dict[str, Any]:
@@ -178,6 +194,32 @@ def test_a_thread_goes_on_without_its_process(
     assert said["complete"] is complete
     if complete:
         assert said == single[1]
+
+
+# what each rank writes of these files is worth its processes
+SMALL = "from migrate.running import tiles; tiles.MANY = 1\n"
+NO_FORK = """
+import os
+def fork():
+    raise AssertionError("forked")
+os.fork = fork
+"""
+
+
+@pytest.mark.ranks
+def test_ranks_compute_in_their_threads(checkpoint: Path, tmp_path: Path) -> None:
+    """Each has a thread that watches the others, and beside threads nothing is forked: no rank has
+    a process that can die without it.
+    """
+    words = ["--max-shard-size", "16MB", "--threads", "2"]
+    one = run(checkpoint, tmp_path / "one", *words, before=SMALL)
+    assert one.returncode == 0, one.stderr
+    assert "2 processes compute" in one.stderr
+    found = launch(checkpoint, tmp_path / "several", 3, *words, before=SMALL + NO_FORK)
+    assert [done.returncode for done in found] == [0] * 3, found
+    assert not any("processes compute" in done.stderr for done in found)
+    assert content(tmp_path / "several") == content(tmp_path / "one")
+    assert report(tmp_path / "several") == report(tmp_path / "one")
 
 
 def test_an_error_is_that_of_one_thread(checkpoint: Path, tmp_path: Path) -> None:
