@@ -301,6 +301,11 @@ def _float32(value: float) -> bytes | None:
         return None
 
 
+_DAMAGED = (
+    "the file is damaged, or was written by a faulty program: fetch it again, or make it anew"
+)
+
+
 def _place(
     infos: list[_Info], start: int, alignment: int, blob: FileBlob, number: int, label: str
 ) -> tuple[dict[str, Stored], dict[str, tuple[int, GgmlType | None]], dict[str, Stored]]:
@@ -310,7 +315,9 @@ def _place(
     types: dict[str, tuple[int, GgmlType | None]] = {}
     marks: dict[str, Stored] = {}
     places: dict[str, Stored] = {}
-    covered, last = 0, "the header"
+    # how far the data is claimed; None: not known, behind a tensor without a length
+    covered: int | None = 0
+    last = "the header"
     in_order = sorted(infos, key=itemgetter(3))
     ends = [*(info.offset for info in in_order[1:]), max(blob.size - start, 0)]
     # a file without tensors ends, too
@@ -318,13 +325,14 @@ def _place(
         shown = printable(info.name)
         known = TYPES.get(info.type)
         problem, made = _spec_of(info, known, end)
+        sized = not problem
         if info.name in places:
             problem = "its name stands there twice"
         elif not problem and info.offset % alignment:
             problem = f"its offset {info.offset} is not a multiple of the alignment {alignment}"
         elif not problem and start + info.offset + made.nbytes > blob.size:
             problem = f"ends at {start + info.offset + made.nbytes}, and the file at {blob.size}"
-        elif not problem and info.offset != covered:
+        elif not problem and covered is not None and info.offset != covered:
             problem = (
                 f"starts at {info.offset} of the data, and {printable(last)} ends at {covered}: "
                 + (
@@ -333,20 +341,23 @@ def _place(
                     else "they overlap"
                 )
             )
+        # what is said of one tensor is not said of all that follow
+        if not sized:
+            covered = None
+        elif (stop := -(-(info.offset + made.nbytes) // alignment) * alignment) >= (covered or 0):
+            covered, last = stop, info.name
         if problem:
-            report.add("M906", f"{label}: {shown}: {problem}")
+            report.add("M906", f"{label}: {shown}: {problem}", help=_DAMAGED)
             if len(report.diagnostics) >= _MAX_PROBLEMS:
                 break
-        else:
-            covered = -(-(info.offset + made.nbytes) // alignment) * alignment
-            last = info.name
         places[info.name] = Stored(made, number, start + info.offset)
     report.check()
-    behind = blob.size - start - covered
+    behind = blob.size - start - (covered or 0)
     if infos and behind > 0:
         fail(
             "M906",
             f"{label}: {plural(behind, 'unclaimed byte')} after {printable(last)}, the last tensor",
+            help=_DAMAGED,
         )
     mark = spec("int32", ())
     for info in infos:

@@ -734,6 +734,18 @@ def _collect(
         )
 
 
+_DECODING = ("dequantize", "recode")
+_NOT_PARTS = (
+    "they are parts of different tensors, one of them is damaged, or they are in another format: "
+    "`migrate inspect` shows how they are read"
+)
+_PARTS = {
+    "M304": _NOT_PARTS,
+    "M310": _NOT_PARTS,
+    "M408": "fetch the part that is missing; if it is there, `from` has to name it",
+}
+
+
 def _diagnose(
     rule: DirectedRule,
     step: CompiledCall,
@@ -755,11 +767,14 @@ def _diagnose(
         )
     ordered = sorted(shapes.items(), key=lambda pair: len(pair[1]))
     notes = [f"{shape}: {listed(keys, 8)}" for shape, keys in ordered[:6]]
+    advice = step.advice(error.help)
+    if advice is None and step.name in _DECODING:
+        advice = _PARTS.get(error.code)
     return Diagnostic(
         error.code,
         f"rule {rule.name!r}" + (f" at {at}" if at else "") + f": {error.message}",
         (step.span,),
         (*error.notes, *notes),
-        step.advice(error.help),
+        advice,
         permit=error.permit,
     )

@@ -187,22 +187,29 @@ def _group(
     return _Group(readings, parts, said=scheme, contradiction=sentence or apart[0])
 
 
-# of formats whose groups have one size, which no argument says
+# of formats whose groups, and whose codes, have one size, which no argument says
 _GROUPS = {"mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
+_BITS = {"awq": 4, "int4-rows": 4}
+# formats with a part that names the group of each column
+_INDEXED = ("gptq", "int-pack")
 
 
 def _scheme(reading: Reading, parts: Mapping[str, Spec], said: Scheme | None) -> Scheme:
     """What tensors tell, in the terms of configurations: `said` where both mean the same."""
     known = reading.arguments
     rows, columns = known.get("rows"), known.get("columns")
+    lacks_index = reading.format in _INDEXED and "group" not in reading.endings
+    # most have none, and say so only where one is asked for
+    lacks_index = lacks_index and said is not None and bool(said.indexed)
     found = Scheme(
         reading.format,
-        bits=known.get("bits"),
+        bits=known.get("bits", _BITS.get(reading.format)),
         group=known.get("group", _GROUPS.get(reading.format)),
         block=(rows, columns) if rows and columns else None,
         granularity=known.get("granularity"),
         symmetric="zero" not in reading.endings if reading.format == "int-pack" else None,
         form=known.get("form"),
+        indexed=False if lacks_index else None,
         place="tensors",
     )
     if said is None or (found.granularity, said.granularity) != ("channel", "group"):

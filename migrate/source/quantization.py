@@ -50,6 +50,8 @@ class Scheme(NamedTuple):
     symmetric: bool | None = None
     # which of several layouts: v1, v2; gemm, gemv; nf4, fp4; modelopt, compressed-tensors
     form: str | None = None
+    # whether columns of a group lie apart, so that a part has to name the group of each
+    indexed: bool | None = None
     # where it stands, for messages
     place: str = ""
     # the modules are named one by one or by a pattern, so none of them can be another kind of layer
@@ -118,6 +120,8 @@ def describe(scheme: Scheme | None) -> str:
     if scheme.symmetric is not None:
         said.append("symmetric" if scheme.symmetric else "with zero points")
     said.append(scheme.form or "")
+    if scheme.indexed is not None:
+        said.append("columns sorted by their groups" if scheme.indexed else "no g_idx")
     return ", ".join(word for word in said if word)
 
 
@@ -355,8 +359,14 @@ def _weights(args: _Object, form: str | None) -> Scheme | None:
         granularity,
         symmetric_of,
         COMPRESSED_TENSORS if name in ("nvfp4", "fp8") else None,
+        _sorted(name == "int-pack" and group is not None and args.value.get("actorder")),
         args.place,
     )
+
+
+def _sorted(said: Any) -> bool | None:
+    """True where groups are of columns sorted by how much they matter; of what says less, None."""
+    return True if said is True or said in ("group", "dynamic") else None
 
 
 # quant_algo -> format, bits, size of groups, what has a scale, form
@@ -415,7 +425,7 @@ def _algorithm(here: _Object, algorithm: str | None) -> Scheme:
         granularity,
         None,
         form,
-        here.place,
+        place=here.place,
     )
 
 
@@ -460,7 +470,8 @@ def _gptq(here: _Object, method: str) -> Quantization:
     bits = here.integer("bits", most=_MOST_BITS)
     rest = Scheme(
         "gptq", bits, group, None, granularity, here.truth("sym"),
-        {"gptq": "v1", "gptq_v2": "v2"}.get(form), here.place,
+        {"gptq": "v1", "gptq_v2": "v2"}.get(form),
+        _sorted(group is not None and here.truth("desc_act")), here.place,
     )  # fmt: skip
     chosen: list[tuple[Callable[[str], bool], Scheme | None]] = []
     for pattern, other in here.parts("dynamic"):
@@ -511,7 +522,7 @@ def _awq(here: _Object, method: str) -> Quantization:
         granularity,
         None if zero is None else not zero,
         form if (form := here.text("version", "format")) in ("gemm", "gemv") else None,
-        here.place,
+        place=here.place,
     )
     return _made(method, here.place, rest, _skipped(here, "modules_to_not_convert"))
 

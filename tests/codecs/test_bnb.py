@@ -399,6 +399,10 @@ def half(numbers: Any) -> Held:
     return Spec("float16", np.shape(numbers)), np.asarray(numbers, "<f2").view("<u2")
 
 
+def shaped(*shape: int) -> Held:
+    return Spec("uint8", shape), np.ones(shape, "u1")
+
+
 @pytest.mark.parametrize(
     ("parts", "code", "words"),
     [
@@ -407,6 +411,14 @@ def half(numbers: Any) -> Held:
         ({"absmax": u1(3, 5)}, "M303", "the absmax is uint8"),
         ({"absmax": f4([2, 10, 3])}, "M310", "the absmax is [3]"),
         ({"absmax": f4([2])}, "M310", "the absmax is [1]"),
+        # bitsandbytes gives the codes one axis of 1, and nothing else
+        ({"weight": u1(1, 2, 3, 4)}, "M310", "the weight is [4], that of numbers of [1, 7] is [4"),
+        ({"weight": shaped(1, 4)}, "M310", "the weight is [1, 4], that of numbers of [1, 7] is"),
+        ({"weight": shaped(4, 1, 1)}, "M310", "the weight is [4, 1, 1], that of numbers of"),
+        ({"absmax": f4([[2, 10]])}, "M310", "the absmax is [1, 2], that of numbers of [1, 7] in"),
+        ({"absmax": f4([[2], [10]])}, "M310", "the absmax is [2, 1], that of numbers of [1, 7] in"),
+        ({"map": f4(np.arange(16)[None])}, "M310", "the map is [1, 16]"),
+        ({**NESTED, "nested_absmax": f4([[1]])}, "M310", "the nested_absmax is [1, 1]"),
         ({"map": f4(np.arange(8))}, "M310", "codes of 4 bits look up 16 numbers"),
         ({"map": half(np.arange(16))}, "M303", "the map is float16"),
         ({**NESTED, "absmax": f4([2, 10])}, "M303", "the absmax is float32"),

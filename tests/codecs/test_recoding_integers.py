@@ -139,7 +139,8 @@ def test_v1_and_v2_differ_by_one_in_whole_words_and_nothing_else_is_computed() -
     call = settled(V1, given, V2)
     specs = [given[role][0] for role in call.inputs]
     copied = {role: RECODE.copied(call, specs, n) for n, role in enumerate(call.outputs)}
-    assert copied.pop("zero") is None
+    # an index of groups that there are not has to be seen
+    assert copied.pop("zero") is copied.pop("group") is None
     assert all(how is not None and how[1] == () for how in copied.values())
     back = recoded(V2, made, V1)
     assert all(back[role][1].tobytes() == array.tobytes() for role, (_, array) in given.items())
@@ -179,11 +180,17 @@ def test_an_index_out_of_turn_is_carried_along_or_refused() -> None:
     )
 
 
-def test_an_index_beyond_the_groups_is_refused_where_it_goes() -> None:
+@pytest.mark.parametrize("number", [-1, 2, 2**31 - 1])
+def test_an_index_beyond_the_groups_is_refused_where_it_goes_and_where_it_stays(
+    number: int,
+) -> None:
     index = np.arange(64) // 32
-    index[63] = 9
-    error = refused(V1, gptq(index=index), PACK, SYMMETRIC)
-    assert "the group of column 63 is 9" in error.message
+    index[63] = number
+    for other, named in ((PACK, SYMMETRIC), (PACK, ALL), (V2, None)):
+        error = refused(V1, gptq(index=index), other, named)
+        assert error.code == "M406"
+        assert f"the group of column 63 is {number}, the scale has entries 0 to 1" in error.message
+        assert "damaged" in str(error.help)
 
 
 def test_codes_of_eight_bits_become_four_where_all_fit() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commandline import contents, done, run
@@ -290,6 +291,33 @@ def test_a_param_that_the_key_values_contradict_is_refused(tmp_path: Path, file:
     assert found.exit == 2
     assert "M510" in found.err
     assert "gguf.json#llama.block_count says 2" in found.err
+
+
+@pytest.mark.parametrize(
+    ("claims", "said"),
+    [
+        ({"offset": 0}, ["y: starts at 0 of the data, and x ends at 32: they overlap",
+                         "z: starts at 64 of the data, and y ends at 32: 32 unclaimed bytes"]),
+        ({"offset": 1 << 40}, ["z: starts at 64 of the data, and x ends at 32: 32 unclaimed",
+                               "y: ends at 1099511627"]),
+        ({"lengths": (1 << 63,)}, ["y: the shape [9223372036854775808] has more elements than"]),
+    ],
+)  # fmt: skip
+def test_one_tensor_that_lies_is_not_said_of_all_that_follow(
+    claims: dict[str, Any], said: list[str], tmp_path: Path
+) -> None:
+    held = Tensor((4,), F32, floats(1, 2, 3, 4))
+    path = tmp_path / "x.gguf"
+    tensors = {"x": held, "y": held._replace(**claims), "z": held, "last": held}
+    path.write_bytes(gguf(tensors))
+    for command in ("inspect", "plan"):
+        failed = run(command, path, *(["--to", "gguf-llama@hf"] if command == "plan" else []))
+        assert failed.exit == 3
+        lines = [line for line in failed.err.splitlines() if line.startswith("error[M906]")]
+        assert len(lines) == len(said), failed.err
+        for line, words in zip(lines, said, strict=True):
+            assert words in line
+        assert failed.err.count("fetch it again") == len(said)
 
 
 def test_nothing_is_written_as_gguf(tmp_path: Path, file: Path) -> None:

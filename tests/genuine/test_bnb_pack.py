@@ -201,6 +201,7 @@ def test_json_that_is_broken_or_does_not_fit_is_refused_while_planning(
     assert failed.exit == 3
     assert words in failed.err
     assert MODULE in failed.err
+    assert "= help: " in failed.err
 
 
 @pytest.mark.parametrize(
@@ -208,6 +209,8 @@ def test_json_that_is_broken_or_does_not_fit_is_refused_while_planning(
     [
         ("absmax", ("F32", (63,), bytes(252)), "M310", "the absmax is [63]"),
         ("absmax", ("F32", (64, 1), bytes(256)), "M310", "the absmax is [64, 1]"),
+        ("absmax", ("F32", (1, 64), bytes(256)), "M310", "the absmax is [1, 64]"),
+        ("weight", ("U8", (2048, 1, 1), bytes(2048)), "M310", "the weight is [2048, 1, 1]"),
         ("absmax", ("U8", (64,), bytes(64)), "M303", "the absmax is uint8"),
         ("quant_map", ("F32", (15,), bytes(60)), "M310", "codes of 4 bits look up 16 numbers"),
         ("quant_map", ("F32", (256,), bytes(1024)), "M310", "codes of 4 bits look up 16 numbers"),

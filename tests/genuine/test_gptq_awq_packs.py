@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commandline import contents, done, run
+from commandline import contents, done, run, safetensors
 from genuine import FOLDER, checkpoint, digests
 
 LOSSY = ("--allow", "lossy")
@@ -133,6 +133,7 @@ def copied(name: str, folder: Path, **said: Any) -> Path:
         # GPTQModel's planes look the same
         ("gptq-v2-dynamic", {"checkpoint_format": "gptq_p"}, "M114", "gptq_p"),
         ("awq-gemm", {"group_size": 64}, "M315", "groups of 64"),
+        ("awq-gemm", {"bits": 8}, "M315", "awq, 4 bits, groups of 32, gemm by its tensors"),
         ("awq-gemm", {"version": "gemv"}, "M3", "gemm"),
         ("awq-gemm", {"version": "marlin"}, "M114", "marlin"),
     ],
@@ -146,6 +147,28 @@ def test_a_configuration_that_says_something_else_is_refused(
     assert f"error[{code}" in failed.err
     assert words in failed.err
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("goal", ["bf16", "fp16", "compressed-tensors"])
+def test_an_index_that_the_configuration_tells_of_is_missed_by_name(
+    goal: str, tmp_path: Path
+) -> None:
+    """Columns that were sorted are not in turn, and without the index they would be taken so."""
+    module = "model.layers.0.mlp.down_proj"
+    for name, sorted_ in (("gptq-v1", True), ("gptq-sym", False)):
+        folder = copied(name, tmp_path / name)
+        stored = contents(folder)
+        del stored[f"{module}.g_idx"]
+        safetensors(folder / "model.safetensors", stored)
+        made = run("plan", folder, "--to", f"gptq@{goal}", *LOSSY)
+        if not sorted_:
+            assert made.exit == 0, made.err
+            continue
+        assert made.exit == 3
+        assert (
+            f"error[M315]: {module} is gptq, 4 bits, groups of 32, no g_idx by its ten" in made.err
+        )
+        assert "columns sorted by their groups by config.json" in made.err
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,7 @@ class Extents:
         if shape is None:
             shape = _capacity(layout, stored)
         wanted = codes_shape(layout, shape, stored.dtype)
-        fits = prod(wanted) == stored.numel if layout.flat else wanted == stored.shape
-        if not fits:
+        if wanted != stored.shape:
             raise OpError(
                 "M310",
                 f"{layout.name}: the {layout.role} is {list(stored.shape)}, that of numbers of "
@@ -116,7 +115,9 @@ class Extents:
                 at[free] = stored[free]
                 wanted = tuple(at)
         if stored in self._spellings(grid, wanted) or (
-            prod(wanted) == 1 == prod(stored) and len(stored) <= max(len(self.shape), 1)
+            not self.layout.flat
+            and prod(wanted) == 1 == prod(stored)
+            and len(stored) <= max(len(self.shape), 1)
         ):
             return wanted
         blocks = " x ".join(str(b) if b else "all" for b in grid.block)
@@ -131,7 +132,7 @@ class Extents:
     def _check_tables(self) -> None:
         for role, count in self.layout.tables().items():
             found = self._specs[role]
-            if found.numel != count:
+            if found.shape != (count,):
                 raise OpError(
                     "M310",
                     f"{self.layout.name}: the {role} is {list(found.shape)}, codes of "
@@ -281,7 +282,9 @@ class Extents:
         return [*(not grid.leading,) * (axes - 2), *inner]
 
     def _spellings(self, grid: Grid, form: Shape) -> list[Shape]:
-        """The shapes that a grid may be stored in."""
+        """The shapes that a grid may be stored in; of a flat layout there is one."""
+        if self.layout.flat:
+            return [form[-1:]]
         lacking = self.whole(grid, len(form))
         kept = tuple(n for n, whole in zip(form, lacking, strict=True) if not whole)
         # of two axes that it may lack it may have one
@@ -404,7 +407,8 @@ def stored_shapes(
         if grid.field is None:
             entries = tuple(_count(n, b) for n, b in zip(full[-2:], grid.block, strict=True))
             lead = full[:-2] if grid.leading else (1,) * len(full[:-2])
-            out[grid.role] = _stored(grid, lead, (entries[0], entries[1]), dtypes[grid.role])
+            form = _stored(grid, lead, (entries[0], entries[1]), dtypes[grid.role])
+            out[grid.role] = form[-1:] if layout.flat else form
     return out
 
 

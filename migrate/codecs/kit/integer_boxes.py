@@ -18,7 +18,7 @@ from .geometry import Held
 from .layout import Field, Grid, Packing
 from .nibbles import in_turn, looked_up, turned
 from .placing import copy_raw
-from .recoding_integers import HELP, IntegerRecoding, dtype_of, packing_of
+from .recoding_integers import HELP, IntegerRecoding, dtype_of, groups_of, packing_of
 from .record_boxes import bytes_in_turn, codes_in_records, entries_in_records, records_of
 from .tables import widened
 from .unpacking import codes as unpacked
@@ -312,6 +312,7 @@ def _check_dropped(
         low, high = full[-1]
         role, each = path.grids[0].index, path.tiles[1][1]
         index = _signed(arrays[role])
+        _check_index(path, index, low)
         wrong = index != np.arange(low, high) // each
         if wrong.any():
             at = int(wrong.argmax())
@@ -378,11 +379,26 @@ def _index(path: IntegerRecoding, arrays: Mapping[str, Array], box: Box, out: Ar
 
     one, other = path.grids
     if one.index:
+        _check_index(path, _signed(arrays[one.index]), box[0][0])
         out[...] = arrays[one.index]
         return
     made = np.arange(*box[0]) // path.tiles[1][1]
     bits = BITS[path.parts[other.index].dtype]
     out[...] = made.astype(f"<i{bits // 8}").view(out.dtype)
+
+
+def _check_index(path: IntegerRecoding, index: Array, low: int) -> None:
+    """M406 at the first column, counted from `low`, of a group that there is not."""
+    role, count = path.grids[0].index, groups_of(path.source, path.grids[0])
+    wrong = (index < 0) | (index >= count)
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise OpError(
+            "M406",
+            f"recode: the {role} of column {low + at} is {int(index[at])}, the "
+            f"{path.grids[0].role} has entries 0 to {count - 1}",
+            help="the parts belong to different tensors, or one of them is damaged",
+        )
 
 
 def _signed(raw: Array) -> Array:

@@ -220,13 +220,14 @@ class IntegerRecoding:
         ]
         for at, geo in enumerate((self.source, self.target)):
             if self.grids[at].index:
-                groups = _groups(geo, self.grids[at])
+                groups = groups_of(geo, self.grids[at])
                 # those of the other, or, where both have an index, as many as there can be
                 each = -(-sides[1] // max(1, groups))
                 found[at][1] = each if self.grids[1 - at].index else found[1 - at][1]
                 if -(-sides[1] // found[at][1]) != groups and not self.grids[1 - at].index:
                     raise self._none(f"{groups} groups are not of {found[at][1]} columns each")
-        if one.index and other.index and _groups(self.source, one) != _groups(self.target, other):
+        both = one.index and other.index
+        if both and groups_of(self.source, one) != groups_of(self.target, other):
             raise self._none("the groups of columns are others")
         for what, was, now, n in zip(("rows", "columns"), *found, sides, strict=True):
             if was % now and was < n:
@@ -250,7 +251,7 @@ class IntegerRecoding:
         sides = zip(self.target.full[-2:], self.tiles[1], self.target.block(grid), strict=True)
         # what is one for all is there where there are no numbers, too
         rows, columns = (-(-n // tile) if block else 1 for n, tile, block in sides)
-        return rows, _groups(self.target, grid) if grid.index else columns
+        return rows, groups_of(self.target, grid) if grid.index else columns
 
     # what is copied
 
@@ -259,7 +260,8 @@ class IntegerRecoding:
         if role == self.target.layout.role:
             return self._copied_codes()
         if other.index and role == other.index:
-            return Copied(one.index) if one.index else None
+            # groups that there are not have to be seen
+            return None
         if role == other.role:
             checked = self.drops_zero or self.drops_index or self.asks_positive
             # what was read while planning alone is an input of something that is made
@@ -424,12 +426,12 @@ def _columns_of(source: Extents, scale: Grid, said: int | None) -> int | None:
     """The columns that share a scale; None: all of a row."""
     columns = source.full[-1]
     if scale.index:
-        return group_of(source.layout.name, columns, _groups(source, scale), said)
+        return group_of(source.layout.name, columns, groups_of(source, scale), said)
     each = source.block(scale)[1]
     return each if 0 < each < columns or (each and not columns) else None
 
 
-def _groups(geo: Extents, grid: Grid) -> int:
+def groups_of(geo: Extents, grid: Grid) -> int:
     """How many entries each row has."""
     return geo.form(grid)[-2 if grid.transposed else -1]
 
