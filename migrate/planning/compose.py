@@ -432,9 +432,17 @@ def prove_downgrade(
     changed = dict.fromkeys(call.rule for call in computations(current.values()) if call.lossy)
     reasons += [f"rule {label}: values do not return exactly" for label in changed]
     if items is not None and there is not None:
-        returned = {items.names[was]: name for name, was in there.names.items()}
-        if gone := sorted(name for name in composition.item_names if returned.get(name) != name):
+        spelled, again = items.spelled, there.names
+        returned = {
+            name
+            for name in composition.item_names & again.keys()
+            if (was := items.names[again[name]]) == name or spelled(was) == spelled(name)
+        }
+        if gone := sorted(composition.item_names - returned):
             reasons.append(f"values not restored: {listed(gone, 4)}")
+        if more := sorted(again.keys() - composition.item_names):
+            reasons.append(f"values return that were not there before: {listed(more, 4)}")
+        if gone or more:
             composition.values_lost = True
     strange: list[str] = []
     if any(step.back for step, _ in composition.steps):

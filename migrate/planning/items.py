@@ -10,7 +10,6 @@ if each were a tensor without elements.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
@@ -24,7 +23,7 @@ from ..core.view import View
 from ..rules.compiled import DirectedRule
 from .bind import DROP, BindContext, StepResult, bind
 from .graph import Tensor
-from .module_names import follow
+from .module_names import ModuleMoves
 from .pipeline import Views
 
 OPS = frozenset({"drop", "copy", "same"})
@@ -175,39 +174,31 @@ def _followed(
     )
     used = tensors | {_split(key) if values.ranks else (key, 0) for key in made}
     split = {name: _split(name) if values.ranks else (name, 0) for name in names}
-    modules = {key.rpartition(".")[0] for key, _ in split.values() if "." in key}
-    # a flattened optimizer has the settings of a parameter apart from its moments
-    settings = {
-        name: name.replace(_SETTINGS, _MOMENTS, 1) for name in modules if name.startswith(_SETTINGS)
-    }
-    moved = follow(bound, modules | {*settings.values()}) if bound.provenance else {}
-    for name, of in settings.items() if moved else ():
-        if all(goal.startswith(_MOMENTS) for goal in moved[of]):
-            moved[name] = tuple(goal.replace(_MOMENTS, _SETTINGS, 1) for goal in moved[of])
-    there: dict[str, tuple[str, int]] = {}
-    for name, (key, rank) in split.items():
-        module, dot, last = key.rpartition(".")
-        goals = moved.get(module, ()) if dot else ()
-        goal = goals[0] if len(goals) == 1 else module
-        there[name] = (f"{goal}.{last}" if goal else last, rank) if dot else (key, rank)
+    moves = ModuleMoves(bound) if bound.provenance or bound.dropped else None
+    there = _with_modules(split, moves, bound)
+    equal = _equal(there, split, moves, values)
     stay: list[str] = []
     while True:
-        count = Counter(there.values())
+        asked: dict[tuple[str, int], set[str]] = {}
+        for name, goals in there.items():
+            for goal in goals:
+                asked.setdefault(goal, set()).add(equal.get(name, name))
         back = [
             name
-            for name, goal in there.items()
-            if goal != split[name] and (goal in used or count[goal] > 1)
+            for name, goals in there.items()
+            if goals != (split[name],)
+            and any(goal in used or len(asked[goal]) > 1 for goal in goals)
         ]
         if not back:
             break
         stay += back
-        there.update({name: split[name] for name in back})
+        there.update({name: (split[name],) for name in back})
     if stay:
         bound.notes.append(
             "values that keep their names, because others would get the same name: "
             f"{listed(sorted(stay), 4)}"
         )
-    if both := sorted(name for name, goal in there.items() if goal in used):
+    if both := sorted(name for name, goals in there.items() if used.intersection(goals)):
         what = (
             f"{listed(both, 4)} would be written twice: a value that is not a tensor has this "
             "name, and no rule takes it"
@@ -217,7 +208,67 @@ def _followed(
             what,
             help="give the tensor another name, or name the value in a rule of its own",
         )
-    return {
-        f"{key}@{rank}" if values.ranks else key: values.names[name]
-        for name, (key, rank) in there.items()
-    }
+    out: dict[str, str] = {}
+    merged: list[str] = []
+    for name, goals in there.items():
+        for key, rank in goals:
+            called = f"{key}@{rank}" if values.ranks else key
+            out.setdefault(called, values.names[name])
+            if equal.get(name, name) != name:
+                merged.append(f"{printable(name)} is now {printable(called)}")
+    copied = [
+        f"{printable(name)} is now {listed([key for key, _ in goals])}"
+        for name, goals in there.items()
+        if len(goals) > 1
+    ]
+    if copied:
+        bound.notes.append(f"values that are copied with their modules: {listed(copied, 4)}")
+    if merged:
+        bound.notes.append(f"values that are equal, as their modules are: {listed(merged, 4)}")
+    return out
+
+
+def _with_modules(
+    split: Mapping[str, tuple[str, int]], moves: ModuleMoves | None, bound: StepResult
+) -> dict[str, tuple[tuple[str, int], ...]]:
+    """Where values go with their modules, several names where the tensors are copied; without those
+    whose tensors are all dropped, which `bound` counts as dropped.
+    """
+    out: dict[str, tuple[tuple[str, int], ...]] = {}
+    for name, (key, rank) in split.items():
+        module, _, last = key.rpartition(".")
+        goals: tuple[str, ...] = (module,)
+        if moves is not None and module:
+            # a flattened optimizer has the settings of a parameter apart from its moments
+            state = module.replace(_SETTINGS, _MOMENTS, 1)
+            state = state if module.startswith(_SETTINGS) else module
+            found = moves.copies(state) or moves.goals(state)
+            # who drops moments does not say that the parameter goes
+            rule = None if found or state != module else moves.dropper(module)
+            if rule is not None:
+                bound.dropped[name] = rule
+                continue
+            if state != module and all(goal.startswith(_MOMENTS) for goal in found):
+                found = tuple(goal.replace(_MOMENTS, _SETTINGS, 1) for goal in found)
+            if len(found) == 1 or found == moves.copies(state):
+                goals = found or goals
+        out[name] = tuple((f"{goal}.{last}" if goal else last, rank) for goal in goals)
+    return out
+
+
+def _equal(
+    there: Mapping[str, tuple[tuple[str, int], ...]],
+    split: Mapping[str, tuple[str, int]],
+    moves: ModuleMoves | None,
+    values: Items,
+) -> dict[str, str]:
+    """Value -> the first one that it is equal to and gets the same name as, where `same` makes one
+    module of theirs.
+    """
+    out: dict[str, str] = {}
+    first: dict[tuple[tuple[str, int], str], str] = {}
+    for name, goals in there.items():
+        module = split[name][0].rpartition(".")[0]
+        if moves is not None and len(goals) == 1 and module and moves.is_same(module):
+            out[name] = first.setdefault((goals[0], values.spelled(values.names[name])), name)
+    return out

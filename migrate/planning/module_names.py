@@ -14,12 +14,13 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from ..core.errors import Report, listed, printable
 from ..core.templates import rank_of
+from ..rules.compiled import DirectedRule
 from ..rules.files import LoadedFile
 from ..rules.params import place
 from ..source.module_lists import (
@@ -211,6 +212,7 @@ class _Moves:
             if len(sources) > 1:
                 self._beside[key] = sources
         self._sorted = sorted(self._to)
+        self._redundant = sorted(map(_plain, bound.redundant))
         self._by_segment: dict[str, list[str]] = {}
 
     def modules(self, *, after: bool) -> list[str]:
@@ -293,6 +295,38 @@ class _Moves:
         best = [goal for goal, count in votes.items() if count == most]
         return [name] if name in best else best
 
+    def copies_below(self, name: str, bound: StepResult) -> tuple[str, ...] | None:
+        """The names that `copy` or `tie` gives to all keys below `name` that go on, () if there are
+        no such; None if there are no keys.
+        """
+        found: tuple[str, ...] | None = None
+        below = self._below(name)
+        for key, _, rest in below:
+            made = self._to[key]
+            if not made:
+                continue
+            if any(not (ops := _across(bound, new)) or not ops <= {"copy", "tie"} for new in made):
+                return ()
+            there = tuple(
+                new[: len(new) - len(rest)] if new.endswith(rest) else new.rpartition(".")[0]
+                for new in made
+                if new.endswith(rest) or rest.count(".") == 1
+            )
+            if len({*there}) < max(2, len(made)) or (found or there) != there:
+                return ()
+            found = there
+        return found or () if below else None
+
+    def keys_below(self, name: str) -> list[str]:
+        """The keys below `name`, with those that went because others stood in their place."""
+        at = bisect_left(self._redundant, f"{name}.")
+        rest = self._redundant[at : at + 1] if self._redundant else []
+        return [key for key, _, _ in self._below(name)] + [k for k in rest if _is_below(k, name)]
+
+    def made_of(self, key: str) -> list[str]:
+        """The keys that the key is in."""
+        return self._to.get(key, [])
+
     def _below(self, name: str) -> list[tuple[str, str, str]]:
         """Of keys that are the name or below it."""
         out = [(name, "", "")] if name in self._to else []
@@ -316,27 +350,76 @@ class _Moves:
         return out
 
 
-def follow(bound: StepResult, modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Where modules go on an edge, by the keys below them: a new name, the old one where no key
-    moves, several where they part.
+class ModuleMoves:
+    """Where modules go on an edge, by the keys below them.
 
-    None where all of its keys went.
-
-    A module without keys goes where the nearest one around it goes that has some.
+    A module without keys goes with the nearest one around it that has some.
     """
-    moves = _Moves(bound)
-    known: dict[str, tuple[str, ...]] = {"": ("",)}
 
-    def of(name: str) -> tuple[str, ...]:
-        if name not in known:
-            goals = moves.goals_below(name)
-            if goals is None:
-                around, _, last = name.rpartition(".")
-                goals = [f"{there}.{last}" if there else last for there in of(around)]
-            known[name] = tuple(goals)
-        return known[name]
+    def __init__(self, bound: StepResult) -> None:
+        self._bound, self._moves = bound, _Moves(bound)
+        self._dropped = {_plain(key): rule for key, rule in bound.dropped.items()}
+        self._goals: dict[str, tuple[str, ...]] = {"": ("",)}
+        self._copies: dict[str, tuple[str, ...]] = {"": ()}
 
-    return {name: of(name) for name in modules}
+    def goals(self, name: str) -> tuple[str, ...]:
+        """A new name, the old one where no key moves, several where they part, none where all of
+        its keys went.
+        """
+        if name not in self._goals:
+            found = self._moves.goals_below(name)
+            self._goals[name] = self._around(name, self.goals) if found is None else tuple(found)
+        return self._goals[name]
+
+    def copies(self, name: str) -> tuple[str, ...]:
+        """The names of its copies where `copy` or `tie` gives every tensor that goes on to all of
+        them; else none.
+        """
+        if name not in self._copies:
+            found = self._moves.copies_below(name, self._bound)
+            self._copies[name] = self._around(name, self.copies) if found is None else found
+        return self._copies[name]
+
+    def is_same(self, name: str) -> bool:
+        """Whether `same` alone puts its tensors, all that go on, together with those of others."""
+        made = [new for key in self._with_keys(name) for new in self._moves.made_of(key)]
+        return bool(made) and all(_across(self._bound, new) == {"same"} for new in made)
+
+    def dropper(self, name: str) -> DirectedRule | None:
+        """The rule that drops its tensors, of several that of the first; None unless all of them
+        are dropped, and none goes because another one stands in its place.
+        """
+        rules = [self._dropped.get(key) for key in self._with_keys(name)]
+        found = [rule for rule in rules if rule is not None and _drops(rule)]
+        return found[0] if found and len(found) == len(rules) else None
+
+    def _with_keys(self, name: str) -> list[str]:
+        """The keys below the module, or else below the nearest one around it that has some."""
+        while name:
+            if keys := self._moves.keys_below(name):
+                return keys
+            name = name.rpartition(".")[0]
+        return []
+
+    def _around(self, name: str, of: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
+        around, _, last = name.rpartition(".")
+        return tuple(f"{there}.{last}" if there else last for there in of(around))
+
+
+def _drops(rule: DirectedRule) -> bool:
+    return any(step.op.kind == "end" for step in rule.steps)
+
+
+def _across(bound: StepResult, key: str) -> set[str]:
+    """The ops that made the key of several tensors, or several keys of one."""
+    made = bound.provenance.get(key)
+    return {s.name for s in made.rule.steps if s.op.kind in ("join", "part")} if made else set()
+
+
+def follow(bound: StepResult, modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Where modules go on an edge: see `ModuleMoves.goals`."""
+    moves = ModuleMoves(bound)
+    return {name: moves.goals(name) for name in modules}
 
 
 def follow_all(bounds: Sequence[StepResult], modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
