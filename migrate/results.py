@@ -321,6 +321,7 @@ class InspectReport(DocumentReport):
     items: tuple[StoredValue, ...]
     items_more: int
     objects: tuple[StoredObject, ...]
+    unjoined: Mapping[str, str]
     carried: CarriedCount
     outside: tuple[OutsideName, ...]
     notes: tuple[str, ...]

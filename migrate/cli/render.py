@@ -217,6 +217,12 @@ def inspection(doc: Mapping[str, Any]) -> str:
             "quantized tensors that are objects, made of the tensors above:",
             *capped(_objects(doc["objects"])),
         ]
+    if doc["unjoined"]:
+        out += [
+            "",
+            "quantized tensors whose shards make no whole tensor without loss (M946):",
+            *capped([f"  {_name(key)}: {why}" for key, why in doc["unjoined"].items()]),
+        ]
     if doc["outside"]:
         out += ["", "outside the allow-list, and left out (nothing was executed):"]
         out += [

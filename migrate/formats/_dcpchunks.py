@@ -35,6 +35,7 @@ from ..source.unread import StreamPlace
 from ..source.zip_archive import DESCRIPTOR_SIGN, END, ENTRY, FULL, Archive, ArchiveRecord, crc32
 
 if TYPE_CHECKING:
+    from ..source.torn_tensors import TornTensor
     from ._dcpobjects import Joiner
     from ._dcpzstd import SpilledBlob
 
@@ -117,6 +118,8 @@ class ChunkReader:
         self.placed: dict[int, StoredTensor] = {}
         # what the shards of a tensor have alike, by the key of its component
         self.shared: dict[str, bytes] = {}
+        # tensors whose shards make none
+        self.torn: list[TornTensor] = []
         # tensors with one scale, by whether it is a bfloat16 and no power of two
         self.rounded: list[str] = []
         self.precise: list[str] = []
@@ -175,6 +178,7 @@ class ChunkReader:
         first: tuple[TensorRecord, Stored] | None = None
         # by the number of the chunk
         others: dict[int, SavedValue] = {}
+        plain: dict[int, Stored] = {}
         for number, (chunk, part) in enumerate(zip(entry.chunks, entry.parts, strict=True)):
             try:
                 found = self._chunk(key, entry, chunk, part)
@@ -187,11 +191,12 @@ class ChunkReader:
                 others[number] = found
                 continue
             first = first or found
+            plain[number] = found[1]
             if 0 not in chunk.sizes:
                 chunks.append(found[1])
                 starts.append(chunk.offsets)
         if others:
-            return self._unusual(key, entry, others)
+            return self._unusual(key, entry, others, plain)
         if first is None:
             self._report.add("M938", f"{printable(key)}: has no chunk")
             return None
@@ -275,13 +280,17 @@ class ChunkReader:
         found += error.diagnostics
 
     def _unusual(
-        self, key: str, entry: TensorEntry, others: Mapping[int, SavedValue]
+        self,
+        key: str,
+        entry: TensorEntry,
+        others: Mapping[int, SavedValue],
+        plain: Mapping[int, Stored],
     ) -> SavedTensor | None:
         """A tensor whose archives hold an object made of tensors, or what no output can hold."""
         first, *_ = others.values()
         if len(entry.chunks) > 1:
             if any(type(other.value) is Composite for other in others.values()):
-                return self._joined(key, entry, others)
+                return self._joined(key, entry, others, plain)
             if type(first.value) is TensorRecord and first.value.state is not None:
                 self._report.add(
                     "M938",
@@ -297,7 +306,11 @@ class ChunkReader:
         return SavedTensor(first.value, None, tuple(others.values()))
 
     def _joined(
-        self, key: str, entry: TensorEntry, others: Mapping[int, SavedValue]
+        self,
+        key: str,
+        entry: TensorEntry,
+        others: Mapping[int, SavedValue],
+        plain: Mapping[int, Stored],
     ) -> SavedTensor | None:
         """A tensor of which each rank wrote its shard as an object."""
         from ._dcpobjects import Joiner, Shard, UnjoinableError
@@ -308,18 +321,22 @@ class ChunkReader:
         for number, (chunk, part) in enumerate(zip(entry.chunks, entry.parts, strict=True)):
             value = others[number].value if number in others else None
             value = value if type(value) is Composite else None
-            shards.append(Shard(value, chunk.offsets, chunk.sizes, part.file))
+            shards.append(Shard(value, chunk.offsets, chunk.sizes, part.file, plain.get(number)))
         try:
             made = self._joiner.join(entry.shape, shards)
         except UnjoinableError as error:
-            self._report.add(
-                "M946",
-                f"{printable(key)}: its {len(entry.chunks)} chunks are quantized each for itself "
-                f"and make no whole tensor without loss: {error}",
-                help="save full_tensor() of it, or save on so many ranks that shards end on "
-                "borders of blocks",
-            )
-            return None
+            torn = self._joiner.torn(key, entry.shape, shards, str(error))
+            if torn is None:
+                self._report.add(
+                    "M946",
+                    f"{printable(key)}: its {len(entry.chunks)} chunks are quantized each for "
+                    f"itself and make no whole tensor without loss: {error}",
+                    help="save full_tensor() of it, or save on so many ranks that shards end on "
+                    "borders of blocks",
+                )
+                return None
+            made = torn
+            self.torn += [made.torn] if made.torn is not None else []
         if "_scale_inv" in made.shared:
             self._look_at_scale(key, made.shared["_scale_inv"])
         self.placed.update(made.placed)

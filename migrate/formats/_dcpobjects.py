@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
@@ -37,6 +38,7 @@ from ..source.pickle.resized_objects import resized
 from ..source.pickle.tree import Composite, Encoding, TensorRecord
 from ..source.quantized_layouts import layout_of
 from ..source.target import NOWHERE
+from ..source.torn_tensors import TornPart, TornShard, TornTensor
 
 # where a box begins in a tensor, and its sizes
 Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
@@ -50,13 +52,14 @@ _MOST_SHARED = 1 << 16
 
 class Shard(NamedTuple):
     """What one rank wrote of a tensor: the object or, if it is no object, None; where it lies in
-    the tensor, and the data file.
+    the tensor, the data file, and where a plain tensor is stored.
     """
 
     value: Composite | None
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
     file: str
+    plain: Stored | None = None
 
     def __str__(self) -> str:
         found = _RANK.match(self.file)
@@ -66,12 +69,13 @@ class Shard(NamedTuple):
 
 class Joined(NamedTuple):
     """A whole tensor: the object, where each of its components lies by the identity of its record,
-    and the bytes of those that the shards share.
+    and the bytes of those that the shards share. `torn`: what it is where shards make none.
     """
 
     leaf: Composite
     placed: dict[int, StoredTensor]
     shared: dict[str, bytes]
+    torn: TornTensor | None = None
 
 
 class UnjoinableError(Exception):
@@ -131,6 +135,69 @@ class Joiner:
         )
         leaf = replace(leaf, components=records)
         return Joined(leaf, {id(record): stored[name] for name, record in records}, shared)
+
+    def torn(
+        self, key: str, shape: tuple[int, ...], shards: Sequence[Shard], why: str
+    ) -> Joined | None:
+        """The tensor that these shards would be, were they not what they are (`why`): an object
+        whose components cannot be read. None if that cannot be told either.
+        """
+        held = [shard for shard in shards if 0 not in shard.sizes] or list(shards)
+        objects = [shard.value for shard in held if shard.value is not None]
+        if not objects:
+            return None
+        model = objects[0]
+        layout, first = layout_of(model.encoding), model.components[0][0]
+        parts: dict[str, list[Stored]] = {name: [] for name, _ in model.components}
+        torn = []
+        for shard in held:
+            own: dict[str, int] = {}
+            named = (
+                [(first, shard.plain)]
+                if shard.value is None
+                else [(name, self._placed.get(id(at))) for name, at in shard.value.components]
+            )
+            for name, at in named:
+                if name in parts and isinstance(at, Stored):
+                    own[name] = len(parts[name])
+                    parts[name].append(at)
+            encoding = None if shard.value is None else shard.value.encoding
+            torn.append(TornShard(shard.starts, shard.sizes, encoding, own))
+        stored: dict[str, StoredTensor] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, record in model.components:
+            at = self._placed.get(id(record))
+            if not isinstance(at, Stored):
+                return None
+            if "." in name and len(parts[name]) == len(objects):
+                # what a quantizer holds is of no shape of the tensor's, and nothing computes it
+                with suppress(UnjoinableError):
+                    pairs = [(shard, shard.value) for shard in held if shard.value is not None]
+                    stored[name], _ = self._same(name, pairs, parts[name])
+                    shapes[name] = record.shape
+                    continue
+            grid = None if layout is None or "." in name else layout.grids.get(name)
+            if grid is not None and not model.encoding.members:
+                whole = make_spec(at.spec.dtype, grid.borders(at.spec).stored_shape(shape))
+            else:
+                whole = at.spec
+            view = views.stored(len(parts[name]), whole.shape)
+            stored[name] = ChunkedTensor(whole, tuple(parts[name]), (), view)
+            shapes[name] = _torch_shape(model, name, stored[name])
+        leaf = resized(model, shape, shapes)
+        records = tuple(
+            (name, record._replace(storage=NOWHERE)) for name, record in leaf.components
+        )
+        leaf = replace(leaf, components=records)
+        names = tuple(name for name, at in stored.items() if isinstance(at, ChunkedTensor))
+        tensor = TornTensor(key, why, leaf.encoding, tuple(torn), names)
+        placed: dict[int, StoredTensor] = {
+            id(record): part._replace(torn=TornPart(tensor, name))
+            if isinstance(part := stored[name], ChunkedTensor)
+            else part
+            for name, record in records
+        }
+        return Joined(leaf, placed, {}, tensor)
 
     def _place(self, record: TensorRecord) -> Stored:
         at = self._placed.get(id(record))

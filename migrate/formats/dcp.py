@@ -390,6 +390,7 @@ def _index(
         notes=tuple(notes),
         sums=reader.sums,
         shared=reader.shared,
+        torn=tuple(reader.torn),
     )
 
 

@@ -33,6 +33,7 @@ from ..planning.request import with_permissions
 from ..planning.stored import untouched_key
 from ..running import checks as value_checks
 from ..running.buffers import fill_buffer
+from ..running.encoding_anew import encodes_anew
 from ..running.evaluator import Evaluator
 from ..running.geometry import ByteLayouts
 from ..running.prepare import compose_for, path_state_for, require_known, side_reader
@@ -132,7 +133,7 @@ def prepare(
 def _prepared(
     source: Source, request: Request, stamp: Stamp | None, states: Sequence[OptimizerState]
 ) -> Migration:
-    known = require_known(source, request)
+    known, source = require_known(source, request), encodes_anew(source, request)
     migration_path = find_path(
         source.index, side_reader(source), stamp or Stamp(), request, states=States(source)
     )

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from ..core.errors import MigrateError, did_you_mean, fail, listed, option, printable, raise_all
 from ..core.types import PathLike
+from ..source.torn_tensors import REQUANTIZE
 
 # what `allow` can hold; nothing else loosens anything
 CHANGED_SOURCE, STALE_OPTIMIZER = "changed-source", "stale-optimizer"
@@ -29,7 +30,9 @@ OPTIMIZER_NAMES = "optimizer_names"
 # and the one that says in the words of which release objects are written
 OBJECT_FORM = "object_form"
 # params that are no rule's, and about what is beside the tensors that rules see
-BUILT_IN = (OPTIMIZER_PARAM, OPTIMIZER_NAMES, OBJECT_FORM)
+BUILT_IN = (OPTIMIZER_PARAM, OPTIMIZER_NAMES, OBJECT_FORM, REQUANTIZE)
+# those that are something to do by themselves
+_MAKE_ANEW = frozenset({OBJECT_FORM, REQUANTIZE})
 # what can be written, as `--output-format` and messages call it
 OUTPUT_FORMATS = ("safetensors", "torch", "dcp")
 # the one whose tensors are cut, and that is always a folder
@@ -92,7 +95,7 @@ class Request:
     @property
     def recuts(self) -> bool:
         """Whether data files are to be cut or written anew, whatever changes."""
-        return self.chunks is not None or self.rewrite or OBJECT_FORM in self.params
+        return self.chunks is not None or self.rewrite or not _MAKE_ANEW.isdisjoint(self.params)
 
     @property
     def takes_back(self) -> bool:
@@ -159,6 +162,8 @@ def make_request(
             from ..source.object_forms import require_form
 
             given[OBJECT_FORM] = require_form(given[OBJECT_FORM])
+        if REQUANTIZE in given:
+            given[REQUANTIZE] = _patterns(REQUANTIZE, given[REQUANTIZE])
     allowed = frozenset(_texts("allow", allow))
     for word in sorted(allowed.difference(ALLOWANCES)):
         hint = (
@@ -263,6 +268,31 @@ def _entries(name: str, path: str) -> list[str] | str:
             help='one on each line; `""` is the root module, `#` begins a comment',
         )
     return entries
+
+
+def _patterns(name: str, value: Any) -> list[str]:
+    """The patterns of keys that a setting lists: one, or several in a list. M115 for what is none.
+
+    Text in brackets is a list in YAML's notation, as it is for params of rules.
+    """
+    from ..core.errors import PatternError
+    from ..core.keys import parse
+
+    texts = value
+    if isinstance(value, str):
+        texts = value.strip()
+        texts = texts[1:-1].split(",") if texts[:1] + texts[-1:] == "[]" else [texts]
+        texts = [one.strip().strip("\"'") for one in texts]
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(one, str) for one in texts):
+        fail("M115", f"`{name}` is a list of patterns, not {printable(repr(value))}")
+    for text in texts:
+        try:
+            parse(text)
+        except PatternError as error:
+            fail("M115", f"`{name}`: {printable(text)} is no pattern: {error}")
+    if not texts or not all(texts):
+        fail("M115", f"`{name}` is empty", help=option("params", f"{name}=PATTERN"))
+    return list(texts)
 
 
 def output_format_of(source_format: str, request: Request) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..ops.dequantize import called
 from ..source.blobs import chunks_of
+from ..source.torn_tensors import REQUANTIZE, part_of
 from .graph import Computation, Tensor, computations
 from .stored import untouched_key
 
@@ -71,7 +72,8 @@ def decodes(outputs: Iterable[Tensor]) -> bool:
     while todo:
         for source in todo.pop().sources:
             call = getattr(source, "computation", None)
-            if call is None or id(call) in seen:
+            # an object that was encoded anew has no way back to its shards
+            if call is None or id(call) in seen or call.rule == REQUANTIZE:
                 continue
             if call.op_call.op == "dequantize":
                 return True
@@ -89,7 +91,8 @@ def made_again(composition: Composition, tensors: Mapping[str, StoredTensor]) ->
     return [
         key
         for key in doubtful
-        if (was := tensors[key].spec) is (now := back[key].spec) or was == now
+        if (part_of(tensors[key]) is None and (was := tensors[key].spec) is (now := back[key].spec))
+        or was == now
     ]
 
 
@@ -169,7 +172,7 @@ def list_returns(composition: Composition) -> list[dict[str, Any]]:
     # layers share arguments and specs, and the composition holds both
     seen = set[tuple[str, int, int]]()
     for call in calls:
-        if call.op_call.op != "quantize":
+        if call.op_call.op != "quantize" or call.rule == REQUANTIZE:
             continue
         args = call.op_call.args
         alike = (call.rule, id(args), id(call.inputs[0].spec))

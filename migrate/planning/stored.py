@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ..core import view as core_view
 from ..source.blobs import ChunkedTensor, StoredTensor, chunk_names
-from .graph import ComputedTensor, Tensor
+from ..source.torn_tensors import part_of
+from .graph import ComputedTensor, Tensor, stored_keys
 from .pipeline import Views, chunked_view
 
 if TYPE_CHECKING:
     from ..core.view import View
+    from ..source.torn_tensors import TornTensor
 
 
 def view_of(stored: StoredTensor, views: Views | None = None) -> View:
@@ -26,9 +28,11 @@ def initial(tensors: Mapping[str, StoredTensor], views: Views) -> dict[str, Tens
     """The stored tensors as the graph sees them."""
     out = {}
     whole: dict[int, View] = {}
+    anew = False
     for key, stored in tensors.items():
         spec = stored.spec
         if isinstance(stored, ChunkedTensor):
+            anew = anew or (stored.torn is not None and stored.torn.anew)
             out[key] = Tensor(spec, views.chunked(stored), chunk_names(key, stored))
             continue
         view = whole.get(id(spec)) if stored.strides is None else None
@@ -37,12 +41,28 @@ def initial(tensors: Mapping[str, StoredTensor], views: Views) -> dict[str, Tens
             if stored.strides is None:
                 whole[id(spec)] = view
         out[key] = Tensor(spec, view, (key,))
+    if anew:
+        from .requantized import whole_again
+
+        for key, made in whole_again(tensors).items():
+            out[key] = Tensor(made.spec, views.intern(made.view), made.sources)
     return out
 
 
 def stored_tensor(key: str, stored: StoredTensor) -> Tensor:
     """One stored tensor as the graph sees it."""
     return Tensor(stored.spec, view_of(stored), chunk_names(key, stored))
+
+
+def torn_in(
+    outputs: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
+) -> Iterator[TornTensor]:
+    """The torn tensors that outputs are made of, where these are not encoded anew."""
+    for tensor in outputs.values():
+        for key in stored_keys(tensor):
+            torn = part_of(stored[key])
+            if torn is not None and not torn.anew:
+                yield torn.tensor
 
 
 def untouched_key(

@@ -17,14 +17,16 @@ from ..core.pieces import Fill
 from ..core.spec import BITS, Spec
 from ..elements.raw import carrier
 from ..ops.base import ValueOp
-from ..planning.graph import ApplyOp, Program, ReadKey
-from ..source.blobs import ChunkedTensor, Stored, chunks_of, rows_of
+from ..planning.graph import ApplyOp, ComputedTensor, Program, ReadKey
+from ..source.blobs import ChunkedTensor, Stored, chunk_at, chunks_of, rows_of
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..core.view import View
+    from ..planning.graph import Tensor
     from ..source.index import Source
+    from ..source.torn_tensors import TornPart
 
     Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -64,12 +66,14 @@ class Pool:
 
 
 def read_elements(source: Source, key: str, pool: Pool | None = None) -> Array:
-    """The raw elements of a stored tensor, one byte each below a byte."""
+    """The raw elements of a stored tensor, one byte each below a byte. M946 if it is torn."""
     import numpy as np
 
     at = source.index.tensors[key]
     if isinstance(at, Stored):
         return _read_place(source, at, pool)
+    if at.torn is not None:
+        return _encoded_anew(source, key, at.torn)
     if at.view is not None:
         return _read_pieces(source, at, at.view)
     joined: Array = np.empty(at.spec.shape, carrier(at.spec.dtype))
@@ -77,6 +81,36 @@ def read_elements(source: Source, key: str, pool: Pool | None = None) -> Array:
         box = tuple(slice(a, a + n) for a, n in zip(start, chunk.spec.shape, strict=True))
         joined[box] = _read_place(source, chunk, pool)
     return joined
+
+
+def _encoded_anew(source: Source, key: str, torn: TornPart) -> Array:
+    """A component of a tensor whose shards are decoded and encoded as one."""
+    from ..planning.requantized import whole_again
+
+    if not torn.anew:
+        torn.refuse()
+    tensors = source.index.tensors
+    own = {name: tensors[name] for name in torn.siblings(key).values()}
+    return _evaluated(source, whole_again(own)[key])
+
+
+def _evaluated(source: Source, tensor: Tensor) -> Array:
+    """The elements of a tensor of a graph, by the eager twins of what computes it."""
+    import numpy as np
+
+    held = []
+    for one in tensor.sources:
+        if isinstance(one, ComputedTensor):
+            call = one.computation
+            inputs = [_evaluated(source, part) for part in call.inputs]
+            dtypes = [part.spec.dtype for part in call.inputs]
+            made = ops.get(call.op_call.op).eager(call.op_call.args, inputs, call.parts, dtypes)
+            held.append(np.ascontiguousarray(made[one.output]).reshape(-1))
+        else:
+            held.append(_read_storage(source, chunk_at(source.index.tensors, one), None))
+    out: Array = np.zeros(tensor.spec.shape, carrier(tensor.spec.dtype))
+    copy_pieces(tensor.view, held, out)
+    return out
 
 
 def _read_pieces(source: Source, at: ChunkedTensor, view: View) -> Array:

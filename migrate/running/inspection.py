@@ -77,6 +77,7 @@ def describe(source: Source, request: Request, *, expand: bool) -> InspectReport
         left_out=list(index.left_out),
         metadata=dict(index.metadata),
         **describe_items(index, request.params.get(PARAMETER)),
+        unjoined={one.name: one.why for one in index.torn},
         notes=[*index.notes, *notes],
     )
 

@@ -39,7 +39,7 @@ from ..planning.request import (
     with_permissions,
 )
 from ..planning.sides import SideFiles, clash, refuse_clash
-from ..planning.stored import find_renamed, initial
+from ..planning.stored import find_renamed, initial, torn_in
 from ..planning.unchanged import fold_keys, standing_entries, undone_source, unfold_keys
 from ..source.blobs import Stored
 from ..source.index import Source, specs_hash, with_all_tensors, with_files
@@ -47,7 +47,9 @@ from ..source.jsontext import collector_paused
 from ..source.paths import METADATA
 from ..source.pickle.tree import PARAMETER
 from ..source.shards import RANK_NAMES, Naming, by_rank, check_names, naming
+from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
+from .encoding_anew import encodes_anew, list_anew, loss_of, require_lossy
 from .geometry import ByteLayouts
 from .output_tree import (
     OutputTree,
@@ -178,6 +180,9 @@ def compose_for(
         outside=index.passed_through if states else None,
     )
     report.check()
+    if index.torn:
+        refuse_torn(torn_in(composition.graph.outputs, index.tensors))
+        require_lossy(composition.graph.outputs, request)
     return composition
 
 
@@ -301,6 +306,7 @@ def _plan(
     fresh: optimizers.OptimizerVerdict | None = None
     if OPTIMIZER_PARAM in request.params:
         source, fresh = without_optimizers(source, request)
+    source = encodes_anew(source, request)
     migration_path = find_path(
         source.index, side_reader(source), stamp, request, states=States(source)
     )
@@ -427,6 +433,8 @@ def _plan(
         *(describe_ties(index, first, written) if first is not None else ()),
     ]
     made = outputs if out is None else out.outputs
+    if index.torn:
+        refuse_torn(torn_in(made, with_all_tensors(reading).index.tensors))
     gone = [
         *(["what the permission `opaque` leaves out"] if source.index.outside else []),
         *(["what the permission `drop` leaves out"] if alone else []),
@@ -530,6 +538,9 @@ def _plan(
         body["bytes_written"] += nbytes
     if (index.passed_through or index.items) and not alone:
         body["warnings"] += [d.to_json() for d in stale_copies(index, composition)]
+    if REQUANTIZE in request.params and (anew := list_anew(made)):
+        body["losses"].append(loss_of(anew))
+        gone.append(f"what {listed(anew, 4)} were before they were encoded anew")
     if gone:
         because = [*body["downgrade"]["because"], *(f"{what} does not come back" for what in gone)]
         body["downgrade"] = {"exact": False, "because": because}

@@ -22,6 +22,7 @@ from ..core.spec import Spec
 
 if TYPE_CHECKING:
     from ..core.view import View
+    from .torn_tensors import TornPart
 
 CHANGED_HELP = "let whatever writes to the checkpoint finish, then run again"
 # open files of a checkpoint, and how many more at a time, in a process of 1,024 or more
@@ -67,12 +68,16 @@ class ChunkedTensor(NamedTuple):
 
     Where the chunks are no boxes of it (padded each for itself, swizzled), `view` says how they
     make up the tensor, leaf n being chunk n, and `starts` is empty.
+
+    Where they make up none, `torn` says why, and `view` is over one leaf more, the whole, which
+    cannot be read.
     """
 
     spec: Spec
     chunks: tuple[Stored, ...]
     starts: tuple[tuple[int, ...], ...]
     view: View | None = None
+    torn: TornPart | None = None
 
 
 class ChunkOf(NamedTuple):
@@ -91,10 +96,15 @@ def chunks_of(stored: StoredTensor) -> tuple[Stored, ...]:
 
 
 def chunk_at(tensors: Mapping[str, StoredTensor], source: str | ChunkOf) -> Stored:
-    """The place that a key or a chunk names; KeyError for a key of several chunks."""
+    """The place that a key or a chunk names; KeyError for a key of several chunks. M946 for the
+    whole of a torn tensor.
+    """
     if isinstance(source, ChunkOf):
         stored = tensors[source.key]
-        return chunks_of(stored)[source.number]
+        chunks = chunks_of(stored)
+        if source.number == len(chunks) and isinstance(stored, ChunkedTensor) and stored.torn:
+            stored.torn.refuse()
+        return chunks[source.number]
     stored = tensors[source]
     if isinstance(stored, ChunkedTensor):
         raise KeyError(f"{source} lies in {len(stored.chunks)} places")
@@ -119,7 +129,8 @@ def rows_of(stored: StoredTensor) -> tuple[Stored, ...] | None:
 def chunk_names(key: str, stored: StoredTensor) -> tuple[str | ChunkOf, ...]:
     """What names the places of a tensor: its key, if it lies in one."""
     if isinstance(stored, ChunkedTensor):
-        return tuple([ChunkOf(key, number) for number in range(len(stored.chunks))])
+        count = len(stored.chunks) + (stored.torn is not None)
+        return tuple([ChunkOf(key, number) for number in range(count)])
     return (key,)
 
 

@@ -29,6 +29,7 @@ from .blobs import (
 
 if TYPE_CHECKING:
     from .pickle.policy import Outside
+    from .torn_tensors import TornTensor
     from .tree import CheckpointTree
     from .unread import Unread
 
@@ -52,7 +53,8 @@ class Index:
     what the reader refused to read, `unread` the entries that were left out with it, by path, and
     `notes` what it noticed. `sums()` maps (blob, offset) to the length and the CRC-32 of the bytes
     there, if the format records it. `shared` are the bytes of small tensors that were compared
-    while the checkpoint was opened, by key: they decided what it holds. `module_versions` are those
+    while the checkpoint was opened, by key: they decided what it holds. `torn` are tensors whose
+    shards make none without loss. `module_versions` are those
     of a state dict in memory. Where files stand for tensors, `inside` is the index of what is in
     them.
     """
@@ -69,6 +71,7 @@ class Index:
     notes: tuple[str, ...] = ()
     sums: Callable[[], Mapping[tuple[int, int], tuple[int, int]]] = dict
     shared: Mapping[str, bytes] = field(default_factory=dict)
+    torn: tuple[TornTensor, ...] = ()
     module_versions: Mapping[str, int] | None = None
     inside: Index | None = None
 

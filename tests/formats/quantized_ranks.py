@@ -645,7 +645,7 @@ def saves_wrong(rank: int, folder: str, kinds: list[str], fault: str) -> None:
     world = dist.get_world_size()
     cut = "inside" if fault == "inside" else "rows"
     with classes.installed():
-        model: dict[str, Any] = {}
+        model: dict[str, Any] = {"norm": torch.arange(5.0)}
         for kind in kinds:
             found = part_of(kind, rank, world, cut)
             assert found is not None

@@ -76,7 +76,7 @@ def same(found: Parts, expected: Parts) -> None:
 
 def refused(folder: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
-        formats.open(folder).close()
+        migrate.plan(folder, output_format="safetensors")
     (found,) = caught.value.diagnostics
     assert found.code == "M946"
     return found.message

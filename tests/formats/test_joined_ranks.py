@@ -155,3 +155,25 @@ def test_parts_that_make_no_whole_tensor_are_named(
         # the rank that is alone with what it has
         assert f"rank {0 if fault == 'inside' else world - 1}" in said, said
     assert not (tmp_path / "out.safetensors").exists()
+    # it can be looked at, and rules can leave such tensors out
+    seen = migrate.inspect(tmp_path / "in").unjoined
+    assert seen.keys() == found.keys()
+    assert all(why in found[key].message for key, why in seen.items())
+    (tmp_path / "rules.yaml").write_text(WITHOUT)
+    made = migrate.apply(
+        tmp_path / "in", tmp_path / "out", rules=[tmp_path / "rules.yaml"], allow={"drop"}
+    )
+    assert made.tensors == 1
+
+
+WITHOUT = """
+id: demo/v2/without
+title: without the quantized tensors
+why: to test
+lineage: demo
+edge: [v1, v2]
+requires: ">=0.1"
+keep: ["norm"]
+rules:
+  - {name: gone, from: "{k}.{part...}.{last}", via: [{drop: {why: to test}}]}
+"""

@@ -1,0 +1,216 @@
+"""Quantized objects encoded anew: where shards of ranks make no whole tensor, and where a tensor is
+cut inside of blocks.
+
+Each shard is decoded by its own scales, the numbers are put together, and the whole is encoded as
+the class encodes it. In the graph these are `dequantize` and `quantize` like those of a rule, with
+views between them, so they run by region, and the error report has them under `requantize`. It is
+a loss and never happens unasked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from .. import ops
+from ..core import view as views
+from ..core.spec import BITS, Spec
+from ..core.view import View
+from ..ops.base import Loss, OpCall, ValueOp, step
+from ..source.blobs import ChunkedTensor, ChunkOf, StoredTensor
+from ..source.component_grids import ComponentGrid, matrix, padded, segments, unpadded
+from ..source.quantized_layouts import layout_of
+from ..source.torn_tensors import REQUANTIZE, TornTensor, part_of
+from .graph import Computation, ComputedTensor, Tensor
+from .object_numbers import NUMBERS, Coding, codings, decodes
+
+if TYPE_CHECKING:
+    from ..source.component_boxes import Box
+    from ..source.pickle.tree import Encoding
+
+
+def whole_again(stored: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
+    """The torn tensors among these that are to be encoded anew, by the keys of components."""
+    groups: dict[int, tuple[TornTensor, dict[str, str]]] = {}
+    for key, at in stored.items():
+        torn = part_of(at)
+        if torn is not None and torn.anew:
+            groups.setdefault(id(torn.tensor), (torn.tensor, torn.siblings(key)))
+    out: dict[str, Tensor] = {}
+    for tensor, keys in groups.values():
+        numbers = _together(tensor, keys, stored)
+        specs = {name: stored[key].spec for name, key in keys.items()}
+        made = encode(numbers, tensor.encoding, specs, tuple(keys.values()))
+        out.update((keys[name], one) for name, one in made.items())
+    return out
+
+
+def why_not(encoding: Encoding, components: Mapping[str, str]) -> str | None:
+    """Why an object of these components (name -> dtype) cannot be encoded anew; None if it can."""
+    found = codings(encoding, components)
+    return found if isinstance(found, str) else None
+
+
+def encode(
+    numbers: Tensor, encoding: Encoding, specs: Mapping[str, Spec], keys: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """The components of an object of the encoding's shape, of these specs but for their shapes,
+    from its numbers as a matrix. `keys` are those that reports name.
+    """
+    found = codings(encoding, {name: spec.dtype for name, spec in specs.items()})
+    layout = layout_of(encoding)
+    if isinstance(found, str) or layout is None:
+        raise ValueError(f"{encoding.name}: {found}")
+    out: dict[str, Tensor] = {}
+    for coding in found:
+        given = numbers
+        if coding.turned:
+            given = _viewed(numbers, views.permute(numbers.view, (1, 0)))
+        call = coding.encoding(given.spec)
+        made = _computed(call, [given], keys)
+        for role, part in zip(coding.parts(), made, strict=True):
+            for name in coding.roles[role]:
+                if name in specs:
+                    grid = layout.grids[name].borders(specs[name])
+                    view = _laid(grid, encoding.shape, part.spec.shape, coding.turned)
+                    spec = Spec(specs[name].dtype, view.shape)
+                    out[name] = Tensor(spec, view, part.sources)
+    return {name: out[name] for name in specs}
+
+
+def decode(encoding: Encoding, parts: Mapping[str, Tensor], keys: tuple[str, ...]) -> Tensor:
+    """The numbers of an object as a matrix, from its components."""
+    coding = decodes(encoding, {name: part.spec.dtype for name, part in parts.items()})
+    layout = layout_of(encoding)
+    if isinstance(coding, str) or layout is None:
+        raise ValueError(f"{encoding.name}: {coding}")
+    given: dict[str, Tensor] = {}
+    for role in coding.parts():
+        name = coding.roles[role][0]
+        part = parts[name]
+        grid = unpadded(layout.grids[name].borders(part.spec), part.view, encoding.shape)
+        given[role] = _role(coding, role, part, grid)
+    call = coding.decoding({role: one.spec for role, one in given.items()})
+    (made,) = _computed(call, list(given.values()), keys)
+    return _viewed(made, views.permute(made.view, (1, 0))) if coding.turned else made
+
+
+def cut_anew(
+    encoding: Encoding, parts: Mapping[str, Tensor], box: Box, keys: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """The components of a box of an object as an object of its own: decoded, cut, and encoded."""
+    starts, sizes = box
+    whole = decode(encoding, parts, keys)
+    columns = views.slice_(whole.view, 1, starts[-1], starts[-1] + sizes[-1])
+    runs = [
+        views.slice_(columns, 0, run.whole, run.whole + run.size)
+        for run in segments(encoding.shape, starts, sizes)
+    ]
+    numbers = _viewed(whole, views.concat(runs, 0))
+    specs = {name: part.spec for name, part in parts.items()}
+    return encode(numbers, box_of(encoding, sizes), specs, keys)
+
+
+def box_of(encoding: Encoding, sizes: tuple[int, ...]) -> Encoding:
+    """The encoding of a part of such a tensor, as an object of its own."""
+    block = encoding.block
+    if block == encoding.shape:
+        block = (sizes[0], sizes[1])
+    return replace(encoding, shape=sizes, block=block)
+
+
+class _Place(NamedTuple):
+    """Where the numbers of a shard go, and the view of them."""
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    numbers: Tensor
+
+
+def _together(
+    tensor: TornTensor, keys: Mapping[str, str], stored: Mapping[str, StoredTensor]
+) -> Tensor:
+    """The numbers of all shards as one matrix."""
+    places = []
+    every = tuple(keys.values())
+    for shard in tensor.shards:
+        parts = {}
+        for name, number in shard.chunks.items():
+            at = stored[keys[name]]
+            if isinstance(at, ChunkedTensor):
+                chunk = at.chunks[number]
+                view = views.stored(0, chunk.spec.shape, chunk.strides)
+                parts[name] = Tensor(chunk.spec, view, (ChunkOf(keys[name], number),))
+        if shard.encoding is None:
+            (plain,) = parts.values()
+            numbers = _plain(plain, every)
+        else:
+            numbers = decode(shard.encoding, parts, every)
+        places.append(_Place(shard.starts, shard.sizes, numbers))
+    shape = tensor.encoding.shape
+    tiles = []
+    for number, place in enumerate(places):
+        own = views.relabel(place.numbers.view, [number])
+        column = place.starts[-1]
+        tiles += [
+            (views.slice_(own, 0, run.own, run.own + run.size), (run.whole, column))
+            for run in segments(shape, place.starts, place.sizes)
+        ]
+    view = views.mosaic(matrix(shape), tiles)
+    sources = tuple(place.numbers.sources[0] for place in places)
+    return Tensor(Spec(NUMBERS, view.shape), view, sources)
+
+
+def _plain(part: Tensor, keys: tuple[str, ...]) -> Tensor:
+    """Plain numbers of a shard as a matrix."""
+    flat = _viewed(part, views.reshape(part.view, matrix(part.spec.shape)))
+    if part.spec.dtype == NUMBERS:
+        return flat
+    return _computed(step("cast", to=NUMBERS), [flat], keys)[0]
+
+
+def _viewed(tensor: Tensor, view: View) -> Tensor:
+    return Tensor(Spec(tensor.spec.dtype, view.shape), view, tensor.sources)
+
+
+def _role(coding: Coding, role: str, part: Tensor, grid: View) -> Tensor:
+    """A part as its codec takes it."""
+    if coding.turned:
+        grid = views.permute(grid, (1, 0))
+    if role in coding.shapes:
+        grid = views.reshape(grid, coding.shapes[role])
+    dtype = part.spec.dtype
+    if role == "weight" and coding.codes and BITS[dtype] == BITS[coding.codes]:
+        # bytes that hold codes of this dtype
+        dtype = coding.codes
+    return Tensor(Spec(dtype, grid.shape), grid, part.sources)
+
+
+def _laid(grid: ComponentGrid, shape: tuple[int, ...], made: tuple[int, ...], turned: bool) -> View:
+    """The component of a tensor of `shape` over a part that was encoded, in the shape `made`."""
+    high, wide = grid.size(shape)
+    if turned:
+        high, wide = wide, high
+    v = views.stored(0, made)
+    if len(made) != 2:
+        v = views.reshape(v, (high, wide))
+    v = views.slice_(views.slice_(v, 0, 0, high), 1, 0, wide)
+    if turned:
+        v = views.permute(v, (1, 0))
+    return padded(grid, v, shape)
+
+
+def _computed(call: OpCall, inputs: Sequence[Tensor], keys: tuple[str, ...]) -> list[Tensor]:
+    """What an op makes, each over one computed tensor."""
+    op = ops.get(call.op)
+    if not isinstance(op, ValueOp):
+        raise TypeError(f"{call.op} computes nothing")
+    given = [one.spec for one in inputs]
+    specs = op.infer(call.args, given, 1)
+    lossy = op.loss_on(call.args, given) is Loss.LOSSY
+    made = Computation(call, tuple(inputs), len(specs), REQUANTIZE, keys, lossy)
+    return [
+        Tensor(spec, views.stored(0, spec.shape), (ComputedTensor(made, number, spec),))
+        for number, spec in enumerate(specs)
+    ]
