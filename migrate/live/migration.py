@@ -33,13 +33,13 @@ from ..planning.request import with_permissions
 from ..planning.stored import untouched_key
 from ..running import checks as value_checks
 from ..running.buffers import fill_buffer
-from ..running.encoding_anew import encodes_anew
 from ..running.evaluator import Evaluator
 from ..running.geometry import ByteLayouts
 from ..running.prepare import compose_for, path_state_for, require_known, side_reader
 from ..running.resources import CPU, MAX_MEMORY, Device
 from ..running.stamp import Stamp
 from ..source.blobs import chunks_of, key_of
+from ..source.torn_tensors import REQUANTIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -133,7 +133,11 @@ def prepare(
 def _prepared(
     source: Source, request: Request, stamp: Stamp | None, states: Sequence[OptimizerState]
 ) -> Migration:
-    known, source = require_known(source, request), encodes_anew(source, request)
+    known = require_known(source, request)
+    if REQUANTIZE in request.params:
+        from ..running.encoding_anew import encodes_anew
+
+        source = encodes_anew(source, request)
     migration_path = find_path(
         source.index, side_reader(source), stamp or Stamp(), request, states=States(source)
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..ops.dequantize import called
 from ..source.blobs import chunks_of
-from ..source.torn_tensors import REQUANTIZE, part_of
+from ..source.torn_tensors import REQUANTIZE
 from .graph import Computation, Tensor, computations
 from .stored import untouched_key
 
@@ -91,7 +91,10 @@ def made_again(composition: Composition, tensors: Mapping[str, StoredTensor]) ->
     return [
         key
         for key in doubtful
-        if (part_of(tensors[key]) is None and (was := tensors[key].spec) is (now := back[key].spec))
+        if (
+            getattr(tensors[key], "torn", None) is None
+            and (was := tensors[key].spec) is (now := back[key].spec)
+        )
         or was == now
     ]
 

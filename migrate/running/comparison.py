@@ -44,7 +44,6 @@ from .differences import (
     unread_differences,
     unread_outcome,
 )
-from .encoding_anew import encodes_anew
 from .evaluator import Evaluator
 from .gather import Gather
 from .geometry import STAGE, ByteLayouts
@@ -123,8 +122,11 @@ def verify_output(
         request = replace(request, params={**request.params, OPTIMIZER_PARAM: DROP})
     stale = stale or any(entry.get("optimizer") == "stale" for entry in applied)
     before, (opened, _) = stamp_of(opened)[0], without_optimizers(opened, request)
-    # what could not be joined stands in the output because it was encoded anew
-    opened = encodes_anew(opened, request, every=True)
+    if opened.index.torn:
+        from .encoding_anew import encodes_anew
+
+        # what could not be joined stands in the output because it was encoded anew
+        opened = encodes_anew(opened, request, every=True)
     migration_path = find_path(
         opened.index, side_reader(opened), before, request, applied, States(opened)
     )

@@ -152,7 +152,7 @@ def loss_of(keys: Sequence[str]) -> dict[str, Any]:
     return {
         "kind": "lossy",
         "rule": REQUANTIZE,
-        "at": f"--set {REQUANTIZE}",
+        "at": REQUANTIZE,
         "why": "decoded and encoded anew: as it lies it can be neither joined nor cut",
         "keys": [list_collapsed(keys, 20)],
     }

@@ -49,7 +49,6 @@ from ..source.pickle.tree import PARAMETER
 from ..source.shards import RANK_NAMES, Naming, by_rank, check_names, naming
 from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
-from .encoding_anew import encodes_anew, list_anew, loss_of, require_lossy
 from .geometry import ByteLayouts
 from .output_tree import (
     OutputTree,
@@ -182,7 +181,10 @@ def compose_for(
     report.check()
     if index.torn:
         refuse_torn(torn_in(composition.graph.outputs, index.tensors))
-        require_lossy(composition.graph.outputs, request)
+        if REQUANTIZE in request.params:
+            from .encoding_anew import require_lossy
+
+            require_lossy(composition.graph.outputs, request)
     return composition
 
 
@@ -306,7 +308,10 @@ def _plan(
     fresh: optimizers.OptimizerVerdict | None = None
     if OPTIMIZER_PARAM in request.params:
         source, fresh = without_optimizers(source, request)
-    source = encodes_anew(source, request)
+    if REQUANTIZE in request.params:
+        from .encoding_anew import encodes_anew
+
+        source = encodes_anew(source, request)
     migration_path = find_path(
         source.index, side_reader(source), stamp, request, states=States(source)
     )
@@ -538,9 +543,12 @@ def _plan(
         body["bytes_written"] += nbytes
     if (index.passed_through or index.items) and not alone:
         body["warnings"] += [d.to_json() for d in stale_copies(index, composition)]
-    if REQUANTIZE in request.params and (anew := list_anew(made)):
-        body["losses"].append(loss_of(anew))
-        gone.append(f"what {listed(anew, 4)} were before they were encoded anew")
+    if REQUANTIZE in request.params:
+        from .encoding_anew import list_anew, loss_of
+
+        if anew := list_anew(made):
+            body["losses"].append(loss_of(anew))
+            gone.append(f"what {listed(anew, 4)} were before they were encoded anew")
     if gone:
         because = [*body["downgrade"]["because"], *(f"{what} does not come back" for what in gone)]
         body["downgrade"] = {"exact": False, "because": because}
