@@ -33,6 +33,7 @@ class Marlin24(SparseCodec):
     summary = "two of each four integers of 4 or 8 bits in the order of the kernel Marlin"
     parts = tuple(PARTS)
     optional = ()
+    rows = marlin.ROWS
     names = (Convention("compressed-tensors", PARTS, beside=ACTIVATIONS),)
 
     def dense(self, args: Any, specs: Mapping[str, Spec]) -> Spec:

@@ -50,7 +50,7 @@ class SparseBitmask(SparseCodec):
         return self.Placed(args.non_finite, size, rows)
 
     def dense(self, args: Any, specs: Mapping[str, Spec]) -> Spec:
-        return Spec(specs["weight"].dtype, args.size)
+        return Spec(specs["weight"].dtype, (*specs["mask"].shape[:-1], args.size[-1]))
 
     def kept(self, args: Any, specs: Mapping[str, Spec], box: Box) -> Mapping[str, Box]:
         across = (0, specs["mask"].shape[-1])
@@ -63,7 +63,7 @@ class SparseBitmask(SparseCodec):
         return masks.spread_rows(arrays["weight"], arrays["mask"], args.offsets, args.size[-1], box)
 
     def spread_plainly(self, args: Any, arrays: Mapping[str, Any]) -> Any:
-        return masks.rows_plainly(arrays["weight"], arrays["mask"], args.size)
+        return masks.rows_plainly(arrays["weight"], arrays["mask"], args.size[-1])
 
     def stored(self) -> Iterable[tuple[Any, list[Any]]]:
         for dtype, shape, scales in (

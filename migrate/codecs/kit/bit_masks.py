@@ -128,13 +128,14 @@ def spread_rows(weight: Any, mask: Any, rows: RowOffsets, columns: int, box: Box
     return dense[:, low:high].reshape([stop - first for first, stop in box])
 
 
-def rows_plainly(weight: Any, mask: Any, shape: tuple[int, ...]) -> Any:
-    """The numbers of whole parts, row by row, without a look at where rows begin."""
+def rows_plainly(weight: Any, mask: Any, columns: int) -> Any:
+    """The numbers of whole rows, one after the other, without a look at where others begin."""
     import numpy as np
 
-    dense, at = np.zeros((mask.size // max(mask.shape[-1], 1), shape[-1]), weight.dtype), 0
+    shape = (*mask.shape[:-1], columns)
+    dense, at = np.zeros((mask.size // max(mask.shape[-1], 1), columns), weight.dtype), 0
     for row, bits in zip(dense, mask.reshape(len(dense), mask.shape[-1]), strict=True):
-        kept = np.unpackbits(bits, bitorder="little")[: shape[-1]].nonzero()[0]
+        kept = np.unpackbits(bits, bitorder="little")[:columns].nonzero()[0]
         row[kept] = weight[at : at + len(kept)]
         at += len(kept)
     return dense.reshape(shape)

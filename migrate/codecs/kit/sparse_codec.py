@@ -27,6 +27,8 @@ class SparseCodec(Codec):
 
     optional: ClassVar[tuple[str, ...]] = ("scale",)
     unused = ACTIVATION_SCALES
+    # rows of a matrix that parts can be cut between
+    rows: ClassVar[int] = 1
 
     @dataclass(frozen=True, slots=True)
     class Args:
@@ -113,6 +115,10 @@ class SparseCodec(Codec):
         layout, codes = self.scaled(args, there)
         entries = self.entries_plainly(args, there, held["scale"])
         return reference(layout, codes, {"weight": dense, "scale": entries}, dtype)
+
+    def reference_rows(self, args: Any, specs: Sequence[Any]) -> int | None:
+        # a vector is one row
+        return self.rows if len(self.dense(args, self.by_role(specs)).shape) > 1 else None
 
     def by_role(self, items: Sequence[Any]) -> dict[str, Any]:
         """role -> what there is of each part."""
