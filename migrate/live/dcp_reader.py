@@ -52,7 +52,7 @@ from ..elements.numbers import holds
 from ..elements.raw import is_dtensor
 from ..planning.graph import Tensor, ValueCheck, computations, stored_sources
 from ..planning.request import DISTRIBUTED, Request, make_request, path_text
-from ..results import LoadReport
+from ..results import LoadReport, PlanReport
 from ..running.buffers import fill_buffer
 from ..running.checks import require_checks
 from ..running.evaluator import Evaluator
@@ -101,8 +101,8 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
     Each rank reads the boxes that its shards need, from where they lie. The checkpoint is migrated
     in whichever direction leads to `to`; without `to` and `rules` it is read as it is, in any
     format that `migrate` reads. Nothing in it is executed: values other than tensors reach the
-    planner in streams that are written from what was decoded. After the load `report` says what was
-    done.
+    planner in streams that are written from what was decoded. `plan` says before the load what will
+    be done, `report` after it what was done.
 
     Args:
         path: A checkpoint (a folder, a file, an index of shards), a state dict or a module.
@@ -174,7 +174,25 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
         )
         self._path, self._unexpected, self._max_memory = path, unexpected, memory_of(max_memory)
         self._loading: _Loading | None = None
+        self._planned: PlanReport | None = None
         self.report = None
+
+    @property
+    def plan(self) -> PlanReport:
+        """What the load will do, as `migrate.plan` says it of an output in DCP.
+
+        Its notes also say which ops need all of a tensor, with the bytes that each rank reads which
+        loads a part of what they make. All ranks have the same. Headers are read for it if nothing
+        was planned yet; raises what `plan` raises.
+        """
+        if self._planned is None:
+            loading = self._loading or _Loading(self._path, self._request, self._max_memory)
+            try:
+                self._planned = loading.planned()
+            finally:
+                if loading is not self._loading:
+                    loading.source.close()
+        return self._planned
 
     @property
     def checkpoint_id(self) -> Any:
@@ -184,6 +202,7 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Forgets what was planned; a `checkpoint_id` that `dcp.load` was given is read instead."""
         self._close()
+        self._planned = None
         if checkpoint_id is not None:
             self._path = checkpoint_id
 
@@ -195,7 +214,7 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """What the migrated checkpoint consists of; raises nothing before that is looked at."""
         self._close()
-        self.report = None
+        self._planned = self.report = None
         try:
             self._loading = _Loading(self._path, self._request, self._max_memory)
         except Exception as error:  # noqa: BLE001 - it is raised when the metadata is used
@@ -388,6 +407,19 @@ class _Loading:
         """Whether anything was asked for beyond reading."""
         return bool(self._request.to or self._request.rules)
 
+    def planned(self) -> PlanReport:
+        """The plan, with what ranks have to read whole for a part."""
+        layouts = ByteLayouts()
+        needed = NeededBytes(layouts, self._evaluator((), layouts).kind)
+        needed.add_whole(self._tensors.values())
+        notes = [
+            f"`{op}` needs all of a tensor: a rank that loads any part of "
+            f"{list_collapsed(keys, 4)} reads all {nbytes:,} bytes of what they are made of"
+            for op, (nbytes, keys) in needed.whole_by_op().items()
+        ]
+        said = self.plan.document
+        return PlanReport.from_json({**said, "notes": [*said["notes"], *notes]})
+
     def metadata(self) -> Metadata:
         """The entries as torch describes a checkpoint: each tensor is one chunk."""
         entries: dict[str, Any] = {}
@@ -448,9 +480,9 @@ class _Loading:
             self.source.close()
             self._plan(lazily=False)
         self.notes = [
-            f"`{op}` needs all of a tensor: {nbytes:,} bytes are read here for "
-            f"{list_collapsed(list(keys), 4)}"
-            for (op, keys), nbytes in needed.whole.items()
+            f"`{op}` needs all of a tensor: up to {nbytes:,} bytes are read here for "
+            f"{list_collapsed(keys, 4)}"
+            for op, (nbytes, keys) in needed.whole_by_op().items()
         ]
 
     def not_asked(self, items: Iterable[ReadItem]) -> list[str]:

@@ -443,13 +443,21 @@ rules:
             return replace(plan, items=[replace(item, lengths=torch.Size((64, 64)))])
 
     reader = MigratingReader(tmp_path / "a.safetensors", rules=rules, allow="lossy")
+    planned = reader.plan
     dcp.load(state, storage_reader=reader, planner=Half())
     expected = load_file(next((tmp_path / "b").glob("*.safetensors")))["a.weight"].view(torch.uint8)
     assert torch.equal(state["a.weight"].view(torch.uint8)[:64], expected[:64])
     assert not state["a.weight"].view(torch.uint8)[64:].any()
     assert reader.report is not None
-    said = "`quantize` needs all of a tensor: 16,384 bytes are read here for a.weight"
+    said = "`quantize` needs all of a tensor: up to 16,384 bytes are read here for a.weight"
     assert said in reader.report.notes
+    said = (
+        "`quantize` needs all of a tensor: a rank that loads any part of a.weight reads all 16,384 "
+        "bytes of what they are made of"
+    )
+    assert said in planned.notes
+    assert (reader.plan.digest, reader.plan.notes) == (planned.digest, planned.notes)
+    assert [row.ops for row in planned.rows] == [("quantize",)]
 
 
 def test_optimizer_state_follows_its_parameters(tmp_path: Path) -> None:
