@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.futures import Future
 
 from .. import formats
@@ -71,6 +72,8 @@ from .module import Slot
 from .quantized import TakenApart, held, take_apart
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from ..source.blobs import Blob
     from ..source.index import Source
 
@@ -127,7 +130,8 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
         MigrateError: M115 for wrong arguments. What `plan` raises comes out of `dcp.load`, on every
             rank, inside of torch's `CheckpointException`; so do M960 for unexpected keys, M961 for
             targets that would round, M965 if it stops in the middle, M973 and M974 where ranks have
-            different plans.
+            different plans. Used in a `with` statement, it raises M965 also where another rank was
+            killed, which torch's own error does not tell from a lost connection.
 
     Example:
         >>> model = torch.nn.LayerNorm(4, bias=False)
@@ -175,6 +179,7 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
         self._path, self._unexpected, self._max_memory = path, unexpected, memory_of(max_memory)
         self._loading: _Loading | None = None
         self._planned: PlanReport | None = None
+        self._failed: MigrateError | None = None
         self.report = None
 
     @property
@@ -214,7 +219,7 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """What the migrated checkpoint consists of; raises nothing before that is looked at."""
         self._close()
-        self._planned = self.report = None
+        self._planned = self.report = self._failed = None
         try:
             self._loading = _Loading(self._path, self._request, self._max_memory)
         except Exception as error:  # noqa: BLE001 - it is raised when the metadata is used
@@ -257,13 +262,48 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fills what the planner asks for; M961 before anything is written, M965 in the middle."""
         loading = self._require()
-        written = loading.read(plan.items, planner)
+        try:
+            written = loading.read(plan.items, planner)
+        except MigrateError as error:
+            self._failed = error
+            raise
         left = plan.storage_data.unexpected if isinstance(plan.storage_data, AgreedPlan) else ()
         self.report = loading.report(plan.items, written, left)
         self._close()
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def __enter__(self) -> MigratingReader:
+        """The reader, whose errors say what is written also where a rank was killed."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Raises M965, or what stopped this rank, in place of the error with which torch ends a
+        load whose ranks do not answer any more; torch asks them after the last call of the reader.
+        """
+        self._close()
+        if not isinstance(error, Exception) or not _is_of_torch(trace):
+            return
+        if self._failed is not None:
+            raise self._failed from error
+        if self.report is not None:
+            done = plural(self.report.tensors, "tensor")
+            said = (
+                f"other ranks did not say that they have loaded: this one has written {done}, and "
+                "the model is written in part"
+            )
+            cause = printable(f"{type(error).__name__}: {error}", 300)
+            way_out = "find out which process died, and load again with all of them"
+            try:
+                fail("M965", said, notes=(f"the cause: {cause}",), help=way_out)
+            except MigrateError as stopped:
+                raise stopped from error
 
     def _require(self) -> _Loading:
         if self._loading is None:
@@ -294,6 +334,15 @@ def _refuse_difference(rank: int, said: Any) -> NoReturn:
         f"the planner of rank {rank} dropped what the reader put into its plan",
         help="`create_global_plan` has to keep `storage_data`",
     )
+
+
+def _is_of_torch(trace: TracebackType | None) -> bool:
+    """Whether an exception was raised while torch was loading a checkpoint."""
+    while trace is not None:
+        if trace.tb_frame.f_code is _load_state_dict.__code__:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 class _Failed(dict[str, Any]):
@@ -411,7 +460,7 @@ class _Loading:
         """The plan, with what ranks have to read whole for a part."""
         layouts = ByteLayouts()
         needed = NeededBytes(layouts, self._evaluator((), layouts).kind)
-        needed.add_whole(self._tensors.values())
+        needed.add_whole(self.plan.outputs.values())
         notes = [
             f"`{op}` needs all of a tensor: a rank that loads any part of "
             f"{list_collapsed(keys, 4)} reads all {nbytes:,} bytes of what they are made of"

@@ -113,9 +113,10 @@ def main() -> None:
     planner = Fails(lambda: os._exit(7)) if last else DefaultLoadPlanner()
     reader, mine = MigratingReader(source, rules=[rules]), state()
     try:
-        dcp.load(mine, storage_reader=reader, planner=planner)
+        with reader:
+            dcp.load(mine, storage_reader=reader, planner=planner)
     except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
-        out = {"error": f"{type(error).__name__}: {error}"}
+        out = {"error": str(error), "cause": type(error.__cause__).__name__}
         out |= {"written": reader.report is not None and reader.report.tensors}
     else:
         out = {"error": None}

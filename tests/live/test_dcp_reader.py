@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.default_planner import (
     _EmptyStateDictLoadPlanner,
 )
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+from torch.distributed.checkpoint.utils import _DistWrapper
 
 import migrate
 from migrate.core.errors import MigrateError
@@ -457,7 +458,31 @@ rules:
     )
     assert said in planned.notes
     assert (reader.plan.digest, reader.plan.notes) == (planned.digest, planned.notes)
-    assert [row.ops for row in planned.rows] == [("quantize",)]
+    assert {row.ops for row in planned.rows} == {("quantize",)}
+
+
+def test_a_reader_in_a_with_statement_says_what_is_written_when_ranks_do_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error of a lost connection is raised by torch after the reader's last call."""
+
+    def lost(*args: Any) -> Any:
+        raise ConnectionError("connection closed by peer")
+
+    reader, state = MigratingReader({"w": torch.ones(2)}), {"w": torch.zeros(2)}
+    with pytest.raises(ValueError, match="mine"), reader:
+        dcp.load(state, storage_reader=reader)
+        raise ValueError("mine")
+    with pytest.raises(CheckpointException), reader:
+        dcp.load({"other": torch.zeros(2)}, storage_reader=reader)
+    monkeypatch.setattr(_DistWrapper, "all_gather_object", lost)
+    with pytest.raises(MigrateError) as caught, reader:
+        dcp.load(state, storage_reader=reader)
+    (found,) = caught.value.diagnostics
+    assert found.code == "M965"
+    assert "this one has written 1 tensor, and the model is written in part" in found.message
+    assert "ConnectionError: connection closed by peer" in found.notes[0]
+    assert isinstance(caught.value.__cause__, ConnectionError)
 
 
 def test_optimizer_state_follows_its_parameters(tmp_path: Path) -> None:
