@@ -470,9 +470,14 @@ def test_a_reader_in_a_with_statement_says_what_is_written_when_ranks_do_not_ans
         raise ConnectionError("connection closed by peer")
 
     reader, state = MigratingReader({"w": torch.ones(2)}), {"w": torch.zeros(2)}
-    with pytest.raises(ValueError, match="mine"), reader:
-        dcp.load(state, storage_reader=reader)
-        raise ValueError("mine")
+
+    def stumble() -> None:
+        with reader:
+            dcp.load(state, storage_reader=reader)
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        stumble()
     with pytest.raises(CheckpointException), reader:
         dcp.load({"other": torch.zeros(2)}, storage_reader=reader)
     monkeypatch.setattr(_DistWrapper, "all_gather_object", lost)
