@@ -91,9 +91,11 @@ PRESETS = {
     "demo": Shape(layers=2, experts=8, hidden=1024, intermediate=768, vocab=1024),
     # matrices as large as DeepSeek-V3's experts
     "1.2GB-large": Shape(layers=5, experts=3, hidden=7168, intermediate=2048, vocab=1024),
+    "2GB-large": Shape(layers=6, experts=5, hidden=7168, intermediate=2048, vocab=1024),
     "4.4GB-large": Shape(layers=9, experts=9, hidden=7168, intermediate=2048, vocab=1024),
     # and as small as DeepSeek-V2-Lite's
     "1.2GB-lite": Shape(layers=9, experts=14, hidden=2048, intermediate=1408, vocab=4096),
+    "2GB-lite": Shape(layers=13, experts=16, hidden=2048, intermediate=1408, vocab=4096),
     "4.4GB-lite": Shape(layers=17, experts=28, hidden=2048, intermediate=1408, vocab=4096),
 }
 

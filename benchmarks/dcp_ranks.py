@@ -1,6 +1,7 @@
 """`dcp.load` on 4 gloo ranks through the reader that migrates, and what it is compared with, in
-turn within one round. Prints a line of JSON: seconds of each way by round, and the most private
-memory above the model and the imports, in bytes.
+turn within one round. Prints a line of JSON: seconds of each way by round, the most private memory
+above the model and the imports, in bytes, and the seconds of the load that took it, which is the
+first of these processes.
 
 dcp_ranks.py stack ROUNDS FOLDER KEY WAYS        the experts of the stack KEY: "reader", "preadv"
                                                  (the same bytes to the same places) and "stock"
@@ -15,6 +16,8 @@ What a way has filled is compared bit for bit with what another has, before its 
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import os
 import shutil
@@ -25,6 +28,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +75,10 @@ class Peak:
     """The most private memory of this process (RssAnon) beyond what it had."""
 
     def __enter__(self) -> Peak:
+        # what an allocator keeps of earlier work would hide as much of this
+        gc.collect()
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
         self._before = self._most = process.private(os.getpid())
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -108,7 +116,7 @@ def _compare(rank: int, rounds: int, state: State, ways: Ways, filling: Ways | N
     _clear(state)
     # the first load of this process: nothing is at hand that an earlier one has left
     with Peak() as peak:
-        _timed(ways["reader"])
+        first_load = _timed(ways["reader"])
     filled = []
     for call in (filling or ways).values():
         _clear(state)
@@ -127,7 +135,8 @@ def _compare(rank: int, rounds: int, state: State, ways: Ways, filling: Ways | N
     held: list[Any] = [None] * RANKS
     dist.all_gather_object(held, peak.beyond)
     if not rank:
-        print(json.dumps({"seconds": seconds, "private": max(held)}), flush=True)
+        found = {"seconds": seconds, "private": max(held), "first": first_load}
+        print(json.dumps(found), flush=True)
 
 
 class Renaming(dcp.FileSystemReader):  # type: ignore[misc]

@@ -24,6 +24,7 @@ from tasks import (
     DCP_COLUMNS_PRIVATE,
     DCP_CONVERT,
     DCP_FILES_BYTES,
+    DCP_JOIN,
     DCP_LINEAR,
     DCP_NAMES,
     DCP_OPEN,
@@ -471,6 +472,32 @@ def stack(bench: Bench) -> list[Limit]:
     ]
 
 
+def joining(bench: Bench) -> list[Limit]:
+    """MXFP8 weights of 8 ranks, each shard an object with its own padding, joined."""
+    columns = 4096
+    each = 2 * 8 * 1056 * columns
+    counts = {"mxfp8-8": (max(2, bench.total // (2 * each)), columns), "tiny-mxfp8-8": (1, 128)}
+    for name, made in counts.items():
+        folder = bench.root / name
+        if not (folder / ".metadata").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            process.run([PYTHON, HERE / "dcp_quantized.py", *map(str, made), folder])
+        memory.read_through(folder)
+    old, tiny = (bench.root / name for name in counts)
+    found = []
+    for target in ("safetensors", "dcp"):
+        into = ["--output-format", target, "--no-fsync", *["--chunks", "1"] * (target == "dcp")]
+        found += _against_cp(
+            bench,
+            f"MXFP8 of 8 ranks -> {target}, {counts[old.name][0] * each / MB:,.0f} MB",
+            lambda out, into=into: [*bench.migrate, "apply", old, "-o", out, *into],
+            lambda out, into=into: [*bench.migrate, "apply", tiny, "-o", out, *into],
+            DCP_JOIN,
+            DCP_PRIVATE,
+        )
+    return found
+
+
 ROWS: dict[str, Callable[[Bench], list[Limit]]] = {
     "dcp-rows": rows,
     "dcp-columns": columns,
@@ -479,4 +506,5 @@ ROWS: dict[str, Callable[[Bench], list[Limit]]] = {
     "dcp-shared": sharing,
     "dcp-ranks": ranks,
     "dcp-stack": stack,
+    "dcp-join": joining,
 }

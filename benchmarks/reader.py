@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,10 +42,18 @@ rules: [{name: experts, from: "stack", to: "experts.{e:int}", via: [{unbind: {in
 
 
 class Loads(NamedTuple):
-    """Seconds of each way by round, and the most private memory above model and imports, bytes."""
+    """Seconds of each way by round, the most private memory above model and imports, bytes, and
+    the seconds of the reader's first load in its processes.
+    """
 
     seconds: dict[str, list[float]]
     private: int
+    first: float
+
+    def times(self, way: str) -> str:
+        """What the ratio to another way is of."""
+        ours, others = (statistics.median(self.seconds[name]) for name in ("reader", way))
+        return f"{ours:.2f} s to {others:.2f}; first load of a process {self.first:.2f} s"
 
     def against(self, way: str, *, faster: bool = False) -> report.Spread:
         """The reader's seconds in those of another way, or `faster`, those of the other in its."""
@@ -55,7 +64,7 @@ class Loads(NamedTuple):
 def _loads(what: str, rounds: int, *arguments: Any) -> Loads:
     argv = [sys.executable, HERE / "dcp_ranks.py", what, str(rounds), *map(str, arguments)]
     said = json.loads(process.run(argv).stdout.splitlines()[-1])
-    return Loads(said["seconds"], said["private"])
+    return Loads(said["seconds"], said["private"], said["first"])
 
 
 def _private(title: str, loads: Loads) -> Limit:
@@ -93,7 +102,7 @@ def stack(bench: Bench) -> list[Limit]:
     shutil.rmtree(folder)
     title = f"{EXPERTS} experts out of a stack, 4 ranks, {size / MB:,.0f} MB"
     times = loads.against("preadv")
-    note = f" ({report.shown(times)})"
+    note = f" ({report.shown(times)}; {loads.times('preadv')})"
     found.append(Limit(f"{title}: against preadv", times[0], READER_STACK, note=note))
     found.append(_private(title, loads))
     folder, size = _stack(bench, "reader-stack", READER_STACK_BYTES // 8)
@@ -119,7 +128,7 @@ def model(bench: Bench) -> list[Limit]:
     shutil.rmtree(new)
     title = f"Hugging Face -> FSDP2 of 4 ranks, v4 -> v5, {bench.total / MB:,.0f} MB"
     times = loads.against("stock")
-    note = f" ({report.shown(times)})"
+    note = f" ({report.shown(times)}; {loads.times('stock')})"
     what = f"{title}: against stock torch and a migrated copy"
     return [Limit(what, times[0], READER_MODEL, note=note), _private(title, loads)]
 
@@ -144,7 +153,7 @@ def blocks(bench: Bench) -> list[Limit]:
     times = loads.against("apply")
     nbytes = sum(path.stat().st_size for path in old.glob("*.safetensors"))
     title = f"FP8 blocks of {nbytes / MB:,.0f} MB into the shards of 4 ranks"
-    note = f" ({report.shown(times)}; start-up {start:.2f} s apart)"
+    note = f" ({report.shown(times)}; {loads.times('apply')}; start-up {start:.2f} s apart)"
     what = f"{title}: against apply, less start-up"
     return [Limit(what, times[0], READER_BLOCKS, note=note), _private(title, loads)]
 

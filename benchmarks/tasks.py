@@ -217,6 +217,8 @@ DCP_CHUNKS, DCP_OPEN, DCP_LINEAR = 100_000, 8.0, 12.0
 DCP_NAMES, DCP_SHARED, DCP_FILES_BYTES = 8.0, 100.0, 400_000_000
 # names alone, against cp -r; two processes against one; one chunk of a stack against one a rank
 DCP_RENAME, DCP_RANKS, DCP_STACK = 1.0, 0.75, 1.0
+# quantized tensors of ranks put together, against cp -r
+DCP_JOIN = 1.4
 # dcp.load through the reader that migrates: 64 experts of a stack against preadv of the same bytes,
 # and faster than torch's reader behind names; a model against stock torch and a migrated copy; FP8
 # blocks against apply; MB of a rank above model and imports

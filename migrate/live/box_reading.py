@@ -37,7 +37,7 @@ class BoxReader:
     def place(self, tensor: Tensor, box: Box) -> tuple[int, int]:
         """The blob and the byte where the box begins, to read boxes in the order of the bytes."""
         try:
-            part, _ = self._layouts.part(tensor.view, tensor.spec.dtype, box)
+            part = self._layouts.box(tensor.view, box)
         except TooManyPieces:
             part = tensor.view
         for piece in part.pieces:
@@ -70,7 +70,7 @@ class BoxReader:
     def _read(self, tensor: Tensor, box: Box, target: torch.Tensor, per: int) -> None:
         """`read`; `per`: elements of the tensor in one of the target."""
         try:
-            part, _ = self._layouts.part(tensor.view, tensor.spec.dtype, box)
+            part = self._layouts.box(tensor.view, box)
         except TooManyPieces:
             axis = next(i for i, (a, b) in enumerate(box) if b - a > 1)
             (a, b), rest = box[axis], target.shape[axis]

@@ -547,7 +547,7 @@ class Evaluator:
     def loose(self, tensor: Tensor, box: Box) -> np.ndarray[Any, Any]:
         """The elements of a box of a tensor below a byte, one element a byte."""
         try:
-            part, _ = self._layouts.part(tensor.view, tensor.spec.dtype, box)
+            part = self._layouts.box(tensor.view, box)
         except views.TooManyPieces:
             found: np.ndarray[Any, Any] = self._loose(tensor)[within(_all(tensor.spec), box)]
             return found

@@ -257,30 +257,44 @@ class ByteLayouts:
     runs would sooner be read with what lies between them.
     """
 
-    __slots__ = ("_known", "_parts", "sparing")
+    __slots__ = ("_known", "_laid", "_parts", "sparing")
 
     def __init__(self, sparing: bool = False) -> None:
         self.sparing = sparing
         self._known: dict[tuple[int, str], ByteLayout] = {}
-        self._parts: dict[tuple[int, str, Box], tuple[views.View, views.View, ByteLayout]] = {}
+        # views of boxes by the id of the view that they are of, and layouts of these, let go of
+        # together: a run has as many boxes as it has shards, and views that layers share
+        self._parts: dict[tuple[int, Box], tuple[views.View, views.View]] = {}
+        self._laid: dict[int, dict[str, ByteLayout]] = {}
 
     def of(self, view: views.View, dtype: str, nbytes: int) -> ByteLayout:
         """The layout of `view` for elements of `dtype`."""
-        found = self._known.get((id(view), dtype))
+        laid = self._laid.get(id(view))
+        found = self._known.get((id(view), dtype)) if laid is None else laid.get(dtype)
         if found is None:
-            found = self._known[id(view), dtype] = _lowered(view, dtype, nbytes)
+            found = _lowered(view, dtype, nbytes)
+            if laid is None:
+                self._known[id(view), dtype] = found
+            else:
+                laid[dtype] = found
         return found
+
+    def box(self, view: views.View, box: Box) -> views.View:
+        """A box of `view`; the last are kept. TooManyPieces as `region`."""
+        found = self._parts.get((id(view), box))
+        if found is None:
+            if len(self._parts) >= KEPT_PARTS:
+                self._laid.clear()
+                self._parts.clear()
+            found = self._parts[id(view), box] = view, views.region(view, box)
+            if found[1] is not view:
+                self._laid.setdefault(id(found[1]), {})
+        return found[1]
 
     def part(self, view: views.View, dtype: str, box: Box) -> tuple[views.View, ByteLayout]:
         """The view and layout of a box of `view`; the last are kept. TooManyPieces as `region`."""
-        found = self._parts.get((id(view), dtype, box))
-        if found is None:
-            if len(self._parts) >= KEPT_PARTS:
-                self._parts.clear()
-            part = views.region(view, box)
-            nbytes = (prod(part.shape) * BITS[dtype] + 7) // 8
-            found = self._parts[id(view), dtype, box] = view, part, _lowered(part, dtype, nbytes)
-        return found[1:]
+        part = self.box(view, box)
+        return part, self.of(part, dtype, (prod(part.shape) * BITS[dtype] + 7) // 8)
 
 
 def ranges(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:

@@ -84,7 +84,7 @@ class NeededBytes:
     ) -> Iterator[tuple[int, int, Sequence[tuple[int, int]]]]:
         """(source, first element, loops) of each piece that is not a fill."""
         try:
-            view, _ = self.layouts.part(tensor.view, tensor.spec.dtype, box)
+            view = self.layouts.box(tensor.view, box)
         except TooManyPieces:
             view = tensor.view
         for leaf, src, _, counts, _, strides in view.pieces:

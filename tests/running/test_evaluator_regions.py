@@ -4,6 +4,7 @@ twice.
 
 from __future__ import annotations
 
+import gc
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -346,3 +347,18 @@ def test_any_bytes_of_a_packed_value_can_be_read(
         source.close()
     finally:
         patch.undo()
+
+
+def test_of_many_boxes_some_layouts_are_kept() -> None:
+    layouts, view = ByteLayouts(), views.stored(0, (5000, 8))
+
+    def kept() -> int:
+        gc.collect()
+        return sum(type(one) is geometry.ByteLayout for one in gc.get_objects())
+
+    before = kept()
+    for row in range(5000):
+        part, layout = layouts.part(view, "uint8", ((row, row + 1), (2, 4)))
+        assert layouts.of(part, "uint8", 2) is layout
+        assert layout.whole == (0, 8 * row + 2)
+    assert kept() - before <= geometry.KEPT_PARTS
