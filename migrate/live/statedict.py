@@ -244,6 +244,16 @@ class _Model(Mapping[str, Any]):
         return len(self._held)
 
 
+def _made(value: Any) -> Any:
+    """The value, a model's dict with all of its tensors."""
+    if type(value) is not _Model:
+        return value
+    made: Any = OrderedDict(value)
+    if hasattr(value, "_metadata"):
+        made._metadata = value._metadata
+    return made
+
+
 @guarded
 def migrate_state_dict(
     state_dict: Mapping[str, Any],
@@ -253,6 +263,7 @@ def migrate_state_dict(
     rules: Iterable[PathLike] = (),
     params: Mapping[str, Any] | None = None,
     allow: Iterable[str] = (),
+    backwards: bool | None = None,
     device: Any = None,
     max_memory: int | str = "1GB",
     inform: Callable[[StateDictReport], None] | None = None,
@@ -274,6 +285,8 @@ def migrate_state_dict(
             checkpoint.
         allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
             something is refused.
+        backwards: True goes the way of `downgrade`, rule files too, and False that of `apply`.
+            Default: None; whichever leads to `to`, and forwards with rule files.
         device: The device of the values, a torch device or its name. Default: None, so that they
             stay where they are and are computed on the CPU.
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
@@ -296,7 +309,7 @@ def migrate_state_dict(
         True
     """
     where, compute = resolve_device(device)
-    request = make_request(to, from_, rules, params, allow, backwards=None)
+    request = make_request(to, from_, rules, params, allow, backwards=backwards)
     opened = _open(state_dict, wrapped=True)
     source, found = _with_optimizers(opened.source, request)
     source, found, tree = opened.surround(source, found)
@@ -327,6 +340,10 @@ class _Opened(NamedTuple):
 
 
 def _open(state: Mapping[str, Any], *, wrapped: bool = False) -> _Opened:
+    kept = type(state) in (dict, OrderedDict, Training)
+    if kept and any(type(value) is _Model for value in state.values()):
+        # what was migrated before
+        state = {key: _made(value) for key, value in state.items()}
     if training.is_training(state):
         return _Opened(*training.open_training(state), None)
     return _Opened(memory.open(state, wrapped=wrapped), None, getattr(state, "_metadata", None))

@@ -60,6 +60,25 @@ def loaded(held: Any, make: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
+@pytest.mark.parametrize(("spelling", "make"), [CASES[0], CASES[1], CASES[4]])
+def test_a_training_in_memory_goes_back_and_steps_on_to_the_same_bits(
+    spelling: Any, make: Any, tmp_path: Path
+) -> None:
+    rules = following.rules(tmp_path)
+    old, optimizer = trained(make)
+    held = copy.deepcopy(spelling(old, optimizer))
+    there = migrate.migrate_state_dict(held, rules=rules)
+    back = migrate.migrate_state_dict(there, rules=rules, backwards=True)
+    again, resumed = loaded(back, make)
+    for one, other in ((old, optimizer), (again, resumed)):
+        step(one, other, random(shapes_per_expert(), 9))
+    wanted = dict(old.named_parameters())
+    assert all(torch.equal(value, wanted[key]) for key, value in again.named_parameters())
+    before, after = states(optimizer, old), states(resumed, again)
+    for key, moments in before.items():
+        assert all(torch.equal(value, after[key][name]) for name, value in moments.items())
+
+
 @pytest.mark.parametrize(("spelling", "make"), CASES)
 @pytest.mark.parametrize("call", [migrate.migrate_state_dict, migrate.apply])
 def test_a_training_in_memory_steps_on_to_the_same_bits(
