@@ -9,6 +9,7 @@ component, or would take scales to lie in another order, the tensor is refused.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -33,8 +34,10 @@ RELEASES = {
     "te-2.16": _Release(_BEFORE, _OLD_ENUM),
     "te-2.17": _Release(_SINCE, _NEW_ENUM),
     "te-2.18": _Release(_SINCE, _NEW_ENUM),
+    "te-2.19": _Release({**_SINCE, "Float8Tensor": 6}, _NEW_ENUM),
     "te-2.20": _Release({**_SINCE, "Float8Tensor": 6}, _NEW_ENUM),
 }
+_NAME = re.compile(r"te-(?:1|2\.(?:[0-9]|1[0-5]))(?:\.[0-9]+)*")
 # what a release writes where an older one said nothing
 _DEFAULTS = {
     "with_gemm_swizzled_scales": False,
@@ -51,9 +54,14 @@ _COMPACT = 1
 def require_form(said: Any) -> str:
     """What a person says of the form of objects, as one of `RELEASES`. M115 for anything else."""
     if said not in RELEASES:
+        older = (
+            "what releases before 2.16 wrote is read, but not written: torch's loader of weights "
+            "refuses it, because it calls `getattr` of a class"
+        )
         fail(
             "M115",
             f"`object_form` cannot be {printable(str(said))}",
+            notes=(older,) * bool(_NAME.fullmatch(str(said))),
             help=f"one of {listed(list(RELEASES))}; without it objects keep their form",
         )
     return str(said)

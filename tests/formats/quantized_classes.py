@@ -3,7 +3,9 @@ the same attributes, behave towards torch as the genuine ones do where checkpoin
 and pickle by the same names.
 
 Each tensor of Transformer Engine knows in what release's words it pickles (`spelled`). Before 2.16
-those that torch makes by `empty_like` and its relatives were dense: `DENSE_COPIES`.
+those that torch makes by `empty_like` and its relatives were dense, and since they had no memory
+to copy from, `dcp.async_save` wrote what was there: `DENSE_COPIES`, `UNWRITTEN`. Those of 2.14 and
+2.15 pickle as the dense numbers.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from quantized_streams import FUNCTIONS, QUANTIZERS, TE, Bound, Called, Quantize
 
 aten = torch.ops.aten
 DENSE_COPIES = False
+UNWRITTEN = 7.0
 Release = tuple[int, int]
 # where processes that are spawned find the packages
 PACKAGES = Path(__file__).with_name("stand_in_packages")
@@ -137,7 +140,7 @@ def _remade(function: Any, one: Wrapper, arguments: Any, keywords: Any) -> Any:
     if not dense:
         return one.like(make)
     shape = one.shape if len(arguments) < 2 else arguments[1]
-    return torch.zeros(shape, dtype=one.dtype)
+    return torch.full(shape, UNWRITTEN, dtype=one.dtype)
 
 
 class OfEngine(Wrapper):
@@ -163,9 +166,12 @@ class OfEngine(Wrapper):
     def spelling(cls, release: Release) -> dict[str, Any]:
         """The attributes that let a tensor pickle as in this release."""
         count = next(n for before, n in cls.COUNTS if release < before)
-        return {"_by_method": release < (2, 16), "_count": count}
+        spelled = {"_by_method": release < (2, 16), "_count": count}
+        return spelled | ({"_dense": True} if (2, 14) <= release < (2, 16) else {})
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.__dict__.get("_dense"):
+            return self.dequantize().__reduce_ex__(protocol)
         cls, arguments = type(self), self.arguments()[: self._count]
         if self._by_method:
             return cls._make_in_reduce_ex, arguments
@@ -210,6 +216,10 @@ class Float8Tensor(OfEngine):
         codes = (dense.float() * scale).clamp(-448, 448).to(torch.float8_e4m3fn)
         self._data.copy_(codes.view(torch.uint8))
         self._scale_inv.fill_(1 / scale)
+
+
+class FirstFloat8Tensor(Float8Tensor):
+    """The class in the place that it had before 1.11."""
 
 
 _BOTH = ("_rowwise_data", "_rowwise_scale_inv", "_columnwise_data", "_columnwise_scale_inv")
@@ -413,12 +423,14 @@ def _build() -> dict[str, ModuleType]:
         short, function = FUNCTIONS[cls.__name__]
         _put(f"{TE}.tensor.{short}", cls.__name__, cls)
         _put(f"{TE}.tensor.{short}", function, _function(cls))
+    _put(f"{TE}.float8_tensor", "Float8Tensor", FirstFloat8Tensor)
     for short, name in QUANTIZERS.items():
         _put(f"{TE}.tensor.{short}", name, type(name, (Quantizer,), {}))
     _put(f"{TE}.tensor.grouped_tensor", "GroupedTensor", GroupedTensor)
     _put(f"{TE}.constants", "DType", type("DType", (Called,), {}))
     for name in ("DType", "Float8BlockScaleTensorFormat"):
         _put("transformer_engine_torch", name, type(name, (Bound,), {}))
+    _put("transformer_engine_extensions", "DType", type("DType", (Bound,), {}))
     for name in ("Float8Tensor", "Int8Tensor", "Int4Tensor"):
         _put(_AO, name, type(name, (OfTorchao,), {}))
     for short, name in (("mx_tensor", "MXTensor"), ("nvfp4_tensor", "NVFP4Tensor")):
@@ -456,6 +468,7 @@ def code(number: str, release: Release) -> Any:
     """The integer of a dtype, as the release has it."""
     numbering = _NEW if release >= (2, 4) else _OLD
     module = f"{TE}.constants" if release >= (2, 17) else "transformer_engine_torch"
+    module = module if release >= (1, 8) else "transformer_engine_extensions"
     return _MODULES[module].DType(numbering[number])
 
 

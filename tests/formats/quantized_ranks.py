@@ -455,6 +455,8 @@ def wrapped(
     if one.cls == "GroupedTensor":
         return _grouped(one, shape, parts, dtype, number)
     cls = getattr(classes, one.cls)
+    if one.cls == "Float8Tensor" and one.release < (1, 11):
+        cls = classes.FirstFloat8Tensor
     fields: dict[str, Any] = dict.fromkeys(cls.COMPONENTS) | parts
     fields |= {cls.CODE: number, "_quantizer": None, "fake_dtype": dtype}
     fields |= cls.spelling(one.release)

@@ -11,12 +11,13 @@ import pytest
 import quantized_classes as classes
 import quantized_ranks as ranks
 import torch
+from marks import thorough
 from work import HANG
 
 import migrate
 from migrate.core.errors import MigrateError
 
-FORMS = {"te-2.16": 11, "te-2.17": 14, "te-2.18": 14, "te-2.20": 14}
+FORMS = {"te-2.16": 11, "te-2.17": 14, "te-2.18": 14, "te-2.19": 14, "te-2.20": 14}
 OLDEST = {
     "te-float8": (1, 13),
     "te-mxfp8": (2, 0),
@@ -64,10 +65,10 @@ def old(tmp_path, monkeypatch):
         yield tmp_path / "old.pt", held
 
 
-def read(path, folder):
-    """What torch reads in a process of its own, and what that says of each tensor."""
+def reading(path, folder):
+    """torch reads in a process of its own."""
     paths = [str(Path(ranks.__file__).parent), str(Path(__file__).parents[1] / "source")]
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", READ, path, folder / "read.pt"],
         capture_output=True,
         text=True,
@@ -75,12 +76,17 @@ def read(path, folder):
         timeout=HANG,
         env={"PYTHONPATH": ":".join(paths)},
     )
+
+
+def read(path, folder):
+    """What torch reads, and what that says of each tensor."""
+    done = reading(path, folder)
     assert done.returncode == 0, done.stderr
     lines = [line.split(" ", 1) for line in done.stdout.splitlines()]
     return torch.load(folder / "read.pt"), dict(lines)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", thorough(FORMS, default=2))
 def test_stock_torch_reads_old_objects_in_the_words_of_a_release(old, tmp_path, form):
     path, held = old
     report = migrate.apply(
@@ -91,7 +97,7 @@ def test_stock_torch_reads_old_objects_in_the_words_of_a_release(old, tmp_path, 
     assert found.keys() == held.keys()
     assert all(torch.equal(found[key], one) for key, one in held.items())
     module = "transformer_engine_torch" if form == "te-2.16" else f"{classes.TE}.constants"
-    float8 = 6 if form == "te-2.20" else 5
+    float8 = 6 if form in ("te-2.19", "te-2.20") else 5
     assert said == {
         "te-float8": f"Float8Tensor {float8} False 7 {module} None",
         "te-mxfp8": f"MXFP8Tensor 9 False 7 {module} None",
@@ -101,6 +107,15 @@ def test_stock_torch_reads_old_objects_in_the_words_of_a_release(old, tmp_path, 
     }
     answer = migrate.verify(tmp_path / "new.pt", source=path, params={"object_form": form})
     assert answer.equal
+
+
+@pytest.mark.thorough
+def test_stock_torch_refuses_what_older_releases_wrote(old, tmp_path):
+    """Which is why no form of theirs can be asked for."""
+    done = reading(old[0], tmp_path)
+    assert done.returncode == 1
+    assert "UnpicklingError: Weights only load failed" in done.stderr
+    assert "getattr" in done.stderr
 
 
 def saved(path, kind, **changes):
@@ -147,8 +162,12 @@ def test_what_a_release_has_no_words_for_is_refused(tmp_path):
         path = saved(tmp_path / "c.pt", "ao-float8-row")
         code, text = refused(path, out, object_form="te-2.18")
         assert (code, "no object of Transformer Engine" in text) == ("M115", True)
-    code, text = refused(path, out, object_form="te-1.13")
-    assert (code, "te-2.16" in text) == ("M115", True)
+    for older in ("te-1.13", "te-2.9", "te-2.15", "te-2.12.0"):
+        code, text = refused(path, out, object_form=older)
+        assert (code, "one of te-2.16, te-2.17" in text) == ("M115", True)
+        assert "what releases before 2.16 wrote is read, but not written" in text
+    code, text = refused(path, out, object_form="te-2.21")
+    assert (code, "before 2.16" in text) == ("M115", False)
 
 
 def test_without_rules_and_with_safetensors_between_objects_get_the_form(tmp_path):
