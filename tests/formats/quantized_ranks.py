@@ -84,6 +84,11 @@ def _mxfp8(swizzled: bool = False) -> dict[str, Part]:
     return {**_CODES, "_rowwise_scale_inv": rowwise, "_columnwise_scale_inv": columnwise}
 
 
+_BLOCK_2D = {
+    **_TURNED,
+    "_rowwise_scale_inv": Part(F32, 128, 128, padded=(1, 4)),
+    "_columnwise_scale_inv": Part(F32, 128, 128, turned=True, padded=(1, 4)),
+}
 _NVFP4 = {
     "_rowwise_data": Part(BYTE, 1, 2),
     "_rowwise_scale_inv": Part(BYTE, 1, 16, padded=(128, 4), repeated=16),
@@ -125,24 +130,13 @@ KINDS: dict[str, Kind] = {
     "te-mxfp8-swizzled": Kind("MXFP8Tensor", _mxfp8(swizzled=True), 32, (384, 192), across=32),
     "te-block-2d": Kind(
         "Float8BlockwiseQTensor",
-        {
-            **_TURNED,
-            "_rowwise_scale_inv": Part(F32, 128, 128, padded=(1, 4)),
-            "_columnwise_scale_inv": Part(F32, 128, 128, turned=True, padded=(1, 4)),
-        },
+        _BLOCK_2D,
         128,
         (1510, 300),
         options={"_is_2D_scaled": True},
     ),
     "te-block-2d-even": Kind(
-        "Float8BlockwiseQTensor",
-        {
-            "_rowwise_data": Part(BYTE),
-            "_rowwise_scale_inv": Part(F32, 128, 128, padded=(1, 4)),
-        },
-        128,
-        (1536, 130),
-        options={"_is_2D_scaled": True},
+        "Float8BlockwiseQTensor", _BLOCK_2D, 128, (1536, 130), options={"_is_2D_scaled": True}
     ),
     "te-block-1d": Kind(
         "Float8BlockwiseQTensor",
@@ -275,9 +269,13 @@ _ITEM = {"float32": 4, "bfloat16": 2}
 
 def boxes(kind: Kind, world: int, cut: str = "rows") -> list[Box]:
     """What each of the ranks has: along the first axis, as torch deals rows out where nothing
-    speaks against it; `columns`: the last axis in two; `inside`: borders inside of blocks.
+    speaks against it; `columns`: the last axis in two; `members`: the rows of each member in two;
+    `inside`: borders inside of blocks.
     """
     whole = [(0, n) for n in kind.shape]
+    if cut == "members":
+        first, rows, last = kind.shape
+        return [((0, first), one, (0, last)) for one in ((0, rows // 2), (rows // 2, rows))]
     if cut == "columns":
         assert kind.across is not None
         ends = (0, kind.shape[-1] // 2, kind.shape[-1])
@@ -382,7 +380,7 @@ def piece(kind: str, box: Box, seed: int = 0, *, own: bool = False, zeros: bool 
     one, rng = KINDS[kind], np.random.default_rng([seed, *box[0], *box[-1]])
     filling = None if zeros else rng
     grouped = one.cls == "GroupedTensor"
-    (top, bottom), (left, right) = ((0, one.shape[1]) if grouped else box[0]), box[-1]
+    (top, bottom), (left, right) = box[-2:]
     members = slice(*box[0]) if grouped else slice(0, 1)
     found = {}
     for name, made in _drawn(kind, seed).items():
@@ -574,6 +572,8 @@ def spread(kind: str, rank: int, cut: str, local: Any) -> Any:
     dealt = boxes(one, world, cut)
     if cut == "columns":
         way = Shard(len(one.shape) - 1)
+    elif cut == "members":
+        way = Shard(1)
     else:
         even = [min((n + 1) * -(-one.shape[0] // world), one.shape[0]) for n in range(world)]
         ends = [box[0][1] for box in dealt]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +21,10 @@ from safetensors.torch import load_file
 
 import migrate
 from migrate import formats
-from migrate.core.errors import CheckpointError
+from migrate.core.errors import CheckpointError, RunError
 from migrate.dcp import MigratingReader
 from migrate.formats._dcpobjects import Joiner, Shard, UnjoinableError
+from migrate.running import publish
 from migrate.source.pickle.tree import Composite
 from migrate.source.tree import object_encodings, objects_of
 
@@ -106,6 +108,65 @@ def test_the_whole_is_one_object(tmp_path: Path) -> None:
     # as one object it is written again
     migrate.apply(folder, tmp_path / "out.pt", rules=[keep(tmp_path)])
     migrate.apply(folder, tmp_path / "safe", rules=[keep(tmp_path)], output_format="safetensors")
+
+
+def test_a_run_that_joins_goes_on_where_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["mxfp8-swizzled", "block-2d", "nvfp4"]
+    folder, expected = save(tmp_path / "in", names, CUTS["both"])
+    words: Any = {
+        "rules": [keep(tmp_path)],
+        "output_format": "safetensors",
+        "max_shard_size": 40_000,
+        "fsync": False,
+    }
+    migrate.apply(folder, tmp_path / "one", **words)
+    claims, claim = [], publish.Partial.claim
+
+    def full(*arguments: Any) -> None:
+        if len(claims) == 5:
+            raise OSError(errno.ENOSPC, "full")
+        claims.append(arguments)
+        claim(*arguments)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(publish.Partial, "claim", full)
+        with pytest.raises(RunError, match="M909"):
+            migrate.apply(folder, out, threads=1, **words)
+    report = migrate.apply(folder, out, resume=True, **words)
+    assert 0 < report.bytes_written < sum(one.nbytes for one in expected.values())
+    same(
+        {k: v for file in out.glob("*.safetensors") for k, v in load_file(file).items()},
+        {**expected, "b": torch.ones(2)},
+    )
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == {
+        p.name: p.read_bytes() for p in (tmp_path / "one").iterdir()
+    }
+
+
+def test_what_was_joined_is_renamed_and_comes_back(tmp_path: Path) -> None:
+    """Rules work on the components of the whole; the way back makes one object of them again."""
+    folder, expected = save(tmp_path / "in", ["mxfp8", "nvfp4-2d"], CUTS["both"])
+    (tmp_path / "rename.yaml").write_text(KEEP.replace('keep: ["{k...}"]', "keep: [b]") + BOTH)
+    rules, out, back = [tmp_path / "rename.yaml"], tmp_path / "out.pt", tmp_path / "back.pt"
+    migrate.apply(folder, out, rules=rules)
+    migrate.downgrade(out, back, rules=rules)
+    with formats.open(back) as source:
+        assert source.index.tree is not None
+        root = source.index.tree.parts[0].root
+        assert all(type(root.get(name)) is Composite for name in ("mxfp8", "nvfp4-2d"))
+    migrate.apply(back, tmp_path / "back.safetensors", rules=[keep(tmp_path)])
+    same(load_file(tmp_path / "back.safetensors"), {**expected, "b": torch.ones(2)})
+    assert migrate.diff(back, folder).tensors_equal
+
+
+BOTH = """rules:
+  - name: all
+    from: "{name:mxfp8|nvfp4-2d}.{k}"
+    to: "new.{name}.{k}"
+"""
 
 
 def test_what_the_shards_share_is_in_the_digest(tmp_path: Path) -> None:

@@ -72,10 +72,15 @@ def has_objects(out: Path, kinds: list[str], world: int) -> None:
         (2, "rows"),
         *(pytest.param(n, "rows", marks=pytest.mark.ranks) for n in (1, 3, 4)),
         pytest.param(2, "columns", marks=pytest.mark.ranks),
+        pytest.param(2, "members", marks=pytest.mark.ranks),
     ],
 )
 def test_parts_of_ranks_are_one_tensor(world: int, cut: str, ranks: Start, tmp_path: Path) -> None:
-    kinds = [name for name, kind in KINDS.items() if cut == "rows" or kind.across]
+    kinds = {
+        "rows": KEYS,
+        "columns": [name for name, kind in KINDS.items() if kind.across],
+        "members": ["te-grouped"],
+    }[cut]
     ranks(world).run("quantized_ranks", "saves", str(tmp_path / "in"), kinds, "save", cut)
     migrate.apply(tmp_path / "in", tmp_path / "out.safetensors")
     has_components(tmp_path / "out.safetensors", kinds, world)

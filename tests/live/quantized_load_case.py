@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from quantized_ranks import KINDS, boxes, part_of, piece, spread, tensors, wrapped
+from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -76,6 +77,51 @@ def reads(rank: int, source: str, kinds: str, cut: str) -> None:
         assert state["step"] in (1, 3)
         assert reader.report.tensors == len(names)
         check(rank, names, cut, local)
+
+
+def derives(rank: int, source: str) -> None:
+    """Parts of square blocks whose columnwise usage was not saved derive it."""
+    kind = "te-block-2d-even"
+    with classes.installed():
+        module, local = module_of(rank, [kind], "rows")
+        report = migrate.load(module, source, at="model")
+        assert any("derived" in note for note in report.notes), report.notes
+        held = local[kind].held()
+        box = boxes(KINDS[kind], dist.get_world_size())[rank]
+        due = tensors(kind, piece(kind, box, zeros=True))
+        for name in ("_rowwise_data", "_rowwise_scale_inv"):
+            assert torch.equal(raw(held[name]), raw(due[name])), name
+        assert torch.equal(held["_columnwise_data"], due["_rowwise_data"].t())
+        rows, columns = (-(-(stop - start) // 128) for start, stop in box)
+        turned = due["_rowwise_scale_inv"][:rows, :columns].t()
+        assert torch.equal(held["_columnwise_scale_inv"][:columns, :rows], turned)
+
+
+def quantizes(rank: int, source: str) -> None:
+    """Parts take plain numbers by their class's own `copy_`, which needs permission."""
+    kinds = ["te-float8", "te-mxfp8-rowwise"]
+    with classes.installed():
+        module, local = module_of(rank, kinds, "rows")
+        copies = {kind: local[kind].like(torch.clone) for kind in kinds}
+        codes: set[str] = set()
+        try:
+            migrate.load(module, source)
+        except MigrateError as error:
+            codes = {d.code for d in error.diagnostics}
+        assert codes == {"M961"}
+        for kind in kinds:
+            for name, due in copies[kind].held().items():
+                assert torch.equal(raw(local[kind].held()[name]), raw(due)), (kind, name)
+        parameters = dict(module.named_parameters())
+        migrate.load(module, source, allow={"lossy"})
+        assert all(parameters[name] is one for name, one in module.named_parameters())
+        whole = load_file(source)
+        for kind in kinds:
+            (top, bottom), _ = boxes(KINDS[kind], dist.get_world_size())[rank]
+            one = copies[kind]
+            one.quantize_(whole[kind][top:bottom])
+            for name, due in one.held().items():
+                assert torch.equal(raw(local[kind].held()[name]), raw(due)), (kind, name)
 
 
 def refuses(rank: int, source: str) -> None:

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from quantized_ranks import KINDS
+import quantized_classes as classes
+import torch
+from quantized_ranks import KINDS, whole, wrapped
 from ranks import Ranks
+from safetensors.torch import save_file
 from stored_objects import NAMES, saved
 
 Start = Callable[[int], Ranks]
@@ -43,6 +46,33 @@ def test_what_ranks_saved_is_loaded_by_other_ranks(
     ranks(saving).run("quantized_ranks", "saves", folder, NAMES)
     ranks(loading).run("quantized_load_case", "loads", folder, json.dumps(NAMES), "rows")
     ranks(loading).run("quantized_load_case", "reads", folder, json.dumps(NAMES), "rows")
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world", [2, 3])
+def test_parts_of_square_blocks_derive_the_columnwise_usage(
+    world: int, ranks: Start, tmp_path: Path
+) -> None:
+    kind = "te-block-2d-even"
+    held = {key: one for key, one in whole(kind).items() if "row" in key}
+    with classes.installed():
+        value = wrapped(kind, KINDS[kind].shape, held)
+        torch.save({"model": {kind: value}}, tmp_path / "rowwise.pt")
+    ranks(world).run("quantized_load_case", "derives", str(tmp_path / "rowwise.pt"))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world", [2, 4])
+def test_parts_take_plain_numbers_by_their_own_copy(
+    world: int, ranks: Start, tmp_path: Path
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    dense = {
+        kind: torch.randn(KINDS[kind].shape, generator=generator).bfloat16()
+        for kind in ("te-float8", "te-mxfp8-rowwise")
+    }
+    save_file(dense, tmp_path / "dense.safetensors")
+    ranks(world).run("quantized_load_case", "quantizes", str(tmp_path / "dense.safetensors"))
 
 
 @pytest.mark.ranks
