@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import warnings
@@ -214,6 +215,115 @@ def test_flags_and_components_that_differ(tmp_path: Path) -> None:
     assert "`with_gemm_swizzled_scales` is False in" in found
     found = refused(save(tmp_path / "b", ["mxfp8"], CUTS["rows"], one_way)[0])
     assert "the list of components is _rowwise_data, _rowwise_scale_inv, _columnwise_data" in found
+
+
+def of_another_class(_: str, parts: dict[str, torch.Tensor], cls: Class) -> Class:
+    other, (m, k) = CLASSES["block-2d"], parts["_rowwise_data"].shape
+    parts.clear()
+    parts.update(shard(other, draw(other, m, k), ((0, 0), (m, k))))
+    return other
+
+
+def of_another_dtype(_: str, parts: dict[str, torch.Tensor], cls: Class) -> Class:
+    return dataclasses.replace(cls, flags={**cls.flags, "dtype": torch.float32})
+
+
+def with_another_matrix(name: str, parts: dict[str, torch.Tensor], cls: Class) -> Class:
+    matrix = torch.eye(16, dtype=torch.bfloat16) * (1 if name == "alike" else -1)
+    return dataclasses.replace(cls, quantizer={**cls.quantizer, "rht_matrix": matrix})
+
+
+def with_a_rounded_scale(_: str, parts: dict[str, torch.Tensor], cls: Class) -> Class:
+    parts["_scale_inv"] = parts["_scale_inv"].bfloat16()
+    return cls
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "other", "said"),
+    [
+        ("mxfp8", None, of_another_class, "the class is transformer_engine.pytorch.tensor.mxfp8"),
+        ("mxfp8", None, of_another_dtype, "the dtype is bfloat16 in the chunk of"),
+        ("nvfp4", with_another_matrix, with_another_matrix, "rht_matrix` is 512 bytes"),
+        ("float8", None, with_a_rounded_scale, "`_scale_inv` is bfloat16 [1] in the chunk of"),
+    ],
+)
+def test_one_shard_that_is_unlike_the_other(
+    tmp_path: Path, name: str, first: Any, other: Any, said: str
+) -> None:
+    def change(number: int, parts: dict[str, torch.Tensor], cls: Class) -> Class:
+        way = other if number else first
+        return cls if way is None else way("" if number else "alike", parts, cls)
+
+    assert said in refused(save(tmp_path / "in", [name], CUTS["rows"], change)[0])
+    if first is not None:
+        alike = save(tmp_path / "alike", [name], CUTS["rows"], lambda _, p, c: first("alike", p, c))
+        with formats.open(alike[0]) as source:
+            key = next(key for key in source.index.tensors if key.endswith("rht_matrix"))
+            assert source.index.tensors[key].spec.shape == (16, 16)
+
+
+def test_what_one_shard_leaves_open_another_decides(tmp_path: Path) -> None:
+    """7 with five arguments is E4M3 or E5M2; with the function of 2.16 it is E4M3; with four
+    arguments it was E5M2, and no program can have written both of the last.
+    """
+
+    def folder(name: str, ways: Sequence[str]) -> Path:
+        cls, boxes = CLASSES["float8"], CUTS["rows"]
+        grids = draw(cls, *LARGE)
+
+        def value(way: str, box: Box) -> Any:
+            made = cls.object(modules, shard(cls, grids, box), box[1])
+            number = modules["transformer_engine_torch"].DType(7)
+            arguments = (made.arguments[0], number, *made.arguments[2:5])
+            if way == "function":
+                return type(made)(made.function, arguments)
+            method = modules["float8_tensor"].Float8Tensor._make_in_reduce_ex
+            return method(*arguments[: 4 if way == "four" else 5])
+
+        with stand_ins() as modules:
+            values = {"w": [value(way, box) for way, box in zip(ways, boxes, strict=True)]}
+            save_shards(tmp_path / name, LARGE, boxes, values)
+        return tmp_path / name
+
+    def number(path: Path) -> str | None:
+        with formats.open(path) as source:
+            (one,) = object_encodings(source.index.tree).values()
+            return one.number
+
+    assert number(folder("open", ["five", "five"])) is None
+    assert number(folder("new", ["five", "function"])) == "float8_e4m3fn"
+    assert number(folder("old", ["five", "four"])) == "float8_e5m2"
+    assert "releases that number dtypes differently wrote its chunks" in refused(
+        folder("both", ["four", "function"])
+    )
+
+
+def test_a_group_that_is_not_quantized_is_joined_as_the_dense_tensor_that_it_is(
+    tmp_path: Path,
+) -> None:
+    dense = torch.randn(5, 8, 6).bfloat16()
+    boxes = [((0, 0, 0), (3, 8, 6)), ((3, 0, 0), (2, 8, 6))]
+    with stand_ins() as modules:
+
+        def group(part: torch.Tensor) -> Any:
+            fields = dict.fromkeys(("quantizer", "scale_inv", "quantized_tensors", "first_dims"))
+            fields |= {"columnwise_data": None, "columnwise_scale_inv": None}
+            cls = modules["grouped_tensor"].GroupedTensor
+            made = torch.Tensor._make_wrapper_subclass(cls, part.shape, dtype=part.dtype)  # type: ignore[attr-defined]
+            made.__dict__.update(
+                **fields,
+                num_tensors=len(part),
+                tensor_shapes=[tuple(part.shape[1:])] * len(part),
+                fake_dtype=part.dtype,
+                rowwise_data=part.reshape(-1).clone(),
+                _with_gemm_swizzled_scales=False,
+            )
+            return made
+
+        values = [group(dense[at[0] : at[0] + size[0]]) for at, size in boxes]
+        save_shards(tmp_path / "in", dense.shape, boxes, {"w": values})
+    migrate.apply(tmp_path / "in", tmp_path / "out.safetensors", rules=[keep(tmp_path)])
+    same(load_file(tmp_path / "out.safetensors"), {"w": dense})
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import quantized_classes as classes
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from quantized_ranks import KINDS, boxes, part_of, piece, spread, tensors, wrapped
+from quantized_ranks import KINDS, boxes, part_of, piece, spread, tensors, whole, wrapped
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Partial, Shard
 
 import migrate
 from migrate.core.errors import MigrateError
@@ -115,11 +115,11 @@ def quantizes(rank: int, source: str) -> None:
         parameters = dict(module.named_parameters())
         migrate.load(module, source, allow={"lossy"})
         assert all(parameters[name] is one for name, one in module.named_parameters())
-        whole = load_file(source)
+        dense = load_file(source)
         for kind in kinds:
             (top, bottom), _ = boxes(KINDS[kind], dist.get_world_size())[rank]
             one = copies[kind]
-            one.quantize_(whole[kind][top:bottom])
+            one.quantize_(dense[kind][top:bottom])
             for name, due in one.held().items():
                 assert torch.equal(raw(local[kind].held()[name]), raw(due)), (kind, name)
 
@@ -140,6 +140,26 @@ def refuses(rank: int, source: str) -> None:
         else:
             raise AssertionError("it was loaded")
         assert all(torch.equal(raw(one), before[name]) for name, one in held.items())
+
+
+def refuses_sums(rank: int, source: str) -> None:
+    """Parts that are to be summed are no parts of a checkpoint's."""
+    kind, world = KINDS["te-float8"], dist.get_world_size()
+    with classes.installed():
+        local = wrapped("te-float8", kind.shape, whole("te-float8"))
+        mesh = init_device_mesh("cpu", (world,))
+        made = DTensor.from_local(local, mesh, [Partial()], run_check=False)
+        module = torch.nn.Module()
+        module.register_parameter("te-float8", torch.nn.Parameter(made, requires_grad=False))
+        for one in local.held().values():
+            one.fill_(99)
+        found: dict[str, str] = {}
+        try:
+            migrate.load(module, source, at="model")
+        except MigrateError as error:
+            found = {d.code: d.render() for d in error.diagnostics}
+        assert "te-float8: its part in this process is to be summed" in found["M946"]
+        assert all(bool((one == 99).all()) for one in local.held().values())
 
 
 def stock(rank: int, source: str) -> None:

@@ -83,3 +83,9 @@ def test_a_part_that_ends_inside_of_a_block_is_refused(
     monkeypatch.setitem(KINDS, "odd", odd)
     source = saved(tmp_path / "whole.pt", ["odd"])
     ranks(2).run("quantized_load_case", "refuses", str(source))
+
+
+@pytest.mark.ranks
+def test_parts_that_are_to_be_summed_are_refused(ranks: Start, tmp_path: Path) -> None:
+    source = saved(tmp_path / "whole.pt", ["te-float8"])
+    ranks(2).run("quantized_load_case", "refuses_sums", str(source))
