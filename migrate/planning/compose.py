@@ -22,7 +22,7 @@ from .graph import ComputedTensor, Graph, Program, ReadKey, Tensor, computations
 from .items import Items, carry_items, fitting_items, rules_of_items
 from .pathstate import PathStep, directed, refuse_without_codes
 from .pipeline import Views
-from .request import STALE_OPTIMIZER
+from .request import DELAYED_SCALING, STALE_OPTIMIZER
 from .stored import initial, untouched_key
 from .unchanged import fold_keys, unfold_keys
 
@@ -63,8 +63,11 @@ class Composition:
     values_lost: bool = False
     # the optimizers whose state follows, None where there is none
     following: Following | None = None
+    # what the proof of the way back is asked with, where it is asked again
+    context: BindContext | None = None
 
 
+NOTHING: Mapping[str, StoredTensor] = {}
 # no format stores a tensor in more parts
 MOST_PARTS = 16
 # what every key fits, or every key of several names
@@ -180,8 +183,8 @@ def compose(
             parts = following.outside().items()
             composition.programs.update((key, part.program) for key, part in parts)
     if prove and not report.has_errors():
-        composition.inexact = prove_downgrade(tensors, composition, context, path_state)
-        composition.inexact += path_state.inexact if path_state is not None else []
+        composition.context = context
+        composition.inexact = prove_downgrade(tensors, composition, path_state)
     return composition
 
 
@@ -342,11 +345,14 @@ def _kept(back: PathStep, bound: StepResult, values: Iterable[str], views: Views
 def prove_downgrade(
     tensors: Mapping[str, StoredTensor],
     composition: Composition,
-    context: BindContext,
     path_state: PathState | None = None,
+    kept: Mapping[str, StoredTensor] = NOTHING,
 ) -> list[str]:
     """Binds the way back to what is planned; what does not return as it was, by rule and key.
     Empty: the downgrade is exact.
+
+    `kept` are tensors that stand among the outputs and were not made of `tensors`, which were made
+    of them: what is computed of these again is what it was, rounded or not.
 
     The way back is that of the inverses, and of rule files that lead it where there are such: they
     are not derived from what they undo, so it is looked at where their tensors come from.
@@ -354,10 +360,28 @@ def prove_downgrade(
     `context.same_bytes` is asked only of targets of `keep_source` rules that were there before: on
     the way back they go if they are what the rule would have made, and would not return.
     """
+    reasons = _walk_back(tensors, composition, path_state, kept)
+    return reasons + (path_state.inexact if path_state is not None else [])
+
+
+def _walk_back(
+    tensors: Mapping[str, StoredTensor],
+    composition: Composition,
+    path_state: PathState | None,
+    kept: Mapping[str, StoredTensor],
+) -> list[str]:
+    context = composition.context
+    if context is None:
+        raise ValueError("composed without a proof")
     source = {key: at.spec for key, at in tensors.items()}
     views = Views()
     allow = DROP | context.allow.intersection((STALE_OPTIMIZER,))
-    back_context = context._replace(allow=allow, payload=None, part=None)
+    back_context = context._replace(allow=allow)
+    if kept:
+        # there are bytes of what is put back, and what was made of it was permitted
+        back_context = back_context._replace(allow=allow | {DELAYED_SCALING})
+    else:
+        back_context = back_context._replace(payload=None, part=None)
     current: Mapping[str, Tensor] = composition.graph.outputs
     following = composition.following.turned() if composition.following is not None else None
     reasons: list[str] = []
@@ -371,7 +395,12 @@ def prove_downgrade(
             lambda name: final.spelled(final.names[name]),
         )
     for number, (step, bound) in reversed(list(enumerate(composition.steps))):
-        stay = frozenset(composition.kept[number] if composition.kept else ())
+        # a tensor that is put back in the place of one that stayed does not stay
+        stay = frozenset(
+            key
+            for key in (composition.kept[number] if composition.kept else ())
+            if key not in current or not _is_of(current[key], kept)
+        )
         back = PathStep(
             step.lineage,
             step.goal,
@@ -412,7 +441,7 @@ def prove_downgrade(
                     same_bytes=equal,
                     elsewhere=elsewhere,
                     absent=None if bound.absent is None else frozenset(bound.absent),
-                    payload=context.payload if step.back else None,
+                    payload=context.payload if step.back else back_context.payload,
                 ),
                 report,
                 stay=stay,
@@ -429,7 +458,11 @@ def prove_downgrade(
     composition.back = current
     if following is not None and composition.following is not None:
         reasons += following.differences(composition.following)
-    changed = dict.fromkeys(call.rule for call in computations(current.values()) if call.lossy)
+    changed = dict.fromkeys(
+        call.rule
+        for call in computations(current.values())
+        if call.lossy and not any(_is_of(tensor, kept) for tensor in call.inputs)
+    )
     reasons += [f"rule {label}: values do not return exactly" for label in changed]
     if items is not None and there is not None:
         spelled, again = items.spelled, there.names
@@ -449,13 +482,26 @@ def prove_downgrade(
         strange = [
             key
             for key, made in current.items()
-            if key in tensors and made.spec.nbytes and not _returns(key, made, tensors)
+            if key in tensors and made.spec.nbytes and not _returns(key, made, tensors, kept)
         ]
     return reasons + _differences(source, current, composition, last, strange)
 
 
-def _returns(key: str, made: Tensor, tensors: Mapping[str, StoredTensor]) -> bool:
-    """Whether what stands under a key again is the tensor that stood there, or computed from it."""
+def _is_of(tensor: Tensor, kept: Mapping[str, StoredTensor]) -> bool:
+    return bool(kept) and any(key in kept for key in stored_keys(tensor))
+
+
+def _returns(
+    key: str,
+    made: Tensor,
+    tensors: Mapping[str, StoredTensor],
+    kept: Mapping[str, StoredTensor],
+) -> bool:
+    """Whether what stands under a key again is the tensor that stood there, or computed from it, or
+    made of what is `kept`.
+    """
+    if _is_of(made, kept):
+        return True
     if any(isinstance(source, ComputedTensor) for source in made.sources):
         return stored_keys(made) == [key]
     return untouched_key(made, tensors) == key

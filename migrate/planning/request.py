@@ -14,12 +14,13 @@ from ..source.torn_tensors import REQUANTIZE
 
 # what `allow` can hold; nothing else loosens anything
 CHANGED_SOURCE, STALE_OPTIMIZER = "changed-source", "stale-optimizer"
+DELAYED_SCALING = "delayed-scaling"
 ALLOWANCES = (
     "lossy",
     "drop",
     "opaque",
     "links",
-    "delayed-scaling",
+    DELAYED_SCALING,
     STALE_OPTIMIZER,
     CHANGED_SOURCE,
 )
@@ -54,7 +55,7 @@ _OTHERS = (".pkl", ".pickle", ".hdf5", ".keras", ".nemo", ".pt2")
 # endings of fewer letters are near to too many words that a folder may end in
 _LONG = 4
 # permissions that only planning asks for
-_ASKED_TOGETHER = frozenset({"lossy", "drop", "opaque", "delayed-scaling", STALE_OPTIMIZER})
+_ASKED_TOGETHER = frozenset({"lossy", "drop", "opaque", DELAYED_SCALING, STALE_OPTIMIZER})
 T = TypeVar("T")
 
 

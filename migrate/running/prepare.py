@@ -327,7 +327,7 @@ def _plan(
         from .undo import find_lost, take_back
 
         if undo is not None:
-            reading = take_back(composition, source, undo, stamp)
+            reading = take_back(composition, source, undo, stamp, path_state)
         else:
             lost, extra = find_lost(composition, source)
     for name, value in path_state.params.items():

@@ -18,6 +18,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,13 +26,14 @@ from .. import formats
 from ..core.errors import MigrateError, RunError, fail, listed, option, printable
 from ..core.types import FORMAT_VERSION
 from ..planning import restoring
+from ..planning.compose import prove_downgrade
 from ..planning.pipeline import Views
 from ..planning.stored import initial, stored_tensor
 from ..planning.unchanged import are_folded_keys, fold_keys, unfold_keys
 from ..source.blobs import ChunkedTensor, Stored
 from ..source.index import Index, specs_hash
 from ..source.paths import Folder
-from .checks import read_ranges
+from .checks import read_content, read_ranges
 from .part_hashes import PartHashes, combine_hashes, read_parts
 from .publish import check_place, partial_folder
 from .restored import RestoredParts
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..planning.compose import Composition
+    from ..planning.pathstate import PathState
     from ..planning.plan import Plan
     from ..source.blobs import Blob, Identity, StoredTensor
     from ..source.index import Source
@@ -351,9 +354,16 @@ def _refuse(path: str, why: str) -> NoReturn:
     )
 
 
-def take_back(composition: Composition, source: Source, undo: UndoFolder, stamp: Stamp) -> Source:
-    """Puts the folder's tensors among the outputs of a way back, and gives the source that holds
-    them too. M927 unless the folder belongs to the run that is undone, and with it all comes back.
+def take_back(
+    composition: Composition,
+    source: Source,
+    undo: UndoFolder,
+    stamp: Stamp,
+    path_state: PathState | None = None,
+) -> Source:
+    """Puts the folder's tensors among the outputs of a way back, proves anew what the way there
+    makes of them, and gives the source that holds them too. M927 unless the folder belongs to the
+    run that is undone, and with it all comes back.
     """
     index_hash = source.index.hash()
     if undo.output != index_hash:
@@ -370,6 +380,11 @@ def take_back(composition: Composition, source: Source, undo: UndoFolder, stamp:
         _refuse(undo.path, f"what this way back leads to is not what it was made of: {what}")
     composition.graph.outputs = outputs
     composition.losses = []
+    kept = {name: both.index.tensors[name] for name in map(undo.name, undo.hashes)}
+    if composition.context is not None:
+        read = partial(read_content, source=both)
+        composition.context = composition.context._replace(payload=read, part=read)
+    composition.inexact = prove_downgrade(source.index.tensors, composition, path_state, kept)
     return both
 
 

@@ -124,6 +124,10 @@ def test_what_is_lost_is_kept_and_comes_back(tmp_path: Path, rule: Path, form: s
         "known": "each",
     }
     assert found["losses"] == []
+    # what was put back becomes again what it became
+    assert found["downgrade"] == {"exact": True, "because": []}
+    done("apply", back, "-o", new.with_name(f"again{new.suffix}"), *asked, *ALLOWED, "-q")
+    assert same(new.with_name(f"again{new.suffix}"), new)
 
 
 def load_all(place: Path) -> dict[str, torch.Tensor]:
@@ -147,7 +151,8 @@ def test_apply_and_downgrade_are_the_identity_on_bytes(pack: str, tmp_path: Path
         # all comes back, so there is nothing to keep
         assert not undo.exists()
         return
-    done("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--undo", undo, "-q")
+    back = ("downgrade", tmp_path / "new", "-o", tmp_path / "back", "--undo", undo)
+    assert done(*back, "--format", "json").json["downgrade"] == {"exact": True, "because": []}
     assert done("diff", source, tmp_path / "back", "--format", "json").json["equal"]
 
 
@@ -200,8 +205,15 @@ def test_what_a_rule_file_takes_in_its_tests_comes_back(file: Path, tmp_path: Pa
             assert known or written.error or written.backwards, (written.name, made.out)
             continue
         undo = ["--undo", home / "undo"] if (home / "undo").exists() else []
-        done("downgrade", home / "new", "-o", home / "back", *asked, *undo, "-q")
+        back = ("downgrade", home / "new", "-o", home / "back", *asked, *undo)
+        found = done(*back, "--format", "json").json
         assert same(home / "old", home / "back"), written.name
+        if undo:
+            # what was put back becomes again what it became
+            assert found["downgrade"] == {"exact": True, "because": []}, written.name
+            again = ("apply", home / "back", "-o", home / "again", *asked, *EVERYTHING)
+            done(*again, "-q")
+            assert same(home / "again", home / "new"), written.name
 
 
 @pytest.mark.parametrize("pack", [p for p in PACKS if p != "mixtral"])
