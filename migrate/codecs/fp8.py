@@ -12,9 +12,10 @@ from typing import Any
 
 from ..core.part_names import ACTIVATIONS, FLOAT8, Convention
 from ..core.spec import Spec
-from .base import ACTIVATION_SCALES, OpError, Text, arg, dataclass
-from .kit.arguments import like_arg, non_finite_arg, rounding_bound, scale_form_arg
+from .base import ACTIVATION_SCALES, Integers, OpError, Text, arg, dataclass
+from .kit.arguments import block_arg, like_arg, non_finite_arg, rounding_bound, scale_form_arg
 from .kit.encoding_codec import EncodingCodec
+from .kit.granularity import granularity
 from .kit.layout import NUMBERS, Grid, NumberLayout, floats, plain, times
 from .kit.scale_rules import ScaleRule
 
@@ -33,16 +34,12 @@ _NAMES: tuple[tuple[Any, ...], ...] = (
 )
 
 
-def _several_rows(arguments: Mapping[str, Any]) -> bool:
-    """Whether a scale of each row is not that of the tensor."""
-    return bool(arguments["N"] > 1)
-
-
 def _conventions() -> Iterable[Convention]:
     for producer, weight, scale, beside, *shapes in _NAMES:
         for what, shape in zip(("tensor", "channel"), shapes, strict=False):
             parts = {"weight": f"{{w}}{weight} float8 [*, N, K]", "scale": f"{{w}}{scale} {shape}"}
-            accepts = _several_rows if what == "channel" else None
+            # a scale of each row is not that of the tensor
+            accepts = (lambda sizes: bool(sizes["N"] > 1)) if what == "channel" else None
             said = {"granularity": what} | ({} if weight else {"form": MODELOPT})
             yield Convention(producer, parts, beside, said, accepts=accepts)
 
@@ -77,6 +74,9 @@ class Fp8(EncodingCodec):
             default=None,
         )
         like: Text = like_arg(MODELOPT, CT, TORCHAO)
+        block: Integers | None = block_arg(
+            "rows and columns of blocks, where scales are read that are of no tensor and of no row"
+        )
         form: Text | None = scale_form_arg(
             "[] and [N] (modelopt), [1] and [N, 1] (compressed-tensors, and te with codes in uint8)"
             " or [1, 1] and [N, 1] (torchao)",
@@ -91,14 +91,13 @@ class Fp8(EncodingCodec):
         non_finite: Text = non_finite_arg()
 
     def layout(self, args: Any, specs: Mapping[str, Spec]) -> NumberLayout:
-        dtype, lead, scale = specs["weight"].dtype, specs["weight"].shape[:-2], specs["scale"]
+        dtype = specs["weight"].dtype
         codes = args.codes or dtype
         if codes not in FLOAT8 or dtype not in (codes, "uint8"):
             wanted = args.codes or f"one of {', '.join(FLOAT8)}"
             hint = "`codes` says what codes in uint8 stand for" if codes == "uint8" else None
             raise OpError("M303", f"fp8: the weight is {dtype}, not {wanted}", help=hint)
-        one = scale.shape in (lead, (*lead, 1), (*lead, 1, 1))
-        seen = "stack" if scale.numel == 1 else "tensor" if one else "channel"
+        seen = granularity(self.name, specs, args.granularity, args.block, "fp8-block")
         of = args.granularity if seen != "stack" or args.granularity == "channel" else seen
         return self._layout(args, codes, dtype, of or seen)
 
@@ -107,9 +106,10 @@ class Fp8(EncodingCodec):
         return self._layout(args, codes, "uint8" if args.form == "te" else codes, of)
 
     def _layout(self, args: Any, codes: str, stored: str, granularity: str) -> NumberLayout:
-        channel, positive = granularity == "channel", args.non_finite != "keep"
-        scale = Grid("scale", (int(channel), 0), granularity != "stack", positive=positive)
-        return NumberLayout(self.name, floats(codes), plain(stored), times(scale), axes=2 * channel)
+        each, positive = granularity in ("channel", "block"), args.non_finite != "keep"
+        block = args.block if granularity == "block" else (int(each), 0)
+        scale = Grid("scale", block, granularity != "stack", positive=positive)
+        return NumberLayout(self.name, floats(codes), plain(stored), times(scale), axes=2 * each)
 
     def dtypes(self, args: Any, spec: Spec) -> dict[str, str]:
         own = (args.form or args.like) == CT

@@ -14,7 +14,7 @@ from typing import Any
 from ..core.part_names import ACTIVATIONS, COLUMNWISE, Convention
 from ..core.spec import Spec
 from .base import ACTIVATION_SCALES, Integers, Text, arg, dataclass
-from .kit.arguments import like_arg, non_finite_arg, rounding_bound
+from .kit.arguments import block_arg, like_arg, non_finite_arg, rounding_bound
 from .kit.encoding_codec import EncodingCodec
 from .kit.layout import NUMBERS, Grid, NumberLayout, floats, plain, times
 from .kit.scale_rules import ScaleRule
@@ -67,11 +67,8 @@ class Fp8Block(EncodingCodec):
 
     @dataclass(frozen=True, slots=True)
     class Args:
-        block: Integers | None = arg(
-            "rows and columns that share a scale, by default 128 and 128",
-            least=1,
-            length=2,
-            default=None,
+        block: Integers | None = block_arg(
+            "rows and columns that share a scale, by default 128 and 128"
         )
         like: Text | None = like_arg(*LIKE, default=None)
         scale: Text | None = arg(

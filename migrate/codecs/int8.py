@@ -12,6 +12,7 @@ from ..core.spec import Spec
 from .base import ACTIVATION_SCALES, Flag, Integer, OpError, Text, arg, dataclass
 from .kit.arguments import integer_bound, like_arg, non_finite_arg, scale_form_arg, symmetric_arg
 from .kit.encoding_codec import EncodingCodec
+from .kit.granularity import granularity
 from .kit.groups import check_whole_groups, group_arg, group_stored
 from .kit.layout import FLOATS, Grid, NumberLayout, plain, signed, times
 from .kit.scale_rules import ScaleRule
@@ -95,9 +96,8 @@ class Int8(EncodingCodec):
         of_groups = len(scale.shape) == len(weight.shape) > 0
         if group is None and args.granularity is None and of_groups:
             group = group_stored(self.name, weight.shape[-1], scale)
-        rows = (*weight.shape[:-1], 1)
-        is_rows = scale.shape in (rows, rows[:-1]) and weight.shape[-2:-1] != (1,)
-        of = args.granularity or ("channel" if is_rows else "tensor")
+        seen = granularity(self.name, specs, args.granularity or group, None)
+        of = args.granularity or ("channel" if seen == "channel" else "tensor")
         return self._layout(args, of, group, "zero" in specs, scale.numel != 1)
 
     def written(self, args: Any, spec: Spec) -> NumberLayout:

@@ -103,7 +103,15 @@ WEIGHT = Spec("int8", (4, 64))
         (CODEC, {}, (Spec("uint8", (4, 64)), Spec("float32", (4, 1)), None), "M303", "is uint8"),
         (CODEC, {}, (WEIGHT, Spec("int8", (4, 1)), None), "M303", "the scale is int8"),
         (CODEC, {}, (WEIGHT, Spec("float32", (4, 3)), None), "M310", "are not 3 groups"),
-        (CODEC, {}, (WEIGHT, Spec("float32", (3, 1)), None), "M310", "the scale is [3, 1]"),
+        (
+            CODEC, {}, (WEIGHT, Spec("float32", (3, 1)), None), "M310",
+            "scale is [3, 1]; numbers of [4, 64] have one of [] or [1] or [1, 1], or for their rows",
+        ),
+        (CODEC, {}, (WEIGHT, Spec("float32", (3,)), None), "M310", "is [3]; numbers of [4, 64]"),
+        (
+            CODEC, {"granularity": "channel"}, (WEIGHT, Spec("float32", (3, 1)), None), "M310",
+            "is [3, 1], that of numbers of [4, 64] with one for each row is [4, 1] or [4]"
+        ),
         (CODEC, {}, (WEIGHT, Spec("float32", (4, 1)), Spec("int8", (4, 2))), "M310", "the zero is"),
         (CODEC, {"group": 16}, (WEIGHT, Spec("float32", (4, 2)), None), "M310", "is [4, 4]"),
         (CODEC, {"granularity": "tensor"}, (WEIGHT, Spec("float32", (4, 1)), None), "M310", "is"),

@@ -24,6 +24,11 @@ def like_arg(*libraries: str, **default: Any) -> Any:
     )
 
 
+def block_arg(doc: str) -> Any:
+    """`block`: the rows and columns that share a scale."""
+    return arg(doc, least=1, length=2, default=None)
+
+
 def power_arg(**default: Any) -> Any:
     """`rule`: how the powers of two of MX formats are chosen; rceil unless `default=` says
     otherwise.

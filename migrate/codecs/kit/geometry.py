@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ...ops.base import Box
 
 Shape = tuple[int, ...]
+# whole axes are no blocks
+SHARING = {(0, 0): "with one for all", (1, 0): "with one for each row"}
 Side = tuple[int, int]
 
 
@@ -120,12 +122,14 @@ class Extents:
             and len(stored) <= max(len(self.shape), 1)
         ):
             return wanted
-        blocks = " x ".join(str(b) if b else "all" for b in grid.block)
+        blocks = SHARING.get(grid.block) or "in blocks of " + " x ".join(
+            str(b) if b else "all" for b in grid.block
+        )
         spoken = " or ".join(str(list(s)) for s in self._spellings(grid, wanted))
         raise OpError(
             "M310",
             f"{self.layout.name}: the {grid.role} is {list(stored)}, that of numbers of "
-            f"{list(self.shape)} in blocks of {blocks} is {spoken}",
+            f"{list(self.shape)} {blocks} is {spoken}",
             help=self._fitting(grid, stored),
         )
 
