@@ -105,7 +105,7 @@ WEIGHT = Spec("int8", (4, 64))
         (CODEC, {}, (WEIGHT, Spec("float32", (4, 3)), None), "M310", "are not 3 groups"),
         (
             CODEC, {}, (WEIGHT, Spec("float32", (3, 1)), None), "M310",
-            "is [3, 1]; numbers of [4, 64] have one of [] or [1] or [1, 1], or for their rows of [4]",
+            "is [3, 1]; numbers of [4, 64] have one of [] or [1] or [1, 1], or for their rows",
         ),
         (CODEC, {}, (WEIGHT, Spec("float32", (3,)), None), "M310", "is [3]; numbers of [4, 64]"),
         (
