@@ -135,7 +135,7 @@ class Fp8(EncodingCodec):
 
     def samples(self) -> Iterable[tuple[Any, Spec]]:
         for dtype, shape, said in (
-            ("bfloat16", (57, 200), {}),
+            ("bfloat16", (57, 200), dict[str, Any]()),
             ("float32", (3, 5, 70), {"granularity": "channel", "codes": "float8_e5m2fnuz"}),
             ("bfloat16", (2, 9, 33), {"granularity": "stack", "non_finite": "saturate"}),
             ("float16", (4, 9, 30), {"like": CT}),

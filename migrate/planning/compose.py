@@ -185,6 +185,7 @@ def compose(
     if prove and not report.has_errors():
         composition.context = context
         composition.inexact = prove_downgrade(tensors, composition, path_state)
+        composition.inexact += path_state.inexact if path_state is not None else []
     return composition
 
 
@@ -360,28 +361,17 @@ def prove_downgrade(
     `context.same_bytes` is asked only of targets of `keep_source` rules that were there before: on
     the way back they go if they are what the rule would have made, and would not return.
     """
-    reasons = _walk_back(tensors, composition, path_state, kept)
-    return reasons + (path_state.inexact if path_state is not None else [])
-
-
-def _walk_back(
-    tensors: Mapping[str, StoredTensor],
-    composition: Composition,
-    path_state: PathState | None,
-    kept: Mapping[str, StoredTensor],
-) -> list[str]:
     context = composition.context
     if context is None:
         raise ValueError("composed without a proof")
     source = {key: at.spec for key, at in tensors.items()}
     views = Views()
     allow = DROP | context.allow.intersection((STALE_OPTIMIZER,))
-    back_context = context._replace(allow=allow)
     if kept:
         # there are bytes of what is put back, and what was made of it was permitted
-        back_context = back_context._replace(allow=allow | {DELAYED_SCALING})
+        back_context = context._replace(allow=allow | {DELAYED_SCALING})
     else:
-        back_context = back_context._replace(payload=None, part=None)
+        back_context = context._replace(allow=allow, payload=None, part=None)
     current: Mapping[str, Tensor] = composition.graph.outputs
     following = composition.following.turned() if composition.following is not None else None
     reasons: list[str] = []

@@ -385,6 +385,7 @@ def take_back(
         read = partial(read_content, source=both)
         composition.context = composition.context._replace(payload=read, part=read)
     composition.inexact = prove_downgrade(source.index.tensors, composition, path_state, kept)
+    composition.inexact += path_state.inexact if path_state is not None else []
     return both
 
 
