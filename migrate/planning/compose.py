@@ -385,12 +385,10 @@ def prove_downgrade(
             lambda name: final.spelled(final.names[name]),
         )
     for number, (step, bound) in reversed(list(enumerate(composition.steps))):
-        # a tensor that is put back in the place of one that stayed does not stay
-        stay = frozenset(
-            key
-            for key in (composition.kept[number] if composition.kept else ())
-            if key not in current or not _is_of(current[key], kept)
-        )
+        stay = frozenset(composition.kept[number] if composition.kept else ())
+        if kept:
+            # a tensor that is put back in the place of one that stayed does not stay
+            stay = frozenset(k for k in stay if k not in current or not _is_of(current[k], kept))
         back = PathStep(
             step.lineage,
             step.goal,
@@ -451,7 +449,7 @@ def prove_downgrade(
     changed = dict.fromkeys(
         call.rule
         for call in computations(current.values())
-        if call.lossy and not any(_is_of(tensor, kept) for tensor in call.inputs)
+        if call.lossy and not (kept and any(_is_of(tensor, kept) for tensor in call.inputs))
     )
     reasons += [f"rule {label}: values do not return exactly" for label in changed]
     if items is not None and there is not None:
@@ -478,7 +476,7 @@ def prove_downgrade(
 
 
 def _is_of(tensor: Tensor, kept: Mapping[str, StoredTensor]) -> bool:
-    return bool(kept) and any(key in kept for key in stored_keys(tensor))
+    return any(key in kept for key in stored_keys(tensor))
 
 
 def _returns(
@@ -490,7 +488,7 @@ def _returns(
     """Whether what stands under a key again is the tensor that stood there, or computed from it, or
     made of what is `kept`.
     """
-    if _is_of(made, kept):
+    if kept and _is_of(made, kept):
         return True
     if any(isinstance(source, ComputedTensor) for source in made.sources):
         return stored_keys(made) == [key]
