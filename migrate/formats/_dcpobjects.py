@@ -177,7 +177,7 @@ class Joiner:
                     shapes[name] = record.shape
                     continue
             grid = None if layout is None or "." in name else layout.grids.get(name)
-            if grid is not None and not model.encoding.members:
+            if grid is not None and not grid.shared and not model.encoding.members:
                 whole = make_spec(at.spec.dtype, grid.borders(at.spec).stored_shape(shape))
             else:
                 whole = at.spec

@@ -17,7 +17,7 @@ of the tensor's bytes in either case.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,6 +46,7 @@ from ..source.target import (
     check_holds,
     torch_form,
 )
+from ..source.torn_tensors import REQUANTIZE
 from ..source.tree import FileTree, tensor_records
 from ._dcpentries import Entries, SavedEntry
 from ._torchwrite import archive, file, plain
@@ -65,13 +66,15 @@ def describe(
     stamp: str | None,
     tree: TargetTree | None,
     chunks: int | None = None,
+    anew: Callable[[str], bool] | None = None,
 ) -> Target:
     """The whole output: every data file, `.metadata`, and the stamp beside it.
 
     With `chunks` each tensor is cut as that many ranks of FSDP2 would hold it, and the chunks of
     rank r lie in `__{r}_0.distcp`; without it chunks have at most `CHUNK` bytes and all are rank
     0's. A file has at most `max_shard_size` bytes of tensors, or a single chunk; what does not fit
-    goes on in `__{r}_1.distcp`. Notes say what this format has no place for.
+    goes on in `__{r}_1.distcp`. `anew` says which quantized tensors may be encoded anew where they
+    cannot be cut without loss. Notes say what this format has no place for.
 
     M916 naming tensors that torch cannot hold, keys that would be one in a flat dict, keys that
     stand for ranks, and for anything but a dict, or but a folder.
@@ -91,7 +94,7 @@ def describe(
         check_holds(every)
         entries = Entries(tree.parts[0].root)
         entries.check()
-        writer = _Writer(every, tree, max_shard_size, chunks)
+        writer = _Writer(every, tree, max_shard_size, chunks, anew)
         for entry in entries.saved:
             writer.add(entry)
         small = {METADATA: emit_metadata(writer.metadata())}
@@ -165,8 +168,14 @@ class _Writer:
     """Deals entries to data files."""
 
     def __init__(
-        self, specs: Mapping[str, Spec], tree: TargetTree, limit: int, chunks: int | None
+        self,
+        specs: Mapping[str, Spec],
+        tree: TargetTree,
+        limit: int,
+        chunks: int | None,
+        anew: Callable[[str], bool] | None,
     ) -> None:
+        self._anew = anew
         self._specs, self._tree, self._limit, self._chunks = dict(specs), tree, limit, chunks
         # the key of each tensor that is written again -> its own
         self.copies: dict[str, str] = {}
@@ -204,7 +213,9 @@ class _Writer:
                 "ranks without loss",
                 notes=tuple(self._uncut[:8]),
                 help=f"give {option('chunks')} a number of ranks that cuts on borders of blocks, "
-                "or leave it out",
+                "or leave it out; "
+                f"{option('params', f'{REQUANTIZE}=PATTERN')} encodes the parts anew, which loses "
+                f"something ({option('allow', 'lossy')})",
             )
         names = tuple(shard.name for shards in self._ranks.values() for shard in shards)
         return Metadata(self._tensors, values, self._planner, names, VERSION, False)
@@ -259,11 +270,17 @@ class _Writer:
 
         shape, names = value.encoding.shape, [name for name, _ in value.components]
         chunks, parts = [], []
-        for rank, first, rows in cuts:
-            box = ((first, *(0,) * (len(shape) - 1)), (rows, *shape[1:]))
-            why = uncut(value.encoding, names, box)
+        boxes = [(rank, ((n, *(0,) * (len(shape) - 1)), (m, *shape[1:]))) for rank, n, m in cuts]
+        anew: dict[str, str] | None = None
+        if self._anew is not None and any(uncut(value.encoding, names, box) for _, box in boxes):
+            wholes = {name: self._tree.names[id(one)] for name, one in value.components}
+            stems = {own[: -len(name) - 1] for name, own in wholes.items()}
+            if any(map(self._anew, {key, *stems})):
+                anew = {name: own for name, own in wholes.items() if "." not in name}
+        for rank, box in boxes:
+            why = None if anew is not None else uncut(value.encoding, names, box)
             try:
-                keys = {} if why else self._cut_components(value, box)
+                keys = {} if why else self._cut_components(value, box, anew)
             except (ValueError, TooManyPieces) as error:
                 why = str(error)
             if why:
@@ -280,22 +297,26 @@ class _Writer:
             value.encoding.dtype, shape, value.requires_grad, None, tuple(chunks), tuple(parts)
         )
 
-    def _cut_components(self, value: Composite, box: Box) -> dict[str, str]:
+    def _cut_components(
+        self, value: Composite, box: Box, anew: Mapping[str, str] | None
+    ) -> dict[str, str]:
         """The keys of the components of a box. ValueError if one does not lie as in its class."""
-        from ..source.component_boxes import ComponentCut, is_shared
+        from ..source.component_boxes import ComponentCut, is_shared, shape_anew
 
         keys = {}
         for name, record in value.components:
             whole = self._tree.names[id(record)]
-            if is_shared(value.encoding, name):
+            if is_shared(value.encoding, name) and (anew is None or name not in anew):
                 keys[name] = self._place_key(whole)
                 continue
-            one = ComponentCut(whole, value.encoding, name, box)
+            one = ComponentCut(whole, value.encoding, name, box, anew)
             spec = self._specs[whole]
             encoding = value.encoding
             form = encoding.format, str(encoding.options), name, spec, encoding.shape, box
             cut_shape = self._shapes.get(form)
-            if cut_shape is None:
+            if anew is not None:
+                cut_shape = shape_anew(encoding, name, spec, box)
+            elif cut_shape is None:
                 view = one.view_of(stored(0, spec.shape), spec.dtype)
                 cut_shape = self._shapes[form] = view.shape
             keys[name] = own = f"{whole}#{box[0][0]}"

@@ -152,6 +152,7 @@ class Dcp:
         tree: TargetTree | None = None,
         last: Container[str] = (),
         chunks: int | None = None,
+        anew: Callable[[str], bool] | None = None,
     ) -> Target:
         from ._dcpwrite import describe
 
@@ -162,6 +163,7 @@ class Dcp:
             stamp=stamp,
             tree=tree,
             chunks=chunks,
+            anew=anew,
         )
 
 

@@ -42,12 +42,14 @@ class ComputedTensor:
     `inputs`.
 
     Used for value ops, and for a layout op whose view would have too many pieces. Compared by
-    identity; the `parts` outputs of one step share one `computation`, computed once.
+    identity; the `parts` outputs of one step share one `computation`, computed once. `stands_for`:
+    the key of the stored tensor that it is in the place of, because that cannot be read.
     """
 
     computation: Computation
     output: int
     spec: Spec
+    stands_for: str | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -136,18 +138,27 @@ def computations(tensors: Iterable[Tensor]) -> list[Computation]:
 
 
 def stored_keys(tensor: Tensor) -> list[str]:
-    """The stored tensors that an output is made of, however far below, each once."""
-    return list(dict.fromkeys(map(key_of, stored_sources(tensor))))
+    """The stored tensors that an output is made of, however far below, each once; what a computed
+    tensor stands for is one.
+    """
+    return list(dict.fromkeys(map(key_of, _sources(tensor, True))))
 
 
 def stored_sources(tensor: Tensor) -> list[str | ChunkOf]:
     """The keys and chunks that an output is made of, however far below, each once."""
+    return _sources(tensor, False)
+
+
+def _sources(tensor: Tensor, standing: bool) -> list[str | ChunkOf]:
+    """`standing`: without a look below what stands for a stored tensor."""
     found: dict[str | ChunkOf, None] = {}
     todo, seen = [tensor], set[int]()
     while todo:
         for source in todo.pop().sources:
             if not isinstance(source, ComputedTensor):
                 found[source] = None
+            elif standing and source.stands_for is not None:
+                found[source.stands_for] = None
             elif id(source.computation) not in seen:
                 seen.add(id(source.computation))
                 todo += source.computation.inputs

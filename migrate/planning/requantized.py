@@ -17,7 +17,7 @@ from .. import ops
 from ..core import view as views
 from ..core.spec import BITS, Spec
 from ..core.view import View
-from ..ops.base import Loss, OpCall, ValueOp, step
+from ..ops.base import Loss, OpCall, OpError, ValueOp, step
 from ..source.blobs import ChunkedTensor, ChunkOf, StoredTensor
 from ..source.component_grids import ComponentGrid, matrix, padded, segments, unpadded
 from ..source.quantized_layouts import layout_of
@@ -41,14 +41,35 @@ def whole_again(stored: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
     for tensor, keys in groups.values():
         numbers = _together(tensor, keys, stored)
         specs = {name: stored[key].spec for name, key in keys.items()}
-        made = encode(numbers, tensor.encoding, specs, tuple(keys.values()))
-        out.update((keys[name], one) for name, one in made.items())
+        for name, one in encode(numbers, tensor.encoding, specs, tuple(keys.values())).items():
+            sources = tuple(
+                replace(source, stands_for=keys[name])
+                for source in one.sources
+                if isinstance(source, ComputedTensor)
+            )
+            out[keys[name]] = Tensor(one.spec, one.view, sources)
     return out
 
 
 def why_not(encoding: Encoding, components: Mapping[str, str]) -> str | None:
     """Why an object of these components (name -> dtype) cannot be encoded anew; None if it can."""
     found = codings(encoding, components)
+    if isinstance(found, str):
+        return found
+    high, wide = matrix(encoding.shape)
+    for coding in found:
+        numbers = Spec(NUMBERS, (wide, high) if coding.turned else (high, wide))
+        try:
+            call = coding.encoding(numbers)
+            ops.get(call.op).infer(call.args, [numbers], 1)
+        except OpError as error:
+            return error.message
+    return None
+
+
+def why_unread(encoding: Encoding, components: Mapping[str, str]) -> str | None:
+    """Why an object of these components cannot be decoded; None if it can."""
+    found = decodes(encoding, components)
     return found if isinstance(found, str) else None
 
 
@@ -74,6 +95,8 @@ def encode(
                 if name in specs:
                     grid = layout.grids[name].borders(specs[name])
                     view = _laid(grid, encoding.shape, part.spec.shape, coding.turned)
+                    if grid.shared:
+                        view = views.reshape(view, specs[name].shape)
                     spec = Spec(specs[name].dtype, view.shape)
                     out[name] = Tensor(spec, view, part.sources)
     return {name: out[name] for name in specs}
@@ -101,7 +124,7 @@ def cut_anew(
 ) -> dict[str, Tensor]:
     """The components of a box of an object as an object of its own: decoded, cut, and encoded."""
     starts, sizes = box
-    whole = decode(encoding, parts, keys)
+    whole = _encoded_from(encoding, parts) or decode(encoding, parts, keys)
     columns = views.slice_(whole.view, 1, starts[-1], starts[-1] + sizes[-1])
     runs = [
         views.slice_(columns, 0, run.whole, run.whole + run.size)
@@ -110,6 +133,26 @@ def cut_anew(
     numbers = _viewed(whole, views.concat(runs, 0))
     specs = {name: part.spec for name, part in parts.items()}
     return encode(numbers, box_of(encoding, sizes), specs, keys)
+
+
+def _encoded_from(encoding: Encoding, parts: Mapping[str, Tensor]) -> Tensor | None:
+    """The numbers that an object is encoded anew from, so that nothing is rounded twice; None for
+    others.
+    """
+    coding = decodes(encoding, {name: part.spec.dtype for name, part in parts.items()})
+    layout = layout_of(encoding)
+    if isinstance(coding, str) or layout is None:
+        return None
+    name = coding.roles["weight"][0]
+    part = parts[name]
+    source = part.sources[0] if len(part.sources) == 1 else None
+    if not isinstance(source, ComputedTensor) or source.computation.rule != REQUANTIZE:
+        return None
+    grid = layout.grids[name].borders(part.spec)
+    if part.view != _laid(grid, encoding.shape, source.spec.shape, coding.turned):
+        return None
+    (given,) = source.computation.inputs
+    return _viewed(given, views.permute(given.view, (1, 0))) if coding.turned else given
 
 
 def box_of(encoding: Encoding, sizes: tuple[int, ...]) -> Encoding:

@@ -4,22 +4,25 @@ be done with them is not exact, and what a plan says of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.errors import Report, fail, listed, option, plural, printable
 from ..core.keys import Pattern, parse
 from ..core.templates import list_collapsed, matches
 from ..planning.graph import Tensor, computations
-from ..planning.requantized import why_not
+from ..planning.requantized import box_of, cut_anew, why_not, why_unread
 from ..planning.request import Request
 from ..source.blobs import ChunkedTensor, StoredTensor
 from ..source.index import Source
 from ..source.pickle.tree import PARAMETER, Encoding, ask
 from ..source.torn_tensors import REQUANTIZE, TornShard, TornTensor
 from ..source.tree import object_encodings
+
+if TYPE_CHECKING:
+    from ..source.component_boxes import Box, ComponentCut
 
 S = TypeVar("S", bound=Source)
 
@@ -38,7 +41,8 @@ def encodes_anew(source: S, request: Request, *, every: bool = False) -> S:
     if not (patterns or (every and index.torn)):
         return source
     encodings = object_encodings(index.tree, request.params.get(PARAMETER))
-    if patterns and not every:
+    if patterns and not every and request.chunks is None:
+        # chunks are cut under the names that are written
         _require_objects(patterns, [*encodings, *(one.name for one in index.torn)])
     if not index.torn:
         return source
@@ -86,7 +90,7 @@ def _settled(
     why = why_not(encoding, dtypes)
     for shard in shards:
         if why is None and shard.encoding is not None:
-            why = why_not(shard.encoding, {name: dtypes[name] for name in shard.chunks})
+            why = why_unread(shard.encoding, {name: dtypes[name] for name in shard.chunks})
     if why is not None and not every:
         report.add(
             "M946",
@@ -118,6 +122,59 @@ def _require_objects(patterns: Sequence[Pattern], keys: Iterable[str]) -> None:
             if names
             else "leave it out: the checkpoint has none",
         )
+
+
+def named_by(request: Request) -> Callable[[str], bool]:
+    """Whether the request has the tensor of this name encoded anew."""
+    patterns = patterns_of(request)
+    return lambda key: any(matches(pattern, key) for pattern in patterns)
+
+
+def cut_all(
+    outputs: Mapping[str, Tensor], cuts: Mapping[str, ComponentCut], request: Request
+) -> dict[str, Tensor]:
+    """The components of boxes that are decoded and encoded anew, by their keys. M946 for objects
+    that cannot be, M401 unless losses are allowed.
+    """
+    boxes: dict[tuple[Any, ...], dict[str, Tensor]] = {}
+    out: dict[str, Tensor] = {}
+    for key, cut in cuts.items():
+        if cut.anew is None:
+            continue
+        of = (*cut.anew.values(), cut.box)
+        if of not in boxes:
+            parts = {name: outputs[own] for name, own in cut.anew.items()}
+            boxes[of] = cut_box(cut.encoding, parts, cut.box, tuple(cut.anew.values()), request)
+        out[key] = boxes[of][cut.name]
+    require_lossy(out, request)
+    return out
+
+
+def cut_box(
+    encoding: Encoding,
+    parts: Mapping[str, Tensor],
+    box: Box,
+    keys: tuple[str, ...],
+    request: Request,
+) -> dict[str, Tensor]:
+    """The components of a box of an object, encoded anew. M946 if they cannot be, M955 where the
+    dtype is not known.
+    """
+    numbering = request.params.get(PARAMETER)
+    if numbering is not None:
+        encoding = encoding.read_as(numbering)
+    name = keys[0].rpartition(".")[0]
+    ask({name: encoding})
+    dtypes = {part: tensor.spec.dtype for part, tensor in parts.items()}
+    why = why_unread(encoding, dtypes) or why_not(box_of(encoding, box[1]), dtypes)
+    if why is not None:
+        fail(
+            "M946",
+            f"{printable(name)} is not cut on borders of blocks, and its parts cannot be encoded "
+            f"anew: {why}",
+            help="cut it on borders, or leave it whole",
+        )
+    return cut_anew(encoding, parts, box, keys)
 
 
 def list_anew(outputs: Mapping[str, Tensor]) -> list[str]:

@@ -466,6 +466,7 @@ def _plan(
         tree=None if out is None else out.rest,
         last=_following(made) if computes else (),
         **cut,
+        **(_anew_at(request) if cut else {}),
     )
     if target is None:
         target = described(stamp=text)
@@ -478,7 +479,7 @@ def _plan(
     if target.copies:
         made = {**made, **{key: copy(made[first]) for key, first in target.copies.items()}}
     if target.cuts:
-        made = {**made, **{key: _component(made[one.key], one) for key, one in target.cuts.items()}}
+        made = {**made, **_components(made, target.cuts, request)}
     notes += target.notes
     gone += target.lost
     watched = source.identities() or {}
@@ -717,10 +718,30 @@ def _naming(
     )
 
 
-def _component(whole: Tensor, cut: ComponentCut) -> Tensor:
-    """What a component that is written in parts has in one of them."""
-    view = cut.view_of(whole.view, whole.spec.dtype)
-    return Tensor(Spec(whole.spec.dtype, view.shape), view, whole.sources)
+def _anew_at(request: Request) -> dict[str, Any]:
+    """What a format that cuts tensors is told of those that may be encoded anew."""
+    if REQUANTIZE not in request.params:
+        return {}
+    from .encoding_anew import named_by
+
+    return {"anew": named_by(request)}
+
+
+def _components(
+    outputs: Mapping[str, Tensor], cuts: Mapping[str, ComponentCut], request: Request
+) -> dict[str, Tensor]:
+    """What components that are written in parts have in each of them."""
+    found = {}
+    for key, cut in cuts.items():
+        if cut.anew is None:
+            whole = outputs[cut.key]
+            view = cut.view_of(whole.view, whole.spec.dtype)
+            found[key] = Tensor(Spec(whole.spec.dtype, view.shape), view, whole.sources)
+    if len(found) < len(cuts):
+        from .encoding_anew import cut_all
+
+        found |= cut_all(outputs, cuts, request)
+    return found
 
 
 def _left_behind(source: Source, written: str, folder: bool, request: Request) -> list[str]:

@@ -8,7 +8,7 @@ the test for joining (`component_grids.misplaced`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from ..core import view as views
@@ -56,16 +56,31 @@ def component_of(encoding: Encoding, name: str, whole: View, dtype: str, box: Bo
 
 
 class ComponentCut(NamedTuple):
-    """The component `name` of a box, cut from the output `key`, which is that of the whole."""
+    """The component `name` of a box, cut from the output `key`, which is that of the whole.
+
+    `anew` has the outputs of all components where the box is decoded and encoded anew.
+    """
 
     key: str
     encoding: Encoding
     name: str
     box: Box
+    anew: Mapping[str, str] | None = None
 
     def view_of(self, whole: View, dtype: str) -> View:
         """The component, given the output's view; ValueError as `component_of`."""
         return component_of(self.encoding, self.name, whole, dtype, self.box)
+
+
+def shape_anew(encoding: Encoding, name: str, whole: Spec, box: Box) -> tuple[int, ...]:
+    """The shape of a component of a box that is an object of its own; ValueError where it is not
+    known how the class is cut.
+    """
+    layout = layout_of(encoding)
+    if layout is None or encoding.members or name not in layout.grids:
+        raise ValueError(f"how {encoding.name} ({encoding.format}) is cut is not known")
+    grid = layout.grids[name].borders(whole)
+    return whole.shape if grid.shared else grid.stored_shape(box[1])
 
 
 def is_shared(encoding: Encoding, name: str) -> bool:

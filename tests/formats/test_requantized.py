@@ -6,15 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import quantized_classes as classes
 import torch
 from dcp_folders import Box, rows
 from quantized_ranks import KINDS, piece, wrapped
-from quantized_shards import CLASSES, Class, save_shards, shard, swizzled
+from quantized_shards import ARGUMENTS, CLASSES, Class, save_shards, shard, swizzled
 from quantized_streams import stand_ins
 from safetensors.torch import load_file
+from stored_objects import chunks
 
 import migrate
 from migrate.core.errors import MigrateError
@@ -78,13 +80,12 @@ def numbers(cls: Class, grids: Parts) -> torch.Tensor:
     return values * scales
 
 
-def ungridded(cls: Class, held: Parts) -> dict[str, torch.Tensor]:
-    """The grids out of the components of a whole tensor."""
-    m, k = SHAPE
+def grids_of(cls: Class, held: Parts, shape: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """The grids out of the components of an object."""
     found = {}
     for name, part in cls.parts.items():
-        i, j = torch.meshgrid(*map(torch.arange, part.grid(m, k)), indexing="ij")
-        at, one = part.place(i, j, m, k), held[name]
+        i, j = torch.meshgrid(*map(torch.arange, part.grid(*shape)), indexing="ij")
+        at, one = part.place(i, j, *shape), held[name]
         found[name] = one.reshape(-1)[sum(a * s for a, s in zip(at, one.stride(), strict=True))]
     return found
 
@@ -129,7 +130,7 @@ def test_shards_are_decoded_and_the_whole_is_encoded_anew(tmp_path: Path) -> Non
     for n, name in enumerate(names):
         cls = CLASSES[name]
         held = {part: found[f"w{n}.{part}"] for part in cls.parts}
-        got = numbers(cls, ungridded(cls, held))
+        got = numbers(cls, grids_of(cls, held, SHAPE))
         wanted = due[f"w{n}"]
         assert got.shape == wanted.shape, name
         assert (got - wanted).abs().max() <= BOUNDS[name] * wanted.abs().max(), name
@@ -193,6 +194,12 @@ def test_what_no_arithmetic_is_known_for_stays_refused(tmp_path: Path) -> None:
     (found,) = caught.value.diagnostics
     assert found.code == "M946"
     assert "cannot be encoded anew: no codec has an amax for each row" in found.message
+
+
+def test_what_the_format_has_no_place_for_stays_refused(tmp_path: Path) -> None:
+    save(tmp_path / "in", ["nvfp4"], rows(SHAPE, [160]))
+    with pytest.raises(MigrateError, match=r"M946.*cannot be encoded anew: .* a multiple of 16"):
+        migrate.plan(tmp_path / "in", output_format="dcp", chunks=3, params=PARAMS, allow=LOSSY)
 
 
 def test_plain_numbers_of_a_rank_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -294,3 +301,40 @@ def test_objects_of_a_distributed_checkpoint_are_whole_again(tmp_path: Path) -> 
     one, two = (load_file(tmp_path / name) for name in ("one.safetensors", "two.safetensors"))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[key], two[key]) for key in one)
+    assert {one.key for one in migrate.inspect(tmp_path / "out").objects} == {"w0", "w1"}
+
+
+def allowed(modules: Mapping[str, Any]) -> list[Any]:
+    """What stock torch has to be told of these classes."""
+    return [
+        one
+        for short in ("float8_tensor", "mxfp8_tensor", "float8_blockwise_tensor", "constants")
+        for name, one in vars(modules[short]).items()
+        if not name.startswith("__")
+    ]
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_chunks_for_ranks_are_encoded_anew(torn: bool, tmp_path: Path) -> None:
+    """`torn`: from shards that make no whole tensor, and the numbers are rounded once."""
+    names = ["mxfp8", "block-2d", "float8"]
+    due = save(tmp_path / "in", names, CUT if torn else rows(SHAPE, [160]))
+    how: dict[str, Any] = {"chunks": 3, "output_format": "dcp"}
+    with pytest.raises(MigrateError, match="M946"):
+        migrate.plan(tmp_path / "in", **how)
+    with pytest.raises(MigrateError, match="M401"):
+        migrate.plan(tmp_path / "in", **how, params=PARAMS)
+    migrate.apply(tmp_path / "in", tmp_path / "out", **how, params=PARAMS, allow=LOSSY)
+    for n, name in enumerate(names):
+        cls = CLASSES[name]
+        with stand_ins() as modules, torch.serialization.safe_globals(allowed(modules)):
+            found = chunks(tmp_path / "out", f"w{n}")
+        assert [one.at[0] for one in found] == [0, 54, 108]
+        wanted = due[f"w{n}"]
+        for rank, ((first, _), value, _) in enumerate(found):
+            shape = (54 if rank < 2 else 52, SHAPE[1])
+            held = dict(zip(ARGUMENTS[cls.name], value.arguments, strict=False))
+            got = numbers(cls, grids_of(cls, held, shape))
+            own = wanted[first : first + shape[0]]
+            assert got.shape == own.shape, name
+            assert (got - own).abs().max() <= BOUNDS[name] * own.abs().max(), name
