@@ -64,7 +64,6 @@ from ..running.prepare import plan_for
 from ..running.resources import memory_of
 from ..source.blobs import chunk_at
 from ..source.index import with_all_tensors
-from ..source.pickle.tree import PARAMETER
 from ..source.target import torch_form
 from . import module as modules
 from .box_reading import BoxReader
@@ -644,9 +643,7 @@ class _Loading:
             for plain, key in parts.items()
             for name, output in entries.parts[key].items()
         }
-        numbering = self._request.params.get(PARAMETER)
-        allow = self._request.allow
-        taken = take_apart(slots, made, self.source.index.tree, numbering, allow, boxes)
+        taken = take_apart(slots, made, self.source.index.tree, self._request, boxes)
         if taken.problems:
             raise_all(taken.problems)
         self.notes += taken.notes

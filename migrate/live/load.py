@@ -37,7 +37,6 @@ from ..running.resources import resolve_device as device_of
 from ..source.blobs import ChunkedTensor, chunks_of
 from ..source.index import SideFile
 from ..source.pickle.tree import (
-    PARAMETER,
     SCALARS,
     Array,
     Buffer,
@@ -378,8 +377,7 @@ class _Load:
             modules.slots(model),
             self.outputs.graph.outputs,
             source.index.tree,
-            request.params.get(PARAMETER),
-            request.allow,
+            request,
         )
         self.slots = self.taken.slots
 

@@ -28,7 +28,8 @@ from ..formats.memory import dense
 from ..planning.graph import stored_keys
 from ..source.component_boxes import Box, component_of, uncut
 from ..source.pickle.quantized_tensors import CLASSES, FORMATS, MODULES
-from ..source.pickle.tree import NEW, NUMBERINGS, Composite, Encoding, ask
+from ..source.pickle.tree import NEW, NUMBERINGS, PARAMETER, Composite, Encoding, ask
+from ..source.torn_tensors import REQUANTIZE
 from ..source.tree import CheckpointTree, resolve_objects
 from .module import Slot
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..planning.graph import Tensor
+    from ..planning.request import Request
 
 # what of an object's settings decides what its bytes mean, beyond the shapes of its components
 _SETTINGS = (
@@ -388,16 +390,17 @@ def take_apart(
     slots: Mapping[str, Slot],
     outputs: Mapping[str, Tensor],
     tree: CheckpointTree | None,
-    numbering: str | None,
-    allow: frozenset[str],
+    request: Request,
     boxes: Mapping[str, tuple[tuple[int, ...], Box]] | None = None,
 ) -> TakenApart:
     """The slots with the components of quantized parameters in their place, where the outputs have
     components for them. `boxes` has the shape of the whole tensor, and where the slot's lies in it,
     of slots that are parts; those of DTensors are known. Problems: M960 for another encoding and
     for components that are missing, M402 for those that are left out, M946 for parts that are not
-    cut on borders. M955 if the dtype of one is not known.
+    cut on borders, unless the request has them encoded anew (M401 without permission). M955 if the
+    dtype of one is not known.
     """
+    allow = request.allow
     out = TakenApart({}, {}, {}, [], [], [], [])
     wanted = {key: one for key, slot in slots.items() if (one := held(slot.tensor)) is not None}
     if not wanted:
@@ -407,7 +410,7 @@ def take_apart(
     for key in outputs:
         for prefix, attribute in _splits(key):
             offered.setdefault(prefix, {})[attribute] = key
-    stored = origins(tree, numbering)
+    stored = origins(tree, request.params.get(PARAMETER))
     other: list[str] = []
     inside: list[str] = []
     short: list[str] = []
@@ -434,7 +437,7 @@ def take_apart(
             cut = (
                 place
                 if isinstance(place, str)
-                else _cut(one, given, outputs, found[0].encoding, place, out.cuts)
+                else _cut(one, given, outputs, found[0], place, request, out)
             )
             if cut:
                 inside.append(f"{printable(slot.plain)}: {cut}")
@@ -493,17 +496,30 @@ def _cut(
     one: QuantizedTarget,
     given: Mapping[str, str],
     outputs: Mapping[str, Tensor],
-    encoding: Encoding,
+    origin: Origin,
     place: tuple[tuple[int, ...], Box],
-    cuts: dict[str, Tensor],
+    request: Request,
+    out: TakenApart,
 ) -> str:
     """Adds the parts of components that belong to a box of a tensor. Why they cannot be told, empty
     if they can.
     """
     shape, box = place
-    encoding = replace(encoding, shape=shape)
+    encoding, cuts = replace(origin.encoding, shape=shape), out.cuts
     mine = [name for name in given if name in one.components]
     if why := uncut(encoding, mine, box):
+        if REQUANTIZE in request.params:
+            from ..running.encoding_anew import cut_box, named_by, require_lossy
+
+            plain = given[mine[0]][: -len(mine[0]) - 1]
+            if any(map(named_by(request), (plain, origin.key))):
+                parts = {name: outputs[key] for name, key in given.items() if "." not in name}
+                keys = tuple(given[name] for name in parts)
+                made = cut_box(encoding, parts, box, keys, request)
+                cuts.update((given[name], tensor) for name, tensor in made.items())
+                require_lossy({given[name]: tensor for name, tensor in made.items()}, request)
+                out.notes.append(f"its part is decoded and encoded anew: {printable(plain)}")
+                return ""
         return f"its part in this process is not cut on a border: {why}"
     for name in mine:
         whole = outputs[given[name]]

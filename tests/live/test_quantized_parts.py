@@ -89,3 +89,17 @@ def test_a_part_that_ends_inside_of_a_block_is_refused(
 def test_parts_that_are_to_be_summed_are_refused(ranks: Start, tmp_path: Path) -> None:
     source = saved(tmp_path / "whole.pt", ["te-float8"])
     ranks(2).run("quantized_load_case", "refuses_sums", str(source))
+
+
+@pytest.mark.ranks
+def test_a_part_that_ends_inside_of_a_block_is_encoded_anew(
+    ranks: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = dataclasses.replace(KINDS["te-block-2d"], shape=(1000, 300))
+    monkeypatch.setitem(KINDS, "odd", odd)
+    with classes.installed():
+        # no NaN
+        parts = {n: raw & 0x77 if "data" in n else raw for n, raw in whole("odd").items()}
+        made = wrapped("odd", odd.shape, parts)
+        torch.save({"model": {"odd": made}, "step": 1}, tmp_path / "whole.pt")
+    ranks(2).run("quantized_load_case", "requantizes", str(tmp_path / "whole.pt"))
