@@ -157,6 +157,12 @@ class Codec:
         """`grain` of the numbers of these parts."""
         return self.grain(args, self.decoded(args, specs, dtype), None)
 
+    def decode_turns(self, args: Any, specs: Sequence[Any], dtype: str) -> bool:
+        """Whether `decode` also takes an array of numpy for `out` whose last axis but one is
+        contiguous, and not its last, and is faster than a transpose of what it decoded.
+        """
+        return False
+
     def decode(
         self,
         args: Any,

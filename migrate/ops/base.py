@@ -363,6 +363,12 @@ class ValueOp(Op):
         """The roles that a part makes of a tensor, as far as the arguments say."""
         return ()
 
+    def turns(self, args: Any, specs: Sequence[Spec], output: int) -> bool:
+        """Whether `compute` also fills an array whose last axis but one is contiguous in memory,
+        and not its last, and takes no longer for it than transposing would.
+        """
+        return False
+
     def foreseen(self, args: Any, specs: Sequence[Spec], output: int) -> bytes | None:
         """The bytes of a small output, where they follow from the specs of the inputs."""
         return None

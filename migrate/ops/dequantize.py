@@ -183,6 +183,10 @@ class Dequantize(CodecOp):
         there, held = _in_order(codec, roles, specs), _in_order(codec, roles, arrays)
         codec.decode(own, held, there, args.dtype, box, out, meter)
 
+    def turns(self, args: Args, specs: Sequence[Spec], output: int) -> bool:
+        codec, own = called(args)
+        return codec.decode_turns(own, _in_order(codec, _roles(args), specs), args.dtype)
+
     def eager(
         self,
         args: Args,

@@ -27,6 +27,7 @@ from ..core.out_of_memory import lacking, ran_out
 from ..core.spec import BITS, Spec, coordinates, unit
 from ..elements.codes import encode
 from ..elements.raw import carrier, pack, scratch, unpack
+from ..elements.transposes import is_turned
 from ..ops.base import OpError, ValueOp
 from ..planning.graph import (
     BLOCKS,
@@ -353,6 +354,13 @@ class Evaluator:
                 self._short(error, value, kind, part)
                 raise
 
+    def turns(self, value: ComputedTensor, kind: Kind) -> bool:
+        """Whether boxes of this value are computed where their columns are contiguous."""
+        # what is measured, and another device, take contiguous arrays
+        if value.computation.lossy or self.workspace().lane is not None or not kind.regional:
+            return False
+        return bool(kind.op.turns(kind.args, kind.specs, kind.output))
+
     def into(self, value: ComputedTensor, kind: Kind, box: Box, buffer: memoryview) -> None:
         """Fills `buffer` with the packed bytes of `box`, which are contiguous in it."""
         import numpy as np
@@ -426,7 +434,7 @@ class Evaluator:
 
         if on_device and workspace.lane is not None:
             workspace.lane.submit(arrays, run, place)
-        elif place.flags.c_contiguous and place.flags.aligned:
+        elif place.flags.aligned and (place.flags.c_contiguous or is_turned(place)):
             run(arrays, place)
         else:
             memory = scratch(f"region {workspace.depth}", place.nbytes)
@@ -636,6 +644,8 @@ class ComputedReader(ByteReader):
         steps = [(n, s // size) for n, _, s in loops]
         found = footprint(self._kind.shape, move.src // size, [*steps, (move.run // size, 1)])
         box = self._elements(found.box)
+        if self._turned(move, loops, box, out, base):
+            return True
         if self._kind.cost(box) > self._values.limit:
             for half in halved(move):
                 self.move(half, out, base)
@@ -649,6 +659,39 @@ class ComputedReader(ByteReader):
             for (n, d, _), step in zip(loops, found.steps, strict=False)
         )
         copy_strided(out, move.dst + base, packed, src, move.run, turned)
+        return True
+
+    def _turned(
+        self,
+        move: Move,
+        loops: Sequence[tuple[int, int, int]],
+        box: Box,
+        out: memoryview,
+        base: int,
+    ) -> bool:
+        """Computes a matrix into `out`, where its columns are contiguous; False where the move is
+        anything else, or the op does not do that.
+        """
+        import numpy as np
+
+        kind, size = self._kind, self._kind.unit[1]
+        sizes = tuple(b - a for a, b in box)
+        if len(loops) != 2 or move.run != size or kind.unit[0] > 1 or len(box) < 2:
+            return False
+        (columns, apart, step), (rows, next_to, stride) = loops
+        if (
+            (rows, columns) != sizes[-2:]
+            or prod(sizes) != rows * columns
+            or (next_to, step) != (size, size)
+            or stride != kind.shape[-1] * size
+            or kind.rounded(box) != box
+            or not self._values.turns(self._value, kind)
+        ):
+            return False
+        places = (*(0 for _ in sizes[:-2]), size, apart)
+        dtype, first = carrier(kind.spec.dtype), move.dst + base
+        array: np.ndarray[Any, Any] = np.ndarray(sizes, dtype, out, first, places)
+        self._values.compute(self._values.workspace(), self._value, kind, box, array)
         return True
 
     def scatter(self, offset: int, buffers: Sequence[memoryview], nbytes: int) -> None:

@@ -13,10 +13,7 @@ Gather belongs to one thread and one buffer; a Window may be shared by those tha
 file.
 
 In memory short runs are copied as the widest integer that divides them. A moved last axis is the
-one case where the choice of loops decides over a factor of three: moving 1- to 4-byte elements one
-by one costs as much each as moving 8 bytes. So a block of rows is first woven into 8-byte words
-that hold one column of 8, 4 or 2 rows, and the words are transposed. That is as fast as torch's
-blocked kernel, whose import would cost more than a gigabyte of transposes.
+one case where the choice of loops decides over a factor of three (`elements.transposes`).
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..core.errors import fail, option, printable
-from ..elements.raw import scratch
+from ..elements.transposes import flip_panel
 from ..source.blobs import ChunkOf, chunk_at
 from .geometry import SHORT, STAGE_MAX, ByteLayout, ByteLayouts, Move
 
@@ -42,12 +39,6 @@ if TYPE_CHECKING:
 
 Loops = tuple[tuple[int, int, int], ...]
 
-# rows and columns of a block: with its words it stays in a second-level cache, and an operation on
-# it takes much longer than waking a thread that waits for the interpreter
-_ROWS, _COLUMNS = 1024, 384
-# words between the rows of a block: a column of rows a power of two apart would share few lines of
-# a cache
-_APART = 8
 _FEW = 8
 # elements nearer to each other than this share cache lines, and a plain strided copy is as good
 _LINE = 64
@@ -162,29 +153,6 @@ def _dense(loops: Loops, row: int) -> bool:
             return False
         row *= n
     return True
-
-
-def flip_panel(panel: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
-    """Writes `panel` transposed to `out`: 2-D, equal unsigned integers, last axes contiguous."""
-
-    rows, columns = panel.shape
-    width = 8 // panel.dtype.itemsize
-    whole = rows - rows % width if width > 1 else 0
-    high, pitch = min(_ROWS, whole) // width, _COLUMNS + _APART
-    words = scratch("woven", high * pitch * 8).view("u8").reshape(high, pitch)
-    woven = words.view(panel.dtype).reshape(*words.shape, width)
-    for i in range(0, whole, _ROWS):
-        height = min(_ROWS, whole - i)
-        for j in range(0, columns, _COLUMNS):
-            block = out[j : j + _COLUMNS, i : i + height].view("u8")
-            for n in range(width):
-                woven[: height // width, : len(block), n] = panel[
-                    i + n : i + height : width, j : j + _COLUMNS
-                ]
-            block[...] = words[: height // width, : len(block)].T
-    for i in range(whole, rows, _COLUMNS):
-        for j in range(0, columns, _COLUMNS):
-            out[j : j + _COLUMNS, i : i + _COLUMNS] = panel[i : i + _COLUMNS, j : j + _COLUMNS].T
 
 
 # from this run length on a system call for each run costs nothing

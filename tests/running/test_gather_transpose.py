@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from migrate.running.gather import copy_strided, flip_panel
+from migrate.elements.transposes import flip_panel
+from migrate.running.gather import copy_strided
 
 
 @pytest.mark.parametrize("item", [1, 2, 4, 8])

@@ -212,14 +212,14 @@ def test_transposes_side_by_side_and_flipped_are_written_exactly(tmp_path: Path)
 
 def test_without_torch_and_with_torch_a_transpose_is_the_same() -> None:
     torch = pytest.importorskip("torch")
-    from migrate.running import gather
+    from migrate.elements import transposes
 
     panel = random_raw(np.random.default_rng(3), "bfloat16", (700, 300))
     with_torch, without = np.empty((300, 700), "u2"), np.empty((300, 700), "u2")
-    gather.flip_panel(panel, with_torch)
+    transposes.flip_panel(panel, with_torch)
     hidden = sys.modules.pop("torch")
     try:
-        gather.flip_panel(panel, without)
+        transposes.flip_panel(panel, without)
     finally:
         sys.modules["torch"] = hidden
     assert hidden is torch

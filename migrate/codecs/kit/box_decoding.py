@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import OpError
 from ...elements.numbers import is_numpy, module
 from ...elements.raw import scratch
+from ...elements.transposes import is_turned
 from . import tables
 from .geometry import Extents, Held
 from .integer_products import (
@@ -114,7 +115,7 @@ class BoxDecoder:
     def into(self, out: Any) -> None:
         """Fills `out` [..., rows, columns]."""
         rows, columns = self._full[-2:]
-        chunks = self._chunks(rows, columns)
+        chunks = self._chunks(rows, columns, self._near and is_turned(out))
         for at in product(*map(range, self._lead)):
             work = self._work(at, prod(out.shape[-2:]))
             for chunk in chunks:
@@ -124,13 +125,18 @@ class BoxDecoder:
                 ]
                 work(at, chunk, target)
 
-    def _chunks(self, rows: tuple[int, int], columns: tuple[int, int]) -> list[Held]:
+    def _chunks(
+        self, rows: tuple[int, int], columns: tuple[int, int], turned: bool = False
+    ) -> list[Held]:
         size = CHUNK if self._near else CHUNK_OF_DEVICE
         if self._near and self._layout.elements.bits == 8:
             # codes that take arithmetic, and no table that has to stay in the cache
             size *= 2
         high, wide = self._units()
-        across = max(wide, min(columns[1] - columns[0], size) // wide * wide)
+        most = columns[1] - columns[0]
+        if turned:
+            most = min(most, size // max(1, rows[1] - rows[0]))
+        across = max(wide, min(most, size) // wide * wide)
         down = max(high, size // across // high * high)
         return [
             Held(side, other)
@@ -252,7 +258,14 @@ class BoxDecoder:
         )
 
     def _chunk(self, at: tuple[int, ...], chunk: Held, out: Any) -> None:
+        import numpy as np
+
         layout = self._layout
+        if self._near and is_turned(out):
+            made = np.empty(out.shape, out.dtype)
+            self._chunk(at, chunk, made)
+            out[...] = made
+            return
         raw, held = self._words(at, (*((i, i + 1) for i in at), *chunk))
         if self._by_products and tables.imported() is None and held == chunk:
             scales, *each = self._chain(raw, layout.scale, at, chunk, raw, held)

@@ -65,6 +65,12 @@ class LayoutCodec(Codec):
     def decode_grain(self, args: Any, specs: Sequence[Any], dtype: str) -> tuple[int, ...]:
         return self._extents(args, specs).grain()
 
+    def decode_turns(self, args: Any, specs: Sequence[Any], dtype: str) -> bool:
+        from .lookup import ByteTables
+
+        geo = self._extents(args, specs)
+        return not geo.layout.flat and ByteTables(geo.layout, geo, dtype).turns
+
     def decode(
         self,
         args: Any,

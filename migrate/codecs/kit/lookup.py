@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.spec import BITS
 from ...elements.raw import carrier, scratch
+from ...elements.transposes import flip_panel, is_turned
 from . import tables
 from .layout import ElementType, Grid, NumberLayout, Packing
 from .tables import narrowed, widened
@@ -164,11 +165,15 @@ class ByteTable:
         if self.grid is not None:
             if scales is None or codes.shape[1] % scales.shape[1]:
                 return False
-            keys = pair_keys(scales, codes)
         elif self._table.size > 256:
             if codes.shape[1] % 2:
                 return False
             keys = codes.view("<u2")
+        if scales is not None and is_turned(out) and self.turns:
+            self._fill_columns(codes, scales, out.T)
+            return True
+        if self.grid is not None:
+            keys = pair_keys(scales, codes)
         if out.flags.c_contiguous:
             gathered(self._table, keys, out)
         else:
@@ -176,6 +181,35 @@ class ByteTable:
             gathered(self._table, keys, made)
             out[...] = made
         return True
+
+    @property
+    def turns(self) -> bool:
+        """Whether it has two numbers of half a word each for a byte of codes and one of a scale."""
+        return self.grid is not None and self._each == 2 and self._table.itemsize == 4
+
+    def _fill_columns(self, codes: Array, scales: Array, out: Array) -> None:
+        """Fills `out` [columns, rows]. What changes places are the codes, whose bytes are a quarter
+        of those of the numbers.
+        """
+        import numpy as np
+
+        rows, count = codes.shape
+        turned = scratch("kit turned", codes.size).reshape(count, rows)
+        flip_panel(codes, turned)
+        upper = np.ascontiguousarray(scales.T).astype("<u2") << np.uint16(8)
+        each = count // len(upper)
+        step = max(1, min(each, KEYS // 2 // rows))
+        kept = scratch("kit keys", step * rows * 2).view("<u2").reshape(step, rows)
+        made = scratch("kit made", step * rows * 4).view("<u4").reshape(step, rows)
+        for first in range(0, count, each):
+            for low in range(first, first + each, step):
+                high = min(low + step, first + each)
+                keys, words = kept[: high - low], made[: high - low]
+                np.bitwise_or(turned[low:high], upper[first // each], out=keys)
+                np.take(self._table, keys, out=words, mode="clip")
+                np.copyto(out[2 * low : 2 * high : 2], words, casting="unsafe")
+                words >>= np.uint32(16)
+                np.copyto(out[2 * low + 1 : 2 * high : 2], words, casting="unsafe")
 
 
 class ByteTables:
@@ -185,6 +219,11 @@ class ByteTables:
         self._layout, self._geo, self._dtype = layout, geo, dtype
         self._last: tuple[Any, ByteTable] | None = None
         self._each, self._grid = self._fits()
+
+    @property
+    def turns(self) -> bool:
+        """Whether its tables fill arrays whose columns are contiguous without a transpose."""
+        return self._grid is not None and self._each == 2 and width(self._dtype) == 2
 
     def _fits(self) -> tuple[int, Grid | None]:
         """The codes of a byte, 0 where no table helps, and the grid that has an entry for several
