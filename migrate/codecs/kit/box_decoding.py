@@ -215,7 +215,9 @@ class BoxDecoder:
         def look_up(at: tuple[int, ...], chunk: Held, out: Any) -> None:
             raw, held = self._words(at, (*((i, i + 1) for i in at), *chunk))
             if held != chunk or not made.fill(
-                self._bytes(raw), self._scale_bytes(made.grid, at, chunk), out
+                self._bytes(raw, is_turned(out) and made.turns),
+                self._scale_bytes(made.grid, at, chunk),
+                out,
             ):
                 self._chunk(at, chunk, out)
 
@@ -244,13 +246,17 @@ class BoxDecoder:
                 found = found.repeat(high, 0)[top % high :][: bottom - top]
         return found
 
-    def _bytes(self, raw: Any) -> Any:
-        """The words of a chunk as bytes, a row for each row of numbers, codes in turn."""
+    def _bytes(self, raw: Any, apart: bool = False) -> Any:
+        """The words of a chunk as bytes, a row for each row of numbers, codes in turn; rows of
+        bytes may be `apart` and stay it.
+        """
         packing = self._layout.codes
         if not isinstance(packing, Packing):
             raise TypeError(packing)
         if packing.run:
             raw = raw.reshape(raw.shape[0], -1)
+        if apart and raw.itemsize == 1 and not packing.transposed:
+            return raw.view("u1")
         return natural(
             _turned(raw) if packing.transposed else _contiguous(raw),
             packing,
@@ -507,7 +513,8 @@ class BoxDecoder:
 
     def chunks(self) -> list[Held]:
         """The parts of a matrix that are worked on at a time."""
-        return self._chunks(*self._full[-2:])
+        rows, columns = self._full[-2:]
+        return self._chunks(rows, columns)
 
     def _sides(self, grid: Grid) -> tuple[int, int]:
         """Rows and columns of numbers that share an entry; 0 is a whole axis."""
