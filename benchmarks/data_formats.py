@@ -377,9 +377,13 @@ PACKS = {
 }  # fmt: skip
 
 
-def make(folder: Path, name: str, size: str) -> None:
-    """Writes the folder of a pack: 1 GB of numbers, or few (`tiny`, `demo`)."""
+def make(folder: Path, name: str, size: str, layers: int = 0) -> None:
+    """Writes the folder of a pack: 1 GB of numbers, or few (`tiny`, `demo`). Of the first, `layers`
+    says how many there are.
+    """
     pack, sizes, rng = PACKS[name], SIZES.get(size, SIZES[""]), np.random.default_rng(0)
+    if layers and size not in SIZES:
+        sizes = sizes._replace(layers=layers)
     folder.mkdir(parents=True)
     kept: dict[Any, Parts] = {}
     weight_map, total = {}, 0

@@ -57,7 +57,8 @@ class Work(NamedTuple):
 class Folder(NamedTuple):
     """A folder to convert: what it starts from, the words of the command, and the work of codecs;
     none of a folder whose parts get new names or other codes. `first` makes what a way back
-    starts from. `peer` does the same by a library.
+    starts from. `peer` does the same by a library. `layers`: of a folder that is recoded, as
+    many as make 1 GB of output.
     """
 
     title: str
@@ -67,6 +68,7 @@ class Folder(NamedTuple):
     first: tuple[str, ...] = ()
     peer: str = ""
     times: float = FOLDER_TIMES
+    layers: int = 0
 
 
 def _to(layout: str, *more: str) -> tuple[str, ...]:
@@ -172,7 +174,8 @@ FOLDERS = {
         Work("mxfp4", _V4, _FP4, "encode"), _to("deepseek-v4@bf16"),
     ),
     "folders-deepseek-v4-fp8": Folder(
-        "DeepSeek-V4 FP4 -> FP8, recoded", "deepseek-v4", _to("deepseek-v4@fp8"), times=NIBBLES
+        "DeepSeek-V4 FP4 -> FP8, recoded", "deepseek-v4", _to("deepseek-v4@fp8"), times=NIBBLES,
+        layers=19,
     ),
     "folders-deepseek-v4-blocks": Folder(
         "DeepSeek-V4 FP8 -> bf16", "deepseek-v4-fp8", _to("deepseek-v4@bf16"),
@@ -188,7 +191,7 @@ FOLDERS = {
     ),
     "folders-nvfp4-names": Folder(
         "NVFP4 ModelOpt -> compressed-tensors, recoded", "nvfp4",
-        _to("nvfp4@compressed-tensors"), peer="nvfp4", times=NAMES,
+        _to("nvfp4@compressed-tensors"), peer="nvfp4", times=NAMES, layers=35,
     ),
     "folders-kimi-k2": Folder(
         "Kimi K2 int4 -> bf16", "kimi-k2", _to("kimi-k2@bf16"), Work("int-pack", _PACKED, _KIMI),
@@ -220,11 +223,13 @@ FOLDERS = {
         "AWQ -> fp16", "awq", _to("awq@fp16"), Work("awq", _WORDS, {}), peer="gptqmodel"
     ),
     "folders-awq-recode": Folder(
-        "AWQ -> compressed-tensors, recoded", "awq", _to("awq@compressed-tensors"), times=NIBBLES
+        "AWQ -> compressed-tensors, recoded", "awq", _to("awq@compressed-tensors"), times=NIBBLES,
+        layers=37,
     ),
     "folders-gptq-recode": Folder(
         "GPTQ -> compressed-tensors, recoded", "gptq",
         _to("gptq@compressed-tensors", "--set", "symmetric=true"), times=NIBBLES,
+        layers=37,
     ),
     "folders-gptq": Folder(
         "GPTQ -> fp16", "gptq", _to("gptq@fp16"),
@@ -261,7 +266,7 @@ def _measured(folder: Folder, bench: Bench) -> list[Limit]:
             [*bench.migrate, verb, old, "-o", new, *rest, "--threads", THREADS, "--no-fsync"]
         )
 
-    codes, tiny = _source(bench, folder.source)
+    codes, tiny = _source(bench, folder.source, folder.layers)
     source = codes
     if folder.first:
         for old, new in zip((codes, tiny), made, strict=True):
@@ -334,17 +339,19 @@ def _measured(folder: Folder, bench: Bench) -> list[Limit]:
     return limits
 
 
-def _source(bench: Bench, name: str) -> tuple[Path, Path]:
+def _source(bench: Bench, name: str, layers: int = 0) -> tuple[Path, Path]:
     """A checkpoint and its tiny twin, made if they are not there yet."""
     if name not in MAKERS:
         bench.require(name)
         return bench.root / name, bench.root / f"tiny-{name}"
     make, last = MAKERS[name]
     found = []
-    for place, size in ((f"pack-{name}", bench.args.size), (f"tiny-pack-{name}", "tiny")):
+    more = {"layers": layers} if layers else {}
+    large = f"pack-{name}" + (f"-{layers}" if layers else "")
+    for place, size, said in ((large, bench.args.size, more), (f"tiny-pack-{name}", "tiny", {})):
         if not (bench.root / place / last).exists():
             shutil.rmtree(bench.root / place, ignore_errors=True)
-            make(bench.root / place, name, size)
+            make(bench.root / place, name, size, **said)
         found.append(bench.root / place)
     return found[0], found[1]
 
