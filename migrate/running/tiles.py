@@ -164,10 +164,6 @@ def _contents(
             yield Sealed(number + 1), end, stop - end, 0
 
 
-def _is_computed(tensor: Tensor) -> bool:
-    return any(isinstance(s, ComputedTensor) for s in tensor.sources)
-
-
 class _Stopped(Exception):  # noqa: N818 - leaves a thread after another one failed
     pass
 
@@ -376,10 +372,13 @@ class _Writers:
         """Writes all files; raises the first error after all threads have ended."""
         for file in sorted(self.targets, key=attrgetter("size"), reverse=True):
             self.waiting.put(file)
-        placed = (place for file in self.targets for place in file.tensors)
-        computed = sum(p.nbytes for p in placed if _is_computed(self.outputs[p.key]))
-        if self.values is not None and threads > 1 and computed >= MANY:
-            self.fillers = self._divided(threads, self.values)
+        if self.values is not None and threads > 1 and self.total >= MANY:
+            places = [(p, self.outputs[p.key]) for file in self.targets for p in file.tensors]
+            of = [
+                p.nbytes for p, t in places if any(isinstance(s, ComputedTensor) for s in t.sources)
+            ]
+            if sum(of) >= MANY:
+                self.fillers = self._divided(threads, self.values)
         try:
             run_together(lambda number: self._guard(self._work, number), threads, self.stop.set)
         finally:
@@ -480,7 +479,7 @@ class _Writers:
                     self.values is not None
                     and part.last
                     and not isinstance(part.content, (bytes, Sealed))
-                    and _is_computed(part.content)
+                    and any(isinstance(s, ComputedTensor) for s in part.content.sources)
                     and self._last_place(part.content)
                 ):
                     self.values.done(part.content)
@@ -557,7 +556,10 @@ class TargetRun:
             outputs = {p.key: outputs[p.key] for file in files for p in file.tensors}
         if self.parts is not None:
             self.parts.watch(outputs)
-        if any(BITS[t.spec.dtype] < 8 or _is_computed(t) for t in self.outputs.values()):
+        if any(
+            BITS[t.spec.dtype] < 8 or any(isinstance(s, ComputedTensor) for s in t.sources)
+            for t in self.outputs.values()
+        ):
             self.ledger = Ledger(self.outputs)
             self._values = Evaluator(
                 self.source,

@@ -115,7 +115,8 @@ class BoxDecoder:
     def into(self, out: Any) -> None:
         """Fills `out` [..., rows, columns]."""
         rows, columns = self._full[-2:]
-        chunks = self._chunks(rows, columns, self._near and is_turned(out))
+        turned = self._near and out.strides[-2] < out.strides[-1]
+        chunks = self._chunks(rows, columns, turned)
         for at in product(*map(range, self._lead)):
             work = self._work(at, prod(out.shape[-2:]))
             for chunk in chunks:
@@ -267,7 +268,7 @@ class BoxDecoder:
         import numpy as np
 
         layout = self._layout
-        if self._near and is_turned(out):
+        if self._near and out.strides[-2] < out.strides[-1]:
             made = np.empty(out.shape, out.dtype)
             self._chunk(at, chunk, made)
             out[...] = made
