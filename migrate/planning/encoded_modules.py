@@ -7,9 +7,10 @@ lists, and the plan makes them of the tensors that come out.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from .. import codecs
 from ..core.errors import fail, printable
@@ -17,16 +18,20 @@ from ..core.part_names import PartNames, key_of_part
 from ..core.spec import BITS, Spec
 from ..core.templates import rank_of
 from ..rules.arguments import (
+    BY,
     CODEC,
     ENCODED_MODULES,
     MODULE_LISTS,
     PARAM,
     PLAIN_MODULES,
     is_choice,
+    is_each,
 )
 from .graph import ComputedTensor, Tensor
+from .parts import foreseen_bytes
 from .patches import leaves_of_patch
 
+GROUP, GRANULARITY = "group", "granularity"
 _WIDE = frozenset(("float16", "bfloat16", "float32", "float64"))
 
 
@@ -38,11 +43,16 @@ class _Stored(NamedTuple):
 
     def fits(self, wanted: Mapping[str, Any]) -> bool:
         return all(
-            self._of(name) in (value if isinstance(value, (list, tuple)) else [value])
+            self.argument(name) in (value if isinstance(value, (list, tuple)) else [value])
             for name, value in wanted.items()
         )
 
-    def _of(self, name: str) -> Any:
+    def argument(self, name: str) -> Any:
+        """The codec for `codec`, else that argument, None where it is not known. What names no
+        granularity has a scale for each group, or for each row.
+        """
+        if name == GRANULARITY and name not in self.arguments:
+            return GROUP if GROUP in self.arguments else "channel"
         return self.codec if name == CODEC else self.arguments.get(name)
 
 
@@ -57,10 +67,43 @@ class EncodedModules(list[str]):
         made.tensors = tensors
         return made
 
+    def sets(self, wanted: Mapping[str, Any]) -> list[tuple[dict[str, Any], list[str]]]:
+        """(values of the arguments that `by` names, the modules that are stored so) for each set of
+        values that occurs, in the order of the values. M513 as `choose`.
+        """
+        by = wanted[BY]
+        ways = self._ways()
+        found: dict[tuple[Any, ...], list[str]] = {}
+        for module in self.choose({name: one for name, one in wanted.items() if name != BY}):
+            said = {tuple(way.argument(name) for name in by) for way in ways[module]}
+            known = dict(zip(by, next(iter(said)), strict=True)) if len(said) == 1 else {}
+            # rows that are not cut into groups have no size of these
+            if not known or None in (v for name, v in known.items() if name != GROUP):
+                _refuse(module, ways[module], f"`{', '.join(by)}` of it are not certain")
+            found.setdefault(said.pop(), []).append(module)
+        # what is not there has no order
+        ordered = sorted(found, key=lambda values: [(v is None, str(type(v)), v) for v in values])
+        return [
+            ({n: v for n, v in zip(by, one, strict=True) if v is not None}, found[one])
+            for one in ordered
+        ]
+
     def choose(self, wanted: Mapping[str, Any]) -> list[str]:
         """Those that are stored as `wanted` says: `codec`, by name or of several, and arguments of
         it. M513 for a module of which it is not certain.
         """
+        ways, out = self._ways(), []
+        for module in self:
+            fits = {way.fits(wanted) for way in ways[module]}
+            if len(fits) > 1:
+                said = printable(str(dict(wanted)))
+                which = f"whether it is one of `${ENCODED_MODULES}: {said}` is not certain"
+                _refuse(module, ways[module], which)
+            out += [module] if True in fits else []
+        return out
+
+    def _ways(self) -> dict[str, list[_Stored]]:
+        """In which ways each module can be stored."""
         table = codecs.part_names()
         ways: dict[str, list[_Stored]] = {}
         made: dict[str, list[_Stored]] = {}
@@ -70,20 +113,16 @@ class EncodedModules(list[str]):
                 found = _readings(key, said, self.tensors, table)
                 ways.setdefault(_module(key), []).extend(found)
                 made.setdefault(_module(key), []).extend([said] if said is not None else [])
-        out = []
-        for module in self:
-            there = ways[module] or made[module]
-            fits = {way.fits(wanted) for way in there}
-            if len(fits) > 1:
-                forms = dict.fromkeys(map(_spelled, there))
-                fail(
-                    "M513",
-                    f"{printable(module)} may be {' or '.join(forms)}, so whether it is one of "
-                    f"`${ENCODED_MODULES}: {printable(str(dict(wanted)))}` is not certain",
-                    help="leave out the arguments that its tensors do not tell",
-                )
-            out += [module] if True in fits else []
-        return out
+        return {module: found or made[module] for module, found in ways.items()}
+
+
+def _refuse(module: str, ways: Iterable[_Stored], uncertain: str) -> NoReturn:
+    forms = dict.fromkeys(map(_spelled, ways))
+    fail(
+        "M513",
+        f"{printable(module)} may be {' or '.join(forms)}, so {uncertain}",
+        help="leave out the arguments that its tensors do not tell",
+    )
 
 
 def _spelled(way: _Stored) -> str:
@@ -114,9 +153,14 @@ def _readings(
             for end in (first, *table.partners(first))
             if (part := key_of_part(stem, end) + rank) in tensors
         }
+        said_of = {
+            end: elements
+            for end in table.sized.get(first, ())
+            if end in near and (elements := _foreseen(tensors[key_of_part(stem, end) + rank]))
+        }
         found = [
             reading
-            for reading in table.read(first, near)
+            for reading in table.read(first, near, said_of)
             if not reading.missing and (said is None or said.codec == reading.format)
         ]
         if found and (len(found[0].endings), len(first)) > most:
@@ -124,6 +168,13 @@ def _readings(
             known = {} if said is None else said.arguments
             best = [_Stored(r.format, {**r.arguments, **known}) for r in found]
     return best
+
+
+def _foreseen(tensor: Tensor) -> tuple[int, ...] | None:
+    """The integers of a small part that is computed, where they follow from shapes."""
+    form = {"int32": "<i", "int64": "<q"}.get(tensor.spec.dtype)
+    data = foreseen_bytes(tensor) if form is not None else None
+    return None if data is None else tuple(one for (one,) in struct.iter_unpack(form or "", data))
 
 
 def first_encoded(tensors: Mapping[str, Tensor]) -> str | None:
@@ -199,6 +250,6 @@ def _named(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_named, value))
     if isinstance(value, Mapping):
-        return is_choice(value) or any(map(_named, value.values()))
+        return is_choice(value) or is_each(value) or any(map(_named, value.values()))
     match = PARAM.fullmatch(value) if isinstance(value, str) else None
     return match is not None and match[1] in MODULE_LISTS

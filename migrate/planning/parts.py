@@ -78,6 +78,19 @@ def _names_of(
     return out
 
 
+def foreseen_bytes(tensor: Tensor) -> bytes | None:
+    """The bytes of a tensor that is computed, where they follow from shapes."""
+    source = tensor.sources[0] if len(tensor.sources) == 1 else None
+    if not isinstance(source, ComputedTensor) or not is_whole(tensor.view):
+        return None
+    call = source.computation
+    op = ops.get(call.op_call.op)
+    if not isinstance(op, ValueOp):
+        return None
+    given = [one.spec for one in call.inputs]
+    return op.foreseen(call.op_call.args, given, source.output)
+
+
 def bytes_of_part(
     role: str, item: Item, most: int, read: Callable[[Tensor], bytes] | None
 ) -> bytes:
@@ -91,15 +104,8 @@ def bytes_of_part(
             f"{printable(item.keys[0])} is {tensor.spec}; of a {role}, which is read while "
             f"planning, at most {most:,} bytes are",
         )
-    source = tensor.sources[0] if len(tensor.sources) == 1 else None
-    if isinstance(source, ComputedTensor) and is_whole(tensor.view):
-        call = source.computation
-        op = ops.get(call.op_call.op)
-        if isinstance(op, ValueOp):
-            given = [one.spec for one in call.inputs]
-            found = op.foreseen(call.op_call.args, given, source.output)
-            if found is not None:
-                return found
+    if (found := foreseen_bytes(tensor)) is not None:
+        return found
     if read is None:
         raise OpError(
             "M310", f"what {printable(item.keys[0])} says is known when its bytes are, not before"

@@ -15,7 +15,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from ..rules.arguments import NULL, is_choice, is_condition
+from ..rules.arguments import (
+    BY,
+    EACH,
+    ENCODED_MODULES,
+    MOST_OF,
+    NULL,
+    is_choice,
+    is_condition,
+    is_each,
+)
 from ..rules.compiled import holds
 
 # of what a stamp holds; deeper, and Python's recursion ends before the document does
@@ -108,6 +117,8 @@ def _filled(value: Any, params: Mapping[str, Any], names: re.Pattern[str]) -> An
     if is_choice(value):
         ((name, wanted),) = value.items()
         return params[name[1:]].choose(wanted)
+    if is_each(value):
+        return _filled_sets(value, params, names)
     if isinstance(value, Mapping):
         if not holds(value, params):
             return ABSENT
@@ -124,6 +135,31 @@ def _filled(value: Any, params: Mapping[str, Any], names: re.Pattern[str]) -> An
             if item is not ABSENT
         ]
     return value
+
+
+def _filled_sets(
+    value: Mapping[str, Any], params: Mapping[str, Any], names: re.Pattern[str]
+) -> dict[str, Any]:
+    wanted = value[f"${ENCODED_MODULES}"]
+    sets = params[ENCODED_MODULES].sets(wanted)
+    # an argument that a set has none of is unset, though a param be called so
+    outer = {name: one for name, one in params.items() if name not in wanted[BY]}
+    most = max(range(len(sets)), key=lambda n: len(sets[n][1]), default=0)
+    out = {}
+    for number, (said, chosen) in enumerate(sets):
+        inner = {**outer, **said, ENCODED_MODULES: chosen}
+        made = _filled(value[EACH], inner, names)
+        if number == most and MOST_OF in value:
+            made = _overlaid(made, _filled(value[MOST_OF], inner, names))
+        out[f"group_{number}"] = made
+    return out
+
+
+def _overlaid(made: Any, more: Any) -> Any:
+    """One filled patch with another merged into it, marks of what is removed or null included."""
+    if not isinstance(made, Mapping) or not isinstance(more, Mapping):
+        return made if more is ABSENT else more
+    return {**made, **{name: _overlaid(made.get(name), one) for name, one in more.items()}}
 
 
 def _without_marks(value: Any) -> Any:
@@ -143,7 +179,7 @@ def leaves_of_patch(patch: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:
         return
     if patch is ABSENT:
         return
-    if not isinstance(patch, Mapping) or is_choice(patch):
+    if not isinstance(patch, Mapping) or is_choice(patch) or is_each(patch):
         yield at, patch
         return
     for name, value in patch.items():
@@ -151,11 +187,40 @@ def leaves_of_patch(patch: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:
             yield from leaves_of_patch(value, (*at, name))
 
 
+def params_of_each(patch: Mapping[str, Any], value: Any) -> Iterator[tuple[Path, str]]:
+    """(place, name) of each `$name` that an object for each set of values wrote into `value`, but
+    for the arguments that it was made by.
+    """
+    by = patch[f"${ENCODED_MODULES}"][BY]
+    for group in value if isinstance(value, Mapping) else ():
+        for at, text in leaves_of_patch(patch[EACH]):
+            if isinstance(text, str) and is_condition(text) and text[1:] not in by:
+                yield (group, *at), text[1:]
+
+
+def each_as_it_stands(patch: Any, value: Any, top: bool = True) -> Any:
+    """The patch of a file with what stands in `value` in place of an object for each set: which
+    sets there are what is stored does not always tell.
+    """
+    if isinstance(patch, (list, tuple)) and top:
+        return [each_as_it_stands(one, value, top=False) for one in patch]
+    if not isinstance(patch, Mapping) or is_choice(patch):
+        return patch
+    if is_each(patch):
+        return {} if value is ABSENT else value
+    return {
+        name: one if is_condition(name) else each_as_it_stands(one, _at(value, (name,)), top=False)
+        for name, one in patch.items()
+    }
+
+
 def asked_params(patch: Any) -> Iterator[str]:
     """The params on which objects in the patch of a file depend."""
     if isinstance(patch, (list, tuple)):
         for one in patch:
             yield from asked_params(one)
+    elif is_each(patch):
+        yield from asked_params(patch[EACH])
     elif isinstance(patch, Mapping) and not is_choice(patch):
         for name, value in patch.items():
             if is_condition(name):
@@ -172,7 +237,9 @@ def conditions_met(patch: Any, value: Any, at: Path = ()) -> Iterator[tuple[Path
         for one in patch:
             yield from conditions_met(one, value)
         return
-    if not isinstance(patch, Mapping) or is_choice(patch) or not isinstance(value, Mapping):
+    if not isinstance(patch, Mapping) or not isinstance(value, Mapping):
+        return
+    if is_choice(patch) or is_each(patch):
         return
     asked = {name[1:]: wanted for name, wanted in patch.items() if is_condition(name)}
     written = list(_constants(patch)) if asked else []
@@ -188,7 +255,7 @@ def conditions_met(patch: Any, value: Any, at: Path = ()) -> Iterator[tuple[Path
 def _constants(patch: Mapping[str, Any], at: Path = ()) -> Iterator[tuple[Path, Any]]:
     """(place, value) of what an object of a patch writes where its own conditions hold."""
     for name, value in patch.items():
-        if is_condition(name) or is_choice(value) or value is None:
+        if is_condition(name) or is_choice(value) or is_each(value) or value is None:
             continue
         if isinstance(value, Mapping):
             if not any(map(is_condition, value)):

@@ -22,7 +22,7 @@ from ..extra_state.record import how_to_leave
 from ..ops.base import OneWay
 from ..ops.base import step as call_of
 from ..rules import params as parameters
-from ..rules.arguments import PARAM, is_choice
+from ..rules.arguments import PARAM, is_choice, is_each
 from ..rules.compiled import (
     CompiledCall,
     CompiledRule,
@@ -42,9 +42,11 @@ from .patches import (
     ABSENT,
     apply_patch,
     conditions_met,
+    each_as_it_stands,
     fill_patch,
     leaves_of_patch,
     list_changes,
+    params_of_each,
     removed_text,
     restore_value,
     same_json,
@@ -551,6 +553,10 @@ class PathState:
             if not _foreign(self._steps[:-1], path, at):
                 yield f"{path}#{'.'.join(at)}", {name: value}
         for at, value in leaves_of_patch(file.model.files[path]):
+            if is_each(value) and not _foreign(self._steps[:-1], path, at):
+                for below, name in params_of_each(value, self.sides.value_at(path, at)):
+                    if (found := self.sides.value_at(path, (*at, *below))) is not ABSENT:
+                        yield f"{path}#{'.'.join((*at, *below))}", {name: found}
             match = (
                 PARAM.fullmatch(value)
                 if isinstance(value, str) and not _foreign(self._steps[:-1], path, at)
@@ -573,7 +579,7 @@ class PathState:
             gone = before[path] is None and all(step["at"] for step in steps)
             again: Any = (restore_value({}, steps) if gone else self.sides.value(path)) or {}
             for file in step.files:
-                patch = file.model.files.get(path, {})
+                patch = each_as_it_stands(file.model.files.get(path, {}), before[path])
                 again = apply_patch(again, fill_patch(patch, values, PARAM)) or {}
             if (gone and again) or (removed_text(steps) and self.sides.value(path) is None):
                 self.inexact.append(
@@ -725,7 +731,7 @@ def _patched(patch: Any, keys: Sequence[str]) -> bool:
     if isinstance(patch, (list, tuple)):
         return any(_patched(one, keys) for one in patch)
     for key in keys:
-        if not isinstance(patch, Mapping) or is_choice(patch):
+        if not isinstance(patch, Mapping) or is_choice(patch) or is_each(patch):
             return True
         if key not in patch:
             return False

@@ -35,6 +35,9 @@ NULL = "null"
 PATCH_WORDS = (*MODULE_LISTS, NULL)
 # what the second of the lists may be narrowed by, beside arguments of the codec
 CODEC = "codec"
+# what an object for each set of values of arguments is called, what is merged into that of the set
+# with most modules, and the list of these arguments
+EACH, MOST_OF, BY = "each", "most", "by"
 # what the roles of a rule are called where a capture can stand
 ROLE = "role"
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -48,6 +51,15 @@ def is_choice(patch: Any) -> bool:
     stored like this.
     """
     return isinstance(patch, Mapping) and len(patch) == 1 and f"${ENCODED_MODULES}" in patch
+
+
+def is_each(patch: Any) -> bool:
+    """Whether a value of a patch is `{$encoded_modules: {codec: …, by: […]}, each: {…}}`: an object
+    with one such object for each set of values that the arguments in `by` have; `most` may stand
+    beside.
+    """
+    wanted = {f"${ENCODED_MODULES}", EACH}
+    return isinstance(patch, Mapping) and wanted <= patch.keys() <= {*wanted, MOST_OF}
 
 
 def is_condition(name: Any) -> bool:

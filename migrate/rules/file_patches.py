@@ -8,7 +8,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..core.errors import printable
-from .arguments import CODEC, ENCODED_MODULES, PARAM, PATCH_WORDS, is_choice, is_condition
+from .arguments import (
+    BY,
+    CODEC,
+    EACH,
+    ENCODED_MODULES,
+    MOST_OF,
+    PARAM,
+    PATCH_WORDS,
+    is_choice,
+    is_condition,
+    is_each,
+)
 from .fields import Problem
 from .model import RuleFile
 from .params import never
@@ -27,6 +38,15 @@ def problems(file: RuleFile) -> Iterator[Problem]:
                         f"`${ENCODED_MODULES}` is narrowed by an object with the name of a codec "
                         "or several, and arguments of it",
                         f"write `${ENCODED_MODULES}: {{codec: nvfp4}}`",
+                        at=path,
+                    )
+            elif is_each(held):
+                if not _sorts(held):
+                    yield Problem(
+                        "M114",
+                        f"`{EACH}` is an object for each set of values of arguments of a codec, "
+                        f"which `{BY}` lists",
+                        f"write `${ENCODED_MODULES}: {{codec: int-pack, {BY}: [bits, group]}}`",
                         at=path,
                     )
             else:
@@ -52,6 +72,14 @@ def references(file: RuleFile) -> Iterator[tuple[_Path, str]]:
 def _references(value: Any, path: _Path) -> Iterator[tuple[_Path, str]]:
     if isinstance(value, str) and (match := PARAM.fullmatch(value)):
         yield path, match[1]
+    elif is_each(value):
+        by = value[f"${ENCODED_MODULES}"]
+        by = by.get(BY) if isinstance(by, Mapping) else None
+        known = by if isinstance(by, (list, tuple)) else ()
+        for part in (EACH, MOST_OF):
+            for at, name in _references(value.get(part), (*path, part)):
+                if name not in known:
+                    yield at, name
     elif isinstance(value, Mapping):
         for key, item in value.items():
             if is_condition(key) and not is_choice(value):
@@ -66,7 +94,9 @@ def _objects(value: Any, path: _Path) -> Iterator[tuple[_Path, Mapping[str, Any]
     """(path, object) of each object in patches, without what a choice of a list asks for."""
     if isinstance(value, Mapping):
         yield path, value
-        for key, item in () if is_choice(value) else value.items():
+        own = (f"${ENCODED_MODULES}",) if is_each(value) else ()
+        below = [(name, one) for name, one in value.items() if name not in own]
+        for key, item in () if is_choice(value) else below:
             yield from _objects(item, (*path, key))
     elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value):
@@ -98,6 +128,17 @@ def _conditions(file: RuleFile, held: Mapping[str, Any]) -> Iterator[Problem]:
         else:
             for _, why in never({name: wanted}, file.params, "an object of a patch"):
                 yield Problem("M114", why, at=(name,))
+
+
+def _sorts(held: Mapping[str, Any]) -> bool:
+    wanted = held[f"${ENCODED_MODULES}"]
+    by = wanted.get(BY) if isinstance(wanted, Mapping) else None
+    objects = all(isinstance(held.get(part, {}), Mapping) for part in (EACH, MOST_OF))
+    if not isinstance(by, (list, tuple)) or not by or not objects:
+        return False
+    return all(isinstance(name, str) for name in by) and _chooses(
+        {name: one for name, one in wanted.items() if name != BY}
+    )
 
 
 def _chooses(wanted: Any) -> bool:

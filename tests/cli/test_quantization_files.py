@@ -209,6 +209,20 @@ def test_patches_take_the_modules_of_each_format(tmp_path: Path) -> None:
     }
 
 
+def test_an_object_is_written_for_each_set_of_arguments_that_occurs(tmp_path: Path) -> None:
+    said = "config_groups: {$encoded_modules: {codec: %s, by: [%s]}, each: %s}"
+    each = "{targets: $encoded_modules, weights: {num_bits: $bits, group_size: $group}}"
+    assert chosen(tmp_path, f"{{{said % ('int-pack, bits: 4', 'bits, group', each)}}}") == {
+        "group_0": {"targets": ["d"], "weights": {"num_bits": 4, "group_size": 32}}
+    }
+    each = "{modules: $encoded_modules, of: $granularity}, most: {modules: $null, more: 1}"
+    assert chosen(tmp_path / "b", f"{{{said % ('[fp8, mxfp4]', 'codec, granularity', each)}}}") == {
+        "group_0": {"modules": None, "of": "channel", "more": 1},
+        "group_1": {"modules": ["b"], "of": "tensor"},
+    }
+    assert chosen(tmp_path / "c", f"{{{said % ('mxfp4', 'bits', '{x: 1}')}}}") == {}
+
+
 def test_modules_that_the_rule_encodes_are_of_the_format_that_it_says(tmp_path: Path) -> None:
     source = folder(tmp_path / "old", {**FORMATS, "e.weight": ("BF16", [4, 4])}, config={})
     file = rules(
@@ -233,6 +247,17 @@ def test_a_module_of_which_the_format_is_not_certain_is_named(tmp_path: Path) ->
     found = refusal("plan", source, "--rules", file, exit=3)
     assert found["code"] == "M513"
     assert found["message"].startswith("d may be int-pack, bits 4, group 32 or int-pack, bits 8")
+
+
+def test_a_set_of_which_the_arguments_are_not_certain_is_named(tmp_path: Path) -> None:
+    unsure = {k: s for k, s in FORMATS.items() if k != "d.weight_zero_point"}
+    source = folder(tmp_path / "old", unsure, config=CONFIG)
+    said = "{$encoded_modules: {codec: int-pack, by: [bits]}, each: {bits: $bits}}"
+    file = rules(tmp_path, f"files: {{config.json: {{x: {said}}}}}\n" + HEAD)
+    found = refusal("plan", source, "--rules", file, exit=3)
+    assert found["code"] == "M513"
+    assert found["message"].startswith("d may be int-pack, bits 4, group 32 or int-pack, bits 8")
+    assert "so `bits` of it are not certain" in found["message"]
 
 
 def test_patches_in_order_replace_what_one_would_merge_into(tmp_path: Path) -> None:
@@ -358,6 +383,17 @@ def test_a_stamp_with_a_text_that_is_no_object_is_refused_by_the_name_of_the_fil
                 "{codec: null}",
                 "{codec: []}",
                 "{codec: {not: fp8}}",
+            )
+        ],
+        *[
+            (f"files: {{config.json: {{a: {{$encoded_modules: {said}}}}}}}\n", code, words)
+            for said, code, words in (
+                ("{codec: fp8}, each: {b: 1}", "M114", "`each` is an object for each set"),
+                ("{codec: fp8, by: []}, each: {b: 1}", "M114", "`each` is an object for each"),
+                ("{codec: fp8, by: [bits]}, each: 1", "M114", "`each` is an object for each"),
+                ("{by: [bits]}, each: {b: 1}", "M114", "`each` is an object for each set"),
+                ("{codec: fp8, by: [bits]}, each: {b: $group}", "M112", "`$group` is not a param"),
+                ("{codec: fp8, by: [bits]}, each: {b: 1}, most: {c: $n}", "M112", "`$n` is not"),
             )
         ],
     ],

@@ -219,7 +219,7 @@ def test_of_several_formats_transformers_decodes_the_first_alone(tmp_path: Path)
     assert torch.equal(made, answers(model))
 
 
-@pytest.mark.parametrize("name", ["awq-gemm", "gptq-sym"])
+@pytest.mark.parametrize("name", ["awq-gemm", "gptq-sym", "gptq-v2-dynamic"])
 def test_integers_that_were_repacked_are_loaded_with_equal_logits(
     name: str, tmp_path: Path
 ) -> None:
@@ -232,10 +232,12 @@ def test_integers_that_were_repacked_are_loaded_with_equal_logits(
     for layout, folder in zip(("compressed-tensors", "fp16"), folders, strict=True):
         goal = f"{lineage}@{layout}"
         done("apply", checkpoint(name).folder, "-o", folder, "--to", goal, "--allow", "lossy")
-    decoded = CompressedTensorsConfig(dequantize=True)
-    made = logits(folders[0], "float16", quantization_config=decoded)
-    assert made.abs().max() > 0
-    assert torch.equal(made, logits(folders[1], "float16"))
-    if name == "gptq-sym":
+    plain = logits(folders[1], "float16")
+    assert plain.abs().max() > 0
+    # of several sizes of codes transformers 5.23 decodes the first alone
+    if name != "gptq-v2-dynamic":
+        decoded = CompressedTensorsConfig(dequantize=True)
+        assert torch.equal(plain, logits(folders[0], "float16", quantization_config=decoded))
+    if name != "awq-gemm":
         # with zeros transformers 5.23 cannot load what is not decoded
-        assert torch.equal(made, logits(folders[0], "float16"))
+        assert torch.equal(plain, logits(folders[0], "float16"))

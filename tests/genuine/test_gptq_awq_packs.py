@@ -201,6 +201,7 @@ def test_both_are_told_apart_without_a_configuration(tmp_path: Path) -> None:
 REPACKED = {
     "awq-gemm": ("awq@compressed-tensors",),
     "gptq-sym": ("gptq@compressed-tensors",),
+    "gptq-v2-dynamic": ("gptq@compressed-tensors",),
 }
 
 
@@ -295,15 +296,38 @@ def test_the_configuration_says_how_they_are_packed(
     assert not any(group["contradiction"] for group in known["number_formats"])
 
 
+def test_modules_of_other_bits_and_groups_have_a_part_of_the_configuration(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done(
+        "apply", checkpoint("gptq-v2-dynamic").folder, "-o", out, "--to", "gptq@compressed-tensors"
+    )
+    said = quantization(out)
+    assert set(said["ignore"]) == {
+        "lm_head", "model.embed_tokens", "model.layers.0.self_attn.o_proj"
+    }  # fmt: skip
+    rest = {"type": "int", "symmetric": True}
+    assert said["config_groups"] == {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 3, **rest, "strategy": "group", "group_size": 32},
+        },
+        "group_1": {
+            "targets": [f"model.layers.{n}.mlp.down_proj" for n in (0, 1)],
+            "weights": {"num_bits": 8, **rest, "strategy": "channel"},
+        },
+    }
+    known = done("inspect", out, "--format", "json").json
+    assert not any(group["contradiction"] for group in known["number_formats"])
+
+
 @pytest.mark.parametrize(
     ("name", "said", "code", "words"),
     [
         ("gptq-v1", (), "M406", "desc_act"),
-        ("gptq-v2-dynamic", (), "M510", "dynamic.+:.*\\.down_proj$.bits says 8"),
         ("awq-gemm", {"version": "gemv"}, "M114", "gemv"),
         ("awq-gemm", {"group_size": 64}, "M510", "group"),
         ("awq-gemm", {"group_size": -1}, "M114", "group"),
-        ("gptq-sym", {"bits": 8}, "M310", "`bits` says 8"),
+        ("gptq-sym", {"bits": 8}, "M315", "gptq, 4 bits, groups of 32"),
     ],
 )
 def test_what_compressed_tensors_cannot_hold_so_is_refused(
