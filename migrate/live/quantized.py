@@ -27,7 +27,8 @@ from ..elements.raw import is_dtensor, is_plain_class
 from ..formats.memory import dense
 from ..planning.graph import stored_keys
 from ..source.component_boxes import Box, component_of, uncut
-from ..source.pickle.quantized_tensors import CLASSES, FORMATS, MODULES
+from ..source.pickle.quantized_tensors import CLASSES, FORMATS, MODULES, QUANTIZERS
+from ..source.pickle.te_grouped import in_members
 from ..source.pickle.tree import NEW, NUMBERINGS, PARAMETER, Composite, Encoding, ask
 from ..source.torn_tensors import REQUANTIZE
 from ..source.tree import CheckpointTree, resolve_objects
@@ -70,7 +71,8 @@ class QuantizedTarget:
     """A live quantized tensor: its class, and the tensors that it is made of by attribute.
 
     `format` is a word such as "te-mxfp8", `number` the dtype of one stored number, both None if the
-    class is not known. `settings` decide what the bytes mean.
+    class is not known. `settings` decide what the bytes mean. `members` > 0: a group of so many,
+    whose components are stacks of theirs.
     """
 
     value: Any
@@ -79,6 +81,7 @@ class QuantizedTarget:
     number: str | None
     components: Mapping[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    members: int = 0
 
     @property
     def takes_dense(self) -> bool:
@@ -88,7 +91,7 @@ class QuantizedTarget:
     @property
     def square(self) -> bool:
         """Whether both usages have the same scales, so that one determines the other."""
-        return (
+        return not self.members and (
             self.format == "te-fp8"
             or (self.format == "te-fp8-block" and bool(self.settings.get("is_2D_scaled")))
             or (
@@ -117,6 +120,8 @@ def held(value: Any) -> QuantizedTarget | None:
     if not components or dense(value):
         return None
     known, name = _known(type(value))
+    if known is None and name == "GroupedTensor":
+        return _group(value, components)
     if known is None:
         return QuantizedTarget(value, name, None, None, components)
     stale = getattr(value, "_transpose_invalid", False) is True
@@ -126,6 +131,38 @@ def held(value: Any) -> QuantizedTarget | None:
     settings = {key: said[key] for key in _SETTINGS if said.get(key) is not None}
     return QuantizedTarget(
         value, name, known, _number(known, components, said), components, settings
+    )
+
+
+def _group(value: Any, runs: Mapping[str, Any]) -> QuantizedTarget:
+    """A GroupedTensor by the components that its members have, each a stack over its run."""
+    quantizer, count = getattr(value, "quantizer", None), int(getattr(value, "num_tensors", 0))
+    cls = QUANTIZERS.get(type(quantizer).__name__)
+    unknown = QuantizedTarget(value, "GroupedTensor", None, None, runs)
+    shapes = {tuple(shape) for shape in getattr(value, "tensor_shapes", None) or ()}
+    if cls is None or count < 1 or len(shapes) != 1:
+        return unknown
+    (member,) = shapes
+    said = _said(value)
+    for name, setting in vars(quantizer).items():
+        said.setdefault(name.lstrip("_"), setting)
+    components = {}
+    for run, one in runs.items():
+        each = one.numel() // count
+        two = said.get("block_scaling_dim") != 1
+        found = in_members(cls, run, member, each, two)
+        if found is None or one.numel() % count or not one.is_contiguous():
+            return unknown
+        components[found[0]] = one.view(count, *found[1])
+    if cls == "Float8BlockwiseQTensor":
+        said["is_2D_scaled"] = said.get("block_scaling_dim") == 2
+    code = getattr(quantizer, "dtype", None)
+    number = _NUMBERS.get(getattr(code, "name", ""))
+    if number is None and code is not None:
+        number = NUMBERINGS[NEW].get(int(getattr(code, "value", code)))
+    settings = {key: said[key] for key in _SETTINGS if said.get(key) is not None}
+    return QuantizedTarget(
+        value, "GroupedTensor", FORMATS[cls], number, components, settings, count
     )
 
 

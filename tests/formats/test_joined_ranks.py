@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import quantized_classes as classes
+import quantized_ranks
 import torch
 from quantized_ranks import KINDS, WAYS, Arrays, boxes, piece, tensors, whole, wrapped
 from quantized_shards import save_shards
@@ -182,3 +184,29 @@ keep: ["norm"]
 rules:
   - {name: gone, from: "{k}.{part...}.{last}", via: [{drop: {why: to test}}]}
 """
+
+
+def of_group(top: int, bottom: int) -> classes.Wrapper:
+    """Rows of each member of a group, as a rank would have them."""
+    kind = KINDS["te-grouped"]
+    held = {}
+    for name, made in quantized_ranks._drawn("te-grouped", 0).items():
+        part = kind.parts[name]
+        taken = made[:, quantized_ranks._cut(part.rows, top, bottom)]
+        held[name] = np.stack([quantized_ranks._stored(part, name, one, None) for one in taken])
+    return wrapped("te-grouped", (kind.shape[0], bottom - top, kind.shape[2]), held)
+
+
+@pytest.mark.parametrize(("cut", "exact"), [(32, True), (16, False)])
+def test_a_group_whose_members_are_cut(cut: int, exact: bool, tmp_path: Path) -> None:
+    count, rows, columns = KINDS["te-grouped"].shape
+    with classes.installed():
+        values = [of_group(0, cut), of_group(cut, rows)]
+        boxes = [((0, 0, 0), (count, cut, columns)), ((0, cut, 0), (count, rows - cut, columns))]
+        save_shards(tmp_path / "in", (count, rows, columns), boxes, {"te-grouped": values})
+    if exact:
+        migrate.apply(tmp_path / "in", tmp_path / "out.safetensors")
+        has_components(tmp_path / "out.safetensors", ["te-grouped"], 2, norm=False)
+        return
+    with pytest.raises(CheckpointError, match=r"M946.*row 16 lies inside a block of 32 rows"):
+        migrate.apply(tmp_path / "in", tmp_path / "out.safetensors")

@@ -8,7 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import quantized_ranks as ranks
 import torch
+import torch.distributed.checkpoint as dcp
 from quantized_classes import installed
 
 import migrate
@@ -224,3 +226,24 @@ def test_the_checkpoint_says_which_of_two_numberings_was_meant(tmp_path):
     module = live(stored(tmp_path / "new.pt")["weight"])
     report = migrate.load(module, tmp_path / "new.pt", params={"te_dtype_numbering": "2.4"})
     assert report.tensors == 4
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_group_takes_the_bytes_of_its_members(tmp_path: Path) -> None:
+    kind = "te-grouped"
+    shape = ranks.KINDS[kind].shape
+    due = ranks.wrapped(kind, shape, ranks.whole(kind))
+    torch.save({"w": due}, tmp_path / "in.pt")
+    held = ranks.wrapped(kind, shape, ranks.whole(kind, seed=1))
+    module = torch.nn.Module()
+    module.register_parameter("w", torch.nn.Parameter(held, requires_grad=False))
+    before, places = module.w, {n: one.data_ptr() for n, one in held.held().items()}
+    migrate.load(module, tmp_path / "in.pt")
+    assert module.w is before
+    assert places == {n: one.data_ptr() for n, one in held.held().items()}
+    for name, one in due.held().items():
+        assert torch.equal(held.held()[name].view(torch.uint8), one.view(torch.uint8)), name
+    again = ranks.wrapped(kind, shape, ranks.whole(kind, seed=1))
+    dcp.load({"w": again}, storage_reader=migrate.dcp.MigratingReader(tmp_path / "in.pt"))
+    for name, one in due.held().items():
+        assert torch.equal(again.held()[name].view(torch.uint8), one.view(torch.uint8)), name

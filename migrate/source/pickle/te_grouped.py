@@ -201,6 +201,19 @@ def _quantized(
     )  # fmt: skip
 
 
+def in_members(
+    cls: str, run: str, member: tuple[int, ...], numel: int, two: bool
+) -> tuple[str, tuple[int, ...]] | None:
+    """What a run of `numel` elements for each member is called in a member, and its shape there;
+    None for runs that are not known.
+    """
+    called = (_IN_FLOAT8 if cls == "Float8Tensor" else _IN_MEMBER).get(run)
+    try:
+        return (called, _shape_of(cls, run, member, numel, two)) if called else None
+    except ForeignError:
+        return None
+
+
 def _shape_of(cls: str, run: str, shape: tuple[int, ...], numel: int, two: bool) -> tuple[int, ...]:
     """The shape of a member's component of `numel` elements; `two`: of square blocks."""
     rows, last = prod(shape[:-1]), shape[-1]
