@@ -98,6 +98,13 @@ def codec(folder: Path, run: Callable[..., Any]) -> Any:
     return json.loads(figures.read_text())
 
 
+def formats(folder: Path, run: Callable[..., Any]) -> Any:
+    """Every number format decoded in memory, 4096 x 4096: milliseconds, beside clone."""
+    figures = folder / "formats.json"
+    run(HERE / "format_speed.py", "--device", "cuda", "--rounds", 2, "--json", figures)
+    return json.loads(figures.read_text())
+
+
 def values(folder: Path, run: Callable[..., Any]) -> Any:
     """FP8 blocks -> bf16 of a checkpoint, on the GPU and on the CPU: seconds, and equal bytes."""
     import data_fp8
@@ -156,10 +163,50 @@ def load(folder: Path, run: Callable[..., Any]) -> Any:
     return json.loads(run("-c", code, folder / "v4", folder / "v5").splitlines()[-1])
 
 
+def reader(folder: Path, run: Callable[..., Any]) -> Any:
+    """`dcp.load` into tensors on the GPU by MigratingReader, and by torch's of a migrated copy."""
+    import data
+
+    data.make(folder / "v4", data.PRESETS["demo"])
+    words = [folder / "v4", "-o", folder / "v5", "--to", "hf-mixtral@v5", "--no-fsync"]
+    run("-m", "migrate", "apply", *words, "--output-format", "dcp")
+    code = (
+        "import json, sys, time, torch, warnings\n"
+        "import torch.distributed.checkpoint as dcp\n"
+        "import migrate\n"
+        "warnings.simplefilter('ignore')\n"
+        "old, new = sys.argv[1:]\n"
+        "told = dcp.FileSystemReader(new).read_metadata().state_dict_metadata\n"
+        "def empty():\n"
+        "    return {k: torch.zeros(e.size, dtype=e.properties.dtype, device='cuda')\n"
+        "            for k, e in told.items() if hasattr(e, 'size')}\n"
+        "def ours(state):\n"
+        "    made = migrate.dcp.MigratingReader(old, to='hf-mixtral@v5')\n"
+        "    dcp.load(state, storage_reader=made)\n"
+        "def torchs(state):\n"
+        "    dcp.load(state, checkpoint_id=new)\n"
+        "taken, held = {}, {}\n"
+        f"for _ in range({ROUNDS}):\n"
+        "    for name, call in (('migrate', ours), ('torch', torchs)):\n"
+        "        held[name] = empty()\n"
+        "        torch.cuda.synchronize()\n"
+        "        begun = time.perf_counter()\n"
+        "        call(held[name])\n"
+        "        torch.cuda.synchronize()\n"
+        "        taken.setdefault(name, []).append(round(time.perf_counter() - begun, 4))\n"
+        "one, other = held.values()\n"
+        "taken['equal'] = all(torch.equal(one[key], other[key]) for key in one)\n"
+        "print(json.dumps(taken))\n"
+    )
+    return json.loads(run("-c", code, folder / "v4", folder / "v5").splitlines()[-1])
+
+
 ROWS: dict[str, Callable[[Path, Callable[..., Any]], Any]] = {
     "codec": codec,
     "values": values,
     "load": load,
+    "reader": reader,
+    "formats": formats,
 }
 
 

@@ -172,14 +172,14 @@ class Fillers:
                     child.hang_up()
                 os.close(asked[1])
                 os.close(answered[0])
-                with open(asked[0], "rb") as orders, open(answered[1], "wb", 0) as answers:
+                with open(asked[0], "rb") as orders, open(answered[1], "wb") as answers:
                     self._serve(orders, answers)
             finally:
                 # nothing of the program that was forked runs here: neither handlers nor clean-up
                 os._exit(0)
         os.close(asked[0])
         os.close(answered[1])
-        return _Child(pid, open(asked[1], "wb", 0), open(answered[0], "rb"))
+        return _Child(pid, asked[1], answered[0])
 
     def end(self) -> bool:
         """Ends the processes; whether one has died with what it had measured."""
@@ -209,20 +209,27 @@ class Fillers:
             return False
         for part in fill.parts:
             for survey in self._needed.get(id(part.content), ()):
-                self._surveys.make(survey, child)
+                self._surveys.make(survey, child, self._ask)
         # others go on adding to it
         count = len(self._finished)
         news, child.heard = self._finished[child.heard : count], count
         known = self._surveys.news(child)
-        found = child.ask([self._numbers[file.name], turn, at, news, known])
+        found = self._ask(child, [self._numbers[file.name], turn, at, news, known])
+        return found is not None and bool(found["done"])
+
+    def _ask(self, child: _Child, order: Sequence[Any]) -> dict[str, Any] | None:
+        """The answer of a process, and what it has measured and hashed for it, which it tells once;
+        None if it is gone.
+        """
+        found = child.ask(order)
         if found is None:
             self._lost = True
-            return False
+            return None
         if self._work.ledger is not None:
             self._work.ledger.enter(found["boxes"])
         if self._work.parts is not None:
             self._work.parts.enter(found["pieces"])
-        return bool(found["done"])
+        return found
 
     def _serve(self, orders: BinaryIO, answers: BinaryIO) -> None:
         """The whole of a process."""
@@ -267,6 +274,7 @@ class Fillers:
             found["boxes"] = [one for drain in measured for one in drain()]
             found["pieces"] = [one for drain in hashed for one in drain()]
             answers.write(json.dumps(found).encode() + b"\n")
+            answers.flush()
 
 
 class _Surveys:
@@ -279,8 +287,10 @@ class _Surveys:
         self._made: set[int] = set()
         self._told: list[tuple[int, Any]] = []
 
-    def make(self, number: int, child: _Child) -> None:
-        """Returns when survey `number` is made."""
+    def make(
+        self, number: int, child: _Child, ask: Callable[[_Child, list[int]], dict[str, Any] | None]
+    ) -> None:
+        """Returns when survey `number` is made; `ask` asks a process for one."""
         while True:
             with self._changed:
                 if number in self._made:
@@ -295,7 +305,7 @@ class _Surveys:
                 self._making.add(mine)
             found = None
             try:
-                found = child.ask([mine])
+                found = ask(child, [mine])
             finally:
                 with self._changed:
                     self._making.discard(mine)
@@ -341,8 +351,11 @@ class _Child:
 
     __slots__ = ("_answers", "_orders", "failed", "heard", "learned", "made", "pid")
 
-    def __init__(self, pid: int, orders: BinaryIO, answers: BinaryIO) -> None:
-        self.pid, self._orders, self._answers = pid, orders, answers
+    def __init__(self, pid: int, orders: int, answers: int) -> None:
+        self.pid = pid
+        # buffered, because a pipe that is full takes a part of a line when a signal comes
+        self._orders = open(orders, "wb")  # noqa: SIM115 - `hang_up` closes both
+        self._answers = open(answers, "rb")  # noqa: SIM115
         # how many finished tensors and surveys it was told of, and which surveys it made
         self.heard = self.learned = 0
         self.made: set[int] = set()
@@ -352,6 +365,7 @@ class _Child:
         """Its answer; None if it is gone."""
         try:
             self._orders.write(json.dumps(order).encode() + b"\n")
+            self._orders.flush()
             found: dict[str, Any] = json.loads(self._answers.readline())
         except (OSError, ValueError):
             self.failed = True

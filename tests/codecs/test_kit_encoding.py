@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -149,13 +149,25 @@ def by_numpy(encoding: TensorEncoding, numbers: Any, role: str, box: Any, survey
     return out
 
 
-def by_torch(encoding: TensorEncoding, numbers: Any, role: str, box: Any, survey: Any) -> Any:
+def by_torch(
+    encoding: TensorEncoding, numbers: Any, role: str, box: Any, survey: Any, device: str = "cpu"
+) -> Any:
     out = np.full([b - a for a, b in box], 0x5A, carrier(encoding.parts[role].dtype))
     held = torch.from_numpy(
         np.array(cut(numbers, encoding.needs(role, box))).view(whole_numbers(numbers))
-    )
-    encoding.encode(held, role, box, torch.from_numpy(out.view(whole_numbers(out))), survey=survey)
+    ).to(device)
+    into = torch.from_numpy(out.view(whole_numbers(out)))
+    there = into.to(device)
+    encoding.encode(held, role, box, there, survey=survey)
+    if there is not into:
+        into.copy_(there)
     return out
+
+
+def by_cuda(encoding: TensorEncoding, numbers: Any, role: str, box: Any, survey: Any) -> Any:
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU here")
+    return by_torch(encoding, numbers, role, box, survey, "cuda")
 
 
 def gaps(array: Any) -> Any:
@@ -175,6 +187,11 @@ def surveyed(encoding: TensorEncoding, numbers: Any) -> Any:
 
 
 WAYS = {"numpy": by_numpy, "torch": by_torch}
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+def made_by(way: str) -> Callable[..., Any]:
+    return by_cuda if way == "cuda" else WAYS[way]
 
 
 def stored(encoding: TensorEncoding, numbers: Any, way: str) -> dict[str, Any]:
@@ -182,12 +199,12 @@ def stored(encoding: TensorEncoding, numbers: Any, way: str) -> dict[str, Any]:
         return reference_parts(encoding, numbers)
     survey = surveyed(encoding, numbers)
     return {
-        role: WAYS[way](encoding, numbers, role, whole(spec.shape), survey)
+        role: made_by(way)(encoding, numbers, role, whole(spec.shape), survey)
         for role, spec in encoding.parts.items()
     }
 
 
-@pytest.mark.parametrize("way", [*WAYS, "reference"])
+@pytest.mark.parametrize("way", [*WAYS, "reference", CUDA])
 @pytest.mark.parametrize(("kind", "case"), cases())
 def test_every_golden_is_stored_bit_for_bit(kind: str, case: str, way: str) -> None:
     encoding, numbers, wanted = made(kind, case)
@@ -224,15 +241,15 @@ def boxes(shape: tuple[int, ...], grain: tuple[int, ...], seed: int) -> Iterator
         yield tuple(box)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS, CUDA])
 @pytest.mark.parametrize(("kind", "case"), cases())
 def test_any_box_of_a_part_is_what_the_whole_has_there(kind: str, case: str, way: str) -> None:
     encoding, numbers, _ = made(kind, case)
     survey = surveyed(encoding, numbers)
     for role, spec in encoding.parts.items():
-        one = WAYS[way](encoding, numbers, role, whole(spec.shape), survey)
+        one = made_by(way)(encoding, numbers, role, whole(spec.shape), survey)
         for box in boxes(spec.shape, encoding.grain(role), len(case)):
-            other = WAYS[way](encoding, numbers, role, box, survey)
+            other = made_by(way)(encoding, numbers, role, box, survey)
             assert cut(one, box).tobytes() == other.tobytes(), (role, box)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -61,11 +62,26 @@ def by_numpy(layout: Any, specs: Any, arrays: Any, dtype: str, box: Any) -> Any:
     return out
 
 
-def by_torch(layout: Any, specs: Any, arrays: Any, dtype: str, box: Any) -> Any:
+def by_torch(
+    layout: Any, specs: Any, arrays: Any, dtype: str, box: Any, device: str = "cpu"
+) -> Any:
     out = np.full([high - low for low, high in box], 0xEE, carrier(dtype))
-    held = {r: torch.from_numpy(np.copy(a).view(_whole_numbers(a))) for r, a in arrays.items()}
-    decode(layout, specs, held, dtype, box, torch.from_numpy(out.view(_whole_numbers(out))))
+    held = {
+        r: torch.from_numpy(np.copy(a).view(_whole_numbers(a))).to(device)
+        for r, a in arrays.items()
+    }
+    into = torch.from_numpy(out.view(_whole_numbers(out)))
+    there = into.to(device)
+    decode(layout, specs, held, dtype, box, there)
+    if there is not into:
+        into.copy_(there)
     return out
+
+
+def by_cuda(layout: Any, specs: Any, arrays: Any, dtype: str, box: Any) -> Any:
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU here")
+    return by_torch(layout, specs, arrays, dtype, box, "cuda")
 
 
 def _whole_numbers(array: Any) -> str:
@@ -104,6 +120,11 @@ WAYS = {
     "torch": by_torch,
     "reference": by_reference,
 }
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+def made_by(way: str) -> Callable[..., Any]:
+    return by_cuda if way == "cuda" else WAYS[way]
 
 
 def equal(raw: Any, dtype: str) -> Any:
@@ -120,7 +141,7 @@ def fault(name: str, case: str, oracle: str) -> tuple[str, str, str] | None:
     return None
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS, CUDA])
 @pytest.mark.parametrize("name", FORMATS)
 def test_goldens_decode_bit_for_bit(name: str, way: str) -> None:
     compared = 0
@@ -130,7 +151,7 @@ def test_goldens_decode_bit_for_bit(name: str, way: str) -> None:
         for oracle, (spec, wanted) in found.items():
             if not oracle.startswith("dq/"):
                 continue
-            got = WAYS[way](layout, specs, arrays, spec.dtype, whole(shape))
+            got = made_by(way)(layout, specs, arrays, spec.dtype, whole(shape))
             # transformers answers with rows and columns in the other order
             wished = wanted.swapaxes(-1, -2) if "transposed" in oracle else wanted
             assert got.shape == wished.shape
@@ -170,7 +191,7 @@ def boxes(shape: tuple[int, ...], seed: str) -> list[tuple[tuple[int, int], ...]
     return out
 
 
-@pytest.mark.parametrize("way", [w for w in WAYS if w != "reference"])
+@pytest.mark.parametrize("way", [*(w for w in WAYS if w != "reference"), CUDA])
 @pytest.mark.parametrize("name", FORMATS)
 def test_boxes_are_parts_of_the_whole(name: str, way: str) -> None:
     cases = goldens()[name.split()[0]]
@@ -184,7 +205,7 @@ def test_boxes_are_parts_of_the_whole(name: str, way: str) -> None:
                     role: np.ascontiguousarray(arrays[role][tuple(slice(*s) for s in needed)])
                     for role, needed in geo.needs(box).items()
                 }
-                got = WAYS[way](layout, specs, given, dtype, box)
+                got = made_by(way)(layout, specs, given, dtype, box)
                 assert (got == wanted[tuple(slice(*s) for s in box)]).all(), (case, dtype, box)
 
 

@@ -127,7 +127,7 @@ def part(rng: random.Random, some: Any, spec: Spec) -> Any:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_every_way_makes_the_bits_of_the_reference(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     monkeypatch.setattr(decoding, "is_exact", lambda *given: False)
     rng, some = random.Random(seed), np.random.default_rng(seed)
@@ -143,7 +143,7 @@ def test_every_way_makes_the_bits_of_the_reference(
     arrays = {role: part(rng, some, spec) for role, spec in specs.items()}
     dtype = rng.choice(["float32", "bfloat16", "float16"])
     wanted = reference(made, specs, arrays, dtype)
-    for chunk, worth, alone, device in (
+    for chunk, worth, alone, staged in (
         (1 << 19, 1 << 17, False, False),
         (1 << 19, 0, True, False),
         (500, 0, False, False),
@@ -163,14 +163,15 @@ def test_every_way_makes_the_bits_of_the_reference(
                     for role, need in geometry(made, specs).needs(box).items()
                 }
                 out = np.full(wanted[at].shape, 0xEE, wanted.dtype)
-                held, into = (on_device(given), tensor(out)) if device else (given, out)
-                decode(made, specs, held, dtype, box, into)
+                if staged:
+                    into = tensor(out).to(device)
+                    held = {role: tensor(array).to(device) for role, array in given.items()}
+                    decode(made, specs, held, dtype, box, into)
+                    tensor(out).copy_(into)
+                else:
+                    decode(made, specs, given, dtype, box, out)
                 assert (out == wanted[at]).all(), (box, made, specs)
 
 
 def tensor(array: Any) -> torch.Tensor:
     return torch.from_numpy(array.view("u1" if array.itemsize == 1 else f"<i{array.itemsize}"))
-
-
-def on_device(arrays: dict[str, Any]) -> dict[str, torch.Tensor]:
-    return {role: tensor(array) for role, array in arrays.items()}

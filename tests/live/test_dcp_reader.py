@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.utils import _DistWrapper
 import migrate
 from migrate.core.errors import MigrateError
 from migrate.dcp import MigratingReader, SafeLoadPlanner
+from migrate.live import filling
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -178,15 +179,59 @@ def test_failures_of_the_planner_are_the_planners(wrong: dict[str, Any], tmp_pat
     assert said[0] == said[1]
 
 
-def test_targets_may_be_views_in_any_strides(old: str, rules: str) -> None:
-    wide = torch.zeros(4, 9, 7, dtype=torch.float64)
-    turned = torch.zeros(5, 7)
+def test_targets_may_be_views_in_any_strides(old: str, rules: str, device: str) -> None:
+    wide = torch.zeros(4, 9, 7, dtype=torch.float64, device=device)
+    turned = torch.zeros(5, 7, device=device)
     state = {"layers.0.up": wide[:, 2:8, 1:6], "head.weight": turned.T}
     dcp.load(state, storage_reader=MigratingReader(old, rules=rules))
-    assert torch.equal(wide[:, 2:8, 1:6], NEW["layers.0.up"].double())
-    assert torch.equal(turned.T, NEW["head.weight"])
+    assert torch.equal(wide[:, 2:8, 1:6].cpu(), NEW["layers.0.up"].double())
+    assert torch.equal(turned.T.cpu(), NEW["head.weight"])
     wide[:, 2:8, 1:6] = 0
     assert not wide.any()
+
+
+ON_DEVICE = """\
+id: toy/device
+title: What is copied, computed, transposed and stacked
+lineage: toy
+edge: [old, new]
+rules:
+  - {name: copied, from: copied, to: copied}
+  - {name: cast, from: cast, to: cast, via: [{cast: {to: float32}}]}
+  - {name: turned, from: turned, to: turned, via: [{transpose: {dims: [0, 1]}}]}
+  - {name: stacked, from: "one.{e:int}", to: stacked, via: [{stack: {over: e}}]}
+"""
+
+
+def test_targets_on_a_device_hold_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """What is copied, computed, transposed and stacked, in several turns of the two buffers, into
+    the dtype of the checkpoint and into another one.
+    """
+    monkeypatch.setattr(filling, "AT_ONCE", 1 << 14)
+    generator = torch.Generator().manual_seed(1)
+    old = {
+        name: torch.randn(300, 200, generator=generator).bfloat16()
+        for name in ("copied", "cast", "turned", "one.0", "one.1")
+    }
+    save_file(old, tmp_path / "old.safetensors")
+    rules = tmp_path / "device.yaml"
+    rules.write_text(ON_DEVICE)
+    new = {
+        "copied": old["copied"],
+        "cast": old["cast"].float(),
+        "turned": old["turned"].T.contiguous(),
+        "stacked": torch.stack([old["one.0"], old["one.1"]]),
+    }
+    for dtype in (None, torch.float64):
+        state = {
+            key: torch.zeros(one.shape, dtype=dtype or one.dtype, device=device)
+            for key, one in new.items()
+        }
+        dcp.load(state, storage_reader=MigratingReader(tmp_path / "old.safetensors", rules=rules))
+        found = {key: one.cpu() for key, one in state.items()}
+        case.same(found, {key: one.to(dtype or one.dtype) for key, one in new.items()})
 
 
 def test_dtypes_are_cast_as_torch_does_where_nothing_is_migrated(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import pytest
 from work import HANG
 
 from migrate.core.spec import Spec
-from migrate.running.fillers import Fillers
+from migrate.running.fillers import Fillers, _Child
 from migrate.running.part_hashes import PIECE, PartHashes
 
 # three weights in FP8, above what is worth a process together: one begins within a piece of a hash
@@ -160,6 +161,68 @@ def test_what_is_known_of_a_whole_tensor_is_found_once(tmp_path: Path) -> None:
         assert done.stderr.count("a survey") == len(keys)
     assert content(tmp_path / "1") == content(tmp_path / "3")
     assert report(tmp_path / "1") == report(tmp_path / "3")
+
+
+BOTH = """\
+id: acme/decoded-and-encoded
+title: One scale for each tensor instead of one for each row
+lineage: acme
+edge: [rows, tensors]
+rules:
+  - name: weights
+    from: {weight: "{p...}.weight", scale: "{p...}.weight_scale"}
+    to: {weight: "{p}.weight", scale: "{p}.weight_scale"}
+    via:
+      - dequantize: {codec: fp8, dtype: bfloat16}
+      - quantize: {codec: fp8, granularity: tensor, from: bfloat16}
+"""
+
+
+def test_what_is_measured_and_hashed_for_a_survey_is_told(checkpoint: Path, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(BOTH)
+    for threads in "1", "3":
+        command = [
+            sys.executable, "-c", f"{SMALL}\n{RUN}", "apply", checkpoint, "-o", tmp_path / threads,
+            "--rules", rules, "--allow", "lossy", "-v", "--threads", threads,
+            "--report", tmp_path / f"{threads}.json",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
+        assert done.returncode == 0, done.stderr
+        assert ("processes compute" in done.stderr) is (threads == "3")
+    assert content(tmp_path / "1") == content(tmp_path / "3")
+    one, three = (report(tmp_path / threads)["rules"] for threads in ("1", "3"))
+    assert [rule["op"] for rule in one] == ["quantize", "dequantize"]
+    assert one[0] == three[0]
+    # of what is decoded for a survey and again for the codes, two processes may measure more
+    for figure in ("elements_measured", "max_abs_error", "max_relative_error"):
+        assert three[1][figure] >= one[1][figure], figure
+
+
+def test_an_order_arrives_whole_though_signals_come() -> None:
+    """A pipe that is full takes a part of a line when a handler runs, and says how much."""
+    orders, answers = os.pipe(), os.pipe()
+    heard: list[bytes] = []
+
+    def listen() -> None:
+        with open(orders[0], "rb") as stream, open(answers[1], "wb", 0) as back:
+            time.sleep(0.5)
+            heard.append(stream.readline())
+            back.write(b'{"done": true}\n')
+
+    child = _Child(0, orders[1], answers[0])
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    try:
+        assert child.ask(["x" * (1 << 20)]) == {"done": True}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        child.hang_up()
+        listener.join(HANG)
+    assert json.loads(heard[0]) == ["x" * (1 << 20)]
 
 
 DIES = """
