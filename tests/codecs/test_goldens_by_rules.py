@@ -15,8 +15,9 @@ from kit_layouts import goldens
 
 # what the tests named `…_decode_through_a_rule_file` and `a_rule_decodes_every_golden…` go through
 DECODED = (
-    test_bnb.NAMES, test_fp8.KINDS, test_fp8_block.KINDS, [f"gguf_{kind}" for kind in test_gguf.DECODED], test_gptq_awq.KINDS,
-    test_int8.KINDS, test_int_pack.KINDS, test_microscaling.KINDS, test_nvfp4.KINDS,
+    test_bnb.NAMES, test_fp8.KINDS, test_fp8_block.KINDS,
+    [f"gguf_{kind}" for kind in test_gguf.DECODED], test_gptq_awq.KINDS, test_int8.KINDS,
+    test_int_pack.KINDS, test_microscaling.KINDS, test_nvfp4.KINDS,
 )  # fmt: skip
 # in a test of its own: AutoAWQ's numbers are not what it stored
 ALONE = {"awq_gemv_g128"}
