@@ -102,9 +102,10 @@ class Joiner:
         objects = [(shard, value) for shard, value in held if value is not None]
         if len(objects) < len(held):
             dense = next(shard for shard, value in held if value is None)
+            # it may be a shard without elements
+            other, found = next((s, s.value) for s in shards if s.value is not None)
             raise UnjoinableError(
-                f"{dense} is a plain tensor, and {objects[0][0]} is an object "
-                f"({objects[0][1].encoding.name})"
+                f"{dense} is a plain tensor, and {other} is an object ({found.encoding.name})"
             )
         model = objects[0][1]
         _check_alike(objects)
@@ -310,6 +311,9 @@ def _members(
     parts: Sequence[Stored],
 ) -> View:
     """A stack of the members' components, each joined for itself."""
+    for (_, sizes), at in zip(boxes, parts, strict=True):
+        if at.spec.shape[:1] != sizes[:1]:
+            raise ValueError(f"{at.spec} is stored for {sizes[0]} members")
     split = [
         views.unbind(views.stored(number, at.spec.shape, at.strides), 0)
         for number, at in enumerate(parts)
@@ -362,6 +366,8 @@ def _said(one: Composite, other: Composite) -> Iterator[tuple[str, Any, Any]]:
 
 def _check_pieces(shape: tuple[int, ...], shards: Sequence[Shard], members: int) -> None:
     """UnjoinableError where shards are cut so that their rows lie in very many places."""
+    if members and not shape:
+        raise UnjoinableError("a group of tensors has an axis for its members, and this has none")
     count = shape[0] * len(shards) if members else 0
     for shard in shards:
         whole = len(shape) - 1

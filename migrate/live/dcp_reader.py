@@ -263,8 +263,9 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
         loading = self._require()
         try:
             written = loading.read(plan.items, planner)
-        except MigrateError as error:
-            self._failed = error
+        except BaseException as error:
+            self._failed = error if isinstance(error, MigrateError) else None
+            self._close()
             raise
         left = plan.storage_data.unexpected if isinstance(plan.storage_data, AgreedPlan) else ()
         self.report = loading.report(plan.items, written, left)

@@ -23,9 +23,11 @@ from safetensors.torch import load_file
 import migrate
 from migrate import formats
 from migrate.core.errors import CheckpointError, RunError
+from migrate.core.spec import Spec
 from migrate.dcp import MigratingReader
 from migrate.formats._dcpobjects import Joiner, Shard, UnjoinableError
 from migrate.running import publish
+from migrate.source.blobs import Stored
 from migrate.source.pickle.tree import Composite
 from migrate.source.tree import object_encodings, objects_of
 
@@ -548,3 +550,24 @@ def test_shards_in_very_many_places_are_refused() -> None:
     shards = [Shard(value, (0, n, 0), (200_000, 1, 4), "__0_0.distcp") for n in range(2)]
     with pytest.raises(UnjoinableError, match="400,000 places"):
         Joiner({}, lambda _: b"").join((200_000, 2, 4), shards)
+
+
+def test_shards_that_contradict_themselves_are_refused() -> None:
+    """What headers can say and no program writes."""
+    with formats.open(DATA / "float8_current_e4m3.pt") as source:
+        assert source.index.tree is not None
+        ((_, value),) = objects_of(source.index.tree.parts[0].root)
+        placed = {
+            id(record): Stored(Spec("uint8", (1, 4)), 0, 0, (4, 1))
+            for _, record in value.components
+        }
+    encoding = dataclasses.replace(value.encoding, members=2)
+    grouped = dataclasses.replace(value, encoding=encoding)
+    empty = [Shard(None, (0, 0), (4, 4), "__0_0.distcp"), Shard(value, (4, 0), (0, 4), "__1_0")]
+    with pytest.raises(UnjoinableError, match=r"rank 1 at .* is an object"):
+        Joiner({}, lambda _: b"").join((4, 4), empty)
+    with pytest.raises(UnjoinableError, match="axis for its members"):
+        Joiner({}, lambda _: b"").join((), [Shard(grouped, (), (), "__0_0.distcp")])
+    few = [Shard(grouped, (n, 0, 0), (2, 1, 4), f"__{n}_0") for n in (0, 2)]
+    with pytest.raises(UnjoinableError, match="stored for 2 members"):
+        Joiner(placed, lambda _: b"").join((4, 1, 4), few)

@@ -256,6 +256,22 @@ def test_rounding_in_a_migration_needs_permission(old: str, rules: str) -> None:
     case.same(wide, {key: one.double() for key, one in NEW.items()})
 
 
+def test_a_load_that_is_refused_leaves_no_file_open(old: str, rules: str) -> None:
+    def opened() -> int:
+        held = Path("/proc/self/fd")
+        return sum(
+            os.path.exists(one) and os.path.samefile(one, old)
+            for one in held.iterdir()
+            if one.exists()
+        )
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("this system does not list what is open")
+    reader = MigratingReader(old, rules=rules)
+    assert "M961" in refused(zeros(torch.bfloat16), reader)
+    assert not opened()
+
+
 def test_keys_that_nobody_asks_for(old: str, rules: str) -> None:
     some = {"head.weight": torch.zeros(7, 5)}
     reader = MigratingReader(old, rules=rules)
