@@ -14,6 +14,7 @@ move takes elements apart, it goes through a box that this thread keeps for its 
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -155,10 +156,6 @@ class Evaluator:
         if found is None:
             found = self._kinds[key] = kind_of(call, value.output, value.spec)
         return found
-
-    def kinds(self) -> Iterable[Kind]:
-        """The kinds of all values that were asked for so far."""
-        return self._kinds.values()
 
     def require(self, outputs: Iterable[Tensor]) -> None:
         """RunError M919 naming each node whose smallest box does not fit in the memory."""
@@ -498,6 +495,26 @@ class Evaluator:
                 found = self._memos[id(call)] = call, {}, nbytes
                 self._remembered += nbytes
         return {"memo": found[1]}
+
+    def share_memos(self, values: Iterable[ComputedTensor]) -> None:
+        """Lays what calls of these values will remember into memory that a forked process shares,
+        as far as there may be.
+        """
+        wanted: dict[int, tuple[Computation, int]] = {}
+        for value in values:
+            kind = self.kind(value)
+            nbytes = -(-kind.op.remembers(kind.args, kind.specs) // 8) * 8
+            known = id(value.computation) in wanted or id(value.computation) in self._memos
+            if nbytes and not known and self._remembered + nbytes <= self.budget // MEMOS:
+                wanted[id(value.computation)] = value.computation, nbytes
+                self._remembered += nbytes
+        if not wanted:
+            return
+        # nothing is taken of it before it is written
+        room, at = memoryview(mmap.mmap(-1, sum(n for _, n in wanted.values()))), 0
+        for name, (call, nbytes) in wanted.items():
+            self._memos[name] = call, {"room": room[at : at + nbytes]}, nbytes
+            at += nbytes
 
     def fill(self, gather: Gather, tensor: Tensor, box: Box) -> bool:
         """Fills the gatherer's buffer with a box; False if elements that share bytes separate."""

@@ -51,9 +51,6 @@ if TYPE_CHECKING:
     from .geometry import ByteLayouts
     from .restored import RestoredParts
 
-# what torch's casts encode, unless one scale of a tensor is known before: few long calls, which
-# threads make as quickly, and each process would import torch
-_CAST = {"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
 # surveys that are made ahead, at most
 _AHEAD = 4
 
@@ -134,14 +131,13 @@ class Fillers:
             or sys.platform != "linux"
             or threading.active_count() > 1
             or not divides(outputs.values(), work.layouts, work.values)
-            or any(
-                kind.op.kind == "part" and kind.spec.dtype in _CAST and not kind.surveyed
-                for kind in work.values.kinds()
-            )
         ):
             return None
         made = cls(files, outputs, fills, work)
         try:
+            work.values.share_memos(
+                s for t in outputs.values() for s in t.sources if isinstance(s, ComputedTensor)
+            )
             made.buffers = [memoryview(mmap.mmap(-1, nbytes)) for _ in range(2 * count)]
             for _ in range(count):
                 made._children.append(made._fork())

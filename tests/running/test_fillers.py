@@ -80,7 +80,8 @@ def launch(
     checkpoint: Path, out: Path, world: int, *options: str, before: str = ""
 ) -> list[subprocess.CompletedProcess[str]]:
     """What each of so many ranks answers."""
-    command = ["apply", checkpoint, "-o", out, "--to", "fp8@bf16", "--allow", "lossy", "-v"]
+    to = () if "--to" in options else ("--to", "fp8@bf16")
+    command = ["apply", checkpoint, "-o", out, *to, "--allow", "lossy", "-v"]
     saved = ["--report", out.with_suffix(".json")]
     command = [sys.executable, "-c", f"{before}\n{RUN}", *command, *saved, *options]
     started = []
@@ -128,6 +129,38 @@ def test_processes_write_report_and_hash_what_one_thread_does(
     assert "migrate.parts" in content(tmp_path / "out")
     assert report(tmp_path / "out") == single[1]
     assert single[1]["complete"]
+
+
+ONCE = """
+import atexit, os
+from migrate.ops.quantize import Quantize
+compute = Quantize.compute
+def counted(self, args, arrays, specs, output, *more, **known):
+    if output:
+        os.write(2, b"a scale from numbers\\n")
+    return compute(self, args, arrays, specs, output, *more, **known)
+Quantize.compute = counted
+"""
+
+
+def test_floats_of_eight_bits_are_made_by_processes_without_torch(
+    single: tuple[Path, Any], tmp_path: Path
+) -> None:
+    """The scales of rows that different processes made are known to both."""
+    made = []
+    for threads in ("1", "2"):
+        out = tmp_path / threads
+        before = f"import sys\n{ONCE}atexit.register(lambda: print('torch:', 'torch' in sys.modules, file=sys.stderr))"
+        done = run(
+            single[0], out, "--threads", threads, "--to", "fp8@compressed-tensors",
+            before=before,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "torch: False" in done.stderr.splitlines()
+        assert "a scale from numbers" not in done.stderr
+        assert ("processes compute" in done.stderr) == (threads == "2")
+        made.append((content(out), report(out)))
+    assert made[0] == made[1]
 
 
 SURVEYS = """

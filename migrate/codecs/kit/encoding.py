@@ -22,13 +22,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ...core.errors import OpError
 from ...core.spec import BITS, Spec, coordinates
 from ...elements.raw import carrier, typed
-from . import encoding_error, rounding, shared_scale
+from . import encoding_error, float8_codes, rounding, shared_scale
 from .layout import NumberLayout
-from .magnitudes import SHORT, amax, extremes
+from .magnitudes import amax, extremes
 from .placing import PlacedParts, copy_raw
 from .rounding import Lanes, lanes_of, largest_of
 from .scale_rules import ScaleRule, Scales, rounded_to
+from .spreading import apply
 from .stored_scales import as_stored
+from .tables import imported
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,11 +121,28 @@ class TensorEncoding(PlacedParts):
         """The most bytes that `encode` keeps in `memo`."""
         if self.surveys_tiles:
             return 0
+        return sum(_KeptEntries.size(self.entries, kind) for kind in self._memorable().values())
+
+    def _memorable(self) -> dict[str, str]:
+        """What is kept in `memo`, and the numpy dtypes of its entries."""
         if self._keeps_amax:
-            return 5 * prod(self.entries)
-        return sum(
-            (BITS[s.dtype] // 8 + 1) * prod(self.entries) for s in self._followers().values()
-        )
+            return {"amax": "<f4"}
+        return {role: carrier(self._kept_as(role)) for role in self._followers()}
+
+    def _known(self, memo: dict[str, Any], name: str) -> _KeptEntries:
+        """The entries of that name in `memo`; in the memory `room` that is in it, if there is."""
+        found: _KeptEntries | None = memo.get(name)
+        if found is None:
+            at, room = 0, memo.get("room")
+            for other, kind in self._memorable().items():
+                size = _KeptEntries.size(self.entries, kind)
+                if other == name:
+                    part = None if room is None else room[at : at + size]
+                    found = memo.setdefault(name, _KeptEntries(self.entries, kind, part))
+                at += size
+        if found is None:
+            raise ValueError(f"{self.layout.name}: {name} is not kept")
+        return found
 
     @property
     def _keeps_amax(self) -> bool:
@@ -153,8 +172,9 @@ class TensorEncoding(PlacedParts):
             self.encode(None, role, box, out, survey=survey)
             return True
         name = "amax" if self._keeps_amax else role
-        known: _KeptEntries | None = None if memo is None else memo.get(name)
-        entries = None if known is None else known.get(_slices(self._entries_box(role, box)))
+        entries = None
+        if memo is not None:
+            entries = self._known(memo, name).get(_slices(self._entries_box(role, box)))
         if entries is None:
             return False
         if self._keeps_amax:
@@ -392,9 +412,11 @@ class TensorEncoding(PlacedParts):
             self._looked_up(matrix, full, words, inside, meter, *by_table)
             return
         elements, given = self.layout.elements, matrix
-        if elements.dtype and elements.bits == 8 and isinstance(matrix, np.ndarray):
-            # torch's casts; magnitudes are numpy's still
+        floats = bool(elements.dtype) and elements.bits == 8 and isinstance(matrix, np.ndarray)
+        if floats and imported() is not None:
+            # torch's casts take less of a processor; magnitudes are numpy's still
             matrix, words = typed(matrix, self.spec.dtype), typed(words, "uint8")
+            floats = False
         lanes = lanes_of(matrix)
         rows, columns = matrix.shape
         zero = None
@@ -412,14 +434,21 @@ class TensorEncoding(PlacedParts):
             wild = self.non_finite != "refuse" and not (tame and self.non_finite == "keep")
             over = None
             doubtful = wild or self.rule.saturates or self._are_beyond(scales, largest)
-            numbers, factor = self._scaled(lanes, part, scales, zero, wild)
-            if doubtful:
-                if meter is not None and (wild or self._may_saturate(scales, largest, zero)):
+            told = meter is not None and doubtful
+            told = told and (wild or self._may_saturate(scales, largest, zero))
+            if floats and not wild:
+                codes, of = words[row : row + step], (self.spec.dtype, scales, self.tile)
+                float8_codes.fill_codes(part, *of, largest, elements, codes)
+                if told:
+                    over = float8_codes.too_large(codes, part, *of, elements)
+            else:
+                numbers, factor = self._scaled(lanes, part, scales, zero, wild)
+                if told:
                     over = rounding.beyond(lanes, numbers, elements)
-                if lanes.device is not None and elements.bits == 8 and elements.dtype:
+                if doubtful and lanes.device is not None and elements.bits == 8 and elements.dtype:
                     rounding.clamp(numbers, elements)
-            with np.errstate(all="ignore"):
-                codes = self._codes(lanes, numbers, part, factor, wild, words[row : row + step])
+                with np.errstate(all="ignore"):
+                    codes = self._codes(lanes, numbers, part, factor, wild, words[row : row + step])
             if meter is not None:
                 place = encoding_error.place(self, full, row, shape, scales.stored.shape, inside)
                 made = encoding_error.Made(part, codes, over, scales, zero, largest, tame)
@@ -553,7 +582,7 @@ class TensorEncoding(PlacedParts):
             rounding.cast(lanes, numbers, elements, codes)
             if wild:
                 _settle_nan(
-                    lanes, numbers, typed(part, self.spec.dtype), factor, self.tile, elements, codes
+                    lanes, numbers, part, self.spec.dtype, factor, self.tile, elements, codes
                 )
             return codes
         if wild:
@@ -610,11 +639,8 @@ class TensorEncoding(PlacedParts):
         if memo is None or self._keeps_amax:
             return
         for role in self._followers():
-            known = memo.get(role) or memo.setdefault(
-                role, _KeptEntries(self.entries, carrier(self._kept_as(role)))
-            )
             kept = self._kept(role, scales, zero)
-            known.put(self._entries_of(kept.shape, at, full, row), kept)
+            self._known(memo, role).put(self._entries_of(kept.shape, at, full, row), kept)
 
     def _amax(
         self, part: Any, at: tuple[int, ...], full: Box, row: int, memo: dict[str, Any] | None
@@ -623,7 +649,7 @@ class TensorEncoding(PlacedParts):
         dtype, saturate = self.spec.dtype, self.non_finite == "saturate"
         if memo is None or not self._keeps_amax:
             return amax(part, dtype, self.tile, saturate)
-        kept = memo.get("amax") or memo.setdefault("amax", _KeptEntries(self.entries, "f4"))
+        kept = self._known(memo, "amax")
         shape = tuple(-(-n // t) for n, t in zip(part.shape, self.tile, strict=True))
         place = self._entries_of(shape, at, full, row)
         known: Array | None = kept.get(place)
@@ -647,79 +673,71 @@ class TensorEncoding(PlacedParts):
 
 
 class _KeptEntries:
-    """What was worked out of the entries of a grid: what is stored of them, or magnitudes."""
+    """What was worked out of the entries of a grid: what is stored of them, or magnitudes.
 
-    __slots__ = ("_done", "_kept")
+    Each is half of a word, the other half of which is 1 once it is there: processes that share the
+    memory see both or neither.
+    """
 
-    def __init__(self, entries: tuple[int, ...], dtype: str) -> None:
+    __slots__ = ("_dtype", "_words")
+
+    def __init__(self, entries: tuple[int, ...], dtype: str, room: Any = None) -> None:
         import numpy as np
 
-        self._kept, self._done = np.empty(entries, dtype), np.zeros(entries, "?")
+        self._dtype = np.dtype(dtype)
+        word = f"<u{2 * self._dtype.itemsize}"
+        self._words: Array = (
+            np.zeros(entries, word) if room is None else np.frombuffer(room, word).reshape(entries)
+        )
+
+    @staticmethod
+    def size(entries: tuple[int, ...], dtype: str) -> int:
+        """The bytes that these take."""
+        import numpy as np
+
+        return 2 * np.dtype(dtype).itemsize * prod(entries)
 
     def get(self, place: tuple[Any, ...]) -> Array | None:
-        return self._kept[place] if self._done[place].all() else None
+        words, size = self._words[place], self._dtype.itemsize
+        if not (words >> (8 * size)).all():
+            return None
+        found: Array = words.astype(f"<u{size}").view(self._dtype)
+        return found
 
     def put(self, place: tuple[Any, ...], entries: Array) -> None:
-        self._kept[place] = entries.reshape(self._kept[place].shape)
-        self._done[place] = True
+        import numpy as np
 
-
-def apply(lanes: Lanes, numbers: Any, grid: Any, tile: tuple[int, int], op: Any) -> None:
-    """`op` of each of the numbers and the entry of its tile, in place; numbers begin with a tile.
-
-    A grid of one entry, of one for each row or of one for each number is also taken.
-    """
-    xp = lanes.xp
-    (rows, columns), (down, across) = tuple(numbers.shape), tuple(grid.shape)
-    high, wide = tile
-    if (down in (1, rows) and across in (1, columns)) and (high >= rows or down == rows):
-        op(numbers, grid, out=numbers)
-        return
-    if high == 1:
-        whole = columns // wide
-        if lanes.device is None and wide <= SHORT:
-            # longer than a short loop for each entry
-            op(numbers, xp.repeat(grid, wide, 1)[:, :columns], out=numbers)
-            return
-        head = numbers if whole * wide == columns else numbers[:, : whole * wide]
-        head = head.reshape(rows, whole, wide)
-        op(head, grid[:, :whole, None], out=head)
-        if whole < across:
-            rest = numbers[:, whole * wide :]
-            op(rest, grid[:, whole:], out=rest)
-        return
-    if lanes.device is None:
-        spread = xp.repeat(grid, wide, 1)[:, :columns]
-    else:
-        spread = grid.unsqueeze(-1).expand(down, across, wide).flatten(-2)[:, :columns]
-    whole = rows // high
-    head = numbers[: whole * high].reshape(whole, high, columns)
-    op(head, spread[:whole, None], out=head)
-    if whole < down:
-        rest = numbers[whole * high :]
-        op(rest, spread[whole:], out=rest)
+        size = self._dtype.itemsize
+        words = np.ascontiguousarray(entries, self._dtype).view(f"<u{size}")
+        words = words.astype(self._words.dtype) | (1 << (8 * size))
+        self._words[place] = words.reshape(self._words[place].shape)
 
 
 def _settle_nan(
     lanes: Lanes,
     numbers: Any,
     given: Any,
+    dtype: str,
     factor: Any,
     tile: tuple[int, int],
     elements: Any,
     codes: Any,
 ) -> None:
     """One code for NaN, another for what infinity and a scale make, whatever a processor makes."""
-    import torch
-
+    xp = lanes.xp
     known = elements.values()
     high = len(known) // 2
     nan = next(code for code in range(high - 1, len(known)) if known[code] != known[code])
     other = len(known) - 1 if nan < high else nan
-    scale = torch.zeros_like(numbers)
-    apply(lanes, scale, factor, tile, torch.add)
-    found = torch.where(given.isnan() | scale.isnan(), nan, other).to(torch.uint8)
-    codes.copy_(torch.where(numbers.isnan(), found, codes))
+    scale = xp.zeros_like(numbers)
+    apply(lanes, scale, factor, tile, xp.add)
+    given = lanes.widen(given, dtype, xp.empty_like(numbers))
+    undefined = xp.isnan(given) | xp.isnan(scale)
+    if lanes.device is None:
+        codes[...] = xp.where(xp.isnan(numbers), xp.where(undefined, nan, other), codes)
+        return
+    found = xp.where(undefined, nan, other).to(xp.uint8)
+    codes.copy_(xp.where(numbers.isnan(), found, codes))
 
 
 def _slices(box: Box) -> tuple[slice, ...]:

@@ -236,9 +236,12 @@ def clamp(numbers: Any, elements: ElementType) -> None:
 
 
 def cast(lanes: Lanes, numbers: Any, elements: ElementType, out: Any) -> None:
-    """Fills `out` (uint8 tensor) with the codes of a float type of 8 bits; no number may round
+    """Fills `out` (u1) with the codes of a float type of 8 bits; of tensors no number may round
     beyond the largest (`clamp`).
     """
+    if lanes.device is None:
+        out[...] = looked_up(numbers, elements.dtype)
+        return
     out.view(getattr(lanes.xp, elements.dtype)).copy_(numbers)
 
 
