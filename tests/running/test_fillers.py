@@ -132,8 +132,15 @@ def test_processes_write_report_and_hash_what_one_thread_does(
 
 
 ONCE = """
-import atexit, os
+import os, sys
 from migrate.ops.quantize import Quantize
+from migrate.running import tiles
+tiles.MANY = 1 << 20
+class Seen:
+    def find_spec(name, *more):
+        if name == "torch":
+            os.write(2, b"torch is imported\\n")
+sys.meta_path.insert(0, Seen)
 compute = Quantize.compute
 def counted(self, args, arrays, specs, output, *more, **known):
     if output:
@@ -150,14 +157,14 @@ def test_floats_of_eight_bits_are_made_by_processes_without_torch(
     made = []
     for threads in ("1", "2"):
         out = tmp_path / threads
-        before = f"import sys\n{ONCE}atexit.register(lambda: print('torch:', 'torch' in sys.modules, file=sys.stderr))"
         done = run(
             single[0], out, "--threads", threads, "--to", "fp8@compressed-tensors",
-            before=before,
+            before=ONCE,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        assert "torch: False" in done.stderr.splitlines()
-        assert "a scale from numbers" not in done.stderr
+        assert "torch is imported" not in done.stderr
+        # but of a tensor whose last codes are not there yet
+        assert done.stderr.count("a scale from numbers") < (1 if threads == "1" else 3)
         assert ("processes compute" in done.stderr) == (threads == "2")
         made.append((content(out), report(out)))
     assert made[0] == made[1]
