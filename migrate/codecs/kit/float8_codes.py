@@ -183,7 +183,7 @@ def _fill(scaled: _Scaled, form: _Form, even: bool, most: int, out: Array) -> No
     plain = factor.shape[1] in (1, columns)
     op, lanes = np.divide if divides else np.multiply, Lanes()
     down, top, buffer = max(1, STEP // columns), 0, np.getbufsize()
-    steps: dict[int, _Step] = {}
+    steps: dict[int, _RoundingStep] = {}
     if columns >= _WIDE:
         np.setbufsize(min(buffer, columns // 16 * 16))
     try:
@@ -193,7 +193,9 @@ def _fill(scaled: _Scaled, form: _Form, even: bool, most: int, out: Array) -> No
                 if 1 < high < rows:
                     bottom = min(bottom, (top // high + 1) * high)
                 count = bottom - top
-                step = steps.get(count) or steps.setdefault(count, _Step(count, columns, form))
+                step = steps.get(count) or steps.setdefault(
+                    count, _RoundingStep(count, columns, form)
+                )
                 raw = scaled.raw[top:bottom]
                 floats = lanes.widen(raw, scaled.dtype, step.floats)
                 part = factor
@@ -209,7 +211,7 @@ def _fill(scaled: _Scaled, form: _Form, even: bool, most: int, out: Array) -> No
         np.setbufsize(buffer)
 
 
-class _Step:
+class _RoundingStep:
     """Room for some rows, as the passes over it want to see it."""
 
     def __init__(self, count: int, columns: int, form: _Form) -> None:
