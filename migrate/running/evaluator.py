@@ -14,7 +14,6 @@ move takes elements apart, it goes through a box that this thread keeps for its 
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -56,7 +55,7 @@ from .geometry import (
     within,
 )
 from .resources import CPU, MAX_MEMORY, Device
-from .surveys import Surveys
+from .surveys import Surveys, shared_memos
 from .workspace import Workspace
 
 if TYPE_CHECKING:
@@ -497,24 +496,10 @@ class Evaluator:
         return {"memo": found[1]}
 
     def share_memos(self, values: Iterable[ComputedTensor]) -> None:
-        """Lays what calls of these values will remember into memory that a forked process shares,
-        as far as there may be.
-        """
-        wanted: dict[int, tuple[Computation, int]] = {}
-        for value in values:
-            kind = self.kind(value)
-            nbytes = -(-kind.op.remembers(kind.args, kind.specs) // 8) * 8
-            known = id(value.computation) in wanted or id(value.computation) in self._memos
-            if nbytes and not known and self._remembered + nbytes <= self.budget // MEMOS:
-                wanted[id(value.computation)] = value.computation, nbytes
-                self._remembered += nbytes
-        if not wanted:
-            return
-        # nothing is taken of it before it is written
-        room, at = memoryview(mmap.mmap(-1, sum(n for _, n in wanted.values()))), 0
-        for name, (call, nbytes) in wanted.items():
-            self._memos[name] = call, {"room": room[at : at + nbytes]}, nbytes
-            at += nbytes
+        """Lays what calls of these values remember where forked processes share it, if it fits."""
+        calls = ((value.computation, self.kind(value)) for value in values)
+        self._memos |= shared_memos(calls, self.budget // MEMOS)
+        self._remembered = sum(nbytes for _, _, nbytes in self._memos.values())
 
     def fill(self, gather: Gather, tensor: Tensor, box: Box) -> bool:
         """Fills the gatherer's buffer with a box; False if elements that share bytes separate."""

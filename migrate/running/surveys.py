@@ -10,8 +10,9 @@ row-major order, all find the same.
 
 from __future__ import annotations
 
+import mmap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..core.spec import BITS
@@ -67,6 +68,29 @@ class Surveys:
         with self._lock:
             self._found.pop(id(call), None)
             self._making.pop(id(call), None)
+
+
+def shared_memos(
+    calls: Iterable[tuple[Computation, Kind]], most: int
+) -> dict[int, tuple[Computation, dict[str, Any], int]]:
+    """By its id each call that remembers something between its boxes, the argument `memo` of its
+    op, and bytes, together no more than `most`; `room` in it is memory that forked processes share.
+    """
+    wanted: dict[int, tuple[Computation, int]] = {}
+    total = 0
+    for call, kind in calls:
+        # words begin at multiples of their size
+        nbytes = -(-kind.op.remembers(kind.args, kind.specs) // 8) * 8
+        if nbytes and id(call) not in wanted and total + nbytes <= most:
+            wanted[id(call)] = call, nbytes
+            total += nbytes
+    # nothing is taken of it before it is written
+    room, at = memoryview(mmap.mmap(-1, total) if total else b""), 0
+    made = {}
+    for name, (call, nbytes) in wanted.items():
+        made[name] = call, {"room": room[at : at + nbytes]}, nbytes
+        at += nbytes
+    return made
 
 
 def boxes(spec: Spec) -> Iterator[Box]:
