@@ -142,8 +142,7 @@ class Evaluator:
 
     def kind(self, value: ComputedTensor) -> Kind:
         """What the value has in common with others of its op, arguments and specs."""
-        call = value.computation
-        # the arguments are kept beside their id
+        call = value.computation  # its arguments are kept beside their id
         key = (
             call.op_call.op,
             id(call.op_call.args),
@@ -497,9 +496,9 @@ class Evaluator:
 
     def share_memos(self, values: Iterable[ComputedTensor]) -> None:
         """Lays what calls of these values remember where forked processes share it, if it fits."""
-        calls = ((value.computation, self.kind(value)) for value in values)
-        self._memos |= shared_memos(calls, self.budget // MEMOS)
-        self._remembered = sum(nbytes for _, _, nbytes in self._memos.values())
+        calls = ((v.computation, self.kind(v)) for v in values)
+        self._memos = shared_memos(calls, self.budget // MEMOS)
+        self._remembered = sum(n for *_, n in self._memos.values())
 
     def fill(self, gather: Gather, tensor: Tensor, box: Box) -> bool:
         """Fills the gatherer's buffer with a box; False if elements that share bytes separate."""
