@@ -23,7 +23,9 @@ from migrate.planning.pipeline import Views
 from migrate.planning.stored import initial
 from migrate.ruletests.binding import prepare
 from migrate.ruletests.run import load_rule_files
+from migrate.running import publish
 from migrate.running.tiles import write_target
+from migrate.source.paths import PARTS
 
 # rules that drop, round, merge one way, make and cut
 LOSING = """
@@ -132,6 +134,68 @@ def test_what_is_lost_is_kept_and_comes_back(tmp_path: Path, rule: Path, form: s
 
 def load_all(place: Path) -> dict[str, torch.Tensor]:
     return {k: t for file in place.glob("*.safetensors") for k, t in load_file(file).items()}
+
+
+@pytest.mark.parametrize("fsync", [True, False])
+def test_the_folder_is_whole_and_synced_before_the_output_appears(
+    tmp_path: Path, rule: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool
+) -> None:
+    source = folder(tmp_path / "old", losing())
+    out, undo = tmp_path / "one" / "new", tmp_path / "other" / "undo"
+    for place in (out, undo):
+        place.parent.mkdir()
+    # what an fsync saw of each file, by its number; a folder has names instead of bytes
+    synced: dict[int, Any] = {}
+    added: dict[Path, list[str]] = {out: [], undo: []}
+    appeared: list[Path] = []
+    fsync_now, rename, add = os.fsync, publish.rename_without_replacing, publish.Partial.add
+
+    def looked_at(path: Path) -> Any:
+        return sorted(os.listdir(path)) if path.is_dir() else path.read_bytes()
+
+    def note_sync(descriptor: int) -> None:
+        fsync_now(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced[path.stat().st_ino] = looked_at(path)
+
+    def note_add(self: Any, name: str, content: Any) -> None:
+        add(self, name, content)
+        added[self.out].append(name)
+        if name == PARTS:
+            weights[self.out] = {file.name: looked_at(file) for file in stored(self.data)}
+
+    def note_rename(old: Path, new: Path) -> None:
+        unsynced = [
+            p for p in (old, *old.rglob("*")) if synced.get(p.stat().st_ino) != looked_at(p)
+        ]
+        assert not unsynced or (new == out and not fsync), unsynced
+        if new == out:
+            assert undo.name in synced[undo.parent.stat().st_ino]
+            kept = (undo, *undo.iterdir())
+            assert [p for p in kept if synced.get(p.stat().st_ino) != looked_at(p)] == []
+            found = load_all(undo)
+            assert sorted(found) == LOST
+            assert all(bits(found[key]) == bits(losing()[key]) for key in LOST)
+        rename(old, new)
+        appeared.append(new)
+
+    def stored(place: Path) -> list[Path]:
+        return sorted(place.glob("*.safetensors"))
+
+    weights: dict[Path, dict[str, Any]] = {}
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(publish.Partial, "add", note_add)
+    monkeypatch.setattr(publish, "rename_without_replacing", note_rename)
+    how: dict[str, Any] = {"max_shard_size": "100B", "fsync": fsync}
+    migrate.apply(source, out, rules=[rule], allow=["lossy", "drop"], undo=undo, **how)
+    assert appeared == [undo, out]
+    for place, names in added.items():
+        assert names[-1] == PARTS
+        assert names.count(PARTS) == 1
+        assert {*names} == {p.name for p in place.iterdir()} - {p.name for p in stored(place)}
+        # and only over weights that nothing changes any more
+        assert len(stored(place)) > 1
+        assert weights[place] == {file.name: file.read_bytes() for file in stored(place)}
 
 
 PACKS = {
