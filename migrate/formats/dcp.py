@@ -120,6 +120,7 @@ class Dcp:
                 locate=folder.locate,
                 release=partial(_close, folder, reader),
                 confirm=reader.confirm,
+                save_id=metadata.save_id,
             )
             if reader.spilled is not None:
                 source.blobs = (*blobs, reader.spilled)

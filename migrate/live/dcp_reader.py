@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import io
 import os
+import uuid
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -28,6 +29,7 @@ from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
+    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -180,6 +182,7 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
         self._planned: PlanReport | None = None
         self._failed: MigrateError | None = None
         self.report = None
+        self.load_id = str(uuid.uuid4())
 
     @property
     def plan(self) -> PlanReport:
@@ -207,6 +210,8 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
         """Forgets what was planned; a `checkpoint_id` that `dcp.load` was given is read instead."""
         self._close()
         self._planned = None
+        # names one load, as that of torch's reader does
+        self.load_id = str(uuid.uuid4())
         if checkpoint_id is not None:
             self._path = checkpoint_id
 
@@ -223,7 +228,9 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
             self._loading = _Loading(self._path, self._request, self._max_memory)
         except Exception as error:  # noqa: BLE001 - it is raised when the metadata is used
             return Metadata(_Failed(error))
-        return self._loading.metadata()
+        found = self._loading.metadata()
+        found.storage_meta = self._loading.storage_meta(self.load_id)
+        return found
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -490,6 +497,11 @@ class _Loading:
             )
         self._shown = _Shown(entries, warns=self.migrates)
         return Metadata(self._shown, planner_data=dict(self._entries.paths), storage_data={})
+
+    def storage_meta(self, load_id: str) -> StorageMeta:
+        """Which load of which save this is, for torch's log."""
+        path = self._path if isinstance(self._path, (str, os.PathLike)) else None
+        return StorageMeta(path, getattr(self.source, "save_id", None), load_id)
 
     def require(self, items: Sequence[ReadItem], is_coordinator: bool) -> None:
         """Raises what speaks against reading these: lack of memory (M919), and on the coordinator

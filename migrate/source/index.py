@@ -169,7 +169,8 @@ class FileSource:
 
     `side` reads one side file; `watched` are the identities of side files, by path, and `locate`
     gives what they are now. `release` closes what else is open. `confirm` is the answer to the
-    method of this name, where tensors were taken to be stored as others are.
+    method of this name, where tensors were taken to be stored as others are. `save_id` is that of
+    the run of `dcp.save` that wrote a distributed checkpoint, None where nothing says it.
     """
 
     def __init__(
@@ -185,8 +186,10 @@ class FileSource:
         locate: Callable[[str], Identity | None] = lambda path: None,
         release: Callable[[], None] | None = None,
         confirm: Callable[[Iterable[Stored]], bool] = lambda places: True,
+        save_id: str | None = None,
     ) -> None:
         self.path = path
+        self.save_id = save_id
         self.format = format
         self.index = index
         self.history = history

@@ -581,3 +581,16 @@ rules:
     assert torch.equal(up["exp_avg"], torch.stack(list(moments.values())))
     assert up["step"] == 3
     assert target["optimizer"]["param_groups"] == [{"lr": 0.1, "params": ["up"]}]
+
+
+def test_the_metadata_names_the_save_and_the_load_as_torch_does(tmp_path: Path) -> None:
+    writer = dcp.FileSystemWriter(tmp_path / "saved")
+    dcp.save({"a": torch.ones(4)}, storage_writer=writer)
+    own, stock = MigratingReader(tmp_path / "saved"), dcp.FileSystemReader(tmp_path / "saved")
+    said, torchs = own.read_metadata().storage_meta, stock.read_metadata().storage_meta
+    assert str(said.checkpoint_id) == str(torchs.checkpoint_id)
+    assert said.save_id == torchs.save_id == writer.save_id
+    assert said.load_id == own.load_id
+    before = own.load_id
+    own.reset()
+    assert own.load_id != before

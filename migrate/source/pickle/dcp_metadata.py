@@ -60,21 +60,12 @@ _TENSOR, _CHUNK, _BYTES = (
 )
 _INDEX = ((_METADATA, "MetadataIndex"),)
 _INFO = (("torch.distributed.checkpoint.filesystem", "_StorageInfo"),)
-_FIELDS = frozenset(
-    {
-        "state_dict_metadata",
-        "planner_data",
-        "storage_data",
-        "storage_meta",
-        "version",
-        "mcore_data",
-        "all_local_plans",
-    }
-)
-_TENSOR_FIELDS, _CHUNK_FIELDS = (
-    frozenset({"properties", "size", "chunks"}),
-    frozenset({"offsets", "sizes"}),
-)
+_FIELDS = frozenset((
+    "state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version",
+    "mcore_data", "all_local_plans",
+))  # fmt: skip
+_TENSOR_FIELDS = frozenset({"properties", "size", "chunks"})
+_CHUNK_FIELDS = frozenset({"offsets", "sizes"})
 _INDEX_FIELDS = frozenset({"fqn", "offset", "index"})
 _INFO_FIELDS = frozenset({"relative_path", "offset", "length", "transform_descriptors"})
 
@@ -98,6 +89,8 @@ class Metadata:
     copies: tuple[SavedCopy, ...] = ()
     # tensors that Megatron saved in another shape than they have
     reformed: tuple[str, ...] = ()
+    # of the run of `dcp.save` that wrote it
+    save_id: str | None = None
 
     def index(self) -> Index:
         """The same as any checkpoint's index: `offset` is where the torch.save archive of a
@@ -195,7 +188,7 @@ def _compare(
     sizes: dict[str, int] | None,
 ) -> Metadata:
     """The contents with their places; problems for what contradicts each other."""
-    tensors, others, storage, planner, version, megatron, reformed = contents
+    tensors, others, storage, planner, version, megatron, reformed, save_id = contents
     check = MetadataCheck(problems)
     places = [(key, part) for (key, _), part in storage.items()]
     places += [(copy.key, copy.other) for copy in copies]
@@ -205,7 +198,7 @@ def _compare(
     if planner is not None:
         check.planner(planner, {*tensors, *others})
     placed = check.place(tensors, others, storage)
-    return Metadata(placed[0], placed[1], planner, files, version, megatron, copies, reformed)
+    return Metadata(*placed, planner, files, version, megatron, copies, reformed, save_id)
 
 
 class _MetadataReader:
@@ -239,7 +232,12 @@ class _MetadataReader:
             return None
         megatron = root.function.module == _MEGATRON
         reformed = self._reformed(fields.get("mcore_data"), tensors) if megatron else ()
-        return MetadataContents(tensors, others, storage, planner, version, megatron, reformed)
+        said = getattr(fields.get("storage_meta"), "state", None)
+        run = said.get("save_id") if type(said) is Dict else None
+        save_id = run if type(run) is str else None
+        return MetadataContents(
+            tensors, others, storage, planner, version, megatron, reformed, save_id
+        )
 
     def _reformed(self, node: Any, tensors: Mapping[str, Any]) -> tuple[str, ...]:
         """The tensors whose own shape, as Megatron notes it, is not the one that was saved."""

@@ -77,7 +77,7 @@ class MetadataContents(NamedTuple):
     `tensors`: key -> (dtype, shape, requires_grad, strides, chunks); `others` are the keys of other
     values. `storage`: (key, offsets of the chunk, None for other values) -> where it lies.
     `planner` is None where there is none. `megatron`: Megatron wrote it; `reformed` are the tensors
-    that it then saved in another shape than they have.
+    that it then saved in another shape than they have. `save_id` names the run of `dcp.save`.
     """
 
     tensors: dict[
@@ -89,6 +89,7 @@ class MetadataContents(NamedTuple):
     version: str | None
     megatron: bool = False
     reformed: tuple[str, ...] = ()
+    save_id: str | None = None
 
 
 class MetadataRest(NamedTuple):
@@ -276,7 +277,15 @@ class _Reader(ValueReader):
         self.go_on()
         if self.at != len(self.data):
             raise OtherSpellingError
-        contents = MetadataContents(tensors, list(others), storage, planner, version)
+        said = dict(meta or ()).get("save_id")
+        contents = MetadataContents(
+            tensors,
+            list(others),
+            storage,
+            planner,
+            version,
+            save_id=said if type(said) is str else None,
+        )
         if self.rest is None:
             return contents, None
         return contents, self.rest._replace(meta=meta, versioned=versioned)
