@@ -278,6 +278,8 @@ class _StateStep:
                 one.moved |= bool(taker.made)
             elif self._was:
                 self._packed(taker)
+            if self._adds(taker):
+                continue
             for key, keys in taker.made.items():
                 if found := tuple(o for k in keys for o in one.origins.get(k, ())):
                     origins[key] = tuple(dict.fromkeys(found))
@@ -310,6 +312,27 @@ class _StateStep:
         one.renumber()
         if one.of.seen:
             self._put_back()
+
+    def _adds(self, taker: _Taker) -> bool:
+        """Whether a rule adds tensors beside numbered parameters; says so, for their numbers are
+        nowhere. A rule that drops state says that they begin without, in the order of modules.
+        """
+        rule, one = taker.rule, self._one
+        if (
+            one.of.numbering is None
+            or rule.optimizer == "drop"
+            or not any(step.op.kind == "make" for step in rule.steps)
+        ):
+            return False
+        new = [key for key, keys in taker.made.items() if key not in one.origins and keys]
+        if not new or one.origins.keys().isdisjoint(k for key in new for k in taker.made[key]):
+            return False
+        why = "it adds tensors, and no file says which numbers the new module gives them"
+        way = (
+            "where they count behind their neighbours, without state, that is the first of these: "
+        )
+        self._cannot(rule, why, new, way)
+        return True
 
     def _encoded(self, taker: _Taker) -> _Taker:
         """The taker with the parts of codes alone, of parameters that have state."""
@@ -426,14 +449,13 @@ class _StateStep:
         if not taken:
             return
         if rule.optimizer == "drop":
-            bound.left_behind.update({key_of(key, moment): rule for key in taken})
+            # beside what is added the parameter stays, and has its state
+            gone = [k for k in taken if k in bound.provenance or k not in bound.tensors]
+            bound.left_behind.update({key_of(key, moment): rule for key in gone})
             return
         as_seen = self._following.as_moments_see(rule)
         if isinstance(as_seen, str):
             self._cannot(rule, as_seen, taken)
-            return
-        if one.of.numbering is not None and any(call.op.kind == "make" for call in rule.steps):
-            self._cannot(rule, "it makes a tensor that numbers may count", taken)
             return
         layout: dict[str, Part] = {}
         for new, keys in taker.made.items():

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 # how numbers are known where torch wrote names beside them
 NAMED = "by `param_names`"
+# and where nobody said any
+ORDERED = "by the order of the tensors"
 # and where a person said them, or did so to an earlier run
 GIVEN, REMEMBERED = f"by `{OPTIMIZER_NAMES}`", f"by the stamp, which has `{OPTIMIZER_NAMES}`"
 Found = tuple[dict[int, str], dict[int, int], str]
@@ -80,7 +82,7 @@ def parameters_of(
         fit = all(_fits(there.get(name), shapes[number]) for number, name in owners.items())
         return (owners, of_group, NAMED) if fit else None
     order = _in_order(of_group, shapes, _candidates(part, index))
-    return None if order is None else (order, of_group, "by the order of the tensors")
+    return None if order is None else (order, of_group, ORDERED)
 
 
 def read_names(value: Any) -> list[str]:

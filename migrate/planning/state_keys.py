@@ -125,7 +125,7 @@ def read_numbered(
     numbers are, or where several orders fit.
     """
     # few checkpoints number their parameters
-    from .numbered_states import parameters_of
+    from .numbered_states import ORDERED, parameters_of
 
     tree, held = index.tree, state.home
     if tree is None or type(held) is not DictNode or len(tree.parts) != 1:
@@ -148,6 +148,9 @@ def read_numbered(
     if found is None:
         return None
     owners, of_group, known = found
+    # without any shape only names tell a parameter from a buffer
+    if known == ORDERED and not any(records.values()):
+        return None
     tensors: dict[str, dict[str, str]] = {}
     prefix = ""
     for number, values in records.items():
@@ -301,8 +304,9 @@ def _made(
     seen: bool,
     flat: bool,
 ) -> StateKeys | None:
-    spell = str if all(type(name) is int for name in owners) else _spelling(owners)
-    if spell is None or not tensors or len(set(owners.values())) != len(owners):
+    numbered = all(type(name) is int for name in owners)
+    spell = str if numbered else _spelling(owners)
+    if spell is None or not (tensors or numbered) or len(set(owners.values())) != len(owners):
         return None
     every = index.tensors if seen else index.passed_through
     specs = {

@@ -232,7 +232,8 @@ class _MetadataReader:
             return None
         megatron = root.function.module == _MEGATRON
         reformed = self._reformed(fields.get("mcore_data"), tensors) if megatron else ()
-        said = getattr(fields.get("storage_meta"), "state", None)
+        meta = fields.get("storage_meta")
+        said = meta.state if type(meta) is Call else None
         run = said.get("save_id") if type(said) is Dict else None
         save_id = run if type(run) is str else None
         return MetadataContents(
