@@ -404,3 +404,70 @@ def test_tiles_of_transformer_engine_have_the_shape_of_its_padded_scales(
         wanted = codeckit.decoded(codec, plain, parts, specs, dtype)
         assert (codeckit.decoded(codec, swizzled, tiled, specs, dtype) == wanted).all()
         codeckit.check_decoding(codec, swizzled, tiled, specs, dtype)
+
+
+def by_formula(scales: np.ndarray) -> np.ndarray:
+    """Where cuBLAS says that the scale of row i, column j of a tile of 128 x 4 lies: at byte
+    i % 32 * 16 + i // 32 * 4 + j; tiles follow each other row by row, filled up with zeros.
+    """
+    rows, columns = (-(-n // unit) for n, unit in zip(scales.shape, (128, 4), strict=True))
+    out = np.zeros((rows, columns, 512), "u1")
+    for i, j in np.ndindex(*scales.shape):
+        out[i // 128, j // 4, i % 32 * 16 + i % 128 // 32 * 4 + j % 4] = scales[i, j]
+    return out.reshape(32 * rows, 16 * columns)
+
+
+def by_torchao(scales: np.ndarray) -> np.ndarray:
+    import torch
+    from torchao.prototype.mx_formats.utils import to_blocked
+
+    made = to_blocked(torch.from_numpy(scales.copy())).numpy()
+    return made.reshape(-(-scales.shape[0] // 128) * 32, -1)
+
+
+@pytest.mark.parametrize(
+    "swizzle", [by_formula, pytest.param(by_torchao, marks=pytest.mark.libraries)]
+)
+@pytest.mark.parametrize("kind", ["ao_mxfp4_rceil", "ao_mxfp4_floor"])
+@pytest.mark.filterwarnings("ignore")
+def test_scales_of_mxfp4_may_lie_in_tiles(kind: str, swizzle: Any, tmp_path: Path) -> None:
+    codec, _, encoding = KINDS[kind]
+    flat = {
+        case: parts
+        for case, parts in parts_of(kind).items()
+        if len(parts["scale"][0].shape) == 2 and (kind, case) not in BEYOND
+    }
+    random = np.random.default_rng(4)
+    # rows and columns of more than one tile, not full; the codes are any
+    many = random.integers(0, 256, (300, 144), "u1"), random.integers(120, 134, (300, 9), "u1")
+    flat["many"] = {
+        "weight": (Spec("uint8", (300, 144)), many[0]),
+        "scale": (Spec("float8_e8m0fnu", (300, 9)), many[1]),
+    }
+    tiled = {}
+    for case, parts in flat.items():
+        made = swizzle(np.asarray(parts["scale"][1]).view("u1"))
+        tiled[case] = {**parts, "scale": (Spec(parts["scale"][0].dtype, made.shape), made)}
+    call = {"codec": codec, "dtype": "bfloat16"}
+    wanted = goldens_by_rules.decoded(tmp_path / "flat", flat, call)
+    found = goldens_by_rules.decoded(tmp_path / "tiled", tiled, {**call, "swizzled": True})
+    assert len({of.shape for of, _ in wanted.values()}) > 2
+    for case in flat:
+        assert found[case][1].tobytes() == wanted[case][1].tobytes(), case
+    inputs = {
+        case: held["input"]
+        for case, held in goldens()[kind].items()
+        if case in flat and held["input"][0].dtype == "bfloat16"
+    }
+    assert len(inputs) > 1
+    call = {
+        "codec": codec, "from": "bfloat16", "swizzled": True,
+        **{role: of.dtype for role, (of, _) in flat[next(iter(inputs))].items()},
+        "non_finite": "keep", **encoding,
+    }  # fmt: skip
+    parts = goldens_by_rules.encoded(tmp_path / "made", inputs, ("weight", "scale"), call)
+    for case in inputs:
+        assert (kind, case) not in ENCODING_FAULTS
+        for role, (of, raw) in tiled[case].items():
+            assert parts[case][role][0] == of, case
+            assert parts[case][role][1].tobytes() == raw.tobytes(), (case, role)

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from migrate.core.errors import QuestionError
 from migrate.core.keys import parse
 from migrate.core.spec import spec
-from migrate.rules.lineage import detect
+from migrate.rules.lineage import detect, resolve_goal
 from migrate.rules.packs import Packs
 from migrate.ruletests.checks import FileChecks, RuleCheck
 from migrate.ruletests.run import load_rule_files
@@ -243,3 +245,40 @@ def test_every_layout_can_be_reached_from_every_other() -> None:
             for b in lineage.names
             if a != b and not {a, b} <= apart
         )
+
+
+def changes_numbers(path: Path) -> bool:
+    rules = yaml.safe_load(path.read_text())["rules"]
+    return any(
+        {"dequantize", "quantize", "recode"} & {*op} for r in rules for op in r.get("via", ())
+    )
+
+
+NUMBERS = sorted(
+    {
+        path.relative_to(ROOT / "rules").parts[0]
+        for path in (ROOT / "rules").rglob("*.yaml")
+        if path.name != "layouts.yaml" and changes_numbers(path)
+    }
+)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_no_layout_of_numbers_is_the_latest(name: str) -> None:
+    lineage = LINEAGES[name]
+    assert not lineage.ordered
+    for layout in lineage.names:
+        for goal in (f"{name}@latest", name, f"{name}@+1", f"{name}@-1"):
+            with pytest.raises(QuestionError) as caught:
+                resolve_goal(goal, LINEAGES, {name: layout})
+            assert [d.code for d in caught.value.diagnostics] == ["M501"]
+        # nor is it one, beside another lineage that has a latest
+        beside = {name: layout, "hf-deepseek-v3": "v4"}
+        assert resolve_goal("latest", LINEAGES, beside).lineage == "hf-deepseek-v3"
+
+
+def test_lineages_of_numbers_are_all_here() -> None:
+    assert {*NUMBERS} >= {
+        "awq", "bnb", "compressed-tensors", "deepseek-v3", "deepseek-v4", "fp8", "gguf-llama",
+        "gpt-oss", "gptq", "kimi-k2", "mxfp8", "nvfp4", "torchao",
+    }  # fmt: skip
