@@ -426,6 +426,8 @@ def _build() -> dict[str, ModuleType]:
     _put(f"{TE}.float8_tensor", "Float8Tensor", FirstFloat8Tensor)
     for short, name in QUANTIZERS.items():
         _put(f"{TE}.tensor.{short}", name, type(name, (Quantizer,), {}))
+    scaled_now = "Float8CurrentScalingQuantizer"
+    _put(f"{TE}.tensor.float8_tensor", scaled_now, type(scaled_now, (Quantizer,), {}))
     _put(f"{TE}.tensor.grouped_tensor", "GroupedTensor", GroupedTensor)
     _put(f"{TE}.constants", "DType", type("DType", (Called,), {}))
     for name in ("DType", "Float8BlockScaleTensorFormat"):

@@ -210,3 +210,51 @@ def test_a_group_whose_members_are_cut(cut: int, exact: bool, tmp_path: Path) ->
         return
     with pytest.raises(CheckpointError, match=r"M946.*row 16 lies inside a block of 32 rows"):
         migrate.apply(tmp_path / "in", tmp_path / "out.safetensors")
+
+
+def of_float8(count: int, rows: int, columns: int, first: int = 0) -> classes.Wrapper:
+    """A group of members of `rows` rows that have one scale each, drawn for all of them."""
+    quantizer = classes.install_name("float8_tensor").Float8CurrentScalingQuantizer(
+        rowwise_usage=True,
+        columnwise_usage=False,
+        internal=False,
+        dtype=classes.code("e4m3", (2, 18)),
+    )
+    fields: dict[str, Any] = dict.fromkeys(classes.GroupedTensor.COMPONENTS) | {
+        "num_tensors": count,
+        "quantizer": quantizer,
+        "tensor_shapes": [(rows, columns)] * count,
+        "fake_dtype": torch.bfloat16,
+        "rowwise_data": torch.arange(count * rows * columns, dtype=torch.uint8),
+        "scale_inv": torch.arange(first + 1.0, first + count + 1),
+        "offsets": [n * rows * columns for n in range(count + 1)],
+        "scale_inv_offsets": list(range(count + 1)),
+        "logical_shape": (count * rows, columns),
+    }
+    return classes.GroupedTensor((count, rows, columns), torch.bfloat16, fields)
+
+
+def test_members_with_one_scale_are_not_cut(tmp_path: Path) -> None:
+    with classes.installed():
+        whole = {"w": [of_float8(1, 4, 6), of_float8(3, 4, 6, first=1)]}
+        boxes = [((0, 0, 0), (1, 4, 6)), ((1, 0, 0), (3, 4, 6))]
+        save_shards(tmp_path / "members", (4, 4, 6), boxes, whole)
+        # the scales are equal, and stay one for each member all the same
+        cut = {"w": [of_float8(4, 2, 6), of_float8(4, 2, 6)]}
+        boxes = [((0, 0, 0), (4, 2, 6)), ((0, 2, 0), (4, 2, 6))]
+        save_shards(tmp_path / "cut", (4, 4, 6), boxes, cut)
+    migrate.apply(tmp_path / "members", tmp_path / "out.safetensors")
+    found = load_file(tmp_path / "out.safetensors")
+    assert found["w._scale_inv"].flatten().tolist() == [1, 2, 3, 4]
+    assert found["w._data"].flatten().tolist() == [*range(24), *range(72)]
+    with pytest.raises(CheckpointError) as caught:
+        migrate.apply(tmp_path / "cut", tmp_path / "no.safetensors")
+    ((code, said),) = [(d.code, d.message) for d in caught.value.diagnostics]
+    assert code == "M946"
+    assert said.startswith("w: ")
+    assert "`_scale_inv`: a member that is cut has one element in all of its parts" in said
+    assert not (tmp_path / "no.safetensors").exists()
+    # a whole one is cut between members
+    migrate.apply(tmp_path / "members", tmp_path / "again", output_format="dcp", chunks=2)
+    with classes.installed():
+        assert [one.at for one in chunks(tmp_path / "again", "w")] == [(0, 0, 0), (2, 0, 0)]
