@@ -283,7 +283,7 @@ def left_out(states: Sequence[OptimizerState]) -> OptimizerVerdict:
 class TensorFates(NamedTuple):
     """`same`: key -> the outputs that are that tensor, cast or not. `others`: outputs that are made
     otherwise. `specs`: of the model's tensors that an optimizer may have; `moved`: keys whose new
-    names stand in another order. `known(name)`: the key that a name means.
+    names stand in another order. `known(name)`: the key that a name means, of all `keys`.
     """
 
     same: Mapping[str, list[str]]
@@ -291,6 +291,7 @@ class TensorFates(NamedTuple):
     specs: Mapping[str, Spec]
     moved: frozenset[str]
     known: Callable[[str], str | None]
+    keys: frozenset[str]
 
 
 def follow_tensors(composition: Composition, index: Index, own: set[str]) -> TensorFates:
@@ -330,7 +331,12 @@ def follow_tensors(composition: Composition, index: Index, own: set[str]) -> Ten
         if key not in own and may_train(stored.spec)
     }
     return TensorFates(
-        same, others, specs, _moved(specs, same), Names(index.tensors.keys() - own).of
+        same,
+        others,
+        specs,
+        _moved(specs, same),
+        Names(index.tensors.keys() - own).of,
+        frozenset(index.tensors.keys() - own),
     )
 
 
@@ -378,6 +384,17 @@ def _broken(state: OptimizerState, fates: TensorFates) -> tuple[list[str], str]:
             for name, (one, key) in owner.items()
             if not stays(one, key, fates) and (kept is None or name in kept)
         }
+        # of a parameter that is an object only the components are tensors
+        objects = {name for name, found in spoken.items() if found is None}
+        components = (
+            [key for key in sorted(fates.keys) if key.rpartition("._")[0] in objects]
+            if objects
+            else []
+        )
+        broken = [key for key in components if key not in fates.same.get(key, ())]
+        if broken:
+            why = "it refers by name to parameters that are objects of several tensors, and no "
+            return [*broken, *wrong], why + "state follows from one object into another"
         if owner:
             return list(
                 wrong

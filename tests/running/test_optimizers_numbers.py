@@ -115,3 +115,30 @@ def test_added_tensors_have_no_number_unless_the_rule_drops_state(
         assert torch.equal(there[key], value), key
     migrate.downgrade(out, back, rules=rules)
     assert migrate.diff(back, source).equal
+
+
+RENAMED = 'keep: [b]\nrules: [{name: r, from: "w.{k}", to: "v.w.{k}"}]\n'
+
+
+def test_state_by_the_name_of_an_object_is_refused_where_its_components_change(
+    tmp_path: Path,
+) -> None:
+    moments = {key: {"exp_avg": torch.ones(4, 6)} for key in ("w", "b")}
+    weights = {"w._data": torch.zeros(4, 6, dtype=torch.uint8), "w._scale_inv": torch.ones(1)}
+    held = {
+        "model": {**weights, "b": torch.ones(4, 6)},
+        "optimizer": {"state": moments, "param_groups": [{"lr": 0.5, "params": ["w", "b"]}]},
+    }
+    torch.save(held, tmp_path / "in.pt")
+    rules = rules_of(tmp_path, RENAMED)
+    said = refused(tmp_path / "in.pt", rules=rules)
+    assert "parameters that are objects of several tensors" in said
+    assert "w._data" in said
+    for params, allow, became in (
+        ({"optimizer": "drop"}, {"drop"}, "dropped"),
+        ({}, {"stale-optimizer"}, "stale"),
+    ):
+        out = tmp_path / f"{became}.pt"
+        answer = migrate.apply(tmp_path / "in.pt", out, rules=rules, params=params, allow=allow)
+        assert answer.optimizer == became
+        assert ("optimizer" in torch.load(out, weights_only=True)) == (became == "stale")
