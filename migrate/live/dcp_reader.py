@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader, StorageReader
@@ -34,7 +34,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.futures import Future
 
 from .. import formats
@@ -343,10 +342,14 @@ def _refuse_difference(rank: int, said: Any) -> NoReturn:
     )
 
 
+# where `dcp.load` is defined
+_LOADER: Final = "torch.distributed.checkpoint.state_dict_loader"
+
+
 def _is_of_torch(trace: TracebackType | None) -> bool:
     """Whether an exception was raised while torch was loading a checkpoint."""
     while trace is not None:
-        if trace.tb_frame.f_code is _load_state_dict.__code__:
+        if trace.tb_frame.f_globals.get("__name__") == _LOADER:
             return True
         trace = trace.tb_next
     return False
