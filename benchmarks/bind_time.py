@@ -47,7 +47,7 @@ def main() -> None:
     composition = compose(source.index.tensors, [step], context, report, prove=False)
     bound = time.perf_counter()
     report.check()
-    inexact = prove_downgrade(source.index.tensors, composition, context)
+    inexact = prove_downgrade(source.index.tensors, composition)
     proved = time.perf_counter()
     if inexact:
         sys.exit(f"the way back is not exact: {inexact[:3]}")
