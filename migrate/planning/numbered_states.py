@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 # how numbers are known where torch wrote names beside them
 NAMED = "by `param_names`"
-# and where nobody said any
+# how, where no names are given
 ORDERED = "by the order of the tensors"
 # and where a person said them, or did so to an earlier run
 GIVEN, REMEMBERED = f"by `{OPTIMIZER_NAMES}`", f"by the stamp, which has `{OPTIMIZER_NAMES}`"

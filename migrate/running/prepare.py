@@ -719,7 +719,7 @@ def _naming(
 
 
 def _anew_at(request: Request) -> dict[str, Any]:
-    """What a format that cuts tensors is told of those that may be encoded anew."""
+    """The arguments by which a format that cuts tensors knows which ones may be encoded anew."""
     if REQUANTIZE not in request.params:
         return {}
     from .encoding_anew import named_by

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,16 @@ import migrate
 
 # bytes
 MOST = 16 << 20
+
+
+def peak_of_no_differences(differences: Callable[[], list[Any]]) -> int:
+    """Asserts that there are none; the most bytes that Python held meanwhile."""
+    tracemalloc.start()
+    try:
+        assert differences() == []
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def verify_sees_bytes(
