@@ -47,6 +47,7 @@ def main() -> None:
     composition = compose(source.index.tensors, [step], context, report, prove=False)
     bound = time.perf_counter()
     report.check()
+    composition.context = context
     inexact = prove_downgrade(source.index.tensors, composition)
     proved = time.perf_counter()
     if inexact:

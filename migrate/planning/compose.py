@@ -182,8 +182,8 @@ def compose(
         if programs:
             parts = following.outside().items()
             composition.programs.update((key, part.program) for key, part in parts)
-    composition.context = context
     if prove and not report.has_errors():
+        composition.context = context
         composition.inexact = prove_downgrade(tensors, composition, path_state)
         composition.inexact += path_state.inexact if path_state is not None else []
     return composition
