@@ -1,0 +1,242 @@
+"""A snapshot: what a training state was at one moment.
+
+Its state has the structure of the source and tensors on the CPU, whose memory belongs to the stager
+and goes back to it when nothing refers to it any more: not the snapshot, not the state, not a
+tensor that was taken out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ..core.errors import Diagnostic, QuestionError
+from . import paths
+from .copying import Copy, Placed
+from .tensors import GRAD, PARAMETER, Recipe, make
+from .walk import Build, outside_of_modes
+
+
+class Image:
+    """A structure without its bytes: stream, recipes and references. Built over any storages."""
+
+    __slots__ = ("copies", "devices", "places", "recipes", "references", "stream", "users")
+
+    def __init__(
+        self,
+        stream: bytes,
+        recipes: list[Recipe],
+        references: list[Any],
+        users: Sequence[int],
+        places: Sequence[Placed | None],
+        devices: Mapping[int, torch.device],
+    ) -> None:
+        """`users` and `places` are by storage, `devices` by storage where it was not the CPU."""
+        self.stream, self.recipes, self.references = stream, recipes, references
+        self.users, self.places, self.devices = users, places, devices
+
+    def build(self, views: Sequence[memoryview]) -> Any:
+        """The state over the blocks that `views` look at."""
+        frombuffer = torch.frombuffer
+        places, users = self.places, self.users
+
+        def mapped(number: int) -> torch.UntypedStorage:
+            place = places[number]
+            if place is None:
+                return torch.UntypedStorage(0)
+            made = frombuffer(
+                views[place.block], dtype=torch.uint8, count=place.size, offset=place.at
+            )
+            return made.untyped_storage()
+
+        storage = _once(mapped)
+        tensors: list[torch.Tensor] = []
+        for recipe in self.recipes:
+            if recipe[0] != "whole" or users[recipe[1]] != 1:
+                tensors.append(make(recipe, storage))
+                continue
+            _, number, dtype, shape, flags = recipe
+            place = places[number]
+            if place is None:
+                tensors.append(make(recipe, storage))
+                continue
+            # a storage of its own, in one call where `make` takes three
+            count = place.size // dtype.itemsize
+            made = frombuffer(
+                views[place.block], dtype=dtype, count=count, offset=place.at
+            ).resize_(shape)
+            if flags & PARAMETER:
+                made = torch.nn.Parameter(made, bool(flags & GRAD))
+            elif flags:
+                made.requires_grad_()
+            tensors.append(made)
+        return Build(self.stream, tensors, self.references, storage).run()
+
+    def build_apart(self, views: Sequence[memoryview]) -> Any:
+        """The state in memory of torch's, on the devices that it came from."""
+
+        def copied(number: int) -> torch.UntypedStorage:
+            place = self.places[number]
+            device = self.devices.get(number, torch.device("cpu"))
+            if place is None:
+                return torch.UntypedStorage(0, device=device)
+            held = torch.frombuffer(
+                views[place.block], dtype=torch.uint8, count=place.size, offset=place.at
+            )
+            made = torch.empty(place.size, dtype=torch.uint8, device=device)
+            return made.copy_(held).untyped_storage()
+
+        storage = _once(copied)
+        tensors = [make(recipe, storage) for recipe in self.recipes]
+        return Build(self.stream, tensors, self.references, storage).run()
+
+
+def _once(make_storage: Callable[[int], torch.UntypedStorage]) -> Callable[[int], torch.UntypedStorage]:  # fmt: skip
+    made: dict[int, torch.UntypedStorage] = {}
+
+    def storage(number: int) -> torch.UntypedStorage:
+        found = made.get(number)
+        if found is None:
+            found = made[number] = make_storage(number)
+        return found
+
+    return storage
+
+
+class Snapshot(Mapping[Any, Any]):
+    """What `Stager.stage` answers with. A read-only mapping where the state is one."""
+
+    __slots__ = ("__weakref__", "_copied", "_image", "_nbytes", "_state", "_views")
+
+    def __init__(self, image: Image, views: list[memoryview], nbytes: int, copied: Any) -> None:
+        self._image: Image | None = image
+        self._views: list[memoryview] = views
+        self._nbytes = nbytes
+        self._copied = copied
+        self._state = image.build(views)
+
+    @property
+    def state(self) -> Any:
+        """The structure that was staged, its tensors on the CPU; waits until they are there.
+
+        QuestionError M976 after `release`.
+        """
+        self._held()
+        self.wait()
+        return self._state
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that were copied: each storage once, of large ones what tensors touch."""
+        return self._nbytes
+
+    @property
+    def devices(self) -> dict[str, torch.device]:
+        """Where each tensor came from, by its path in the state."""
+        image = self._held()
+        from_elsewhere = image.devices
+        found: dict[str, torch.device] = {}
+        for path, obj, _ in paths.objects(self._state):
+            if isinstance(obj, torch.Tensor):
+                found[path] = torch.device("cpu")
+        if not from_elsewhere:
+            return found
+        by_address = {self._address(number): device for number, device in from_elsewhere.items()}
+        for path, obj, _ in paths.objects(self._state):
+            if isinstance(obj, torch.Tensor) and obj.layout is torch.strided:
+                address = obj.untyped_storage().data_ptr()
+                found[path] = by_address.get(address, found[path])
+        return found
+
+    def wait(self) -> None:
+        """Returns when all bytes are there."""
+        self._copied.wait()
+
+    def done(self) -> bool:
+        """Whether all bytes are there."""
+        return bool(self._copied.done())
+
+    def guard(self) -> None:
+        """Makes the current stream of each device wait for the copies, without blocking the CPU.
+
+        Belongs between a `stage(..., non_blocking=True)` and what changes the state on the device,
+        `optimizer.step()` say.
+        """
+        self._copied.guard()
+
+    def restore(self, state: Any = None) -> Any:
+        """The values as they were: in `state`, in place, or in a new state on the same devices.
+
+        Returns the state. QuestionError M977 naming the paths where the structures differ; nothing
+        has been changed then.
+        """
+        image = self._held()
+        self.wait()
+        with outside_of_modes():
+            if state is None:
+                return image.build_apart(self._views)
+            from .restoring import put_back
+
+            put_back(self._state, state)
+            return state
+
+    def release(self) -> None:
+        """Lets go of the state. Its memory is free once no tensor that was taken out is left."""
+        self.wait()
+        self._image = None
+        self._state = None
+        self._views = []
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._mapping()[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._mapping())
+
+    def __len__(self) -> int:
+        return len(self._mapping())
+
+    def __repr__(self) -> str:
+        held = "released" if self._image is None else f"{self._nbytes} bytes"
+        return f"<migrate.Snapshot, {held}>"
+
+    def _mapping(self) -> Mapping[Any, Any]:
+        state = self.state
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                f"the state of this snapshot is a {type(state).__name__}, not a mapping"
+            )
+        return state
+
+    def _address(self, number: int) -> int:
+        place = self._held().places[number]
+        if place is None:
+            return 0
+        return torch.frombuffer(self._views[place.block], dtype=torch.uint8, count=1, offset=place.at).data_ptr()  # fmt: skip
+
+    def _held(self) -> Image:
+        if self._image is None:
+            raise QuestionError(
+                [
+                    Diagnostic(
+                        "M976",
+                        "this snapshot was released, its memory may hold another state by now",
+                        help="stage the state again, or release a snapshot after its last use",
+                    )
+                ]
+            )
+        return self._image

@@ -1,0 +1,144 @@
+"""The stager: copies of a training state at one moment, in memory that is used again."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ..core.errors import Diagnostic, MigrateError, QuestionError, listed
+from . import copying
+from .memory import Pool
+from .paths import refusals
+from .snapshot import Image, Snapshot
+from .streams import Streams
+from .tensors import Recipe, Refused, describe, moved
+from .walk import Walk, outside_of_modes
+
+
+class Stager:
+    """Takes snapshots. One is made once and used for every step; several threads may use it.
+
+    Args:
+        pin_memory: Snapshots lie in pages that GPUs copy into without a detour. A warning says so
+            where there is no GPU.
+        share_memory: Snapshots can be sent to another process, which sees the same memory.
+        max_memory: The most bytes that all snapshots and what is kept for the next may take: a
+            number or text such as `"4GiB"`. No limit by default.
+    """
+
+    def __init__(
+        self,
+        pin_memory: bool = False,
+        share_memory: bool = False,
+        max_memory: int | str | None = None,
+    ) -> None:
+        from ..running.resources import bytes_of
+
+        self._limit = None if max_memory is None else bytes_of(max_memory)
+        self._shared, self._pinned = share_memory, pin_memory
+        self._lock = threading.Lock()
+        self._open()
+
+    def _open(self) -> None:
+        self._process = os.getpid()
+        self._pool = Pool(shared=self._shared, pinned=self._pinned, limit=self._limit)
+        self._streams = Streams()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that snapshots and free blocks take."""
+        return self._pool.nbytes
+
+    def stage(self, state: Any, non_blocking: bool = False) -> Snapshot:
+        """A snapshot of `state`, which is not changed: structure, identities, and every tensor's bits.
+
+        What is on the CPU has been copied when this returns. With `non_blocking` copies from other
+        devices may still be on the way (`Snapshot.guard`).
+
+        Raises:
+            QuestionError: M975 naming the path of each object that cannot be copied, and why.
+            RunError: M919 if the memory does not suffice, saying who holds it. Nothing is held by
+                the failed stage either way.
+        """
+        if os.getpid() != self._process:
+            # a forked child: the blocks are its parent's
+            with self._lock:
+                if os.getpid() != self._process:
+                    self._open()
+        with outside_of_modes():
+            return self._stage(state, non_blocking)
+
+    def _stage(self, state: Any, non_blocking: bool) -> Snapshot:
+        walk = Walk()
+        try:
+            stream = walk.run(state)
+        except MigrateError:
+            raise
+        except Exception as error:
+            raise _refusal(state, {}, error) from None
+        storages = walk.storages
+        recipes: list[Recipe] = []
+        refused: dict[int, str] = {}
+        for x in walk.tensors:
+            try:
+                recipes.append(describe(x, storages))
+            except Refused as error:
+                refused[id(x)] = str(error)
+        if refused:
+            raise _refusal(state, refused, None)
+        plan = copying.arrange(storages, together=self._shared)
+        if plan.shifted:
+            shifts = [None if place is None else place.shift for place in plan.places]
+            recipes = [moved(recipe, shifts) for recipe in recipes]
+        views, addresses = self._pool.borrow(plan.wants)
+        copied = copying.run(plan.copies, storages, views, addresses, self._streams)
+        image = Image(
+            stream, recipes, walk.references, storages.users, plan.places, storages.devices
+        )
+        nbytes = sum(copy.size for copy in plan.copies)
+        try:
+            snapshot = Snapshot(image, views, nbytes, copied)
+        except Refused as error:
+            raise _refusal(state, {}, error) from None
+        if not non_blocking:
+            snapshot.wait()
+        return snapshot
+
+    def trim(self) -> None:
+        """Gives the memory that no snapshot uses back to the system."""
+        self._pool.trim()
+
+    def close(self) -> None:
+        """Gives back what is free; what snapshots hold follows when they go. The stager can be used again."""
+        self._pool.trim()
+
+    def __enter__(self) -> Stager:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _refusal(state: Any, refused: dict[int, str], error: Exception | None) -> QuestionError:
+    """M975 with every path that cannot be staged."""
+    found = [f"{path or 'the state itself'}: {reason}" for path, reason in refusals(state, refused)]
+    if not found:
+        found = [f"{type(error).__name__}: {error}"] if error else sorted(refused.values())
+    return QuestionError(
+        [
+            Diagnostic(
+                "M975",
+                f"the state cannot be staged: {listed(found)}",
+                help="leave these out of the state, nothing of it has been copied",
+            )
+        ]
+    )
