@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .live.statedict import migrate_state_dict as migrate_state_dict
     from .planning.plan import Plan as Plan
     from .source.index import Index as Index
+    from .staging.snapshot import Snapshot as Snapshot
+    from .staging.stager import Stager as Stager
 
 _HOMES = {
     "__version__": "core.types",
@@ -46,7 +48,9 @@ _HOMES = {
     "Index": "source.index",
     "MigrateError": "core.errors",
     "Plan": "planning.plan",
+    "Snapshot": "staging.snapshot",
     "Spec": "core.spec",
+    "Stager": "staging.stager",
     "convert_module": "live.load",
     "load": "live.load",
     "migrate_state_dict": "live.statedict",
@@ -58,7 +62,9 @@ __all__ = [
     "Index",
     "MigrateError",
     "Plan",
+    "Snapshot",
     "Spec",
+    "Stager",
     "apply",
     "attach",
     "convert_module",

@@ -12,7 +12,7 @@ from ..elements.raw import has_plain_bytes
 from ..planning.graph import ComputedTensor, Tensor
 from ..source.blobs import chunk_at
 from ..source.target import torch_form
-from .filling import Stager
+from .filling import Upload
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ class BoxReader:
         self, source: Source, layouts: ByteLayouts, values: Evaluator, window: int
     ) -> None:
         self._source, self._layouts = source, layouts
-        self._stager = Stager(source, layouts, values, window)
+        self._upload = Upload(source, layouts, values, window)
 
     def place(self, tensor: Tensor, box: Box) -> tuple[int, int]:
         """The blob and the byte where the box begins, to read boxes in the order of the bytes."""
@@ -81,8 +81,8 @@ class BoxReader:
                 self._read(tensor, (*box[:axis], half, *box[axis + 1 :]), into, per)
             return
         spec = Spec(tensor.spec.dtype, part.shape)
-        self._stager.write(Tensor(spec, part, tensor.sources), target, 0, spec.nbytes)
+        self._upload.write(Tensor(spec, part, tensor.sources), target, 0, spec.nbytes)
 
     def drain(self) -> None:
         """Waits for all that was sent to a device."""
-        self._stager.drain()
+        self._upload.drain()

@@ -250,7 +250,7 @@ def places(target: torch.Tensor, start: int, stop: int) -> list[torch.Tensor]:
     return [target[tuple(slice(a, b) for a, b in box)] for box in ranges(target.shape, start, stop)]
 
 
-class Stager:
+class Upload:
     """One thread's buffers. Call order: `write` for ranges of outputs, `drain` before reading."""
 
     def __init__(
@@ -424,10 +424,10 @@ class Filling:
         """Writes all jobs, calls `finish`, returns the bytes written; M965 if anything stops it."""
         source, layouts, values = self._outputs.engine
         self._total = sum(job.tensor.spec.nbytes for job in jobs)
-        stagers = [Stager(source, layouts, values, self._window // threads) for _ in range(threads)]
-        tasks = self._tasks(jobs, stagers[0])
+        uploads = [Upload(source, layouts, values, self._window // threads) for _ in range(threads)]
+        tasks = self._tasks(jobs, uploads[0])
         try:
-            run_together(lambda number: self._work(tasks, stagers[number]), threads, self._stop.set)
+            run_together(lambda number: self._work(tasks, uploads[number]), threads, self._stop.set)
             if not self._failures:
                 finish()
         except BaseException as error:  # noqa: BLE001 - whatever stops it, what is written has to be said
@@ -436,7 +436,7 @@ class Filling:
             self._fail(self._failures[0])
         return sum(work.tensor.spec.nbytes for work in self._begun)
 
-    def _work(self, tasks: Iterator[tuple[_Work, int, int]], stager: Stager) -> None:
+    def _work(self, tasks: Iterator[tuple[_Work, int, int]], upload: Upload) -> None:
         import torch
 
         try:
@@ -446,22 +446,22 @@ class Filling:
                         task = next(tasks, None)
                     if task is None:
                         break
-                    self._write(*task, stager)
+                    self._write(*task, upload)
                     with self._lock:
                         self._end(*task)
-                stager.drain()
+                upload.drain()
         except BaseException as error:  # noqa: BLE001 - whatever stops it, what is written has to be said
             self._failures.append(error)
             self._stop.set()
 
-    def _tasks(self, jobs: Sequence[Job], stager: Stager) -> Iterator[tuple[_Work, int, int]]:
+    def _tasks(self, jobs: Sequence[Job], upload: Upload) -> Iterator[tuple[_Work, int, int]]:
         for job in jobs:
             work = self._open(job)
             self._begun.append(work)
             nbytes = work.tensor.spec.nbytes
             # what other processes hold of it is none of this one's work
             self._done += job.tensor.spec.nbytes - nbytes
-            step = stager.step(work.tensor) if work.how == "bytes" else 0
+            step = upload.step(work.tensor) if work.how == "bytes" else 0
             size = max(1, RANGE // step) * step if step else max(1, nbytes)
             starts = range(0, max(1, nbytes), size)
             work.left = len(starts)
@@ -491,19 +491,19 @@ class Filling:
         )
         return _Work(job, tensor, target, "bytes" if known else "object")
 
-    def _write(self, work: _Work, start: int, stop: int, stager: Stager) -> None:
+    def _write(self, work: _Work, start: int, stop: int, upload: Upload) -> None:
         key, tensor, target = work.job.key, work.tensor, work.target
         if not tensor.spec.numel:
             return
         if work.how == "move":
             self._outputs.move(key, target, tensor)
         elif work.how == "bytes":
-            stager.write(tensor, target, start, stop)
+            upload.write(tensor, target, start, stop)
         else:
             with self._whole:
-                self._copy(work, stager)
+                self._copy(work, upload)
 
-    def _copy(self, work: _Work, stager: Stager) -> None:
+    def _copy(self, work: _Work, upload: Upload) -> None:
         """Fills a target by its own `copy_`, which is given the part of the output that it is."""
         target, tensor = work.target, work.tensor
         if tensor is self._outputs.graph.outputs[work.job.key]:
@@ -514,8 +514,8 @@ class Filling:
         import torch
 
         made = torch.empty(target.shape, dtype=torch_dtype(tensor.spec), device=target.device)
-        stager.write(tensor, made, 0, tensor.spec.nbytes)
-        stager.drain()
+        upload.write(tensor, made, 0, tensor.spec.nbytes)
+        upload.drain()
         target.copy_(made)
 
     def _end(self, work: _Work, start: int, stop: int) -> None:

@@ -1,1 +1,1 @@
-"""Snapshots of a training state: copied at once, held in memory of its own, migrated behind the training."""
+"""Snapshots of a training state, in memory of its own, and what is made of them behind it."""

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from .memory import Want
-from .streams import Copied, Streams
+from .streams import Arrival, Streams
 from .tensors import LARGE, Storages
 
 _ALIGNED: Final = 64
@@ -24,7 +24,7 @@ _ALIGNED: Final = 64
 _SEGMENT: Final = 1 << 30
 
 
-class Copy(NamedTuple):
+class Transfer(NamedTuple):
     """`size` bytes of a storage, from byte `low` on, go to byte `at` of a block."""
 
     storage: int
@@ -34,7 +34,7 @@ class Copy(NamedTuple):
     at: int
 
 
-class Placed(NamedTuple):
+class Home(NamedTuple):
     """A storage in its block: first byte and length; `shift` maps old byte offsets to new ones."""
 
     block: int
@@ -50,8 +50,8 @@ class Arrangement:
 
     def __init__(self, storages: int) -> None:
         self.wants: list[Want] = []
-        self.copies: list[Copy] = []
-        self.places: list[Placed | None] = [None] * storages
+        self.copies: list[Transfer] = []
+        self.places: list[Home | None] = [None] * storages
         # whether some storage is kept in part
         self.shifted = False
 
@@ -65,8 +65,8 @@ def arrange(storages: Storages, *, together: bool) -> Arrangement:
         number, size = members[0][0], members[0][2]
         if len(members) == 1 and size <= LARGE:
             block, at = shared.take(size)
-            places[number] = Placed(block, at, size)
-            copies.append(Copy(number, 0, size, block, at))
+            places[number] = Home(block, at, size)
+            copies.append(Transfer(number, 0, size, block, at))
             continue
         ranges = _kept(storages, members)
         kept = size if ranges is None else sum(end - low for low, end in ranges)
@@ -94,7 +94,7 @@ class _Shared:
         self._block, self._at = -1, most
 
     def take(self, size: int) -> tuple[int, int]:
-        """Block and first byte for `size` bytes."""
+        """Number of a block, and first byte in it, for `size` bytes."""
         room = -(-size // _ALIGNED) * _ALIGNED
         wants = self._made.wants
         if self._at and self._at + room > self._most:
@@ -111,25 +111,27 @@ def _place_all(made: Arrangement, members: list[_Member], block: int, at: int) -
     # a member copies what the ones before it do not reach
     reached = 0
     for number, distance, size in members:
-        made.places[number] = Placed(block, at + distance, size)
+        made.places[number] = Home(block, at + distance, size)
         if distance + size > reached:
             low = max(0, reached - distance)
-            made.copies.append(Copy(number, low, size - low, block, at + distance + low))
+            made.copies.append(Transfer(number, low, size - low, block, at + distance + low))
             reached = distance + size
 
 
-def _place_ranges(made: Arrangement, number: int, ranges: list[tuple[int, int]], block: int, at: int) -> None:  # fmt: skip
+def _place_ranges(
+    made: Arrangement, number: int, ranges: list[tuple[int, int]], block: int, at: int
+) -> None:
     starts = [low for low, _ in ranges]
     moves, kept = [], 0
     for low, end in ranges:
         moves.append(kept - low)
-        made.copies.append(Copy(number, low, end - low, block, at + kept))
+        made.copies.append(Transfer(number, low, end - low, block, at + kept))
         kept += end - low
 
     def shift(byte: int) -> int:
         return byte + moves[max(0, bisect_right(starts, byte) - 1)]
 
-    made.places[number] = Placed(block, at, kept, shift)
+    made.places[number] = Home(block, at, kept, shift)
     made.shifted = True
 
 
@@ -167,7 +169,7 @@ def _regions(storages: Storages) -> Iterator[tuple[int, list[_Member]]]:
 
 
 def _kept(storages: Storages, members: list[_Member]) -> list[tuple[int, int]] | None:
-    """The ranges of a large storage that are kept; None: all of it, as tensors touch half or more."""
+    """The ranges of a large storage that are kept; None is all: tensors touch half or more."""
     number, _, size = members[0]
     if len(members) > 1:
         return None
@@ -190,19 +192,19 @@ def _joined(touched: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
 
 
 def run(
-    copies: Sequence[Copy],
+    copies: Sequence[Transfer],
     storages: Storages,
     views: Sequence[memoryview],
     addresses: Sequence[int],
     streams: Streams,
-) -> Copied:
+) -> Arrival:
     """Copies the bytes; says when those from devices are there, the others are on return.
 
     Those of large or foreign storages go through torch, which has threads and devices.
     """
     memmove = ctypes.memmove
     sources, starts, elsewhere = storages.storages, storages.addresses, storages.devices
-    foreign: dict[torch.device, list[Copy]] = {}
+    foreign: dict[torch.device, list[Transfer]] = {}
     for copy in copies:
         number, low, size, block, at = copy
         if number in elsewhere:
@@ -226,5 +228,5 @@ def _bytes(storage: torch.UntypedStorage, low: int, size: int) -> torch.Tensor:
     return empty.set_(storage, low, (size,), (1,))
 
 
-def _into(views: Sequence[memoryview], copy: Copy) -> torch.Tensor:
+def _into(views: Sequence[memoryview], copy: Transfer) -> torch.Tensor:
     return torch.frombuffer(views[copy.block], dtype=torch.uint8, count=copy.size, offset=copy.at)

@@ -22,7 +22,6 @@ from typing import Final
 
 from ..core.errors import Diagnostic, RunError
 
-
 PAGE: Final = mmap.PAGESIZE
 # large enough that a huge page is worth asking for
 _HUGE: Final = 2 << 20
@@ -46,7 +45,7 @@ class Want:
     source: int = 0
 
 
-class Block:
+class MappedBlock:
     """Mapped pages of one size; free, or lent to whatever holds the view of the last `lend`."""
 
     __slots__ = (
@@ -124,7 +123,7 @@ class Block:
         return True
 
 
-class Pool:
+class BlockPool:
     """The blocks of one stager. All methods may be called by several threads."""
 
     def __init__(
@@ -134,8 +133,8 @@ class Pool:
         self.shared = shared
         self.pinned = pinned and _has_cuda()
         self.limit = limit
-        self._blocks: list[Block] = []
-        self._sources: dict[int, Block] = {}
+        self._blocks: list[MappedBlock] = []
+        self._sources: dict[int, MappedBlock] = {}
         self._lock = threading.Lock()
         self._stages = 0
 
@@ -160,10 +159,10 @@ class Pool:
             new = sum(pages(wanted[at].size) for at in missing)
             taken = [block for block in blocks if block is not None]
             self._make_room(new, taken)
-            fresh: list[Block] = []
+            fresh: list[MappedBlock] = []
             try:
                 for at in missing:
-                    blocks[at] = block = Block(pages(wanted[at].size), shared=self.shared)
+                    blocks[at] = block = MappedBlock(pages(wanted[at].size), shared=self.shared)
                     fresh.append(block)
                     if self.pinned:
                         block.pin()
@@ -174,8 +173,8 @@ class Pool:
                     [
                         Diagnostic(
                             "M919",
-                            f"the system has no memory for a snapshot, which needs {new} bytes more: "
-                            f"{error.strerror}",
+                            "the system has no memory for a snapshot, which needs "
+                            f"{new} bytes more: {error.strerror}",
                             notes=self._held(),
                             help="release snapshots that are no longer needed",
                         )
@@ -196,25 +195,25 @@ class Pool:
         with self._lock:
             self._drop(lambda block: True)
 
-    def _matching(self, wanted: Sequence[Want]) -> list[Block | None]:
+    def _matching(self, wanted: Sequence[Want]) -> list[MappedBlock | None]:
         """A free block for each of `wanted` that there is one for."""
-        free: dict[int, dict[int, Block]] = {}
+        free: dict[int, dict[int, MappedBlock]] = {}
         for block in self._blocks:
             if not block.lent and not block.given:
                 free.setdefault(block.size, {})[id(block)] = block
-        found: list[Block | None] = [None] * len(wanted)
+        found: list[MappedBlock | None] = [None] * len(wanted)
         for at, want in enumerate(wanted):
-            block = self._sources.get(want.source)
-            if block is not None:
-                found[at] = free.get(pages(want.size), {}).pop(id(block), None)
+            before = self._sources.get(want.source)
+            if before is not None:
+                found[at] = free.get(pages(want.size), {}).pop(id(before), None)
         for at, want in enumerate(wanted):
             rest = free.get(pages(want.size))
             if found[at] is None and rest:
                 found[at] = rest.popitem()[1]
         return found
 
-    def _make_room(self, new: int, taken: Sequence[Block]) -> None:
-        """Unmaps what is free if `new` bytes would go beyond the limit; M919 if that is too little."""
+    def _make_room(self, new: int, taken: Sequence[MappedBlock]) -> None:
+        """Unmaps what is free where `new` bytes go beyond the limit; M919 if it does not help."""
         if self.limit is None or not new or self.nbytes + new <= self.limit:
             return
         kept = set(map(id, taken))
@@ -227,10 +226,10 @@ class Pool:
             [
                 Diagnostic(
                     "M919",
-                    f"a snapshot of {needed} bytes does not fit: `max_memory` is {self.limit} bytes, of "
-                    f"which {used} are in use",
+                    f"a snapshot of {needed} bytes does not fit: `max_memory` is {self.limit} "
+                    f"bytes, of which {used} are in use",
                     notes=self._held(),
-                    help="release a snapshot, and tensors that were taken out of one, or raise `max_memory`",
+                    help="release a snapshot and tensors taken out of one, or raise `max_memory`",
                 )
             ]
         )
@@ -249,7 +248,7 @@ class Pool:
                 block.idle += 1
         self._drop(lambda block: block.idle >= _IDLE or block.given)
 
-    def _drop(self, which: Callable[[Block], bool]) -> None:
+    def _drop(self, which: Callable[[MappedBlock], bool]) -> None:
         self._blocks = [b for b in self._blocks if b.lent or not which(b) or not b.unmap()]
         known = set(map(id, self._blocks))
         self._sources = {source: b for source, b in self._sources.items() if id(b) in known}

@@ -13,8 +13,8 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .tensors import Refused
-from .walk import attributes_of, by_reference, copies_itself
+from .tensors import NotCopiedError, Storages, describe
+from .walk import Walk, attributes_of, by_reference, copies_itself
 
 # deeper structures are refused: what reads checkpoints counts on a limit as well
 DEEPEST: Final = 400
@@ -38,7 +38,7 @@ def objects(state: Any) -> Iterator[tuple[str, Any, int]]:
         yield path, obj, depth
         try:
             inner = children(obj)
-        except Exception:
+        except Exception:  # noqa: BLE001 - the reduce method may raise anything
             continue
         todo += [(path + step, child, depth + 1) for step, child in reversed(inner)]
 
@@ -102,11 +102,11 @@ def _short(key: Any) -> str:
     return text if len(text) < 200 else text[:197] + "..."
 
 
-def refusals(state: Any, tensors: dict[int, str]) -> list[tuple[str, str]]:
-    """(path, reason) of all that cannot be staged: `tensors` by id, and what does not reduce."""
+def refusals(state: Any) -> list[tuple[str, str]]:
+    """(path, reason) of all that cannot be staged: tensors, and what does not reduce."""
     found: list[tuple[str, str]] = []
     for path, obj, depth in objects(state):
-        reason = tensors.get(id(obj)) or _reason(obj)
+        reason = _reason(obj)
         if depth > DEEPEST:
             return [*found, (path[:200] + "…", f"nested deeper than {DEEPEST} levels")]
         if reason is not None:
@@ -116,9 +116,14 @@ def refusals(state: Any, tensors: dict[int, str]) -> list[tuple[str, str]]:
 
 def _reason(obj: Any) -> str | None:
     try:
+        if isinstance(obj, torch.Tensor):
+            walk = Walk()
+            walk.reducer_override(obj)
+            for x in walk.tensors:
+                describe(x, Storages())
         children(obj)
-    except Refused as error:
+    except NotCopiedError as error:
         return str(error)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - as above
         return f"a {type(obj).__qualname__} cannot be copied: {error}"
     return None

@@ -26,7 +26,7 @@ def put_back(staged: Any, live: Any) -> None:
                 Diagnostic(
                     "M977",
                     f"the state is not built like the snapshot: {listed(plan.problems)}",
-                    help="restore into the structure that was staged, or call `restore()` for a new one",
+                    help="restore into what was staged, or call `restore()` for a new state",
                 )
             ]
         )
@@ -65,7 +65,9 @@ class _Plan:
     def _same_form(self, path: str, old: torch.Tensor, new: torch.Tensor) -> bool:
         """Whether these tensors agree; those that hold numbers themselves are noted."""
         if (old.dtype, old.shape, old.layout) != (new.dtype, new.shape, new.layout):
-            self._differs(path, f"{new.dtype} {list(new.shape)} instead of {old.dtype} {list(old.shape)}")  # fmt: skip
+            self._differs(
+                path, f"{new.dtype} {list(new.shape)} instead of {old.dtype} {list(old.shape)}"
+            )
             return False
         if not hasattr(type(old), "__tensor_flatten__"):
             self.tensors.append((new, old))

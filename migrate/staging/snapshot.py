@@ -15,7 +15,7 @@ import torch
 
 from ..core.errors import Diagnostic, QuestionError
 from . import paths
-from .copying import Copy, Placed
+from .copying import Home
 from .tensors import GRAD, PARAMETER, Recipe, make
 from .walk import Build, outside_of_modes
 
@@ -31,7 +31,7 @@ class Image:
         recipes: list[Recipe],
         references: list[Any],
         users: Sequence[int],
-        places: Sequence[Placed | None],
+        places: Sequence[Home | None],
         devices: Mapping[int, torch.device],
     ) -> None:
         """`users` and `places` are by storage, `devices` by storage where it was not the CPU."""
@@ -94,7 +94,9 @@ class Image:
         return Build(self.stream, tensors, self.references, storage).run()
 
 
-def _once(make_storage: Callable[[int], torch.UntypedStorage]) -> Callable[[int], torch.UntypedStorage]:  # fmt: skip
+def _once(
+    make_storage: Callable[[int], torch.UntypedStorage],
+) -> Callable[[int], torch.UntypedStorage]:
     made: dict[int, torch.UntypedStorage] = {}
 
     def storage(number: int) -> torch.UntypedStorage:
@@ -226,7 +228,9 @@ class Snapshot(Mapping[Any, Any]):
         place = self._held().places[number]
         if place is None:
             return 0
-        return torch.frombuffer(self._views[place.block], dtype=torch.uint8, count=1, offset=place.at).data_ptr()  # fmt: skip
+        view = self._views[place.block]
+        first = torch.frombuffer(view, dtype=torch.uint8, count=1, offset=place.at)
+        return int(first.data_ptr())
 
     def _held(self) -> Image:
         if self._image is None:

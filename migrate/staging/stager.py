@@ -7,15 +7,13 @@ import threading
 from types import TracebackType
 from typing import Any
 
-import torch
-
 from ..core.errors import Diagnostic, MigrateError, QuestionError, listed
 from . import copying
-from .memory import Pool
+from .memory import BlockPool
 from .paths import refusals
 from .snapshot import Image, Snapshot
 from .streams import Streams
-from .tensors import Recipe, Refused, describe, moved
+from .tensors import NotCopiedError, Recipe, describe, moved
 from .walk import Walk, outside_of_modes
 
 
@@ -45,7 +43,7 @@ class Stager:
 
     def _open(self) -> None:
         self._process = os.getpid()
-        self._pool = Pool(shared=self._shared, pinned=self._pinned, limit=self._limit)
+        self._pool = BlockPool(shared=self._shared, pinned=self._pinned, limit=self._limit)
         self._streams = Streams()
 
     @property
@@ -54,7 +52,7 @@ class Stager:
         return self._pool.nbytes
 
     def stage(self, state: Any, non_blocking: bool = False) -> Snapshot:
-        """A snapshot of `state`, which is not changed: structure, identities, and every tensor's bits.
+        """A snapshot of `state`, which is not changed: structure, identities and bits.
 
         What is on the CPU has been copied when this returns. With `non_blocking` copies from other
         devices may still be on the way (`Snapshot.guard`).
@@ -78,18 +76,15 @@ class Stager:
             stream = walk.run(state)
         except MigrateError:
             raise
-        except Exception as error:
-            raise _refusal(state, {}, error) from None
+        except Exception as error:  # noqa: BLE001 - methods of the state's objects may raise anything
+            raise _refusal(state, error) from None
         storages = walk.storages
         recipes: list[Recipe] = []
-        refused: dict[int, str] = {}
         for x in walk.tensors:
             try:
                 recipes.append(describe(x, storages))
-            except Refused as error:
-                refused[id(x)] = str(error)
-        if refused:
-            raise _refusal(state, refused, None)
+            except NotCopiedError as error:
+                raise _refusal(state, error) from None
         plan = copying.arrange(storages, together=self._shared)
         if plan.shifted:
             shifts = [None if place is None else place.shift for place in plan.places]
@@ -102,8 +97,8 @@ class Stager:
         nbytes = sum(copy.size for copy in plan.copies)
         try:
             snapshot = Snapshot(image, views, nbytes, copied)
-        except Refused as error:
-            raise _refusal(state, {}, error) from None
+        except NotCopiedError as error:
+            raise _refusal(state, error) from None
         if not non_blocking:
             snapshot.wait()
         return snapshot
@@ -113,7 +108,7 @@ class Stager:
         self._pool.trim()
 
     def close(self) -> None:
-        """Gives back what is free; what snapshots hold follows when they go. The stager can be used again."""
+        """Gives back what is free, and the rest when its snapshots go; the stager stays usable."""
         self._pool.trim()
 
     def __enter__(self) -> Stager:
@@ -128,11 +123,11 @@ class Stager:
         self.close()
 
 
-def _refusal(state: Any, refused: dict[int, str], error: Exception | None) -> QuestionError:
+def _refusal(state: Any, error: Exception) -> QuestionError:
     """M975 with every path that cannot be staged."""
-    found = [f"{path or 'the state itself'}: {reason}" for path, reason in refusals(state, refused)]
+    found = [f"{path or 'the state itself'}: {reason}" for path, reason in refusals(state)]
     if not found:
-        found = [f"{type(error).__name__}: {error}"] if error else sorted(refused.values())
+        found = [f"{type(error).__name__}: {error}"]
     return QuestionError(
         [
             Diagnostic(

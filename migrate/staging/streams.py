@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 
-class Copied:
+class Arrival:
     """Says when copies are there. Without devices other than the CPU they always are."""
 
     __slots__ = ("_events",)
@@ -46,7 +46,11 @@ class Streams:
         module = torch.get_device_module(device)
         stream = self._streams.get(device)
         if stream is None:
-            low, _ = module.Stream.priority_range() if hasattr(module.Stream, "priority_range") else (0, 0)  # fmt: skip
+            low, _ = (
+                module.Stream.priority_range()
+                if hasattr(module.Stream, "priority_range")
+                else (0, 0)
+            )
             stream = self._streams[device] = module.Stream(device, priority=low)
         stream.wait_stream(module.current_stream(device))
         return module.stream(stream)  # type: ignore[no-any-return]
@@ -55,6 +59,6 @@ class Streams:
         """The stream of `behind`."""
         return self._streams[device]
 
-    def mark(self, devices: Iterable[torch.device]) -> Copied:
+    def mark(self, devices: Iterable[torch.device]) -> Arrival:
         """What is on the way from these devices."""
-        return Copied((d, self._streams[d].record_event()) for d in devices if d in self._streams)
+        return Arrival((d, self._streams[d].record_event()) for d in devices if d in self._streams)

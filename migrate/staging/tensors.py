@@ -25,7 +25,7 @@ LARGE: Final = 1 << 20
 Recipe = tuple[Any, ...]
 
 
-class Refused(Exception):
+class NotCopiedError(Exception):
     """A tensor or object that cannot be staged; the message is the reason, without its path."""
 
 
@@ -76,7 +76,7 @@ class Storages:
     def entered(
         self, key: Any, storage: torch.UntypedStorage, address: int, size: int, low: int, high: int
     ) -> int:
-        """`number` for a caller that knows address and size; the key of memory on the CPU is both."""
+        """`number` for a caller that knows address and size; both are the key on the CPU."""
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self.storages)
@@ -94,7 +94,10 @@ class Storages:
 
 
 def describe(x: torch.Tensor, storages: Storages) -> Recipe:
-    """The recipe of a tensor or Parameter; its storages are entered. `Refused` if it has none."""
+    """The recipe of a tensor or Parameter; its storages are entered.
+
+    NotCopiedError if it has none.
+    """
     dtype = x.dtype
     size = _SIZES.get(dtype)
     if size is None or not x.is_cpu or x.layout is not torch.strided or x.is_nested or x.is_neg():
@@ -108,7 +111,7 @@ def describe(x: torch.Tensor, storages: Storages) -> Recipe:
     flags = (GRAD if x.requires_grad else 0) | (PARAMETER if type(x) is not torch.Tensor else 0)
     held, end = storage.nbytes(), x.numel() * size
     if end > held:
-        raise Refused(_FREED.format(held, end))
+        raise NotCopiedError(_FREED.format(held, end))
     address = x.data_ptr()
     if not end or not address:
         return _strided(x, storage, size, storages)
@@ -138,7 +141,7 @@ def _strided(
     else:
         end = first + (1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))) * size
     if end > storage.nbytes():
-        raise Refused(_FREED.format(storage.nbytes(), end))
+        raise NotCopiedError(_FREED.format(storage.nbytes(), end))
     flags = (GRAD if x.requires_grad else 0) | (PARAMETER if type(x) is not torch.Tensor else 0)
     if x.is_neg():
         flags |= NEG
@@ -150,34 +153,50 @@ def _strided(
 def _describe_other(x: torch.Tensor, storages: Storages) -> Recipe:
     flags = (GRAD if x.requires_grad else 0) | (PARAMETER if type(x) is not torch.Tensor else 0)
     if torch._C._functorch.is_functorch_wrapped_tensor(x):
-        raise Refused("a tensor inside of a transform (vmap, grad) has no memory of its own")
+        raise NotCopiedError("a tensor inside of a transform (vmap, grad) has no memory of its own")
     y = x.detach()
     if x.is_nested:
-        parts = (y.values() if x.layout is torch.jagged else torch.ops.aten.values(y), y._nested_tensor_size(), y._nested_tensor_strides(), y._nested_tensor_storage_offsets())  # fmt: skip
+        parts = (
+            y.values() if x.layout is torch.jagged else torch.ops.aten.values(y),
+            y._nested_tensor_size(),
+            y._nested_tensor_strides(),
+            y._nested_tensor_storage_offsets(),
+        )
         return ("nested", tuple(describe(part, storages) for part in parts), flags)
     if x.layout is torch.sparse_coo:
         coo = (describe(y._indices(), storages), describe(y._values(), storages))
         return ("sparse", coo, x.layout, tuple(x.shape), x.is_coalesced(), flags)
     if x.layout in (torch.sparse_csr, torch.sparse_bsr):
-        rows = (describe(y.crow_indices(), storages), describe(y.col_indices(), storages), describe(y.values(), storages))  # fmt: skip
+        rows = (
+            describe(y.crow_indices(), storages),
+            describe(y.col_indices(), storages),
+            describe(y.values(), storages),
+        )
         return ("sparse", rows, x.layout, tuple(x.shape), None, flags)
     if x.layout in (torch.sparse_csc, torch.sparse_bsc):
-        columns = (describe(y.ccol_indices(), storages), describe(y.row_indices(), storages), describe(y.values(), storages))  # fmt: skip
+        columns = (
+            describe(y.ccol_indices(), storages),
+            describe(y.row_indices(), storages),
+            describe(y.values(), storages),
+        )
         return ("sparse", columns, x.layout, tuple(x.shape), None, flags)
     if x.layout is not torch.strided:
-        raise Refused(f"the layout {x.layout} has no parts that could be copied")
+        raise NotCopiedError(f"the layout {x.layout} has no parts that could be copied")
     if x.is_meta:
         return ("meta", x.dtype, tuple(x.shape), x.stride(), flags)
     try:
         storage = x.untyped_storage()
     except (RuntimeError, NotImplementedError) as error:
-        raise Refused(f"it has no memory that could be copied: {error}") from None
+        raise NotCopiedError(f"it has no memory that could be copied: {error}") from None
     if not x.is_quantized:
         return _strided(x, storage, x.dtype.itemsize, storages)
     inner = _strided(y, storage, x.dtype.itemsize, storages)
     if x.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         return ("quantized", inner, (x.q_scale(), x.q_zero_point()), flags)
-    scales = (describe(x.q_per_channel_scales(), storages), describe(x.q_per_channel_zero_points(), storages))  # fmt: skip
+    scales = (
+        describe(x.q_per_channel_scales(), storages),
+        describe(x.q_per_channel_zero_points(), storages),
+    )
     return ("quantized", inner, (*scales, x.q_per_channel_axis()), flags)
 
 

@@ -1,8 +1,8 @@
 """Structure: a state becomes a stream, tables of tensors and references, and a state again.
 
 C pickle walks it. It keeps identities, cycles, tuples, slots, frozen dataclasses and objects with
-reduce methods of their own as copy.deepcopy does, in a third of the time, and its stream is what
-another process needs to build the same structure. Tensors and storages are numbered and left out of the stream;
+reduce methods of their own as copy.deepcopy does, in half the time, and its stream is what another
+process needs to build the same structure. Tensors and storages are numbered and left out of it;
 functions, classes and whatever copy.deepcopy answers with itself stand in a table of references.
 
 This module is the one place of the package that unpickles. What it unpickles was made a moment ago
@@ -26,13 +26,27 @@ import numpy
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .tensors import Refused, Storages
+from .tensors import NotCopiedError, Storages
 
 _BY_REFERENCE: Final = (
-    type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.CodeType, property, weakref.ref,
-    type(Ellipsis), type(NotImplemented), enum.Enum, numpy.generic, numpy.dtype,
-    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme,
-)  # fmt: skip
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+    types.CodeType,
+    property,
+    weakref.ref,
+    type(Ellipsis),
+    type(NotImplemented),
+    enum.Enum,
+    numpy.generic,
+    numpy.dtype,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.qscheme,
+)
 # torch's communication: a copy of it would be another group
 _GROUPS: Final = frozenset({"DeviceMesh", "ProcessGroup"})
 
@@ -74,7 +88,10 @@ def attributes(made: Any, state: Any) -> Any:
     """Stands for the Python attributes and slots of a tensor."""
 
 
-_CALLED: Final = {f.__name__: f for f in (tensor, reference, storage, typed, subclass, wrapper, shell, own, attributes)}  # fmt: skip
+_CALLED: Final = {
+    f.__name__: f
+    for f in (tensor, reference, storage, typed, subclass, wrapper, shell, own, attributes)
+}
 _CALLED_ONES: Final = frozenset(_CALLED.values())
 
 Reduced = Any
@@ -102,7 +119,7 @@ class Walk(pickle.Pickler):
         self._kinds: dict[type, Any] = {torch.Tensor: _of_tensor, torch.nn.Parameter: _of_tensor}
 
     def run(self, state: Any) -> bytes:
-        """The stream of `state`. What pickle raises on what it cannot walk; `Refused`."""
+        """The stream of `state`. What pickle raises on what it cannot walk; `NotCopiedError`."""
         try:
             self.dump(state)
             return self._file.getvalue()
@@ -161,8 +178,8 @@ def _kind(cls: type) -> Any:
         return _of_own
     if (
         cls in copyreg.dispatch_table
-        or cls.__reduce_ex__ is not object.__reduce_ex__
-        or cls.__reduce__ is not object.__reduce__
+        or getattr(cls, "__reduce_ex__", None) is not object.__reduce_ex__
+        or getattr(cls, "__reduce__", None) is not object.__reduce__
     ):
         return _of_reduced
     return _GENERIC
@@ -171,7 +188,9 @@ def _kind(cls: type) -> Any:
 def _kind_of_tensor(cls: Any) -> Any:
     if cls.__module__.startswith("torch._subclasses"):
         return _of_fake
-    dispatches = any("__torch_dispatch__" in c.__dict__ for c in cls.__mro__[: cls.__mro__.index(torch.Tensor)])  # fmt: skip
+    dispatches = any(
+        "__torch_dispatch__" in c.__dict__ for c in cls.__mro__[: cls.__mro__.index(torch.Tensor)]
+    )
     if hasattr(cls, "__tensor_flatten__") and dispatches:
         return _of_wrapper
     if cls.__reduce_ex__ is not torch.Tensor.__reduce_ex__:
@@ -249,7 +268,7 @@ def _of_shell(walk: Walk, x: Any) -> Reduced:
 
 
 def _of_fake(walk: Walk, x: Any) -> Reduced:
-    raise Refused(f"a {type(x).__name__} has a shape and no bytes")
+    raise NotCopiedError(f"a {type(x).__name__} has a shape and no bytes")
 
 
 class _Whole:
@@ -287,7 +306,7 @@ class _Probe(Walk):
         self._root = obj
         try:
             self.dump(obj)
-        except Exception:
+        except Exception:  # noqa: BLE001 - methods of the object may raise anything
             # what it can copy and pickle cannot walk keeps the tensors that were found so far
             pass
         finally:
@@ -366,7 +385,7 @@ class Build(pickle.Unpickler):
     def _shell(self, cls: Any, dtype: Any, size: Any, stride: Any, grad: bool) -> Any:
         return torch.Tensor._make_wrapper_subclass(
             cls, size, stride, dtype=dtype, device="cpu", requires_grad=grad
-        )  # type: ignore[attr-defined]
+        )
 
     def _own(self, number: int, tensors: list[Any]) -> Any:
         entry = self._references[number]
@@ -374,7 +393,10 @@ class Build(pickle.Unpickler):
         made = entry.held.__deepcopy__(memo)
         for x in [made] if isinstance(made, torch.Tensor) else _Probe(made).tensors:
             if x.device.type not in ("cpu", "meta"):
-                raise Refused(f"the __deepcopy__ of {type(entry.held).__name__} answers with a tensor on {x.device}")  # fmt: skip
+                name = type(entry.held).__name__
+                raise NotCopiedError(
+                    f"the __deepcopy__ of {name} answers with a tensor on {x.device}"
+                )
         # the copy stands for the original from now on, which the snapshot does not keep alive
         self._references[number] = _Own(made, list(tensors))
         return made

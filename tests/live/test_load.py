@@ -169,9 +169,9 @@ def test_the_path_through_buffers_gives_the_same_bits(monkeypatch, new):
     monkeypatch.setattr(filling, "RANGE", 1000)
     monkeypatch.setattr(filling, "direct", lambda tensor, target: False)
     turns = []
-    turn = filling.Stager._turn
+    turn = filling.Upload._turn
     monkeypatch.setattr(
-        filling.Stager, "_turn", lambda self, *given: turns.append(self._next) or turn(self, *given)
+        filling.Upload, "_turn", lambda self, *given: turns.append(self._next) or turn(self, *given)
     )
     model = module(new)
     migrate.load(model, V4, "hf-mixtral@v5", threads=1)

@@ -166,7 +166,7 @@ def breaking(monkeypatch):
     """A load that fails at the fourth tensor, with what it is given."""
 
     def arrange(error):
-        write, count = filling.Stager.write, []
+        write, count = filling.Upload.write, []
 
         def broken(self, tensor, target, start, stop):
             count.append(1)
@@ -174,7 +174,7 @@ def breaking(monkeypatch):
                 raise error
             write(self, tensor, target, start, stop)
 
-        monkeypatch.setattr(filling.Stager, "write", broken)
+        monkeypatch.setattr(filling.Upload, "write", broken)
 
     return arrange
 
