@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 # numbers of one step: in numpy few enough for a second-level cache, in torch so many that an op
 # takes longer than the interpreter's lock to change hands, and on a device more
 CHUNK = {"numpy": 1 << 18, "cpu": 1 << 20, "device": 1 << 25}
-# numbers that are looked up at a time, for each of which numpy makes an index of eight bytes
-TABLE = 1 << 16
+# numbers of one scale that a meter is told of at once: of 65,536 at a time this took almost as long
+# as encoding them, of so many a third
+TOLD = 1 << 20
 
 # numbers of a tile of which the magnitude is kept, rather than what is stored
 LARGE = 1 << 8
@@ -498,7 +499,7 @@ class TensorEncoding(PlacedParts):
     ) -> None:
         """`_matrix` by a table of the codes of all numbers."""
         elements, dtype, lanes = self.layout.elements, self.spec.dtype, Lanes()
-        step = max(1, TABLE // max(1, matrix.shape[1]))
+        step = max(1, TOLD // max(1, matrix.shape[1]))
         for row in range(0, len(matrix), step):
             part, codes = matrix[row : row + step], words[row : row + step]
             count = prod(self.tile)
