@@ -123,15 +123,23 @@ class Targets:
 
     def open(self, slot: Slot) -> torch.Tensor:
         """The tensor that is written for the slot: its own, or the one that will replace it."""
+        return self.real(slot.tensor)
+
+    def real(self, one: Any) -> torch.Tensor:
+        """The tensor itself, or what will replace it if it is on the meta device."""
         import torch
 
-        held: Any = slot.tensor
-        if torch.nn.parameter.is_lazy(held) or not held.is_meta:
-            return held
-        if id(held) not in self._made:
-            self._made[id(held)] = _like(held, self.device)
-        found: torch.Tensor = self._made[id(held)]
+        if torch.nn.parameter.is_lazy(one) or not one.is_meta:
+            return one
+        if id(one) not in self._made:
+            self._made[id(one)] = _like(one, self.device)
+        found: torch.Tensor = self._made[id(one)]
         return found
+
+    def replace(self, whole: Any, view: Any) -> None:
+        """What was made for a view replaces the tensor that it is a view of."""
+        if id(view) in self._made:
+            self._made[id(whole)] = self._made[id(view)].view(whole.shape)
 
     def materialise(self, slot: Slot, shape: tuple[int, ...]) -> None:
         """Gives a lazy parameter its shape."""
@@ -154,14 +162,21 @@ class Targets:
                 (owner._parameters if name in owner._parameters else owner._buffers)[name] = made
 
     def _rebuilt(self, one: Any) -> Any:
-        """A tensor whose components were made, of these; None for any other."""
+        """A tensor whose components were made, of these; None for any other. The component of a
+        DTensor is the part that is here, which may be made of components itself.
+        """
         import torch
 
         flatten = getattr(one, "__tensor_flatten__", None)
         names, context = ((), None) if flatten is None else flatten()
-        parts = {name: self._made.get(id(getattr(one, name))) for name in names}
-        if not parts or any(part is None for part in parts.values()):
+        parts = {name: getattr(one, name) for name in names}
+        inner = {name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}
+        found = {name: self._made.get(id(part)) for name, part in inner.items()}
+        found = {n: self._rebuilt(inner[n]) if made is None else made for n, made in found.items()}
+        if all(made is None for made in found.values()):
             return None
+        # what nothing was read for is stale
+        parts |= {n: self.real(inner[n]) if made is None else made for n, made in found.items()}
         made = type(one).__tensor_unflatten__(parts, context, one.size(), one.stride())
         is_parameter = isinstance(one, torch.nn.Parameter)
         return torch.nn.Parameter(made, one.requires_grad) if is_parameter else made

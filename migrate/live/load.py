@@ -610,7 +610,7 @@ class _Load:
 
     def _finish(self, found: Fit, values: Mapping[str, Any]) -> Callable[[], None]:
         def finish() -> None:
-            self.taken.finish()
+            self.taken.finish(self.targets.real, self.targets.replace)
             self.source.check_unchanged()
             self.targets.install()
             owners = set()

@@ -14,7 +14,7 @@ checkpoint has and the parameter lacks is left out, which is no loss in the same
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -72,7 +72,7 @@ class QuantizedTarget:
 
     `format` is a word such as "te-mxfp8", `number` the dtype of one stored number, both None if the
     class is not known. `settings` decide what the bytes mean. `members` > 0: a group of so many,
-    whose components are stacks of theirs.
+    whose components are stacks of theirs, each a view of the run among `runs`.
     """
 
     value: Any
@@ -82,6 +82,7 @@ class QuantizedTarget:
     components: Mapping[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
     members: int = 0
+    runs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def takes_dense(self) -> bool:
@@ -146,14 +147,14 @@ def _group(value: Any, runs: Mapping[str, Any]) -> QuantizedTarget:
     said = _said(value)
     for name, setting in vars(quantizer).items():
         said.setdefault(name.lstrip("_"), setting)
-    components = {}
+    components, of = {}, {}
     for run, one in runs.items():
         each = one.numel() // count
         two = said.get("block_scaling_dim") != 1
         found = in_members(cls, run, member, each, two)
         if found is None or one.numel() % count or not one.is_contiguous():
             return unknown
-        components[found[0]] = one.view(count, *found[1])
+        components[found[0]], of[found[0]] = one.view(count, *found[1]), one
     if cls == "Float8BlockwiseQTensor":
         said["is_2D_scaled"] = said.get("block_scaling_dim") == 2
     code = getattr(quantizer, "dtype", None)
@@ -162,7 +163,7 @@ def _group(value: Any, runs: Mapping[str, Any]) -> QuantizedTarget:
         number = NUMBERINGS[NEW].get(int(getattr(code, "value", code)))
     settings = {key: said[key] for key in _SETTINGS if said.get(key) is not None}
     return QuantizedTarget(
-        value, "GroupedTensor", FORMATS[cls], number, components, settings, count
+        value, "GroupedTensor", FORMATS[cls], number, components, settings, count, of
     )
 
 
@@ -399,25 +400,39 @@ class TakenApart:
     """What becomes of the slots of quantized parameters: each component is a slot of its own.
 
     `cuts` has of outputs the parts that lie here, for parameters that are DTensors.
-    `left` are outputs that no slot takes. `derived` has what is to be derived when all is filled.
-    `changed` are the parameters whose components are written.
+    `left` are outputs that no slot takes. `derived` has what is to be derived when all is filled:
+    nothing of a part without elements, which gets its memory then.
+    `changed` are the parameters whose components are written, `groups` those of them that have
+    members.
     """
 
     slots: dict[str, Slot]
     cuts: dict[str, Tensor]
     left: dict[str, None]
     derived: list[tuple[QuantizedTarget, frozenset[str]]]
+    groups: list[QuantizedTarget]
     changed: list[Any]
     notes: list[str]
     problems: list[Diagnostic]
 
-    def finish(self) -> None:
-        """Derives what is to be derived, after all slots are filled."""
+    def finish(
+        self,
+        real: Callable[[Any], Any] = lambda one: one,
+        replaced: Callable[[Any, Any], None] = lambda whole, view: None,
+    ) -> None:
+        """Derives what is to be derived, after all slots are filled. `real` answers with what
+        takes the place of a component on the meta device, `replaced` gets tensors there with the
+        views that were filled for them.
+        """
         import torch
 
         with torch.no_grad():
             for one, missing in self.derived:
-                derive(one, missing)
+                parts = {name: real(part) for name, part in one.components.items()}
+                derive(replace(one, components=parts), missing)
+        for one in self.groups:
+            for name, run in one.runs.items():
+                replaced(run, one.components[name])
         for value in self.changed:
             # what was saved for a backward pass is another one now
             torch.autograd.graph.increment_version(value)
@@ -438,7 +453,7 @@ def take_apart(
     dtype of one is not known.
     """
     allow = request.allow
-    out = TakenApart({}, {}, {}, [], [], [], [])
+    out = TakenApart({}, {}, {}, [], [], [], [], [])
     wanted = {key: one for key, slot in slots.items() if (one := held(slot.tensor)) is not None}
     if not wanted:
         out.slots.update(slots)
@@ -466,6 +481,7 @@ def take_apart(
         why = _judge(one, given, found, unread, slot.plain)
         if not why and not one.value.numel():
             out.left.update(dict.fromkeys(given.values()))
+            out.derived.append((one, frozenset()))
             continue
         place = (boxes or {}).get(key) or (
             _place_of(slot.tensor, one) if is_dtensor(slot.tensor) else None
@@ -502,6 +518,8 @@ def take_apart(
                 out.slots[f"{key}.{attribute}"] = Slot(name, slot.owner, slot.name, inner)
         if missing:
             out.derived.append((one, frozenset(missing)))
+        if one.runs:
+            out.groups.append(one)
         out.changed.append(slot.tensor)
     ask(unread)
     _report(out, other, inside, short, lost, allow)
@@ -510,17 +528,15 @@ def take_apart(
             "components that the module's parameters do not have, left out: "
             f"{list_collapsed(spared, 8)}"
         )
-    if out.derived:
+    if derived := [one for one, names in out.derived if names]:
         out.notes.append(
-            f"derived from the other usage: {plural(len(out.derived), 'quantized parameter')}"
+            f"derived from the other usage: {plural(len(derived), 'quantized parameter')}"
         )
     return out
 
 
 def _place_of(target: Any, one: QuantizedTarget) -> tuple[tuple[int, ...], Box] | str:
     """The shape of a DTensor and the box of it that is here, or why there is none."""
-    if one.value.is_meta:
-        return "its part is on the meta device, where no object can be made for it"
     if any(p.is_partial() for p in target.placements):
         return "its part in this process is to be summed with others"
     chunks = target.__create_chunk_list__()

@@ -37,7 +37,11 @@ class Wrapper(torch.Tensor):
 
     @staticmethod
     def __new__(cls, shape: Any, dtype: torch.dtype, attributes: dict[str, Any]) -> Wrapper:
-        made = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)
+        held = (attributes.get(name) for name in cls.COMPONENTS)
+        device = next((one.device for one in held if one is not None), None)
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, torch.Size(shape), dtype=dtype, device=device
+        )
         made.__dict__.update(attributes)
         return made
 

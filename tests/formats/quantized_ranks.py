@@ -408,7 +408,10 @@ def tensors(kind: str, held: Arrays) -> dict[str, torch.Tensor]:
     found = {}
     for name, raw in held.items():
         dtype = getattr(torch, KINDS[kind].parts[name].dtype)
-        flat = torch.frombuffer(bytearray(raw.tobytes()), dtype=dtype)
+        # torch takes no empty buffer
+        flat = torch.empty(0, dtype=dtype)
+        if raw.size:
+            flat = torch.frombuffer(bytearray(raw.tobytes()), dtype=dtype)
         found[name] = flat.reshape(raw.shape[:-1])
     return found
 

@@ -23,6 +23,7 @@ from torchao_ranks import MADE, SAVED_BY_RANKS, components, tensor
 from work import HANG
 
 import migrate
+from migrate.core.errors import MigrateError
 
 pytestmark = pytest.mark.libraries
 
@@ -53,6 +54,33 @@ def test_shards_that_torchao_cut_are_its_own_tensor(name: str, tmp_path: Path) -
         save(tmp_path / "in", {name: whole}, {name: boxes})
     migrate.apply(tmp_path / "in", tmp_path / "out.safetensors", output_format="safetensors")
     same(tmp_path / "out.safetensors", name, whole)
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "mxfp4", "mxfp8-swizzled", "mxfp4-swizzled"])
+def test_a_shard_without_a_block_scale_is_encoded_as_torchao_encodes_it(
+    name: str, tmp_path: Path
+) -> None:
+    """One rank saved plain numbers. The scales are those of torchao's configurations (RCEIL);
+    numbers that it had encoded have the same codes and scales again.
+    """
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+
+    whole = tensor(name)
+    boxes = rows(whole.shape, (128, 128))
+    plain = torch.randn(128, whole.shape[1], generator=torch.Generator().manual_seed(5)).bfloat16()
+    save_shards(tmp_path / "in", whole.shape, boxes, {name: [whole[:128], plain]})
+    out, how = tmp_path / "out.safetensors", {"params": {"requantize": name}}
+    with pytest.raises(MigrateError, match="M946"):
+        migrate.apply(tmp_path / "in", out)
+    with pytest.raises(MigrateError, match="M401"):
+        migrate.apply(tmp_path / "in", out, **how)
+    migrate.apply(tmp_path / "in", out, **how, allow={"lossy"})
+    numbers = torch.cat([whole[:128].dequantize(torch.bfloat16), plain])
+    swizzled = name.endswith("swizzled")
+    due = type(whole).to_mx(
+        numbers, whole.elem_dtype, 32, ScaleCalculationMode.RCEIL, is_swizzled_scales=swizzled
+    )
+    same(out, name, due)
 
 
 @pytest.mark.parametrize("world", [2, 3])

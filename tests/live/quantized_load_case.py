@@ -10,7 +10,17 @@ import quantized_classes as classes
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from quantized_ranks import KINDS, boxes, part_of, piece, spread, tensors, whole, wrapped
+from quantized_ranks import (
+    KINDS,
+    boxes,
+    part_of,
+    piece,
+    sizes,
+    spread,
+    tensors,
+    whole,
+    wrapped,
+)
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard
@@ -44,7 +54,7 @@ def check(rank: int, kinds: list[str], cut: str, local: dict[str, Any]) -> None:
     zeros = dist.get_world_size() > 1
     for kind in kinds:
         box = boxes(KINDS[kind], dist.get_world_size(), cut)[rank]
-        due = tensors(kind, piece(kind, box, zeros=zeros))
+        due = wrapped(kind, sizes(box), piece(kind, box, zeros=zeros)).held()
         held = local[kind].held()
         assert held.keys() == due.keys(), kind
         for name, one in due.items():
@@ -79,13 +89,73 @@ def reads(rank: int, source: str, kinds: str, cut: str) -> None:
         check(rank, names, cut, local)
 
 
-def derives(rank: int, source: str) -> None:
+def hollow(module: torch.nn.Module, kinds: list[str]) -> None:
+    """Puts the parts that are here on the meta device."""
+    for kind in kinds:
+        made = getattr(module, kind)
+        local = made._local_tensor.like(lambda one: one.to("meta"))
+        mesh, placements = made.device_mesh, made.placements
+        made = DTensor.from_local(
+            local, mesh, placements, run_check=False, shape=made.shape, stride=made.stride()
+        )
+        module.register_parameter(kind, torch.nn.Parameter(made, requires_grad=False))
+
+
+def loads_on_meta(rank: int, source: str, kinds: str, cut: str) -> None:
+    """Parts on the meta device become objects of the same classes, spread as they were."""
+    names = json.loads(kinds)
+    with classes.installed():
+        module, _ = module_of(rank, names, cut)
+        hollow(module, names)
+        before = dict(module.named_parameters())
+        assert all(one.is_meta for one in before.values())
+        report = migrate.load(module, source, at="model", strict=False)
+        assert report.left_on_meta == ()
+        local = {}
+        for name, one in module.named_parameters():
+            assert type(one) is DTensor
+            assert isinstance(one, torch.nn.Parameter)
+            assert one.placements == before[name].placements
+            assert (one.shape, one.stride()) == (before[name].shape, before[name].stride())
+            local[name] = one._local_tensor
+            assert type(local[name]) is type(before[name]._local_tensor)
+            assert not one.is_meta
+            assert not local[name].is_meta
+        check(rank, names, cut, local)
+
+
+def loads_nothing_on_meta(rank: int, source: str) -> None:
+    """A rank whose part has no elements has a real one afterwards, as the others have."""
+    KINDS["row"] = dataclasses.replace(KINDS["te-mxfp8-rowwise"], shape=(1, 192))
+    with classes.installed():
+        box = ((0, 1), (0, 192)) if rank == 0 else ((1, 1), (0, 192))
+        local = wrapped("row", sizes(box), piece("row", box, zeros=True))
+        module = torch.nn.Module()
+        made = spread("row", rank, "rows", local)
+        module.register_parameter("row", torch.nn.Parameter(made, requires_grad=False))
+        hollow(module, ["row"])
+        report = migrate.load(module, source, at="model")
+        assert report.left_on_meta == ()
+        held = module.row._local_tensor
+        assert held.shape == local.shape
+        assert {n: one.shape for n, one in held.held().items()} == {
+            n: one.shape for n, one in local.held().items()
+        }
+        assert not any(one.is_meta for one in (held, *held.held().values()))
+        check(rank, ["row"], "rows", {"row": held})
+
+
+def derives(rank: int, source: str, meta: bool) -> None:
     """Parts of square blocks whose columnwise usage was not saved derive it."""
     kind = "te-block-2d-even"
     with classes.installed():
         module, local = module_of(rank, [kind], "rows")
+        if meta:
+            hollow(module, [kind])
         report = migrate.load(module, source, at="model")
         assert any("derived" in note for note in report.notes), report.notes
+        assert report.left_on_meta == ()
+        local[kind] = getattr(module, kind)._local_tensor
         held = local[kind].held()
         box = boxes(KINDS[kind], dist.get_world_size())[rank]
         due = tensors(kind, piece(kind, box, zeros=True))
@@ -159,6 +229,35 @@ def refuses_sums(rank: int, source: str) -> None:
         except MigrateError as error:
             found = {d.code: d.render() for d in error.diagnostics}
         assert "te-float8: its part in this process is to be summed" in found["M946"]
+        assert all(bool((one == 99).all()) for one in local.held().values())
+
+
+def refuses_other_boxes(rank: int, source: str) -> None:
+    """A part that is not the box that its placement says is filled by nothing."""
+    kind = "te-mxfp8-rowwise"
+    rows, columns = KINDS[kind].shape
+    with classes.installed():
+        # the first ⌈rows / ranks⌉ rows would be its own
+        box = ((0, 5), (0, columns)) if rank == 0 else ((5, rows), (0, columns))
+        local = wrapped(kind, sizes(box), piece(kind, box, zeros=True))
+        made = DTensor.from_local(
+            local,
+            init_device_mesh("cpu", (2,)),
+            [Shard(0)],
+            run_check=False,
+            shape=torch.Size((rows, columns)),
+            stride=(columns, 1),
+        )
+        module = torch.nn.Module()
+        module.register_parameter(kind, torch.nn.Parameter(made, requires_grad=False))
+        for one in local.held().values():
+            one.fill_(99)
+        found: dict[str, str] = {}
+        try:
+            migrate.load(module, source, at="model")
+        except MigrateError as error:
+            found = {d.code: d.render() for d in error.diagnostics}
+        assert f"{kind}: its part in this process is not one box" in found["M946"]
         assert all(bool((one == 99).all()) for one in local.held().values())
 
 

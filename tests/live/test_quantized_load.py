@@ -12,6 +12,7 @@ import quantized_ranks as ranks
 import torch
 import torch.distributed.checkpoint as dcp
 from quantized_classes import installed
+from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 import migrate
 from migrate.core.errors import MigrateError
@@ -247,3 +248,77 @@ def test_a_group_takes_the_bytes_of_its_members(tmp_path: Path) -> None:
     dcp.load({"w": again}, storage_reader=migrate.dcp.MigratingReader(tmp_path / "in.pt"))
     for name, one in due.held().items():
         assert torch.equal(again.held()[name].view(torch.uint8), one.view(torch.uint8)), name
+
+
+def hollow(value):
+    """A module whose weight is like this one, on the meta device."""
+    module = torch.nn.Module()
+    made = value.like(lambda one: one.to("meta"))
+    module.weight = torch.nn.Parameter(made, requires_grad=False)
+    assert module.weight.is_meta
+    return module
+
+
+def test_a_usage_is_derived_on_the_meta_device_too(tmp_path):
+    wanted = stored(GENUINE / "block128x128_pow2.pt")["weight"]
+    columnwise = [key for key in wanted.held() if "columnwise" in key]
+    one = type(wanted)(wanted.shape, wanted.dtype, {**vars(wanted), **dict.fromkeys(columnwise)})
+    torch.save({"weight": one}, tmp_path / "rowwise.pt")
+    module = hollow(wanted)
+    report = migrate.load(module, tmp_path / "rowwise.pt")
+    assert report.left_on_meta == ()
+    assert not module.weight.is_meta
+    assert grids(module.weight) == grids(wanted)
+
+
+def test_a_stale_transpose_on_the_meta_device_keeps_nothing_there():
+    path = GENUINE / "float8_current_e4m3.pt"
+    wanted = stored(path)["weight"]
+    vars(wanted)["_transpose"] = torch.zeros(64, 48, dtype=torch.uint8)
+    vars(wanted)["_transpose_invalid"] = True
+    module = hollow(wanted)
+    assert migrate.load(module, path).left_on_meta == ()
+    held = module.weight.held()
+    assert torch.equal(held["_data"], wanted._data)
+    assert held["_transpose"].device.type == "cpu"
+    assert module.weight._transpose_invalid
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_group_on_the_meta_device_gets_runs_of_its_members(tmp_path: Path) -> None:
+    due = ranks.wrapped("te-grouped", (11, 64, 32), ranks.whole("te-grouped"))
+    torch.save({"weight": due}, tmp_path / "in.pt")
+    module = hollow(due)
+    assert migrate.load(module, tmp_path / "in.pt").left_on_meta == ()
+    assert type(module.weight) is type(due)
+    assert bits(module.weight) == bits(due)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("kind", ["te-mxfp8", "ao-mx"])
+def test_several_boxes_of_one_tensor_take_their_bytes(tmp_path: Path, kind: str) -> None:
+    shape = ranks.KINDS[kind].shape
+    due = ranks.wrapped(kind, shape, ranks.whole(kind))
+    torch.save({"w": due, "norm": torch.ones(3)}, tmp_path / "in.pt")
+    found = ranks.boxes(ranks.KINDS[kind], 2, "columns")
+    held = [ranks.wrapped(kind, ranks.sizes(box), ranks.piece(kind, box, seed=1)) for box in found]
+    both = LocalShardsWrapper(held, [tuple(start for start, _ in box) for box in found])
+    dcp.load({"w": both}, storage_reader=migrate.dcp.MigratingReader(tmp_path / "in.pt"))
+    for box, one in zip(found, held, strict=True):
+        part = ranks.wrapped(kind, ranks.sizes(box), ranks.piece(kind, box, zeros=True))
+        assert bits(one) == bits(part)
+
+
+def test_several_boxes_are_no_parameter_that_load_fills(tmp_path: Path) -> None:
+    kind = "te-mxfp8"
+    found = ranks.boxes(ranks.KINDS[kind], 2, "columns")
+    due = ranks.wrapped(kind, ranks.KINDS[kind].shape, ranks.whole(kind))
+    torch.save({"w": due}, tmp_path / "in.pt")
+    held = [ranks.wrapped(kind, ranks.sizes(box), ranks.piece(kind, box)) for box in found]
+    before = [bits(one) for one in held]
+    module = torch.nn.Module()
+    both = LocalShardsWrapper(held, [tuple(start for start, _ in box) for box in found])
+    module.register_parameter("w", torch.nn.Parameter(both, requires_grad=False))
+    with pytest.raises(MigrateError, match="in the module and not in the migrated checkpoint: w"):
+        migrate.load(module, tmp_path / "in.pt")
+    assert [bits(one) for one in held] == before

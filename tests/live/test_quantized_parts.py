@@ -35,6 +35,27 @@ def test_each_part_takes_its_box_of_each_component(
     source = saved(tmp_path / "whole.pt", names)
     ranks(world).run("quantized_load_case", "loads", str(source), json.dumps(names), cut)
     ranks(world).run("quantized_load_case", "reads", str(source), json.dumps(names), cut)
+    ranks(world).run("quantized_load_case", "loads_on_meta", str(source), json.dumps(names), cut)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("cut", ["rows", "members"])
+def test_parts_of_a_group_take_the_bytes_of_their_members(
+    cut: str, ranks: Start, tmp_path: Path
+) -> None:
+    source = saved(tmp_path / "whole.pt", ["te-grouped"])
+    for case in ("loads", "reads", "loads_on_meta"):
+        ranks(2).run("quantized_load_case", case, str(source), '["te-grouped"]', cut)
+
+
+@pytest.mark.ranks
+def test_a_part_without_elements_leaves_the_meta_device_too(
+    ranks: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = dataclasses.replace(KINDS["te-mxfp8-rowwise"], shape=(1, 192))
+    monkeypatch.setitem(KINDS, "row", row)
+    source = saved(tmp_path / "whole.pt", ["row"])
+    ranks(2).run("quantized_load_case", "loads_nothing_on_meta", str(source))
 
 
 @pytest.mark.ranks
@@ -58,7 +79,8 @@ def test_parts_of_square_blocks_derive_the_columnwise_usage(
     with classes.installed():
         value = wrapped(kind, KINDS[kind].shape, held)
         torch.save({"model": {kind: value}}, tmp_path / "rowwise.pt")
-    ranks(world).run("quantized_load_case", "derives", str(tmp_path / "rowwise.pt"))
+    for meta in (False, True):
+        ranks(world).run("quantized_load_case", "derives", str(tmp_path / "rowwise.pt"), meta)
 
 
 @pytest.mark.ranks
@@ -89,6 +111,14 @@ def test_a_part_that_ends_inside_of_a_block_is_refused(
 def test_parts_that_are_to_be_summed_are_refused(ranks: Start, tmp_path: Path) -> None:
     source = saved(tmp_path / "whole.pt", ["te-float8"])
     ranks(2).run("quantized_load_case", "refuses_sums", str(source))
+
+
+@pytest.mark.ranks
+def test_a_part_that_is_not_the_box_of_its_placement_is_refused(
+    ranks: Start, tmp_path: Path
+) -> None:
+    source = saved(tmp_path / "whole.pt", ["te-mxfp8-rowwise"])
+    ranks(2).run("quantized_load_case", "refuses_other_boxes", str(source))
 
 
 @pytest.mark.ranks
