@@ -130,6 +130,8 @@ def _remade(function: Any, one: Wrapper, arguments: Any, keywords: Any) -> Any:
         return one.like(torch.clone)
     if function in (aten.view.default, aten.as_strided.default):
         return one.like() if list(arguments[1]) == list(one.shape) else None
+    if isinstance(one, Float8Tensor) and (cut := _cut_rows(function, one, arguments)) is not None:
+        return cut
     if function is aten.slice.Tensor:
         dim, start, stop = (*arguments[1:4], *(0, 0, sys.maxsize)[len(arguments) - 1 :])
         return one.like() if not start and stop >= one.shape[dim] else None
@@ -145,6 +147,18 @@ def _remade(function: Any, one: Wrapper, arguments: Any, keywords: Any) -> Any:
         return one.like(make)
     shape = one.shape if len(arguments) < 2 else arguments[1]
     return torch.full(shape, UNWRITTEN, dtype=one.dtype)
+
+
+def _cut_rows(function: Any, one: Float8Tensor, arguments: Any) -> Any:
+    """What `fully_shard` makes of a tensor with one scale: rows of it, and memory for rows."""
+    if function is aten.split.Tensor and (len(arguments) < 3 or not arguments[2]):
+        step, rows = arguments[1], one.shape[0]
+        return [one.rows(start, min(start + step, rows)) for start in range(0, rows, step)]
+    if function is aten.slice.Tensor and not arguments[1] and len(arguments) == 4:
+        return one.rows(arguments[2], min(arguments[3], one.shape[0]))
+    if function is aten.new_zeros.default and len(arguments[1]) == len(one.shape) == 2:
+        return None if one.dense_copies() else one.zeros(arguments[1])
+    return None
 
 
 class OfEngine(Wrapper):
@@ -209,6 +223,20 @@ class Float8Tensor(OfEngine):
         shape, turned = (*others, *(data.shape, None)[len(others) :])
         held = {"_data": data, "_transpose": turned, "_scale_inv": scale, "_fp8_dtype": code}
         return cls(shape, dtype, {**held, "_quantizer": None, "fake_dtype": dtype})
+
+    def rows(self, start: int, stop: int) -> Float8Tensor:
+        """These rows, in the same memory."""
+        turned = None if self._transpose is None else self._transpose[:, start:stop]
+        held = {"_data": self._data[start:stop], "_transpose": turned}
+        shape = (stop - start, *self.shape[1:])
+        return type(self)(shape, self.dtype, {**self.__dict__, **held})
+
+    def zeros(self, shape: Any) -> Float8Tensor:
+        """One of this shape, with the same scale."""
+        held = {"_data": self._data.new_zeros(shape), "_scale_inv": self._scale_inv.clone()}
+        if self._transpose is not None:
+            held["_transpose"] = self._transpose.new_zeros((shape[1], shape[0]))
+        return type(self)(shape, self.dtype, {**self.__dict__, **held})
 
     def dequantize(self) -> torch.Tensor:
         data = self._data.view(torch.float8_e4m3fn).float()

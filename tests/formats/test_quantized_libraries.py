@@ -93,6 +93,22 @@ def test_shards_of_ranks_are_torchaos_own_tensors(
         same(tmp_path / "out.safetensors", name, tensor(name))
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_parts_of_torchaos_own_classes_take_their_bytes(
+    world: int, ranks: Callable[[int], Ranks], tmp_path: Path
+) -> None:
+    state = {name: tensor(name) for name in SAVED_BY_RANKS}
+    torch.save({"model": state}, tmp_path / "whole.pt")
+    ranks(world).run("torchao_ranks", "loads", str(tmp_path / "whole.pt"))
+    # and what other ranks saved
+    ranks(5 - world).run("torchao_ranks", "saves", str(tmp_path / "in"))
+    ranks(world).run("torchao_ranks", "loads", str(tmp_path / "in"))
+
+
+def test_fully_shard_takes_no_class_of_torchao(ranks: Callable[[int], Ranks]) -> None:
+    ranks(2).run("torchao_ranks", "shards")
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python code of Transformer Engine, unpacked; installed, it needs a GPU."""

@@ -12,7 +12,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
+
+import migrate
 
 # torchao cuts swizzled scales at borders of their tiles alone
 SHAPE = (256, 384)
@@ -73,3 +76,56 @@ def saves(rank: int, folder: str) -> None:
             local, mesh, [Shard(0)], run_check=False, shape=torch.Size(SHAPE), stride=(SHAPE[1], 1)
         )
     dcp.save({"model": state}, checkpoint_id=folder)
+
+
+def loads(rank: int, source: str) -> None:
+    """Parts of torchao's own classes take their bytes from a file, by each way of loading."""
+    world = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world,))
+    step = -(-SHAPE[0] // world)
+    for name in SAVED_BY_RANKS:
+        for way in ("load", "reader", "meta"):
+            local = tensor(name)[rank * step : min((rank + 1) * step, SHAPE[0])]
+            due = {key: bits(one) for key, one in components(local).items()}
+            for one in components(local).values():
+                one.copy_(torch.full(one.shape, 8.0).to(one.dtype))
+            assert any(bits(one) != due[key] for key, one in components(local).items())
+            made = DTensor.from_local(
+                local.to("meta") if way == "meta" else local,
+                mesh,
+                [Shard(0)],
+                run_check=False,
+                shape=torch.Size(SHAPE),
+                stride=(SHAPE[1], 1),
+            )
+            module = torch.nn.Module()
+            module.register_parameter(name, torch.nn.Parameter(made, requires_grad=False))
+            before = getattr(module, name)
+            if way == "reader":
+                state = {"model": {name: before}}
+                dcp.load(state, storage_reader=migrate.dcp.MigratingReader(source))
+            else:
+                report = migrate.load(module, source, at="model", strict=False)
+                assert report.left_on_meta == ()
+            after = getattr(module, name)
+            assert way == "meta" or after is before
+            assert type(after._local_tensor) is type(local)
+            held = components(after._local_tensor)
+            assert {key: bits(one) for key, one in held.items()} == due, (name, way)
+
+
+def bits(one: torch.Tensor) -> list[int]:
+    found: list[int] = one.contiguous().reshape(-1).view(torch.uint8).tolist()
+    return found
+
+
+def shards(rank: int) -> None:
+    """`fully_shard` takes none of torchao's classes: they have no `split`, or no `new_zeros`."""
+    for name in MADE:
+        module = torch.nn.Module()
+        module.weight = torch.nn.Parameter(tensor(name), requires_grad=False)
+        try:
+            fully_shard(module)
+        except (NotImplementedError, AssertionError):
+            continue
+        raise AssertionError(f"{name} is taken: say so in docs/distributed.md, and load it")

@@ -22,7 +22,9 @@ from quantized_ranks import (
     wrapped,
 )
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Shard
 
 import migrate
@@ -143,6 +145,44 @@ def loads_nothing_on_meta(rank: int, source: str) -> None:
         }
         assert not any(one.is_meta for one in (held, *held.held().values()))
         check(rank, ["row"], "rows", {"row": held})
+
+
+class Linear(torch.nn.Module):
+    """A module of one quantized weight, as `fully_shard` takes it."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+
+
+def loads_under_fsdp2(rank: int, source: str, rules: str) -> None:
+    """Shards that `fully_shard` itself made of a quantized parameter take their bytes, by each way;
+    the parameter is then the one that FSDP2 knows.
+    """
+    kind = "te-float8"
+    box = boxes(KINDS[kind], dist.get_world_size())[rank]
+    with classes.installed():
+        due = tensors(kind, piece(kind, box))
+        for way in ("load", "reader", "meta"):
+            other = wrapped(kind, KINDS[kind].shape, whole(kind, seed=1))
+            if way == "meta":
+                other = other.like(lambda one: one.to("meta"))
+            module = Linear(other)
+            fully_shard(module)
+            before = module.weight
+            assert type(before) is DTensor
+            assert type(before._local_tensor) is classes.Float8Tensor
+            assert before._local_tensor.shape == due["_data"].shape
+            if way == "reader":
+                state = {kind: get_model_state_dict(module)["weight"]}
+                reader = migrate.dcp.MigratingReader(source)
+                dcp.load({"model": state}, storage_reader=reader)
+            else:
+                migrate.load(module, source, at="model", rules=rules)
+            assert way == "meta" or module.weight is before
+            held = module.weight._local_tensor.held()
+            for name, one in due.items():
+                assert torch.equal(raw(held[name]), raw(one)), (way, name)
 
 
 def derives(rank: int, source: str, meta: bool) -> None:

@@ -48,6 +48,27 @@ def test_parts_of_a_group_take_the_bytes_of_their_members(
         ranks(2).run("quantized_load_case", case, str(source), '["te-grouped"]', cut)
 
 
+RENAME = """\
+id: t/b/c
+title: t
+why: t
+lineage: t
+edge: [a, b]
+requires: ">=0.1"
+rules: [{name: r, from: "te-float8.{k}", to: "weight.{k}"}]
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world", [2, 3])
+def test_shards_of_fully_shard_take_their_bytes(world: int, ranks: Start, tmp_path: Path) -> None:
+    (tmp_path / "rename.yaml").write_text(RENAME)
+    source = saved(tmp_path / "whole.pt", ["te-float8"])
+    ranks(world).run(
+        "quantized_load_case", "loads_under_fsdp2", str(source), str(tmp_path / "rename.yaml")
+    )
+
+
 @pytest.mark.ranks
 def test_a_part_without_elements_leaves_the_meta_device_too(
     ranks: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
