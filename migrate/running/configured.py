@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..core.errors import Diagnostic, Report
+from ..core.errors import Diagnostic, MigrateError, Report
 from ..core.part_names import WIDE
 from ..core.templates import takes
 from ..planning.bind import CODING
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ..planning.pathstate import PathState, PathStep
     from ..source.index import Index
 
+    _Elements = Callable[[str], tuple[int, ...] | None]
+
 _MOST = 8
 
 
@@ -36,7 +38,7 @@ def check_configuration(
     steps: Sequence[tuple[PathStep, StepResult]],
     path_state: PathState,
     outputs: Mapping[str, Tensor],
-    elements: Callable[[str], tuple[int, ...] | None],
+    elements: _Elements,
     report: Report,
 ) -> None:
     """M315 for tensors that the path decodes and that are not what the configuration says, and for
@@ -48,15 +50,7 @@ def check_configuration(
         call.op in CODING for step, _ in steps for rule, _ in step.rules for call in rule.rule.via
     )
     if coding:
-        said = read_quantization(SideFiles(read_side).value)
-        specs = {key: tensor.spec for key, tensor in index.tensors.items()}
-        found = contradictions(specs, said, elements) if said is not None else []
-        for scheme, sentence, count in found[:_MOST]:
-            more = (f"{count:,} tensors are like it",) if count > 1 else ()
-            if scheme is None:
-                path_state.warnings.append(Diagnostic("M519", sentence, notes=more))
-            else:
-                report.add("M315", sentence, notes=more, help=_HELP)
+        path_state.warnings += _check_source(index, read_side, elements, report)
     if not changes_formats(path_state.changes):
         return
     left = _left_plain(steps) if any(step.backwards for step, _ in steps) else ()
@@ -70,6 +64,35 @@ def check_configuration(
     for _, sentence, count in [one for one in found if one[0] is not None][:_MOST]:
         more = (f"{count:,} tensors are like it",) if count > 1 else ()
         report.add("M315", f"{sentence}, which this run writes", notes=more, help=_LEFT)
+
+
+def check_misfits(
+    error: MigrateError, index: Index, read_side: ReadSide, elements: _Elements
+) -> None:
+    """M315 in the place of `error`, if parts do not fit a rule that took its arguments from a
+    configuration that contradicts them: then all modules would be named, and not what is wrong.
+    """
+    if any(one.code == "M310" for one in error.diagnostics):
+        report = Report()
+        _check_source(index, read_side, elements, report)
+        report.check()
+
+
+def _check_source(
+    index: Index, read_side: ReadSide, elements: _Elements, report: Report
+) -> list[Diagnostic]:
+    """M315 for tensors that are not what the configuration says; M519 for those that it lists."""
+    said = read_quantization(SideFiles(read_side).value)
+    specs = {key: tensor.spec for key, tensor in index.tensors.items()}
+    found = contradictions(specs, said, elements) if said is not None else []
+    warnings = []
+    for scheme, sentence, count in found[:_MOST]:
+        more = (f"{count:,} tensors are like it",) if count > 1 else ()
+        if scheme is None:
+            warnings.append(Diagnostic("M519", sentence, notes=more))
+        else:
+            report.add("M315", sentence, notes=more, help=_HELP)
+    return warnings
 
 
 def _left_plain(steps: Sequence[tuple[PathStep, StepResult]]) -> set[str]:

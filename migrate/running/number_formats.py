@@ -210,6 +210,8 @@ def _scheme(reading: Reading, parts: Mapping[str, Spec], said: Scheme | None) ->
         symmetric="zero" not in reading.endings if reading.format == "int-pack" else None,
         form=known.get("form"),
         indexed=False if lacks_index else None,
+        # a way back restores a configuration that says it, beside scales that are not
+        nested="nested_absmax" in reading.endings or None,
         place="tensors",
     )
     if said is None or (found.granularity, said.granularity) != ("channel", "group"):

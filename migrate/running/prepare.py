@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from .. import formats, ops
 from ..core import log
-from ..core.errors import Report, command, fail, listed, option, plural, printable
+from ..core.errors import MigrateError, Report, command, fail, listed, option, plural, printable
 from ..core.spec import Spec
 from ..core.templates import list_collapsed
 from ..core.types import __version__
@@ -321,7 +321,14 @@ def _plan(
     path_state = path_state_for(source, migration_path, folder)
     states = find_optimizers(source)
     follow = () if STALE_OPTIMIZER in request.allow else states
-    composition = compose_for(source, migration_path, request, path_state, states=follow)
+    try:
+        composition = compose_for(source, migration_path, request, path_state, states=follow)
+    except MigrateError as error:
+        from .configured import check_misfits
+        from .number_formats import read_elements
+
+        check_misfits(error, source.index, side_reader(source), partial(read_elements, source))
+        raise
     reading, lost, extra = source, tuple[str, ...](), tuple[str, ...]()
     if request.undo:
         from .undo import find_lost, take_back

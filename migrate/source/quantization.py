@@ -52,6 +52,8 @@ class Scheme(NamedTuple):
     form: str | None = None
     # whether columns of a group lie apart, so that a part has to name the group of each
     indexed: bool | None = None
+    # whether scales are codes that have scales of their own
+    nested: bool | None = None
     # where it stands, for messages
     place: str = ""
     # the modules are named one by one or by a pattern, so none of them can be another kind of layer
@@ -122,6 +124,8 @@ def describe(scheme: Scheme | None) -> str:
     said.append(scheme.form or "")
     if scheme.indexed is not None:
         said.append("columns sorted by their groups" if scheme.indexed else "no g_idx")
+    if scheme.nested is not None:
+        said.append("scales quantized again" if scheme.nested else "scales not quantized")
     return ", ".join(word for word in said if word)
 
 
@@ -360,7 +364,7 @@ def _weights(args: _Object, form: str | None) -> Scheme | None:
         symmetric_of,
         COMPRESSED_TENSORS if name in ("nvfp4", "fp8") else None,
         _sorted(name == "int-pack" and group is not None and args.value.get("actorder")),
-        args.place,
+        place=args.place,
     )
 
 
@@ -471,7 +475,7 @@ def _gptq(here: _Object, method: str) -> Quantization:
     rest = Scheme(
         "gptq", bits, group, None, granularity, here.truth("sym"),
         {"gptq": "v1", "gptq_v2": "v2"}.get(form),
-        _sorted(group is not None and here.truth("desc_act")), here.place,
+        _sorted(group is not None and here.truth("desc_act")), place=here.place,
     )  # fmt: skip
     chosen: list[tuple[Callable[[str], bool], Scheme | None]] = []
     for pattern, other in here.parts("dynamic"):
@@ -540,7 +544,8 @@ def _bitsandbytes(here: _Object, method: str) -> Quantization:
     rest = None
     if four:
         kind = here.text("bnb_4bit_quant_type")
-        rest = Scheme("bnb-4bit", 4, form=kind or "fp4", place=here.place)
+        nested = here.truth("bnb_4bit_use_double_quant")
+        rest = Scheme("bnb-4bit", 4, form=kind or "fp4", nested=nested, place=here.place)
     elif eight:
         rest = Scheme("bnb-int8", 8, granularity="channel", place=here.place)
     return _made(method, here.place, rest, _skipped(here, "llm_int8_skip_modules"))

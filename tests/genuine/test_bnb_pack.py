@@ -229,6 +229,24 @@ def test_parts_that_do_not_fit_are_refused_while_planning(
     assert MODULE in failed.err
 
 
+def test_nested_scales_that_the_configuration_denies_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    shutil.copytree(checkpoint("bnb-nf4").folder, folder)
+    config = config_of(folder)
+    config["quantization_config"]["bnb_4bit_use_double_quant"] = False
+    (folder / "config.json").write_text(json.dumps(config))
+    failed = run("plan", folder, *ASKED)
+    assert failed.exit == 3
+    assert failed.err.count("error[") == 1
+    assert "error[M315]" in failed.err
+    assert "bnb-4bit, nf4, scales quantized again by its tensors" in failed.err
+    assert "scales not quantized by config.json#quantization_config" in failed.err
+    # a configuration that does not say it is none that contradicts
+    del config["quantization_config"]["bnb_4bit_use_double_quant"]
+    (folder / "config.json").write_text(json.dumps(config))
+    done("plan", folder, *ASKED)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 def test_a_scale_that_no_encoder_makes_stops_the_run_unless_it_is_to_be_kept(
     value: float, tmp_path: Path

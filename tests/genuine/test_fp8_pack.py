@@ -248,15 +248,15 @@ def spoiled(name: str, tmp_path: Path, config: str = "", header: str = "") -> Pa
         (
             "hf-fp8-block",
             {"config": "32,\n      32\n -> 16,\n      16\n"},
-            "M310",
+            "M315",
             "blocks of 16 x 16",
         ),
-        ("ct-fp8-channel", {"config": '"channel" -> "tensor"'}, "M310", "[64, 1]"),
+        ("ct-fp8-channel", {"config": '"channel" -> "tensor"'}, "M315", "a scale for each tensor"),
         (
             "modelopt-fp8",
             {"config": '"FP8" -> "FP8_PER_CHANNEL_PER_TOKEN"'},
-            "M310",
-            "the scale is []",
+            "M315",
+            "a scale for each channel by config.json",
         ),
         (
             "ct-fp8-channel",

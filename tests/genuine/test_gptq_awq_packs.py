@@ -134,7 +134,7 @@ def copied(name: str, folder: Path, **said: Any) -> Path:
         ("gptq-v2-dynamic", {"checkpoint_format": "gptq_p"}, "M114", "gptq_p"),
         ("awq-gemm", {"group_size": 64}, "M315", "groups of 64"),
         ("awq-gemm", {"bits": 8}, "M315", "awq, 4 bits, groups of 32, gemm by its tensors"),
-        ("awq-gemm", {"version": "gemv"}, "M3", "gemm"),
+        ("awq-gemm", {"version": "gemv"}, "M315", "groups of 32, gemm by its tensors"),
         ("awq-gemm", {"version": "marlin"}, "M114", "marlin"),
     ],
 )
@@ -145,8 +145,22 @@ def test_a_configuration_that_says_something_else_is_refused(
     failed = run("apply", folder, "-o", tmp_path / "x", "--to", *ASKED[name])
     assert failed.exit in (2, 3)
     assert f"error[{code}" in failed.err
+    assert failed.err.count("error[") == 1
     assert words in failed.err
     assert not (tmp_path / "x").exists()
+
+
+def test_that_v1_is_called_v2_shows_where_zeros_have_to_be_in_the_middle(tmp_path: Path) -> None:
+    """Names, dtypes and shapes are alike, so that plain weights are off by a step of their scale."""
+    wrong, right = copied("gptq-sym", tmp_path / "in", checkpoint_format="gptq_v2"), tmp_path / "fp"
+    done("apply", checkpoint("gptq-sym").folder, "-o", right, "--to", "gptq@fp16", *LOSSY)
+    done("apply", wrong, "-o", tmp_path / "off", "--to", "gptq@fp16", *LOSSY)
+    assert contents(right) != contents(tmp_path / "off")
+    goal = ("--to", "gptq@compressed-tensors", "--set", "symmetric=true")
+    failed = run("apply", wrong, "-o", tmp_path / "ct", *goal)
+    assert failed.exit == 3
+    assert "error[M406]" in failed.err
+    assert not (tmp_path / "ct").exists()
 
 
 @pytest.mark.parametrize("goal", ["bf16", "fp16", "compressed-tensors"])
