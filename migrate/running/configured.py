@@ -50,7 +50,15 @@ def check_configuration(
         call.op in CODING for step, _ in steps for rule, _ in step.rules for call in rule.rule.via
     )
     if coding:
-        path_state.warnings += _check_source(index, read_side, elements, report)
+        said = read_quantization(SideFiles(read_side).value)
+        specs = {key: tensor.spec for key, tensor in index.tensors.items()}
+        found = contradictions(specs, said, elements) if said is not None else []
+        for scheme, sentence, count in found[:_MOST]:
+            more = (f"{count:,} tensors are like it",) if count > 1 else ()
+            if scheme is None:
+                path_state.warnings.append(Diagnostic("M519", sentence, notes=more))
+            else:
+                report.add("M315", sentence, notes=more, help=_HELP)
     if not changes_formats(path_state.changes):
         return
     left = _left_plain(steps) if any(step.backwards for step, _ in steps) else ()
@@ -72,27 +80,17 @@ def check_misfits(
     """M315 in the place of `error`, if parts do not fit a rule that took its arguments from a
     configuration that contradicts them: then all modules would be named, and not what is wrong.
     """
-    if any(one.code == "M310" for one in error.diagnostics):
-        report = Report()
-        _check_source(index, read_side, elements, report)
-        report.check()
-
-
-def _check_source(
-    index: Index, read_side: ReadSide, elements: _Elements, report: Report
-) -> list[Diagnostic]:
-    """M315 for tensors that are not what the configuration says; M519 for those that it lists."""
-    said = read_quantization(SideFiles(read_side).value)
+    misfits = any(one.code == "M310" for one in error.diagnostics)
+    said = read_quantization(SideFiles(read_side).value) if misfits else None
+    if said is None:
+        return
+    report = Report()
     specs = {key: tensor.spec for key, tensor in index.tensors.items()}
-    found = contradictions(specs, said, elements) if said is not None else []
-    warnings = []
-    for scheme, sentence, count in found[:_MOST]:
+    found = [one for one in contradictions(specs, said, elements) if one[0] is not None]
+    for _, sentence, count in found[:_MOST]:
         more = (f"{count:,} tensors are like it",) if count > 1 else ()
-        if scheme is None:
-            warnings.append(Diagnostic("M519", sentence, notes=more))
-        else:
-            report.add("M315", sentence, notes=more, help=_HELP)
-    return warnings
+        report.add("M315", sentence, notes=more, help=_HELP)
+    report.check()
 
 
 def _left_plain(steps: Sequence[tuple[PathStep, StepResult]]) -> set[str]:

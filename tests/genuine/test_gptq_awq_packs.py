@@ -151,8 +151,9 @@ def test_a_configuration_that_says_something_else_is_refused(
 
 
 def test_that_v1_is_called_v2_shows_where_zeros_have_to_be_in_the_middle(tmp_path: Path) -> None:
-    """Names, dtypes and shapes are alike, so that plain weights are off by a step of their scale."""
-    wrong, right = copied("gptq-sym", tmp_path / "in", checkpoint_format="gptq_v2"), tmp_path / "fp"
+    """Nothing else tells: plain weights would be off by a step of their scale."""
+    wrong = copied("gptq-sym", tmp_path / "in", checkpoint_format="gptq_v2")
+    right = tmp_path / "right"
     done("apply", checkpoint("gptq-sym").folder, "-o", right, "--to", "gptq@fp16", *LOSSY)
     done("apply", wrong, "-o", tmp_path / "off", "--to", "gptq@fp16", *LOSSY)
     assert contents(right) != contents(tmp_path / "off")
