@@ -37,6 +37,7 @@ from ..source.pickle.tree import (
     dotted,
     holders,
     inside,
+    segment,
 )
 from ..source.shards import (
     INDEX,
@@ -58,6 +59,7 @@ from ..source.tree import (
     CheckpointTree,
     FileTree,
     TensorForm,
+    dict_at,
     dropped_note,
     is_state,
     name_tensors_outside,
@@ -131,7 +133,7 @@ class TorchZip:
             return _open_folder(place, place.file.name)
 
         held = read_file(place.file, 0, printable(place.path, 240), place.at)
-        index = _index([place.file.name], [[held]], printable(place.path, 240))
+        index = index_of([place.file.name], [[held]], printable(place.path, 240))
         return FileSource(
             place.path,
             "torch",
@@ -226,7 +228,7 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
         history = read_history(folder, tuple(folder.names()))
         if history is None and len(names) == 1:
             history = held[0][0].history
-        index = _index(names, held, folder.label(""), beside.side_files, beside.left_out)
+        index = index_of(names, held, folder.label(""), beside.side_files, beside.left_out)
         return FileSource(
             place.path,
             "torch",
@@ -352,7 +354,7 @@ def _unnamed(held: TorchFile, weight_map: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _index(
+def index_of(
     names: list[str],
     units: list[list[TorchFile]],
     label: str,
@@ -476,7 +478,7 @@ class TorchFile:
     plain: bool
 
 
-class _Raw(NamedTuple):
+class Raw(NamedTuple):
     """The decoded tree of a file, and where the bytes of its stream and of each storage lie."""
 
     root: Any
@@ -485,6 +487,8 @@ class _Raw(NamedTuple):
     history: bytes | None
     hidden: frozenset[str]
     stream: tuple[int, int]
+    # archives have checksums, memory has none
+    summed: bool = True
 
 
 def read_file(blob: FileBlob, number: int, label: str, at: str | None) -> TorchFile:
@@ -495,10 +499,30 @@ def read_file(blob: FileBlob, number: int, label: str, at: str | None) -> TorchF
     `TorchFile.outside` says what was left out.
     """
     with collector_paused():
-        raw = _raw(blob, label)
-        root, notes, unread = raw.root, [], {}
+        return hold(_raw(blob, label), number, label, at)
+
+
+def hold(raw: Raw, number: int, label: str, at: str | None, *, rest: bool = True) -> TorchFile:
+    """What a decoded file holds; without the `rest`, only the dict that rules work on, with a note
+    of what was left out.
+    """
+    with collector_paused():
+        root, refused, notes, unread = raw.root, raw.outside, [], {}
+        if not rest:
+            root, path, beside = _alone(root, at, label)
+            at = "." if path else at
+            # an entry names its first places only
+            refused = tuple(
+                one
+                for one in refused
+                if one.count > len(one.paths)
+                or any(f"{place}.".startswith(dotted((*path, ""))) for place in one.paths)
+            )
+            notes += [f"only the dict that rules work on is taken, without {listed(beside, 12)}"] * bool(
+                beside
+            )
         left_out, more = unfit(root)
-        outside = (*raw.outside, *more)
+        outside = (*refused, *more)
         if left_out or outside:
             root, gone = prune(root, left_out)
             notes += [dropped_note([printable(one.path) for one in gone])] * bool(gone)
@@ -519,7 +543,7 @@ def read_file(blob: FileBlob, number: int, label: str, at: str | None) -> TorchF
         )
         others, paths = ({}, {}) if plain else _others(part, raw.places, number)
     unsummed = sum(record.crc is None and record.size > 0 for record in raw.places.values())
-    if unsummed:
+    if unsummed and raw.summed:
         notes.append(
             f"{label}: {unsummed} of {len(raw.places)} storages have no checksum; damage to them "
             "would not be noticed"
@@ -540,7 +564,20 @@ def read_file(blob: FileBlob, number: int, label: str, at: str | None) -> TorchF
     )
 
 
-def _raw(blob: FileBlob, label: str) -> _Raw:
+def _alone(root: Any, at: str | None, label: str) -> tuple[Any, tuple[str, ...], list[str]]:
+    """The dict that rules work on, its path, and the paths of what stands around it."""
+    path = choose_table(root, at, label) or ()
+    around: list[str] = []
+    for depth, part in enumerate(path):
+        around += [
+            printable(".".join((*path[:depth], segment(key))))
+            for key, _ in inside(dict_at(root, path[:depth]) or root)
+            if segment(key) != part
+        ]
+    return dict_at(root, path) or root, path, around
+
+
+def _raw(blob: FileBlob, label: str) -> Raw:
     size = blob.size
     head = blob.read(0, min(_signatures.HEAD, size))
     found = "zip"
@@ -553,7 +590,7 @@ def _raw(blob: FileBlob, label: str) -> _Raw:
             legacy.value, label, {key: record.size for key, record in legacy.records.items()}
         )
         end = min((record.offset for record in legacy.records.values()), default=size)
-        return _Raw(decoded.tree, legacy.records, decoded.outside, None, decoded.hidden, (0, end))
+        return Raw(decoded.tree, legacy.records, decoded.outside, None, decoded.hidden, (0, end))
     if found != "zip":
         _signatures.refuse_kind(label, found)
     archive = zip_archive.read_archive(blob, label=label)
@@ -566,7 +603,7 @@ def _raw(blob: FileBlob, label: str) -> _Raw:
     history = archive.records.get(HISTORY)
     stamp = None if history is None else zip_archive.read_record(blob, history, MAX_HISTORY, label)
     written = archive.records["data.pkl"]
-    return _Raw(
+    return Raw(
         decoded.tree, places, decoded.outside, stamp, decoded.hidden, (written.offset, written.size)
     )
 

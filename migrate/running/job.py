@@ -24,6 +24,7 @@ from .tiles import RunResult, write_target
 if TYPE_CHECKING:
     from ..planning.plan import Plan
     from ..source.index import Source
+    from .undo import UndoFolder
 
 
 def write_checkpoint(
@@ -87,46 +88,67 @@ def write_checkpoint(
             return PlanReport.from_json(made.document)
         if not made.document["path"] and source.format != "memory" and not request.reshapes:
             return _published(made, source, None, copy_of, RunResult({}, 0, 0))
-        side_files = [
-            (f["path"], made.sides.read_file(f["path"]) or b"") for f in made.document["side_files"]
-        ]
-        tensors = source if kept is None else kept.beside(source)
-        if made.target.whole:
-            tensors = with_files(source, made.target.whole)
-        elif source.index.passed_through:
-            tensors = with_all_tensors(tensors)
-        write = write_target
-        if ranks is not None and ranks.world > 1:
-            from .rank_run import write_by_ranks
-
-            write = partial(write_by_ranks, ranks=ranks)
-        target, more = made.target, dict[str, Any]()
-        if made.parts is not None or made.expected is not None:
-            from .restored import parts_of_run
-
-            hashes = None
-            if kept_at is not None and made.lost and (ranks is None or not ranks.rank):
-                from .undo import UndoRun
-
-                more["undo"] = UndoRun(made, source, kept_at, options)
-                hashes = more["undo"].hashes
-            target, more["parts"] = parts_of_run(made, tensors, hashes)
-        result = write(
-            made.written,
-            tensors,
-            target,
-            place,
-            digest=made.digest,
-            side_files=side_files,
-            checks=made.checks,
-            options=options,
-            **more,
+        return write_plan(
+            made, source, place, options, ranks=ranks, copy_of=copy_of, kept=kept, undo=kept_at
         )
-        return _published(made, source, os.fspath(place), copy_of, result, kept_at)
     finally:
         source.close()
         if kept is not None:
             kept.close()
+
+
+def write_plan(
+    made: Plan,
+    source: Source,
+    place: Path,
+    options: RunOptions,
+    *,
+    ranks: Ranks | None = None,
+    copy_of: str | None = None,
+    kept: UndoFolder | None = None,
+    undo: str | None = None,
+) -> ApplyReport:
+    """Writes what `made` plans for `source` into `place`, and says what was published.
+
+    `undo` is the folder for what the way back does not bring back, and `kept` that of the way
+    there, opened.
+    """
+    side_files = [
+        (f["path"], made.sides.read_file(f["path"]) or b"") for f in made.document["side_files"]
+    ]
+    tensors = source if kept is None else kept.beside(source)
+    if made.target.whole:
+        tensors = with_files(source, made.target.whole)
+    elif source.index.passed_through:
+        tensors = with_all_tensors(tensors)
+    write = write_target
+    if ranks is not None and ranks.world > 1:
+        from .rank_run import write_by_ranks
+
+        write = partial(write_by_ranks, ranks=ranks)
+    target, more = made.target, dict[str, Any]()
+    if made.parts is not None or made.expected is not None:
+        from .restored import parts_of_run
+
+        hashes = None
+        if undo is not None and made.lost and (ranks is None or not ranks.rank):
+            from .undo import UndoRun
+
+            more["undo"] = UndoRun(made, source, undo, options)
+            hashes = more["undo"].hashes
+        target, more["parts"] = parts_of_run(made, tensors, hashes)
+    result = write(
+        made.written,
+        tensors,
+        target,
+        place,
+        digest=made.digest,
+        side_files=side_files,
+        checks=made.checks,
+        options=options,
+        **more,
+    )
+    return _published(made, source, os.fspath(place), copy_of, result, undo)
 
 
 def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str) -> None:
