@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .live.statedict import migrate_state_dict as migrate_state_dict
     from .planning.plan import Plan as Plan
     from .source.index import Index as Index
+    from .staging.jobs import Job as Job
     from .staging.snapshot import Snapshot as Snapshot
     from .staging.stager import Stager as Stager
 
@@ -46,6 +47,7 @@ _HOMES = {
     "verify": "api",
     "Diagnostic": "core.errors",
     "Index": "source.index",
+    "Job": "staging.jobs",
     "MigrateError": "core.errors",
     "Plan": "planning.plan",
     "Snapshot": "staging.snapshot",
@@ -60,6 +62,7 @@ _HOMES = {
 __all__ = [
     "Diagnostic",
     "Index",
+    "Job",
     "MigrateError",
     "Plan",
     "Snapshot",

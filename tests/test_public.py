@@ -16,7 +16,7 @@ from migrate.core import errors
 HUB, V5 = DATA / "mixtral__v4" / "hub", DATA / "mixtral__v4" / "v5"
 ON_DISK = ["apply", "diff", "downgrade", "history", "inspect", "lint", "plan", "test", "verify"]
 VERBS = sorted([*ON_DISK, "attach", "convert_module", "load", "migrate_state_dict", "save"])
-NAMES = ["Diagnostic", "Index", "MigrateError", "Plan", "Snapshot", "Spec", "Stager", *VERBS]
+NAMES = ["Diagnostic", "Index", "Job", "MigrateError", "Plan", "Snapshot", "Spec", "Stager", *VERBS]
 
 
 def test_the_public_names_are_these() -> None:

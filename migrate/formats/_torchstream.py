@@ -57,9 +57,14 @@ class StoragesBlob(FilelessBlob):
         begin = offset - self._starts[number]
         end = begin + buffer.nbytes
         if number >= len(self._storages) or end > self._storages[number].nbytes:
-            fail("M905", f"{self.name}: no storage holds the bytes {offset} to {offset + buffer.nbytes}")
+            fail(
+                "M905",
+                f"{self.name}: no storage holds the bytes {offset} to {offset + buffer.nbytes}",
+            )
         # numpy lets go of the interpreter while it copies, a memoryview does not
-        np.frombuffer(buffer, np.uint8)[:] = np.frombuffer(self._storages[number], np.uint8)[begin:end]
+        np.frombuffer(buffer, np.uint8)[:] = np.frombuffer(self._storages[number], np.uint8)[
+            begin:end
+        ]
 
     def again(self) -> StoragesBlob:
         """The same bytes, closed by itself."""
@@ -108,8 +113,6 @@ def open_stream(
         nodes = read_pickle(stream, ARCHIVE, name=label, persistent=True)
         sizes = {key: record.size for key, record in places.items()}
         decoded = decode(nodes, label, sizes)
-        raw = Raw(
-            decoded.tree, places, decoded.outside, None, decoded.hidden, (0, 0), summed=False
-        )
+        raw = Raw(decoded.tree, places, decoded.outside, None, decoded.hidden, (0, 0), summed=False)
         held = hold(raw, 0, label, at, rest=rest)
     return StateSource(index_of([label], [[held]], label), blob)

@@ -518,9 +518,9 @@ def hold(raw: Raw, number: int, label: str, at: str | None, *, rest: bool = True
                 if one.count > len(one.paths)
                 or any(f"{place}.".startswith(dotted((*path, ""))) for place in one.paths)
             )
-            notes += [f"only the dict that rules work on is taken, without {listed(beside, 12)}"] * bool(
-                beside
-            )
+            notes += [
+                f"only the dict that rules work on is taken, without {listed(beside, 12)}"
+            ] * bool(beside)
         left_out, more = unfit(root)
         outside = (*refused, *more)
         if left_out or outside:

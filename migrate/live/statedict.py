@@ -6,10 +6,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
-from ..core.errors import fail
+from ..core.errors import fail, printable
 from ..core.out_of_memory import guarded
 from ..core.types import PathLike
 from ..formats import memory
@@ -264,6 +264,8 @@ def migrate_state_dict(
     params: Mapping[str, Any] | None = None,
     allow: Iterable[str] = (),
     backwards: bool | None = None,
+    at: str | None = None,
+    rest: Literal["carry", "leave"] = "carry",
     device: Any = None,
     max_memory: int | str = "1GB",
     inform: Callable[[StateDictReport], None] | None = None,
@@ -287,6 +289,9 @@ def migrate_state_dict(
             something is refused.
         backwards: True goes the way of `downgrade`, rule files too, and False that of `apply`.
             Default: None; whichever leads to `to`, and forwards with rule files.
+        at: The dict of a nested state that rules work on, as a path such as `model.state_dict`.
+            Default: found automatically.
+        rest: "leave" takes that dict alone and answers with it. Default: "carry".
         device: The device of the values, a torch device or its name. Default: None, so that they
             stay where they are and are computed on the CPU.
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
@@ -310,7 +315,11 @@ def migrate_state_dict(
     """
     where, compute = resolve_device(device)
     request = make_request(to, from_, rules, params, allow, backwards=backwards)
-    opened = _open(state_dict, wrapped=True)
+    if rest == "leave":
+        state_dict, at = training.alone(state_dict, at), None
+    elif rest != "carry":
+        fail("M115", f"`rest` is {printable(repr(rest))}", help='"carry" or "leave"')
+    opened = _open(state_dict, wrapped=True, at=at)
     source, found = _with_optimizers(opened.source, request)
     source, found, tree = opened.surround(source, found)
     outputs = Outputs(
@@ -339,13 +348,13 @@ class _Opened(NamedTuple):
         return (source, found, None) if self.own is None else training.surround(source, found)
 
 
-def _open(state: Mapping[str, Any], *, wrapped: bool = False) -> _Opened:
+def _open(state: Mapping[str, Any], *, wrapped: bool = False, at: str | None = None) -> _Opened:
     kept = type(state) in (dict, OrderedDict, Training)
     if kept and any(type(value) is _Model for value in state.values()):
         # what was migrated before
         state = {key: _made(value) for key, value in state.items()}
-    if training.is_training(state):
-        return _Opened(*training.open_training(state), None)
+    if at is not None or training.is_training(state):
+        return _Opened(*training.open_training(state, at), None)
     return _Opened(memory.open(state, wrapped=wrapped), None, getattr(state, "_metadata", None))
 
 

@@ -22,7 +22,7 @@ from ..source.pickle.nodes import Global
 from ..source.pickle.tree import SCALARS, Constant, DictNode, ListNode, TensorRecord
 from ..source.table import choose_table, flatten_table, model_at_root
 from ..source.target import items_of, output_record, outside_prefix
-from ..source.tree import CheckpointTree, FileTree, name_tensors_outside, tensors_of
+from ..source.tree import CheckpointTree, FileTree, dict_at, name_tensors_outside, tensors_of
 
 if TYPE_CHECKING:
     from ..formats.memory import MemorySource
@@ -122,18 +122,35 @@ def _attributes(state: Any) -> Any:
     return DictNode("dict", (("_metadata", DictNode("OrderedDict", pairs, None)),), None)
 
 
-def open_training(state: Mapping[Any, Any]) -> tuple[MemorySource, Mapping[int, Any]]:
-    """The dict as a Source with the tree around its tensors, and the caller's containers and other
-    values by the identity of their nodes.
+def alone(state: Mapping[Any, Any], at: str | None) -> Mapping[Any, Any]:
+    """The dict at `at`, or the one that rules work on; M945 as `open_training`."""
+    if at is None and not is_training(state):
+        return state
+    opening = _Opening({}, {})
+    root = opening.tree(state if type(state) in _DICTS else dict(state))
+    path = choose_table(root, at, _LABEL)
+    found = None if path is None else dict_at(root, path)
+    held = {id(node): value for node, value in opening.nodes.values()}
+    return state if found is None or not path else held[id(found)]
 
-    M945 where several dicts in it may be the model's, M916 for tensors that cannot be described.
+
+def open_training(
+    state: Mapping[Any, Any], at: str | None = None
+) -> tuple[MemorySource, Mapping[int, Any]]:
+    """The dict as a Source with the tree around its tensors, and the caller's containers and other
+    values by the identity of their nodes. Rules work on the dict `at`.
+
+    M945 where `at` leads to none, or without it several dicts in it may be the model's, M916 for
+    tensors that cannot be described.
     """
     opening = _Opening({}, {})
     root = opening.tree(state if type(state) in _DICTS else dict(state))
-    if model_at_root(root) or any(type(value) is TensorRecord for _, value in root.pairs):
+    if at is None and (
+        model_at_root(root) or any(type(value) is TensorRecord for _, value in root.pairs)
+    ):
         part = FileTree(root, ())
     else:
-        part = flatten_table(FileTree(root, choose_table(root, None, _LABEL)), _LABEL)
+        part = flatten_table(FileTree(root, choose_table(root, at, _LABEL)), _LABEL)
     held = tensors_of(part.table)
     names = {id(record): key for key, record in held}
     seen = {key: opening.tensors[id(record)][1] for key, record in held}

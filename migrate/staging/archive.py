@@ -58,7 +58,7 @@ class Archive(Pickler):
             return NotImplemented if _found(obj) else (Unnamed, ())
         try:
             obj.__reduce_ex__(_PROTOCOL)
-        except Exception:
+        except Exception:  # noqa: BLE001 - methods of the state's objects may raise anything
             return Unnamed, ()
         return NotImplemented
 

@@ -7,9 +7,9 @@ tensor that was taken out of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -18,6 +18,12 @@ from . import paths
 from .copying import Home
 from .tensors import GRAD, PARAMETER, Recipe, make
 from .walk import Build, outside_of_modes
+
+if TYPE_CHECKING:
+    from ..core.types import PathLike
+    from ..results import ApplyReport
+    from .jobs import Job, Writer
+    from .migration import SnapshotMigration
 
 
 class Image:
@@ -111,13 +117,15 @@ def _once(
 class Snapshot(Mapping[Any, Any]):
     """What `Stager.stage` answers with. A read-only mapping where the state is one."""
 
-    __slots__ = ("__weakref__", "_copied", "_image", "_nbytes", "_state", "_views")
+    __slots__ = ("__weakref__", "_copied", "_image", "_nbytes", "_state", "_views", "_writer")
 
     def __init__(self, image: Image, views: list[memoryview], nbytes: int, copied: Any) -> None:
         self._image: Image | None = image
         self._views: list[memoryview] = views
         self._nbytes = nbytes
         self._copied = copied
+        # the stager's; a snapshot of another process has one of its own
+        self._writer: Writer | None = None
         self._state = image.build(views)
 
     @property
@@ -184,6 +192,86 @@ class Snapshot(Mapping[Any, Any]):
 
             put_back(self._state, state)
             return state
+
+    def migrate(
+        self,
+        *,
+        to: str | Iterable[str] = (),
+        from_: str | Iterable[str] = (),
+        rules: Iterable[PathLike] = (),
+        params: Mapping[str, Any] | None = None,
+        allow: Iterable[str] = (),
+        at: str | None = None,
+        rest: Literal["carry", "leave"] = "carry",
+    ) -> SnapshotMigration:
+        """Plan a migration of the snapshot, whichever way leads there.
+
+        The state is taken for the `.pt` that `torch.save` would make of it: what rules do not work
+        on is carried as there.
+
+        Args:
+            to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then
+                determine what is done.
+            from_: Layouts that the state is in. Default: none; detected from keys and shapes.
+            rules: Rule files, applied as they are, or one folder of lineages that is searched
+                first. Default: none.
+            params: Values of the rules' params, by name. Default: none; they are read from the
+                state.
+            allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would
+                lose something is refused.
+            at: The dict of a nested state that rules work on, as a path such as `model.state_dict`.
+                Default: found automatically.
+            rest: "leave" takes that dict alone: what stands around it, optimizer state too, is
+                listed in the plan's notes and needs no permission. Default: "carry".
+
+        Returns:
+            A `SnapshotMigration` with the `plan`, `state_dict()`, `save(path)` and
+            `save_async(path)`. It holds the snapshot's memory.
+
+        Raises:
+            MigrateError: What `plan` raises, M945 where `at` fits no dict, or without it where
+                several fit.
+        """
+        self._held()
+        return self._prepared(
+            to=to, from_=from_, rules=rules, params=params, allow=allow, at=at, rest=rest
+        )
+
+    def save(self, path: PathLike, **options: Any) -> ApplyReport:
+        """Write the state as it is and wait until it is there; arguments as `save_async`."""
+        self._held()
+        return self._prepared().save(path, **options)
+
+    def save_async(self, path: PathLike, **options: Any) -> Job:
+        """Write the state as it is behind the training.
+
+        Args:
+            path: The new checkpoint, which must not exist: one file if the name ends in
+                .safetensors, .pt, .pth, .bin or .ckpt, else a folder.
+            options: `output_format`, `max_shard_size`, `max_memory`, `fsync`, as
+                `SnapshotMigration.save_async` takes them.
+
+        Returns:
+            A `Job`. The memory of the snapshot is held until it ends.
+
+        Raises:
+            MigrateError: What `SnapshotMigration.save_async` raises.
+        """
+        self._held()
+        return self._prepared().save_async(path, **options)
+
+    def _prepared(self, **asked: Any) -> SnapshotMigration:
+        from .jobs import Writer
+        from .migration import prepare
+
+        if self._writer is None:
+            self._writer = Writer()
+        return prepare(self, self._writer, **asked)
+
+    @property
+    def _metadata(self) -> Any:
+        """`_metadata` of a module's state dict; AttributeError without."""
+        return self._mapping()._metadata  # type: ignore[attr-defined]
 
     def release(self) -> None:
         """Lets go of the state. Its memory is free once no tensor that was taken out is left."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any
 
 from ..core.errors import Diagnostic, MigrateError, QuestionError, listed
 from . import copying
+from .jobs import Writer
 from .memory import BlockPool
 from .paths import refusals
 from .snapshot import Image, Snapshot
@@ -45,6 +47,7 @@ class Stager:
         self._process = os.getpid()
         self._pool = BlockPool(shared=self._shared, pinned=self._pinned, limit=self._limit)
         self._streams = Streams()
+        self._writer = Writer()
 
     @property
     def nbytes(self) -> int:
@@ -99,6 +102,7 @@ class Stager:
             snapshot = Snapshot(image, views, nbytes, copied)
         except NotCopiedError as error:
             raise _refusal(state, error) from None
+        snapshot._writer = self._writer
         if not non_blocking:
             snapshot.wait()
         return snapshot
@@ -107,9 +111,21 @@ class Stager:
         """Gives the memory that no snapshot uses back to the system."""
         self._pool.trim()
 
-    def close(self) -> None:
-        """Gives back what is free, and the rest when its snapshots go; the stager stays usable."""
-        self._pool.trim()
+    def close(self, wait: bool = True) -> None:
+        """Waits for all jobs, and gives the memory back that no snapshot uses, the rest when its
+        snapshots go. The stager can be used again.
+
+        Args:
+            wait: False ends jobs before they publish anything, and does not wait for that.
+                Default: True.
+
+        Raises:
+            MigrateError: What made a job fail, if nobody has asked that job.
+        """
+        try:
+            self._writer.close(wait)
+        finally:
+            self._pool.trim()
 
     def __enter__(self) -> Stager:
         return self
@@ -120,7 +136,9 @@ class Stager:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        # what failed is in the log; it shall not hide the error that ends the block
+        with nullcontext() if error is None else suppress(MigrateError):
+            self.close()
 
 
 def _refusal(state: Any, error: Exception) -> QuestionError:

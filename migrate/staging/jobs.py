@@ -1,0 +1,268 @@
+"""Writers: what is saved behind the training, one job after the other."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..core.errors import Diagnostic, MigrateError, RunError, fail, printable
+from ..core.log import NAME
+from ..formats._torchstream import StateSource
+from ..planning.plan import Plan
+from ..results import ApplyReport
+from ..running.job import write_plan
+from ..running.leftovers import remove_leftover
+from ..running.resources import RunOptions
+
+
+class _StoppedError(Exception):
+    """Ends a run from within."""
+
+
+@dataclass(slots=True)
+class Work:
+    """What a job writes: the plan for `source`, into `out`. `message` is what another process needs
+    to do the same.
+    """
+
+    out: Path
+    source: StateSource
+    plan: Plan
+    options: RunOptions
+    message: Callable[[], Mapping[str, Any]]
+
+
+class Writes(Protocol):
+    """What does the work of a job. Raises `_StoppedError` or what it likes once `stop` is set."""
+
+    def __call__(
+        self, work: Work, progress: Callable[[int, int], None], stop: threading.Event
+    ) -> ApplyReport: ...
+
+
+def write_here(
+    work: Work, progress: Callable[[int, int], None], stop: threading.Event
+) -> ApplyReport:
+    """Writes in the thread that calls it."""
+
+    def heard(done: int, total: int) -> None:
+        progress(done, total)
+        if stop.is_set():
+            raise _StoppedError
+
+    return write_plan(work.plan, work.source, work.out, replace(work.options, progress=heard))
+
+
+class Job:
+    """A save that goes on behind the training. All methods may be called by several threads."""
+
+    def __init__(self, work: Work) -> None:
+        self._work: Work | None = work
+        self._path = work.out
+        self._stop = threading.Event()
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._progress = (0, 0)
+        self._report: ApplyReport | None = None
+        self._error: BaseException | None = None
+        # somebody has been told of the error, or waits to be
+        self._asked = 0
+
+    @property
+    def path(self) -> str:
+        """What is written."""
+        return str(self._path)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The bytes done so far and the bytes in total; zeros until the writing has begun."""
+        return self._progress
+
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self._ended.is_set()
+
+    def result(self, timeout: float | None = None) -> ApplyReport:
+        """What was published, once it is.
+
+        Args:
+            timeout: Seconds to wait at most. Default: None, no limit.
+
+        Returns:
+            An `ApplyReport`, as `apply` answers with.
+
+        Raises:
+            MigrateError: What failed, with the path; nothing has been published.
+            CancelledError: It was cancelled; nothing has been published.
+            TimeoutError: It has not ended by then.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        assert self._report is not None
+        return self._report
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What `result` would raise, None if it succeeded.
+
+        Args:
+            timeout: Seconds to wait at most. Default: None, no limit.
+
+        Returns:
+            The error, or None.
+
+        Raises:
+            TimeoutError: It has not ended by then.
+        """
+        with self._lock:
+            self._asked += 1
+        if not self._ended.wait(timeout):
+            with self._lock:
+                self._asked -= 1
+            raise TimeoutError(f"the save of {self.path} has not ended after {timeout} seconds")
+        return self._error
+
+    def cancel(self) -> bool:
+        """Ends it before it publishes anything, waiting or running.
+
+        Returns:
+            Whether it had not ended; it may still do so in its own way in that moment.
+        """
+        with self._lock:
+            if self._ended.is_set():
+                return False
+            self._stop.set()
+            self._asked += 1
+        return True
+
+    def __repr__(self) -> str:
+        state = "done" if self.done() else f"{self._progress[0]} of {self._progress[1]} bytes"
+        return f"<migrate.Job {self.path!r}, {state}>"
+
+    def _told(self, done: int, total: int) -> None:
+        self._progress = (done, total)
+
+    def _run(self, write: Writes) -> None:
+        """Does the work, lets go of it, and remembers how it went."""
+        work, report, error = self._work, None, None
+        assert work is not None
+        try:
+            if self._stop.is_set():
+                raise _StoppedError
+            report = write(work, self._told, self._stop)
+        except BaseException as caught:  # noqa: BLE001 - given to whoever asks
+            error = self._ended_by(caught)
+        # what was raised holds frames, and these the memory
+        work.source.close()
+        if error is not None:
+            remove_leftover(work.out)
+        self._work = None
+        del work
+        with self._lock:
+            self._report, self._error = report, error
+            self._ended.set()
+            heard = self._asked
+        if error is not None and not heard:
+            logging.getLogger(NAME).error("%s", error)
+
+    def _ended_by(self, error: BaseException) -> BaseException:
+        if self._stop.is_set() and not isinstance(error, MigrateError):
+            return CancelledError(f"the save of {self.path} was cancelled")
+        where = printable(self.path, 300)
+        if isinstance(error, MigrateError):
+            found = [_placed(d, where) for d in error.diagnostics]
+            return type(error)(found)
+        return RunError(
+            [
+                Diagnostic(
+                    "M980",
+                    f"the save of {where} failed: {type(error).__name__}: "
+                    f"{printable(str(error), 300)}",
+                    help="nothing was published; stage the state again, or save the snapshot again",
+                )
+            ]
+        )
+
+
+def _placed(found: Diagnostic, where: str) -> Diagnostic:
+    """The diagnostic with the place that nothing was published at, and without the partial folder,
+    which is gone.
+    """
+    notes = [note for note in found.notes if not note.startswith("what was written so far is kept")]
+    help_ = found.help
+    if len(notes) < len(found.notes):
+        help_ = "fix the cause and save again"
+    return replace(found, notes=(*notes, f"nothing was published at {where}"), help=help_)
+
+
+class Writer:
+    """The jobs of one stager, one after the other in a thread that lives while there are any.
+
+    The interpreter waits for that thread at its exit.
+    """
+
+    def __init__(self, write: Writes = write_here) -> None:
+        self._write = write
+        self._waiting: deque[Job] = deque()
+        self._running: Job | None = None
+        self._failed: list[Job] = []
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Work) -> Job:
+        """The job, behind those before it. M904 if one of these writes the same path."""
+        job = Job(work)
+        with self._lock:
+            taken = any(one._path == job._path for one in self._pending())
+            if not taken:
+                self._waiting.append(job)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._work, name="migrate-writer")
+                    self._thread.start()
+        if taken:
+            work.source.close()
+            fail(
+                "M904", f"another job writes {printable(job.path, 300)}", help="choose another path"
+            )
+        return job
+
+    def close(self, wait: bool = True) -> None:
+        """Waits for all jobs, or ends them without waiting. Raises the first failure that nobody
+        has asked for; others are in the log.
+        """
+        with self._lock:
+            pending = self._pending()
+        for job in pending:
+            if wait:
+                job._ended.wait()
+            else:
+                job.cancel()
+        with self._lock:
+            failed, self._failed = [*self._failed, *pending], []
+        unheard = [job for job in dict.fromkeys(failed) if not job._asked]
+        errors = [error for job in unheard if wait and (error := job.exception()) is not None]
+        if errors:
+            raise errors[0]
+
+    def _pending(self) -> list[Job]:
+        return [*([] if self._running is None else [self._running]), *self._waiting]
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                job = self._running = self._waiting.popleft()
+            job._run(self._write)
+            with self._lock:
+                self._running = None
+                if job._error is not None:
+                    self._failed.append(job)
+            del job

@@ -1,0 +1,230 @@
+"""What becomes of a snapshot: a plan for it, and the runs that write it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import torch
+
+from ..core.errors import fail, printable
+from ..core.out_of_memory import guarded
+from ..core.types import PathLike
+from ..formats._torchstream import open_stream
+from ..live.load import live_request
+from ..live.statedict import StateDict, migrate_state_dict
+from ..planning.plan import Plan
+from ..planning.request import OUTPUT_FORMATS, SUFFIXES, Request, path_text, shape_of
+from ..results import ApplyReport
+from ..running.leftovers import remove_leftover
+from ..running.prepare import plan_for
+from ..running.publish import check_place, partial_folder
+from ..running.resources import RunOptions, read_options
+from .archive import Archive
+from .jobs import Job, Work, Writer
+
+if TYPE_CHECKING:
+    from .snapshot import Snapshot
+
+LABEL: Final = "the state"
+REST: Final = ("carry", "leave")
+
+
+class SnapshotMigration:
+    """A snapshot and the plan for it. The snapshot's memory is held until this goes.
+
+    Attributes:
+        plan: The `Plan` for a folder of safetensors.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        writer: Writer,
+        request: Request,
+        arguments: Mapping[str, Any],
+        rest: Literal["carry", "leave"],
+    ) -> None:
+        """`arguments` are those that `request` was made of."""
+        archive = Archive(snapshot._state)
+        self._writer, self._request, self._rest = writer, request, rest
+        self._arguments, self._stream = arguments, archive.stream
+        storages = [buffer_of(storage) for storage in archive.storages]
+        self._source = open_stream(
+            archive.stream,
+            storages,
+            LABEL,
+            request.at,
+            rest=rest == "carry",
+            ready=snapshot._copied.wait,
+        )
+        self._state: Any = snapshot._state
+        self._wait = snapshot._copied.wait
+        # a plan refers to itself: the memory must not wait until a collector looks
+        weakref.finalize(self, self._source.close).atexit = False
+        self._shard = read_options().max_shard_size
+        self.plan: Plan = plan_for(self._source, request, True, self._shard)
+
+    @guarded
+    def state_dict(self, *, device: Any = None, max_memory: int | str = "1GB") -> StateDict:
+        """The state in the other layout, as `migrate_state_dict` answers: a mapping that makes each
+        value when it is accessed.
+
+        Args:
+            device: The device of the values. Default: None, so that they stay on the CPU.
+            max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
+                Default: 1 GB.
+
+        Returns:
+            A `StateDict` over the snapshot's tensors.
+
+        Raises:
+            MigrateError: What `migrate_state_dict` raises.
+        """
+        self._wait()
+        given = self._arguments
+        return migrate_state_dict(
+            self._state, **given, rest=self._rest, device=device, max_memory=max_memory
+        )
+
+    def save(self, path: PathLike, **options: Any) -> ApplyReport:
+        """Write the state, after what the stager's writer has before it, and wait for the end.
+
+        Args:
+            path: As in `save_async`.
+            options: As in `save_async`.
+
+        Returns:
+            An `ApplyReport`.
+
+        Raises:
+            MigrateError: What `save_async` and `Job.result` raise.
+        """
+        job = self.save_async(path, **options)
+        try:
+            return job.result()
+        except KeyboardInterrupt:
+            job.cancel()
+            raise
+
+    @guarded
+    def save_async(
+        self,
+        path: PathLike,
+        *,
+        output_format: str | None = None,
+        max_shard_size: int | str | None = None,
+        max_memory: int | str = "1GB",
+        fsync: bool = True,
+    ) -> Job:
+        """Write the state behind the training.
+
+        Args:
+            path: The new checkpoint, which must not exist: one file if the name ends in
+                .safetensors, .pt, .pth, .bin or .ckpt, else a folder.
+            output_format: "safetensors", "torch" or "dcp" (torch.distributed.checkpoint). Default:
+                as the suffix of the name says, else "safetensors".
+            max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
+            max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
+                Default: 1 GB.
+            fsync: Wait until everything is on disk; without it a power cut may lose the output.
+                Default: True.
+
+        Returns:
+            A `Job`. The memory of the snapshot is held until it ends.
+
+        Raises:
+            MigrateError: M904 if `path` exists or another job writes it, M911 beside what a run has
+                left there, and what `plan` raises for an output of this form.
+        """
+        out = Path(os.path.abspath(path_text("path", path)))
+        options = read_options(
+            max_shard_size=max_shard_size, threads=1, max_memory=max_memory, fsync=fsync
+        )
+        request = self._request
+        wanted = SUFFIXES.get(out.suffix) if output_format is None else _format(output_format)
+        if wanted is not None:
+            request = replace(request, output_format=wanted)
+        check_place(out, self._source.path)
+        folder, request = shape_of(out.name, self._source.format, request)
+        if not remove_leftover(out):
+            fail(
+                "M911",
+                f"{printable(str(partial_folder(out)))} was left by an earlier run, or belongs to "
+                "one that goes on",
+                help="let it finish, or remove that folder",
+            )
+        planned = self.plan
+        if not folder or request != self._request or options.max_shard_size != self._shard:
+            planned = plan_for(self._source, request, folder, options.max_shard_size)
+        return self._writer.submit(
+            Work(out, self._source.again(), planned, options, self._message(request, options))
+        )
+
+    def _message(self, request: Request, options: RunOptions) -> Callable[[], Mapping[str, Any]]:
+        stream, rest = self._stream, self._rest
+        arguments = {
+            **self._arguments,
+            "output_format": request.output_format,
+            "at": request.at,
+        }
+        return lambda: {
+            "arguments": arguments,
+            "stream": stream,
+            "rest": rest,
+            "max_shard_size": options.max_shard_size,
+            "max_memory": options.max_memory,
+            "fsync": options.fsync,
+        }
+
+
+def _format(name: str) -> str:
+    if name not in OUTPUT_FORMATS:
+        fail(
+            "M115",
+            f"there is no output format {printable(name)}",
+            help=f"one of {', '.join(OUTPUT_FORMATS)}",
+        )
+    return name
+
+
+def buffer_of(storage: torch.UntypedStorage) -> memoryview:
+    """The bytes of a storage on the CPU, which the view keeps."""
+    size = storage.nbytes()
+    if not size or storage.device.type != "cpu":
+        return memoryview(b"")
+    made = (ctypes.c_ubyte * size).from_address(storage.data_ptr())
+    made._kept = storage
+    return memoryview(made).cast("B")
+
+
+def prepare(
+    snapshot: Snapshot,
+    writer: Writer,
+    *,
+    to: str | Iterable[str] = (),
+    from_: str | Iterable[str] = (),
+    rules: Iterable[PathLike] = (),
+    params: Mapping[str, Any] | None = None,
+    allow: Iterable[str] = (),
+    at: str | None = None,
+    rest: Literal["carry", "leave"] = "carry",
+) -> SnapshotMigration:
+    """The plan for a snapshot; see `Snapshot.migrate`."""
+    if rest not in REST:
+        fail("M115", f"`rest` is {printable(repr(rest))}", help='"carry" or "leave"')
+    (rules,) if isinstance(rules, (str, os.PathLike)) else tuple(rules)
+    given: dict[str, Any] = {
+        "to": (to,) if isinstance(to, str) else tuple(to),
+        "from_": (from_,) if isinstance(from_, str) else tuple(from_),
+        "rules": tuple(os.fspath(file) for file in files),
+        "params": None if params is None else dict(params),
+        "allow": (allow,) if isinstance(allow, str) else tuple(allow),
+    }
+    request = live_request(**given, at=at)
+    return SnapshotMigration(snapshot, writer, request, {**given, "at": at}, rest)
