@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..core.errors import CheckpointError, Report, fail, listed, printable
 from ..core.spec import BITS, PACKED, Spec
@@ -491,22 +491,25 @@ class Raw(NamedTuple):
     summed: bool = True
 
 
-def read_file(blob: FileBlob, number: int, label: str, at: str | None) -> TorchFile:
+def read_file(
+    blob: FileBlob | None,
+    number: int,
+    label: str,
+    at: str | None,
+    raw: Raw | None = None,
+    *,
+    rest: bool = True,
+) -> TorchFile:
     """What the file that is blob `number` holds; `label` names it in messages, `at` is the dict
-    that rules work on.
+    that rules work on. `raw` is what was decoded of it, or of no file; without the `rest` that dict is
+    all that is held, with a note of what was left out.
 
     M930 to M936 and M940 to M945 for an unsound file of torch.save, M935 never:
     `TorchFile.outside` says what was left out.
     """
     with collector_paused():
-        return hold(_raw(blob, label), number, label, at)
-
-
-def hold(raw: Raw, number: int, label: str, at: str | None, *, rest: bool = True) -> TorchFile:
-    """What a decoded file holds; without the `rest`, only the dict that rules work on, with a note
-    of what was left out.
-    """
-    with collector_paused():
+        if raw is None:
+            raw = _raw(cast("FileBlob", blob), label)
         root, refused, notes, unread = raw.root, raw.outside, [], {}
         if not rest:
             root, path, beside = _alone(root, at, label)

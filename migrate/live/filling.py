@@ -400,7 +400,7 @@ class _Stage:
 RANGE = 16 << 20
 
 
-class Job(NamedTuple):
+class FillJob(NamedTuple):
     """The output `key`, and where it goes."""
 
     key: str
@@ -413,7 +413,7 @@ class _Work:
 
     __slots__ = ("how", "job", "left", "target", "tensor")
 
-    def __init__(self, job: Job, tensor: Tensor, target: torch.Tensor, how: str) -> None:
+    def __init__(self, job: FillJob, tensor: Tensor, target: torch.Tensor, how: str) -> None:
         self.job, self.tensor, self.target, self.how = job, tensor, target, how
         self.left = 1
 
@@ -435,7 +435,7 @@ class Filling:
         self._failures: list[BaseException] = []
         self._done = self._total = 0
 
-    def run(self, jobs: Sequence[Job], threads: int, finish: Callable[[], None]) -> int:
+    def run(self, jobs: Sequence[FillJob], threads: int, finish: Callable[[], None]) -> int:
         """Writes all jobs, calls `finish`, returns the bytes written; M965 if anything stops it."""
         source, layouts, values = self._outputs.engine
         self._total = sum(job.tensor.spec.nbytes for job in jobs)
@@ -469,7 +469,7 @@ class Filling:
             self._failures.append(error)
             self._stop.set()
 
-    def _tasks(self, jobs: Sequence[Job], upload: Upload) -> Iterator[tuple[_Work, int, int]]:
+    def _tasks(self, jobs: Sequence[FillJob], upload: Upload) -> Iterator[tuple[_Work, int, int]]:
         for job in jobs:
             work = self._open(job)
             self._begun.append(work)
@@ -483,7 +483,7 @@ class Filling:
             for start in starts:
                 yield work, start, min(start + size, nbytes)
 
-    def _open(self, job: Job) -> _Work:
+    def _open(self, job: FillJob) -> _Work:
         """How the target is filled: "move" in memory, gathered "bytes", or "object" by `copy_`."""
         self._targets.materialise(job.slot, job.tensor.spec.shape)
         tensor, target = job.tensor, self._targets.open(job.slot)

@@ -46,7 +46,7 @@ from ..source.pickle.tree import (
     TensorRecord,
 )
 from . import module as modules
-from .filling import Filling, Job, Targets, alike
+from .filling import Filling, FillJob, Targets, alike
 from .migration import Outputs, prepare
 from .module import Fit, fit
 from .quantized import requantized, take_apart
@@ -502,7 +502,7 @@ class _Load:
         slot = self.slots[key]
         return id(slot.owner) if slot.tensor is None else ("tensor", id(slot.tensor))
 
-    def _jobs(self, found: Fit) -> list[Job]:
+    def _jobs(self, found: Fit) -> list[FillJob]:
         """Each output with its place, in the order of the bytes that it reads."""
         outputs = self.outputs.graph.outputs
         stored = self.migration.index.tensors
@@ -524,9 +524,9 @@ class _Load:
         }
         wanted.sort(key=starts.__getitem__)
         parts = {**outputs, **self.taken.cuts}
-        return [Job(name, parts[name], self.slots[found.places[name]]) for name in wanted]
+        return [FillJob(name, parts[name], self.slots[found.places[name]]) for name in wanted]
 
-    def _refuse_own(self, jobs: list[Job]) -> None:
+    def _refuse_own(self, jobs: list[FillJob]) -> None:
         """M115 if the source is in the memory to be written: it would change while being read."""
         held = {
             one.untyped_storage().data_ptr()
@@ -556,7 +556,7 @@ class _Load:
                 help="clone these tensors first, or build another module and use `convert_module`",
             )
 
-    def _refuse_parts(self, jobs: list[Job]) -> None:
+    def _refuse_parts(self, jobs: list[FillJob]) -> None:
         """M916 where elements of a DTensor are needed, most of which are in other processes."""
         parts = {key for key, one in self.objects.items() if is_dtensor(one)}
         needed = [

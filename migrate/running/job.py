@@ -24,7 +24,6 @@ from .tiles import RunResult, write_target
 if TYPE_CHECKING:
     from ..planning.plan import Plan
     from ..source.index import Source
-    from .undo import UndoFolder
 
 
 def write_checkpoint(
@@ -38,6 +37,7 @@ def write_checkpoint(
     changed: bool = False,
     ranks: Ranks | None = None,
     undo: PathLike | None = None,
+    planned: Plan | None = None,
 ) -> ApplyReport | PlanReport:
     """Migrates what `opened` answers with into `out`, and closes it. The answer says what was
     published.
@@ -46,8 +46,9 @@ def write_checkpoint(
     then None. `saved` is the plan that must come out again (M903), and from the same files, unless
     they may have `changed` or are a copy of those elsewhere. With `dry_run` the answer is the
     plan's document, and nothing is written; without `out`, that of an output which is shaped like
-    the source. `ranks`: this process is one of several that write it. `undo` is the folder for what
-    the way back does not bring back, which a way back reads.
+    the source. `ranks`: this process is one of several that write it. `planned` is the plan for
+    this source and output, if there is one. `undo` is the folder for what the way back does not
+    bring back, which a way back reads.
     """
     if out is None and not dry_run:
         fail("M115", "no output is given", help="out=PATH")
@@ -80,7 +81,9 @@ def write_checkpoint(
             from .undo import open_undo
 
             kept = open_undo(kept_at)
-        made, copy_of = plan_for(source, request, folder, options.max_shard_size, kept), None
+        made, copy_of = planned, None
+        if made is None:
+            made = plan_for(source, request, folder, options.max_shard_size, kept)
         if saved is not None:
             require_unchanged(saved, made.document)
             made, copy_of = _taken(made, saved, changed)
@@ -88,67 +91,46 @@ def write_checkpoint(
             return PlanReport.from_json(made.document)
         if not made.document["path"] and source.format != "memory" and not request.reshapes:
             return _published(made, source, None, copy_of, RunResult({}, 0, 0))
-        return write_plan(
-            made, source, place, options, ranks=ranks, copy_of=copy_of, kept=kept, undo=kept_at
+        side_files = [
+            (f["path"], made.sides.read_file(f["path"]) or b"") for f in made.document["side_files"]
+        ]
+        tensors = source if kept is None else kept.beside(source)
+        if made.target.whole:
+            tensors = with_files(source, made.target.whole)
+        elif source.index.passed_through:
+            tensors = with_all_tensors(tensors)
+        write = write_target
+        if ranks is not None and ranks.world > 1:
+            from .rank_run import write_by_ranks
+
+            write = partial(write_by_ranks, ranks=ranks)
+        target, more = made.target, dict[str, Any]()
+        if made.parts is not None or made.expected is not None:
+            from .restored import parts_of_run
+
+            hashes = None
+            if kept_at is not None and made.lost and (ranks is None or not ranks.rank):
+                from .undo import UndoRun
+
+                more["undo"] = UndoRun(made, source, kept_at, options)
+                hashes = more["undo"].hashes
+            target, more["parts"] = parts_of_run(made, tensors, hashes)
+        result = write(
+            made.written,
+            tensors,
+            target,
+            place,
+            digest=made.digest,
+            side_files=side_files,
+            checks=made.checks,
+            options=options,
+            **more,
         )
+        return _published(made, source, os.fspath(place), copy_of, result, kept_at)
     finally:
         source.close()
         if kept is not None:
             kept.close()
-
-
-def write_plan(
-    made: Plan,
-    source: Source,
-    place: Path,
-    options: RunOptions,
-    *,
-    ranks: Ranks | None = None,
-    copy_of: str | None = None,
-    kept: UndoFolder | None = None,
-    undo: str | None = None,
-) -> ApplyReport:
-    """Writes what `made` plans for `source` into `place`, and says what was published.
-
-    `undo` is the folder for what the way back does not bring back, and `kept` that of the way
-    there, opened.
-    """
-    side_files = [
-        (f["path"], made.sides.read_file(f["path"]) or b"") for f in made.document["side_files"]
-    ]
-    tensors = source if kept is None else kept.beside(source)
-    if made.target.whole:
-        tensors = with_files(source, made.target.whole)
-    elif source.index.passed_through:
-        tensors = with_all_tensors(tensors)
-    write = write_target
-    if ranks is not None and ranks.world > 1:
-        from .rank_run import write_by_ranks
-
-        write = partial(write_by_ranks, ranks=ranks)
-    target, more = made.target, dict[str, Any]()
-    if made.parts is not None or made.expected is not None:
-        from .restored import parts_of_run
-
-        hashes = None
-        if undo is not None and made.lost and (ranks is None or not ranks.rank):
-            from .undo import UndoRun
-
-            more["undo"] = UndoRun(made, source, undo, options)
-            hashes = more["undo"].hashes
-        target, more["parts"] = parts_of_run(made, tensors, hashes)
-    result = write(
-        made.written,
-        tensors,
-        target,
-        place,
-        digest=made.digest,
-        side_files=side_files,
-        checks=made.checks,
-        options=options,
-        **more,
-    )
-    return _published(made, source, os.fspath(place), copy_of, result, undo)
 
 
 def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str) -> None:

@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ..core.errors import Diagnostic, MigrateError, RunError, fail, printable
 from ..core.log import NAME
-from ..formats._torchstream import StateSource
+from ..formats.torchstream import StateSource
 from ..planning.plan import Plan
+from ..planning.request import Request
 from ..results import ApplyReport
-from ..running.job import write_plan
+from ..running.job import write_checkpoint
 from ..running.leftovers import remove_leftover
 from ..running.resources import RunOptions
 
@@ -33,6 +34,7 @@ class Work:
 
     out: Path
     source: StateSource
+    request: Request
     plan: Plan
     options: RunOptions
     message: Callable[[], Mapping[str, Any]]
@@ -56,7 +58,14 @@ def write_here(
         if stop.is_set():
             raise _StoppedError
 
-    return write_plan(work.plan, work.source, work.out, replace(work.options, progress=heard))
+    report = write_checkpoint(
+        lambda: work.source,
+        work.out,
+        work.request,
+        replace(work.options, progress=heard),
+        planned=work.plan,
+    )
+    return cast("ApplyReport", report)
 
 
 class Job:
@@ -105,8 +114,7 @@ class Job:
         error = self.exception(timeout)
         if error is not None:
             raise error
-        assert self._report is not None
-        return self._report
+        return cast("ApplyReport", self._report)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What `result` would raise, None if it succeeded.
@@ -150,8 +158,7 @@ class Job:
 
     def _run(self, write: Writes) -> None:
         """Does the work, lets go of it, and remembers how it went."""
-        work, report, error = self._work, None, None
-        assert work is not None
+        work, report, error = cast("Work", self._work), None, None
         try:
             if self._stop.is_set():
                 raise _StoppedError
@@ -166,10 +173,9 @@ class Job:
         del work
         with self._lock:
             self._report, self._error = report, error
+            if error is not None and not self._asked:
+                logging.getLogger(NAME).error("%s", error)
             self._ended.set()
-            heard = self._asked
-        if error is not None and not heard:
-            logging.getLogger(NAME).error("%s", error)
 
     def _ended_by(self, error: BaseException) -> BaseException:
         if self._stop.is_set() and not isinstance(error, MigrateError):

@@ -8,14 +8,14 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 
 from ..core.errors import fail, printable
 from ..core.out_of_memory import guarded
 from ..core.types import PathLike
-from ..formats._torchstream import open_stream
+from ..formats.torchstream import open_stream
 from ..live.load import live_request
 from ..live.statedict import StateDict, migrate_state_dict
 from ..planning.plan import Plan
@@ -25,11 +25,8 @@ from ..running.leftovers import remove_leftover
 from ..running.prepare import plan_for
 from ..running.publish import check_place, partial_folder
 from ..running.resources import RunOptions, read_options
-from .archive import Archive
 from .jobs import Job, Work, Writer
-
-if TYPE_CHECKING:
-    from .snapshot import Snapshot
+from .torchstream import StateStream
 
 LABEL: Final = "the state"
 REST: Final = ("carry", "leave")
@@ -44,14 +41,15 @@ class SnapshotMigration:
 
     def __init__(
         self,
-        snapshot: Snapshot,
+        state: Any,
+        wait: Callable[[], None],
         writer: Writer,
         request: Request,
         arguments: Mapping[str, Any],
         rest: Literal["carry", "leave"],
     ) -> None:
-        """`arguments` are those that `request` was made of."""
-        archive = Archive(snapshot._state)
+        """`wait` returns when the bytes of `state` are there, `request` is of `arguments`."""
+        archive = StateStream(state)
         self._writer, self._request, self._rest = writer, request, rest
         self._arguments, self._stream = arguments, archive.stream
         storages = [buffer_of(storage) for storage in archive.storages]
@@ -61,10 +59,9 @@ class SnapshotMigration:
             LABEL,
             request.at,
             rest=rest == "carry",
-            ready=snapshot._copied.wait,
+            ready=wait,
         )
-        self._state: Any = snapshot._state
-        self._wait = snapshot._copied.wait
+        self._state, self._wait = state, wait
         # a plan refers to itself: the memory must not wait until a collector looks
         weakref.finalize(self, self._source.close).atexit = False
         self._shard = read_options().max_shard_size
@@ -163,7 +160,14 @@ class SnapshotMigration:
         if not folder or request != self._request or options.max_shard_size != self._shard:
             planned = plan_for(self._source, request, folder, options.max_shard_size)
         return self._writer.submit(
-            Work(out, self._source.again(), planned, options, self._message(request, options))
+            Work(
+                out,
+                self._source.again(),
+                request,
+                planned,
+                options,
+                self._message(request, options),
+            )
         )
 
     def _message(self, request: Request, options: RunOptions) -> Callable[[], Mapping[str, Any]]:
@@ -204,7 +208,8 @@ def buffer_of(storage: torch.UntypedStorage) -> memoryview:
 
 
 def prepare(
-    snapshot: Snapshot,
+    state: Any,
+    wait: Callable[[], None],
     writer: Writer,
     *,
     to: str | Iterable[str] = (),
@@ -219,6 +224,7 @@ def prepare(
     if rest not in REST:
         fail("M115", f"`rest` is {printable(repr(rest))}", help='"carry" or "leave"')
     (rules,) if isinstance(rules, (str, os.PathLike)) else tuple(rules)
+    files = (rules,) if isinstance(rules, (str, os.PathLike)) else tuple(rules)
     given: dict[str, Any] = {
         "to": (to,) if isinstance(to, str) else tuple(to),
         "from_": (from_,) if isinstance(from_, str) else tuple(from_),
@@ -227,4 +233,4 @@ def prepare(
         "allow": (allow,) if isinstance(allow, str) else tuple(allow),
     }
     request = live_request(**given, at=at)
-    return SnapshotMigration(snapshot, writer, request, {**given, "at": at}, rest)
+    return SnapshotMigration(state, wait, writer, request, {**given, "at": at}, rest)

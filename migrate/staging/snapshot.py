@@ -266,7 +266,7 @@ class Snapshot(Mapping[Any, Any]):
 
         if self._writer is None:
             self._writer = Writer()
-        return prepare(self, self._writer, **asked)
+        return prepare(self._state, self._copied.wait, self._writer, **asked)
 
     @property
     def _metadata(self) -> Any:

@@ -246,7 +246,7 @@ def test_a_failure_that_nobody_asked_for_is_logged_and_raised_by_close(
     tmp_path, monkeypatch, caplog
 ) -> None:
     stager = migrate.Stager()
-    monkeypatch.setattr(jobs, "write_plan", lambda *args: 1 / 0)
+    monkeypatch.setattr(jobs, "write_checkpoint", lambda *args, **more: 1 / 0)
     with caplog.at_level(logging.ERROR, "migrate"):
         stager.stage(state()).save_async(tmp_path / "out")
         with pytest.raises(migrate.MigrateError, match=r"M980.*ZeroDivisionError") as caught:

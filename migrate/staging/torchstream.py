@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-# what torch.load(weights_only=True) reads
+# the one that files of torch.save are in
 _PROTOCOL: Final = 2
 
 
@@ -22,7 +22,7 @@ class Unnamed:
     """Stands in a stream for what no stream can hold."""
 
 
-class Archive(Pickler):
+class StateStream(Pickler):
     """One pass over a state: `stream`, and the storages by number, each once."""
 
     def __init__(self, state: Any) -> None:

@@ -20,8 +20,10 @@ from ..source.pickle.nodes import ARCHIVE
 from ..source.pickle.policy import decode
 from ..source.zip_archive import ArchiveRecord
 from .memory import MemorySource
-from .torchzip import Raw, hold, index_of
+from .torchzip import Raw, index_of, read_file
 
+# nothing on disk is in this format
+FORMAT = None
 # storages begin at multiples of it, as no element is larger
 _ALIGN: Final = 64
 
@@ -114,5 +116,5 @@ def open_stream(
         sizes = {key: record.size for key, record in places.items()}
         decoded = decode(nodes, label, sizes)
         raw = Raw(decoded.tree, places, decoded.outside, None, decoded.hidden, (0, 0), summed=False)
-        held = hold(raw, 0, label, at, rest=rest)
+        held = read_file(None, 0, label, at, raw, rest=rest)
     return StateSource(index_of([label], [[held]], label), blob)
