@@ -501,8 +501,8 @@ def read_file(
     rest: bool = True,
 ) -> TorchFile:
     """What the file that is blob `number` holds; `label` names it in messages, `at` is the dict
-    that rules work on. `raw` is what was decoded of it, or of no file; without the `rest` that dict is
-    all that is held, with a note of what was left out.
+    that rules work on. `raw` is what was decoded of it, or of no file; without the `rest` that dict
+    is all that is held, with a note of what was left out.
 
     M930 to M936 and M940 to M945 for an unsound file of torch.save, M935 never:
     `TorchFile.outside` says what was left out.
