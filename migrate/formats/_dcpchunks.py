@@ -13,7 +13,7 @@ agree with each other. Whatever differs is read by the general reader again.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from math import prod
 from struct import Struct
@@ -85,6 +85,16 @@ class SavedValue(NamedTuple):
     written: StreamPlace
 
 
+class TakenObject(NamedTuple):
+    """A chunk that is taken to hold an object like that of another chunk of its tensor, and the
+    object with the places that its components have then.
+    """
+
+    key: str
+    part: SavedPart
+    value: Composite
+
+
 class SavedTensor(NamedTuple):
     """One tensor: what stands for it in the tree, and where its elements lie.
 
@@ -102,7 +112,8 @@ class ChunkReader:
     `placed` are the tensors inside of values and objects, by the identity of their records. What is
     wrong is added to `report`, each message under the name that `label` gives a file; `summarize`
     comes last. `lazily`: of the chunks that are equal in dtype, shape and length the first is read,
-    the others are taken to be of its form until `confirm` looks at them.
+    the others are taken to be of its form until `confirm` looks at them; of objects, the first such
+    chunk of each tensor, and what all chunks of the tensor share is compared by `confirm`, too.
     """
 
     def __init__(
@@ -114,6 +125,9 @@ class ChunkReader:
     ) -> None:
         # by number of the blob and place of the first element: form, begin and length
         self._assumed: dict[tuple[int, int], tuple[ArchiveForm, int, int]] = {}
+        # by number of the blob and place of a component, and which of them were looked at
+        self._taken: dict[tuple[int, int], TakenObject] = {}
+        self._confirmed: set[int] = set()
         self._lazily = lazily
         self.placed: dict[int, StoredTensor] = {}
         # what the shards of a tensor have alike, by the key of its component
@@ -179,7 +193,15 @@ class ChunkReader:
         # by the number of the chunk
         others: dict[int, SavedValue] = {}
         plain: dict[int, Stored] = {}
+        # by sizes and length: where the first such archive that holds an object begins
+        models: dict[tuple[tuple[int, ...], int], tuple[int, SavedValue]] = {}
+        taken: set[int] = set()
         for number, (chunk, part) in enumerate(zip(entry.chunks, entry.parts, strict=True)):
+            form = chunk.sizes, part.length
+            if form in models and not part.transforms:
+                others[number] = self._take(key, part, *models[form])
+                taken.add(number)
+                continue
             try:
                 found = self._chunk(key, entry, chunk, part)
             except CheckpointError as error:
@@ -189,6 +211,8 @@ class ChunkReader:
                 return None
             if isinstance(found, SavedValue):
                 others[number] = found
+                if self._lazily and not part.transforms and self._is_model(found):
+                    models[form] = part.offset, found
                 continue
             first = first or found
             plain[number] = found[1]
@@ -196,7 +220,7 @@ class ChunkReader:
                 chunks.append(found[1])
                 starts.append(chunk.offsets)
         if others:
-            return self._unusual(key, entry, others, plain)
+            return self._unusual(key, entry, others, plain, taken)
         if first is None:
             self._report.add("M938", f"{printable(key)}: has no chunk")
             return None
@@ -285,12 +309,13 @@ class ChunkReader:
         entry: TensorEntry,
         others: Mapping[int, SavedValue],
         plain: Mapping[int, Stored],
+        taken: Container[int],
     ) -> SavedTensor | None:
         """A tensor whose archives hold an object made of tensors, or what no output can hold."""
         first, *_ = others.values()
         if len(entry.chunks) > 1:
             if any(type(other.value) is Composite for other in others.values()):
-                return self._joined(key, entry, others, plain)
+                return self._joined(key, entry, others, plain, taken)
             if type(first.value) is TensorRecord and first.value.state is not None:
                 self._report.add(
                     "M938",
@@ -311,6 +336,7 @@ class ChunkReader:
         entry: TensorEntry,
         others: Mapping[int, SavedValue],
         plain: Mapping[int, Stored],
+        taken: Container[int],
     ) -> SavedTensor | None:
         """A tensor of which each rank wrote its shard as an object."""
         from ._dcpobjects import Joiner, Shard, UnjoinableError
@@ -321,7 +347,8 @@ class ChunkReader:
         for number, (chunk, part) in enumerate(zip(entry.chunks, entry.parts, strict=True)):
             value = others[number].value if number in others else None
             value = value if type(value) is Composite else None
-            shards.append(Shard(value, chunk.offsets, chunk.sizes, part.file, plain.get(number)))
+            at = plain.get(number)
+            shards.append(Shard(value, chunk.offsets, chunk.sizes, part.file, at, number in taken))
         try:
             made = self._joiner.join(entry.shape, shards)
         except UnjoinableError as error:
@@ -418,6 +445,69 @@ class ChunkReader:
             taken = self._assumed.pop((at.blob, at.offset), None)
             if taken is not None and recognise(taken[0], numbered[at.blob], *taken[1:]) < 0:
                 return False
+            held = self._taken.pop((at.blob, at.offset), None)
+            if held is not None and not self._is_as_taken(held):
+                return False
+        return True
+
+    def _is_model(self, saved: SavedValue) -> bool:
+        """Whether other chunks can be taken to hold such an object."""
+        return (
+            type(saved.value) is Composite
+            and not saved.outside
+            and all(
+                isinstance(self.placed.get(id(record)), Stored)
+                for _, record in saved.value.components
+            )
+        )
+
+    def _take(self, key: str, part: SavedPart, begin: int, model: SavedValue) -> SavedValue:
+        """The object of a chunk as it is if its archive is made like the model's at `begin`."""
+        number, _ = self._blobs[part.file]
+        by = part.offset - begin
+        # a record of its own for each component, because places go by identity
+        records = tuple((name, record._replace()) for name, record in model.value.components)
+        value = replace(model.value, components=records)
+        held = TakenObject(key, part, value)
+        for (_, was), (_, record) in zip(model.value.components, records, strict=True):
+            at = self.placed[id(was)]
+            if isinstance(at, Stored):
+                moved = _moved(at, number, by)
+                self.placed[id(record)] = moved
+                self._taken[number, moved.offset] = held
+        said = model.written
+        places = {
+            name: place._replace(offset=place.offset + by, crc=None)
+            for name, place in said.places.items()
+        }
+        stream = said.stream[0] + by, said.stream[1]
+        return SavedValue(value, (), StreamPlace(number, stream, places, said.hidden))
+
+    def _is_as_taken(self, held: TakenObject) -> bool:
+        """Whether a chunk holds the object that it was taken to hold, and has what the tensor's
+        chunks share.
+        """
+        from ._dcpobjects import is_like
+
+        if id(held) in self._confirmed:
+            return True
+        try:
+            archive, decoded, number = self._general(held.key, held.part)
+        except CheckpointError:
+            return False
+        value = decoded.tree
+        if type(value) is not Composite or decoded.outside or not is_like(value, held.value):
+            return False
+        self._kept(archive, decoded, number)
+        for (name, record), (_, due) in zip(value.components, held.value.components, strict=True):
+            # the object goes, and another record may take its identity
+            at = self.placed.pop(id(record), None)
+            if not isinstance(at, Stored) or at != self.placed[id(due)]:
+                return False
+            shared = self.shared.get(f"{held.key}.{name}")
+            if shared is not None and self._read(at) != shared:
+                return False
+        self._confirmed.add(id(held))
         return True
 
     def _odd(
@@ -507,6 +597,15 @@ class ChunkReader:
         stream = archive.records["data.pkl"]
         written = StreamPlace(number, (stream.offset, stream.size), places, decoded.hidden)
         return SavedValue(decoded.tree, decoded.outside, written)
+
+
+def _moved(at: Stored, number: int, by: int) -> Stored:
+    """The same place in an archive that begins `by` bytes later in the blob `number`."""
+    storage = at.storage
+    if storage is not None:
+        # storages are told apart by where they begin
+        storage = number, str(int(storage[1]) + by)
+    return at._replace(blob=number, offset=at.offset + by, storage=storage)
 
 
 def _stored(form: ArchiveForm, number: int, start: int) -> Stored:

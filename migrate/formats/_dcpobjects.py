@@ -52,7 +52,8 @@ _MOST_SHARED = 1 << 16
 
 class Shard(NamedTuple):
     """What one rank wrote of a tensor: the object or, if it is no object, None; where it lies in
-    the tensor, the data file, and where a plain tensor is stored.
+    the tensor, the data file, and where a plain tensor is stored. `taken`: it was not looked at,
+    and has what another shard has but for the place.
     """
 
     value: Composite | None
@@ -60,6 +61,7 @@ class Shard(NamedTuple):
     sizes: tuple[int, ...]
     file: str
     plain: Stored | None = None
+    taken: bool = False
 
     def __str__(self) -> str:
         found = _RANK.match(self.file)
@@ -216,6 +218,9 @@ class Joiner:
                 raise UnjoinableError(
                     f"`{name}` is {at.spec} in {shard}, and {parts[0].spec} in {objects[0][0]}"
                 )
+            if shard.taken:
+                # the shard that it is like comes before it
+                continue
             found = self._read(at)
             if first is None:
                 first = found
@@ -348,6 +353,18 @@ def _check_alike(objects: Sequence[tuple[Shard, Composite]]) -> None:
                 raise UnjoinableError(
                     f"{what} is {_text(here)} in {first}, and {_text(there)} in {shard}"
                 )
+
+
+def is_like(one: Composite, other: Composite) -> bool:
+    """Whether two objects of one shape are equal but for their elements and where these lie."""
+    a, b = one.encoding, other.encoding
+    if any(here != there for _, here, there in _said(one, other)):
+        return False
+    same = (a.format, a.shape, a.number, a.readings, a.block, a.members)
+    return same == (b.format, b.shape, b.number, b.readings, b.block, b.members) and all(
+        (x.dtype, x.shape, x.strides) == (y.dtype, y.shape, y.strides)
+        for (_, x), (_, y) in zip(one.components, other.components, strict=True)
+    )
 
 
 def _said(one: Composite, other: Composite) -> Iterator[tuple[str, Any, Any]]:

@@ -47,11 +47,9 @@ from ..core.errors import (
     printable,
     raise_all,
 )
-from ..core.spec import PACKED, Spec
+from ..core.spec import Spec
 from ..core.templates import list_collapsed
 from ..core.types import PathLike
-from ..elements.numbers import holds
-from ..elements.raw import is_dtensor
 from ..planning.graph import Tensor, ValueCheck, computations, stored_sources
 from ..planning.request import DISTRIBUTED, Request, make_request, path_text
 from ..results import LoadReport, PlanReport
@@ -64,11 +62,14 @@ from ..running.needed_bytes import NeededBytes
 from ..running.prepare import plan_for
 from ..running.resources import memory_of
 from ..source.blobs import chunk_at
+from ..source.component_boxes import views_of
 from ..source.index import with_all_tensors
 from ..source.target import torch_form
+from ..source.torn_tensors import REQUANTIZE
 from . import module as modules
 from .box_reading import BoxReader
 from .module import Slot
+from .planner_targets import check_targets, elements_of, local_target, require_no_summands
 from .quantized import TakenApart, held, take_apart
 
 if TYPE_CHECKING:
@@ -432,14 +433,25 @@ class _Loading:
 
     def _plan(self, lazily: bool) -> None:
         """Opens and plans. With `lazily` not every chunk has been looked at; if planning reads
-        tensors it needs all of them to be what they are taken for.
+        tensors it needs all of them to be what they are taken for. M946 names all tensors that are
+        torn, also those of which that is seen in chunks that were not looked at.
         """
+        try:
+            self._open(lazily)
+        except MigrateError as error:
+            if not lazily or all(one.code != "M946" for one in error.diagnostics):
+                raise
+            self._open(lazily=False)
+
+    def _open(self, lazily: bool) -> None:
         path, request = self._path, self._request
         if isinstance(path, Mapping) or modules.is_module(path):
             self.source: Source = modules.opened(path)
             lazily = False
         else:
             named = path_text("path", path)
+            # which tensors are encoded anew has to be the same on all ranks
+            lazily = lazily and REQUANTIZE not in request.params
             links = "links" in request.allow
             self.source = formats.open(named, links, request.at, lazily=lazily)
             lazily = lazily and self.source.format == DISTRIBUTED
@@ -455,7 +467,7 @@ class _Loading:
             raise
         if lazily and any(blob.was_read for blob in planned.blobs):  # type: ignore[attr-defined]
             self.source.close()
-            self._plan(lazily=False)
+            self._open(lazily=False)
             return
         self._all = with_all_tensors(self.source)
         outputs = self.plan.outputs
@@ -524,6 +536,23 @@ class _Loading:
             return [self._tensors[key]]
         return [self.plan.outputs[name] for name in self._entries.parts.get(key, {}).values()]
 
+    def _parts(self, item: ReadItem) -> list[Tensor]:
+        """What an item reads of an object: of each component what belongs to its box."""
+        key = item.storage_index.fqn
+        made = self._made(key)
+        if not made:
+            return made
+        wholes = {
+            name: (one.view, one.spec.dtype)
+            for name, one in zip(self._entries.parts[key], made, strict=True)
+        }
+        box = tuple(item.storage_offsets), tuple(item.lengths)
+        views = views_of(self._entries.objects[key].encoding, wholes, box)
+        return [
+            Tensor(Spec(one.spec.dtype, view.shape), view, one.sources)
+            for one, view in zip(made, views, strict=True)
+        ]
+
     def _confirm(self, items: Iterable[ReadItem], checks: Iterable[ValueCheck]) -> None:
         """Looks at the chunks that are read; plans anew with all of them if one is not what it was
         taken for.
@@ -533,9 +562,9 @@ class _Loading:
         for item in items:
             key = item.storage_index.fqn
             if key in self._tensors:
-                needed.add(self._tensors[key], _elements(item, self._tensors[key]))
+                needed.add(self._tensors[key], elements_of(item, self._tensors[key].spec))
             else:
-                for tensor in self._made(key):
+                for tensor in self._parts(item):
                     needed.add(tensor, tuple((0, size) for size in tensor.spec.shape))
         read = {*needed.stored, *(s for c in checks for t in c.tensors for s in stored_sources(t))}
         stored = self._all.index.tensors
@@ -558,8 +587,8 @@ class _Loading:
     def read(self, items: Sequence[ReadItem], planner: LoadPlanner) -> int:
         """Fills all targets, and returns the bytes of the tensors that were read."""
         tensors = [item for item in items if item.type != LoadItemType.BYTE_IO]
-        _require_parts(tensors, planner)
-        targets = [_target(planner.resolve_tensor(item)) for item in tensors]
+        require_no_summands(tensors, planner)
+        targets = [local_target(planner.resolve_tensor(item)) for item in tensors]
         reads, taken = self._reads(tensors, targets)
         layouts = ByteLayouts(sparing=True)
         evaluator = self._evaluator([read.tensor for read in reads], layouts)
@@ -606,11 +635,12 @@ class _Loading:
                 objects[str(len(objects))] = item, target
             else:
                 plain.append((item, target))
-        self._check_targets([item for item, _ in plain], [target for _, target in plain])
+        wanted = [(i, target, self._tensors[i.storage_index.fqn].spec) for i, target in plain]
+        check_targets(wanted, not self.migrates, self._request.allow)
         reads = []
         for item, target in plain:
             tensor = self._tensors[item.storage_index.fqn]
-            reads.append(_Read(tensor, _elements(item, tensor), target, item))
+            reads.append(_Read(tensor, elements_of(item, tensor.spec), target, item))
         if not objects:
             return reads, None
         taken = self._take_apart(objects)
@@ -701,86 +731,6 @@ class _Loading:
         self, tensors: Iterable[Tensor], layouts: ByteLayouts | None = None
     ) -> Evaluator:
         return Evaluator(self._all, layouts or ByteLayouts(), tensors, self._max_memory)
-
-    def _check_targets(self, items: Sequence[ReadItem], targets: Sequence[torch.Tensor]) -> None:
-        """M960 for targets of another shape than the box, M961 for those that would round."""
-        report, losses = Report(), dict[str, list[str]]()
-        for item, target in zip(items, targets, strict=True):
-            key = item.storage_index.fqn
-            made = self._tensors[key].spec
-            if tuple(target.shape) != tuple(item.lengths):
-                report.add(
-                    "M960",
-                    f"the target of {printable(key)} has the shape {list(target.shape)}, the box "
-                    f"that is read for it {list(item.lengths)}",
-                    help="load with a planner whose `resolve_tensor` answers with the part that "
-                    "the item names",
-                )
-            there = modules.spec_of(target)
-            if torch_form(made)[0] == PACKED and (there is None or there.dtype != made.dtype):
-                report.add(
-                    "M960",
-                    f"torch cannot convert {made.dtype}, and the target of {printable(key)} has "
-                    f"{target.dtype}",
-                    help="load it as it is, or dequantize it by rules",
-                )
-            dtype = "?" if there is None else there.dtype
-            if self.migrates and not (there is not None and holds(dtype, made.dtype)):
-                losses.setdefault(f"{made.dtype} -> {dtype}", []).append(key)
-        if losses and "lossy" not in self._request.allow:
-            report.add(
-                "M961",
-                "the dtypes of the state dict cannot hold all values of the migrated checkpoint's",
-                notes=tuple(
-                    f"{how}: {list_collapsed(list(dict.fromkeys(keys)), 8)}"
-                    for how, keys in losses.items()
-                ),
-                help='allow={"lossy"}, or build the model in the dtype of the checkpoint',
-                permit="lossy",
-            )
-        report.check()
-
-
-def _require_parts(items: Iterable[ReadItem], planner: LoadPlanner) -> None:
-    """M960 for targets of which the ranks hold summands. torch refuses them while it plans, but
-    not yet in 2.8, which gives each rank the whole value.
-    """
-    state: Mapping[str, Any] = getattr(planner, "state_dict", {})
-    found = {key: state[key] for key in (item.dest_index.fqn for item in items) if key in state}
-    summed = [
-        key
-        for key, held in found.items()
-        if is_dtensor(held) and any(p.is_partial() for p in held.placements)
-    ]
-    if summed:
-        fail(
-            "M960",
-            f"ranks hold summands (Partial), and no parts, of {list_collapsed(summed, 8)}",
-            help="shard or replicate them, and sum what is loaded",
-        )
-
-
-def _target(found: Any) -> torch.Tensor:
-    """What a planner answers with, without history, and of a DTensor the part that is here."""
-    target = getattr(found, "_local_tensor", found).detach()
-    made: torch.Tensor = target
-    return made
-
-
-def _box(item: ReadItem) -> tuple[tuple[int, int], ...]:
-    """The box that an item reads, as torch counts elements."""
-    return tuple(
-        (first, first + size)
-        for first, size in zip(item.storage_offsets, item.lengths, strict=True)
-    )
-
-
-def _elements(item: ReadItem, tensor: Tensor) -> tuple[tuple[int, int], ...]:
-    """The box that an item reads, in elements; torch counts pairs of 4 bits."""
-    box = _box(item)
-    if torch_form(tensor.spec)[0] == PACKED and box:
-        return (*box[:-1], (2 * box[-1][0], 2 * box[-1][1]))
-    return box
 
 
 def _stopped(error: Exception, begun: str, done: Sequence[str]) -> NoReturn:

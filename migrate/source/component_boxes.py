@@ -9,11 +9,12 @@ the test for joining (`component_grids.misplaced`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
 from ..core import view as views
 from ..core.spec import Spec
-from ..core.view import View
+from ..core.view import TooManyPieces, View
 from .component_grids import ComponentGrid, misplaced, padded, segments, unpadded
 from .pickle.tree import Encoding
 from .quantized_layouts import layout_of
@@ -53,6 +54,19 @@ def component_of(encoding: Encoding, name: str, whole: View, dtype: str, box: Bo
     members = views.unbind(whole, 0)[starts[0] : starts[0] + sizes[0]]
     inner = encoding.shape[1:]
     return views.stack([_cut(grid, one, inner, starts[1:], sizes[1:]) for one in members], 0)
+
+
+def views_of(encoding: Encoding, wholes: Mapping[str, tuple[View, str]], box: Box) -> list[View]:
+    """The components of a box, given the view and the dtype of each of the whole tensor; the whole
+    ones where the box is no tensor without loss.
+    """
+    if uncut(encoding, wholes, box) is None:
+        with suppress(ValueError, TooManyPieces):
+            return [
+                component_of(encoding, name, whole, dtype, box)
+                for name, (whole, dtype) in wholes.items()
+            ]
+    return [whole for whole, _ in wholes.values()]
 
 
 class ComponentCut(NamedTuple):

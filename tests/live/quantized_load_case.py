@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import quantized_classes as classes
@@ -20,8 +22,10 @@ from quantized_ranks import (
     tensors,
     whole,
     wrapped,
+    write,
 )
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -371,3 +375,103 @@ def requantizes(rank: int, source: str) -> None:
         reader = migrate.dcp.MigratingReader(source, **how, allow={"lossy"})
         dcp.load({"model": {"odd": module.odd}, "step": 0}, storage_reader=reader)
         assert all(torch.equal(raw(one), loaded[name]) for name, one in held.items())
+
+
+def opens_its_chunks(rank: int, source: str, kinds: str) -> None:
+    """Of each tensor a rank reads its own chunk and, to plan, the first one: nothing of the others.
+    An `.metadata` says where chunks lie.
+    """
+    names, pread, preadv = json.loads(kinds), os.pread, os.preadv
+    read: list[tuple[str, int, int]] = []
+
+    def note(descriptor: int, offset: int, size: int) -> None:
+        read.append((Path(f"/proc/self/fd/{descriptor}").resolve().name, offset, offset + size))
+
+    def one(descriptor: int, size: int, offset: int) -> bytes:
+        note(descriptor, offset, size)
+        return pread(descriptor, size, offset)
+
+    def many(descriptor: int, buffers: Any, offset: int, *flags: int) -> int:
+        note(descriptor, offset, sum(memoryview(buffer).nbytes for buffer in buffers))
+        return preadv(descriptor, buffers, offset, *flags)
+
+    with classes.installed():
+        said = dcp.FileSystemReader(source).read_metadata()
+        module, local = module_of(rank, names, "rows")
+        os.pread, os.preadv = one, many
+        try:
+            state = {"model": {name: getattr(module, name) for name in names}}
+            dcp.load(state, storage_reader=migrate.dcp.MigratingReader(source))
+        finally:
+            os.pread, os.preadv = pread, preadv
+        check(rank, names, "rows", local)
+    assert said.storage_data is not None
+    for name in names:
+        own = boxes(KINDS[name], dist.get_world_size())[rank][0][0]
+        found = set()
+        for at, place in said.storage_data.items():
+            first, last = place.offset, place.offset + place.length
+            if at.fqn == f"model.{name}" and any(
+                file == place.relative_path and start < last and first < stop
+                for file, start, stop in read
+            ):
+                found.add(at.offset[0])
+        assert found == {0, own}, (name, found)
+
+
+def refuses_what_differs(rank: int, source: str, kinds: str, seen_by: str) -> None:
+    """The last rank's chunks have another scale than the first, and no rank writes anything. The
+    ranks `seen_by` say it, each of all tensors: those that open such a chunk.
+    """
+    names = json.loads(kinds)
+    with classes.installed():
+        module, local = module_of(rank, names, "rows")
+        before = {
+            name: {part: raw(one).clone() for part, one in local[name].held().items()}
+            for name in names
+        }
+        state = {"model": {name: getattr(module, name) for name in names}}
+        try:
+            dcp.load(state, storage_reader=migrate.dcp.MigratingReader(source))
+        except CheckpointException as error:
+            failures = {number: str(cause) for number, (cause, _) in error.failures.items()}
+        else:
+            raise AssertionError("it was loaded")
+        last = dist.get_world_size() - 1
+        assert sorted(failures) == json.loads(seen_by)
+        for said in failures.values():
+            assert said.count("M946") == len(names), said
+            for name in names:
+                assert f"model.{name}: its {last + 1} chunks are quantized" in said, said
+            assert f"rank {last} at" in said, said
+        for name in names:
+            held = local[name].held()
+            assert all(torch.equal(raw(held[part]), one) for part, one in before[name].items())
+
+
+def leaves_what_differs(rank: int, source: str, kind: str) -> None:
+    """What differs in a tensor that no rank loads is not seen."""
+    with classes.installed():
+        state = {"model": {"norm": torch.zeros(5)}}
+        reader = migrate.dcp.MigratingReader(source)
+        dcp.load(state, storage_reader=reader)
+    assert torch.equal(state["model"]["norm"], torch.arange(5.0))
+    assert reader.report is not None
+    assert list(reader.report.unexpected) == [f"model.{kind}"]
+
+
+def saves_turned(rank: int, folder: str, kinds: str) -> None:
+    """The last rank's first component lies column by column in memory, and so in its archive, which
+    is as long as the others'.
+    """
+    world, model = dist.get_world_size(), {}
+    with classes.installed():
+        for kind in json.loads(kinds):
+            found = part_of(kind, rank, world)
+            assert found is not None
+            local = found[1]
+            if rank == world - 1:
+                name, one = next(iter(local.held().items()))
+                setattr(local, name, one.t().contiguous().t())
+            model[kind] = spread(kind, rank, "rows", local)
+        write({"model": model, "step": 3}, folder, "save")

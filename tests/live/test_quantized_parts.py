@@ -154,3 +154,41 @@ def test_a_part_that_ends_inside_of_a_block_is_encoded_anew(
         made = wrapped("odd", odd.shape, parts)
         torch.save({"model": {"odd": made}, "step": 1}, tmp_path / "whole.pt")
     ranks(2).run("quantized_load_case", "requantizes", str(tmp_path / "whole.pt"))
+
+
+# cut into two or four equal parts
+EVEN = ["te-mxfp8", "te-nvfp4-2d", "te-block-2d-even", "ao-float8-block"]
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.ranks)])
+def test_a_rank_opens_its_chunk_and_the_first_of_a_tensor(
+    world: int, ranks: Start, tmp_path: Path
+) -> None:
+    folder, kinds = str(tmp_path / "in"), EVEN if world > 2 else EVEN[:2]
+    ranks(world).run("quantized_ranks", "saves", folder, kinds)
+    ranks(world).run("quantized_load_case", "opens_its_chunks", folder, json.dumps(kinds))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_shard_that_differs_is_refused_by_the_rank_that_reads_it(
+    world: int, ranks: Start, tmp_path: Path
+) -> None:
+    even, uneven = "te-nvfp4-2d", "ao-nvfp4"
+    cases = (([even], [world - 1]), ([even, uneven], list(range(world))))
+    for number, (kinds, seen_by) in enumerate(cases):
+        folder = str(tmp_path / str(number))
+        ranks(world).run("quantized_ranks", "saves_wrong", folder, kinds, "shared")
+        said = json.dumps(kinds), json.dumps(seen_by)
+        ranks(world).run("quantized_load_case", "refuses_what_differs", folder, *said)
+    ranks(world).run("quantized_load_case", "leaves_what_differs", str(tmp_path / "0"), even)
+
+
+@pytest.mark.ranks
+def test_a_shard_that_is_stored_in_another_way_is_read_as_it_is(
+    ranks: Start, tmp_path: Path
+) -> None:
+    folder, kinds = str(tmp_path / "in"), json.dumps(EVEN)
+    ranks(4).run("quantized_load_case", "saves_turned", folder, kinds)
+    for world in (4, 2):
+        ranks(world).run("quantized_load_case", "reads", folder, kinds, "rows")
