@@ -10,6 +10,7 @@ from typing import Any
 
 from ..core.errors import Diagnostic, MigrateError, QuestionError, listed
 from . import copying
+from .dcp import DcpStager
 from .jobs import Writer
 from .memory import BlockPool
 from .paths import refusals
@@ -106,6 +107,14 @@ class Stager:
         if not non_blocking:
             snapshot.wait()
         return snapshot
+
+    def for_dcp(self, non_blocking: bool = False) -> DcpStager:
+        """An `async_stager` for `torch.distributed.checkpoint.async_save`, over this stager.
+
+        With `non_blocking` copies from devices go on behind the training, and `async_save` answers
+        with `staging_completion` and `upload_completion`; otherwise with one Future.
+        """
+        return DcpStager(self, non_blocking)
 
     def trim(self) -> None:
         """Gives the memory that no snapshot uses back to the system."""

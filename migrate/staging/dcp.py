@@ -1,0 +1,83 @@
+"""Snapshots for `torch.distributed.checkpoint.async_save`: an AsyncStager by its shape.
+
+torch asks a stager for four names, and neither for a class nor for a registration. So nothing of
+torch's is subclassed or imported here, and one class serves every release. torch never tells a
+stager that an upload is over: the memory of what `stage` answers with is free again when torch, the
+writer and the caller have let go of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .snapshot import Snapshot
+    from .stager import Stager
+    from .streams import Copied
+
+
+class DcpStager:
+    """What `Stager.for_dcp` answers with, for `dcp.async_save(state, async_stager=…)`.
+
+    It may be used for any number of saves, by several threads, and saves may overlap.
+    """
+
+    def __init__(self, stager: Stager, non_blocking: bool = False) -> None:
+        self._stager = stager
+        self._non_blocking = non_blocking
+        self._copied: Copied | None = None
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """False: a dict that `stage` answers with is complete."""
+        return False
+
+    def stage(self, state_dict: dict[str, Any], **_: Any) -> Any:
+        """A copy of `state_dict` on the CPU: the dict, or with `non_blocking` a Future of it.
+
+        The Future is there when all copies from devices are; what was on the CPU has been copied
+        before this returns. `async_save` then answers with an object that has `staging_completion`
+        and `upload_completion`.
+
+        Raises:
+            QuestionError, RunError: as `Stager.stage`, in the caller's thread: torch would take a
+                Future that has failed before it looks at it for a success.
+        """
+        snapshot = self._stager.stage(state_dict, non_blocking=self._non_blocking)
+        if not self._non_blocking:
+            return snapshot.state
+        self._copied = snapshot.copied
+        future: Future[Any] = Future()
+        if snapshot.done():
+            future.set_result(snapshot.state)
+        else:
+            threading.Thread(target=_fulfil, args=(future, snapshot), name="migrate-staging").start()
+        return future
+
+    def guard(self) -> None:
+        """`Snapshot.guard` of the last `stage`: belongs before `optimizer.step()`."""
+        if self._copied is not None:
+            self._copied.guard()
+
+    def synchronize_staging(self) -> None:
+        """Returns when the copies of the last `stage` are there."""
+        if self._copied is not None:
+            self._copied.wait()
+
+    def close(self) -> None:
+        """Waits for the last copies and gives memory that nothing uses back to the system.
+
+        The `Stager` stays open, for it may have other work; both can be used again.
+        """
+        self.synchronize_staging()
+        self._copied = None
+        self._stager.trim()
+
+
+def _fulfil(future: Future[Any], snapshot: Snapshot) -> None:
+    try:
+        future.set_result(snapshot.state)
+    except Exception as error:  # noqa: BLE001 - whoever waits for the Future is told
+        future.set_exception(error)
