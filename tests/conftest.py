@@ -25,7 +25,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path[:0] = [
     str(Path(__file__).parent / folder)
-    for folder in ("cli", "source", "live", "formats", "genuine")
+    for folder in ("cli", "source", "live", "formats", "genuine", "staging")
 ]
 
 # with Python's own threshold of 700 objects, parsing the sources of the package takes twice as long

@@ -18,7 +18,7 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NAMES = ("live", "formats", "cli", "source")
+NAMES = ("live", "formats", "cli", "source", "staging")
 
 
 class Ranks:

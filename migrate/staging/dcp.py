@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .snapshot import Snapshot
     from .stager import Stager
-    from .streams import Copied
+    from .streams import Arrival
 
 
 class DcpStager:
@@ -27,7 +27,7 @@ class DcpStager:
     def __init__(self, stager: Stager, non_blocking: bool = False) -> None:
         self._stager = stager
         self._non_blocking = non_blocking
-        self._copied: Copied | None = None
+        self._arrival: Arrival | None = None
 
     @property
     def should_synchronize_after_execute(self) -> bool:
@@ -48,23 +48,25 @@ class DcpStager:
         snapshot = self._stager.stage(state_dict, non_blocking=self._non_blocking)
         if not self._non_blocking:
             return snapshot.state
-        self._copied = snapshot.copied
+        self._arrival = snapshot._copied
         future: Future[Any] = Future()
         if snapshot.done():
             future.set_result(snapshot.state)
         else:
-            threading.Thread(target=_fulfil, args=(future, snapshot), name="migrate-staging").start()
+            threading.Thread(
+                target=_fulfil, args=(future, snapshot), name="migrate-staging"
+            ).start()
         return future
 
     def guard(self) -> None:
         """`Snapshot.guard` of the last `stage`: belongs before `optimizer.step()`."""
-        if self._copied is not None:
-            self._copied.guard()
+        if self._arrival is not None:
+            self._arrival.guard()
 
     def synchronize_staging(self) -> None:
         """Returns when the copies of the last `stage` are there."""
-        if self._copied is not None:
-            self._copied.wait()
+        if self._arrival is not None:
+            self._arrival.wait()
 
     def close(self) -> None:
         """Waits for the last copies and gives memory that nothing uses back to the system.
@@ -72,7 +74,7 @@ class DcpStager:
         The `Stager` stays open, for it may have other work; both can be used again.
         """
         self.synchronize_staging()
-        self._copied = None
+        self._arrival = None
         self._stager.trim()
 
 

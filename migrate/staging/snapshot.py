@@ -16,7 +16,6 @@ import torch
 from ..core.errors import Diagnostic, QuestionError
 from . import paths
 from .copying import Home
-from .streams import Copied
 from .tensors import GRAD, PARAMETER, Recipe, make
 from .walk import Build, outside_of_modes
 
@@ -120,7 +119,7 @@ class Snapshot(Mapping[Any, Any]):
 
     __slots__ = ("__weakref__", "_copied", "_image", "_nbytes", "_state", "_views", "_writer")
 
-    def __init__(self, image: Image, views: list[memoryview], nbytes: int, copied: Copied) -> None:
+    def __init__(self, image: Image, views: list[memoryview], nbytes: int, copied: Any) -> None:
         self._image: Image | None = image
         self._views: list[memoryview] = views
         self._nbytes = nbytes
@@ -161,11 +160,6 @@ class Snapshot(Mapping[Any, Any]):
                 address = obj.untyped_storage().data_ptr()
                 found[path] = by_address.get(address, found[path])
         return found
-
-    @property
-    def copied(self) -> Copied:
-        """The copies from devices; they hold no memory of the snapshot."""
-        return self._copied
 
     def wait(self) -> None:
         """Returns when all bytes are there."""

@@ -30,6 +30,8 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+import migrate
+
 Box = tuple[tuple[int, int], ...]
 Arrays = dict[str, np.ndarray]
 
@@ -592,11 +594,12 @@ def spread(kind: str, rank: int, cut: str, local: Any) -> Any:
     )
 
 
-WAYS = ("save", "blocking", "thread", "process")
+# the last two by a stager of ours
+WAYS = ("save", "blocking", "thread", "process", "staged", "staged-process")
 
 
 @contextmanager
-def _parent() -> Iterator[None]:
+def parent() -> Iterator[None]:
     """Lets a rank, which is a daemon, start the process that saves."""
     settings = current_process()._config  # type: ignore[attr-defined]
     daemon, settings["daemon"] = settings.get("daemon"), False
@@ -625,8 +628,19 @@ def write(state: dict[str, Any], folder: str, way: str) -> None:
         saved = dcp.async_save(state, checkpoint_id=folder, async_stager=stager)
         getattr(saved, "upload_completion", saved).result()
         stager.close()
+    elif way == "staged":
+        ours = migrate.Stager().for_dcp(non_blocking=True)
+        dcp.async_save(state, checkpoint_id=folder, async_stager=ours).upload_completion.result()
+    elif way == "staged-process":
+        with parent():
+            dcp.async_save(
+                state,
+                checkpoint_id=folder,
+                async_stager=migrate.Stager(share_memory=True).for_dcp(),
+                async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+            ).result()
     else:
-        with _parent():
+        with parent():
             dcp.async_save(
                 state, checkpoint_id=folder, async_checkpointer_type=AsyncCheckpointerType.PROCESS
             ).result()

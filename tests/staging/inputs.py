@@ -30,7 +30,9 @@ def look(x: Any) -> dict[str, Any]:
         "dtype": x.dtype,
         "layout": x.layout,
         "requires_grad": x.requires_grad,
-        "attributes": {k: v for k, v in x.__dict__.items() if isinstance(v, (int, str)) and k[0] != "_"},
+        "attributes": {
+            k: v for k, v in x.__dict__.items() if isinstance(v, (int, str)) and k[0] != "_"
+        },
     }
     if isinstance(x, torch.nn.UninitializedParameter):
         return found
@@ -91,7 +93,9 @@ class Plain(torch.Tensor):
         return "Plain"
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # fmt: skip
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function is torch.ops.aten.detach.default:
             return cls(args[0].data_held)
         raise NotImplementedError(str(function))
@@ -121,7 +125,9 @@ class Pair(torch.Tensor):
         return cls(inner["values"], inner["scale"])
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # fmt: skip
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         aten = torch.ops.aten
         if function in (aten.detach.default, aten.alias.default):
             return cls(args[0].values, args[0].scale)
@@ -276,8 +282,15 @@ def _containers_kept(state: Any, copy: Any) -> str:
     for name, value in state.items():
         if type(copy[name]) is not type(value):
             return f"{name} lost"
-    xs = [copy["deque"][0], copy["default"]["a"][0], copy["point"].x, copy["frozen"].x,
-          copy["frozen"].inner.x, copy["slots"].x, copy["reduced"].x]  # fmt: skip
+    xs = [
+        copy["deque"][0],
+        copy["default"]["a"][0],
+        copy["point"].x,
+        copy["frozen"].x,
+        copy["frozen"].inner.x,
+        copy["slots"].x,
+        copy["reduced"].x,
+    ]
     return "" if all(x is xs[0] for x in xs) and copy["deque"].maxlen == 3 else "identity lost"
 
 
@@ -322,8 +335,18 @@ def _referred(state: Any, copy: Any) -> str:
 
 def _dtypes() -> list[torch.Tensor]:
     raw = torch.arange(16, dtype=torch.uint8)
-    names = ["bfloat16", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e8m0fnu", "uint16", "uint64",
-             "bits8", "bits16", "float4_e2m1fn_x2", "complex32"]  # fmt: skip
+    names = [
+        "bfloat16",
+        "float8_e4m3fn",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+        "uint16",
+        "uint64",
+        "bits8",
+        "bits16",
+        "float4_e2m1fn_x2",
+        "complex32",
+    ]
     return [raw.clone().view(getattr(torch, name)) for name in names]
 
 
@@ -363,7 +386,9 @@ def _dtensor() -> dict[str, Any]:
 
 def _mesh_kept(state: Any, copy: Any) -> str:
     same = copy["x"].device_mesh is state["mesh"]
-    return "" if same and bits(copy["x"].to_local()) == bits(state["x"].to_local()) else "another mesh"
+    return (
+        "" if same and bits(copy["x"].to_local()) == bits(state["x"].to_local()) else "another mesh"
+    )
 
 
 def _lazy() -> dict[str, Any]:
@@ -384,8 +409,12 @@ INPUTS: dict[str, Input] = {
     "one memory through numpy": Input(_numpy, _tied),
     "one memory through DLPack": Input(_dlpack, _tied),
     "transposed, strided, channels last, expanded": Input(
-        lambda: [_numbers(2, 3).t(), _numbers(8)[1::3], _numbers(1).expand(3, 2),
-                 torch.ones(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)]  # fmt: skip
+        lambda: [
+            _numbers(2, 3).t(),
+            _numbers(8)[1::3],
+            _numbers(1).expand(3, 2),
+            torch.ones(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
+        ]
     ),
     "a slice of a large storage": Input(lambda: {"part": _numbers(1 << 20)[10:20]}, _small),
     "`Parameter`, also one without `requires_grad`": Input(
@@ -401,15 +430,22 @@ INPUTS: dict[str, Input] = {
         lambda: [_eye().to_sparse(), torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,))]
     ),
     "sparse CSR, CSC, BSR, BSC": Input(
-        lambda: [_eye().to_sparse_csr(), _eye().to_sparse_csc(), _eye().to_sparse_bsr((2, 2)),
-                 _eye().to_sparse_bsc((2, 2))]  # fmt: skip
+        lambda: [
+            _eye().to_sparse_csr(),
+            _eye().to_sparse_csc(),
+            _eye().to_sparse_bsr((2, 2)),
+            _eye().to_sparse_bsc((2, 2)),
+        ]
     ),
     "torch's quantized tensors, per tensor": Input(
         lambda: [torch.quantize_per_tensor(_numbers(4), 0.1, 3, torch.qint8)]
     ),
     "torch's quantized tensors, per channel": Input(
-        lambda: [torch.quantize_per_channel(_numbers(2, 3), torch.tensor([0.1, 0.2]),
-                                            torch.tensor([0, 1]), 0, torch.quint8)]  # fmt: skip
+        lambda: [
+            torch.quantize_per_channel(
+                _numbers(2, 3), torch.tensor([0.1, 0.2]), torch.tensor([0, 1]), 0, torch.quint8
+            )
+        ]
     ),
     "nested, strided": Input(lambda: [torch.nested.nested_tensor([_numbers(2), _numbers(3)])]),
     "nested, jagged": Input(
@@ -444,4 +480,4 @@ INPUTS: dict[str, Input] = {
     "a lock": Input(lambda: {"a": [threading.Lock()]}),
     "an open file": Input(lambda: {"a": [io.TextIOWrapper(io.BytesIO())]}),
     "a generator": Input(lambda: {"b": (n for n in (1,))}),
-}  # fmt: skip
+}

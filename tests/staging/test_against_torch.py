@@ -54,7 +54,7 @@ class Ours:
 
 def tensors(state: Any) -> list[Any]:
     """The tensors of a list or of a dict, in their order."""
-    found = state if isinstance(state, list) else list(state.values()) if isinstance(state, dict) else []  # fmt: skip
+    found = list(state.values()) if isinstance(state, dict) else state
     return [x for x in found if isinstance(x, torch.Tensor)]
 
 
@@ -64,8 +64,8 @@ def verdict(kind: Input, stager: Any) -> str:
     try:
         staged = stager.stage(state)
     except MigrateError as error:
-        assert re.search(r"\[|the state itself", str(error)), f"no path: {error}"
-        return "refused"
+        named = re.search(r"\[|the state itself", str(error))
+        return "refused" if named else f"refused without a path: {error}"
     except Exception as error:  # noqa: BLE001 - what it raises is the finding
         return f"error: {type(error).__name__}"
     lost: list[str] = []
@@ -73,7 +73,11 @@ def verdict(kind: Input, stager: Any) -> str:
         if after is before:
             return "not copied"
         try:
-            old, new = look(before), look(after)
+            old = look(before)
+        except RuntimeError:
+            return "as it was"
+        try:
+            new = look(after)
         except Exception as error:  # noqa: BLE001
             return f"unusable: {type(error).__name__}"
         lost += [name for name, value in old.items() if new.get(name) != value]
@@ -82,7 +86,7 @@ def verdict(kind: Input, stager: Any) -> str:
     if lost:
         return "lost: " + ", ".join(sorted(set(lost)))
     wrong = kind.check(state, staged) if kind.check else ""
-    return "kept" if not wrong else wrong
+    return wrong or "kept"
 
 
 def second_stage(stager: Any) -> str:
