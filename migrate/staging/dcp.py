@@ -9,12 +9,12 @@ writer and the caller have let go of it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .snapshot import Snapshot
-    from .stager import Stager
     from .streams import Arrival
 
 
@@ -24,8 +24,10 @@ class DcpStager:
     It may be used for any number of saves, by several threads, and saves may overlap.
     """
 
-    def __init__(self, stager: Stager, non_blocking: bool = False) -> None:
-        self._stager = stager
+    def __init__(
+        self, stage: Callable[..., Snapshot], trim: Callable[[], None], non_blocking: bool
+    ) -> None:
+        self._stage, self._trim = stage, trim
         self._non_blocking = non_blocking
         self._arrival: Arrival | None = None
 
@@ -45,7 +47,7 @@ class DcpStager:
             QuestionError, RunError: as `Stager.stage`, in the caller's thread: torch would take a
                 Future that has failed before it looks at it for a success.
         """
-        snapshot = self._stager.stage(state_dict, non_blocking=self._non_blocking)
+        snapshot = self._stage(state_dict, non_blocking=self._non_blocking)
         if not self._non_blocking:
             return snapshot.state
         self._arrival = snapshot._copied
@@ -75,7 +77,7 @@ class DcpStager:
         """
         self.synchronize_staging()
         self._arrival = None
-        self._stager.trim()
+        self._trim()
 
 
 def _fulfil(future: Future[Any], snapshot: Snapshot) -> None:

@@ -114,7 +114,7 @@ class Stager:
         With `non_blocking` copies from devices go on behind the training, and `async_save` answers
         with `staging_completion` and `upload_completion`; otherwise with one Future.
         """
-        return DcpStager(self, non_blocking)
+        return DcpStager(self.stage, self.trim, non_blocking)
 
     def trim(self) -> None:
         """Gives the memory that no snapshot uses back to the system."""
