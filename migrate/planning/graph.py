@@ -7,7 +7,7 @@ it. It looks at shapes alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -174,6 +174,8 @@ BLOCKS = 4 << 20
 FEW = 64 << 10
 # the op's own arrays, as a multiple of its inputs and output
 TEMPORARIES = 2
+# boxes of which a kind keeps what they need: those of its next tensors are the same
+KEPT = 1024
 # the part of the memory for computing that calls may remember things in: files hold scales behind
 # the codes of all tensors, and what was not remembered is read and computed anew
 MEMOS = 4
@@ -185,7 +187,8 @@ class Kind(NamedTuple):
     `shape` counts whole-byte units of `unit` = (elements, bytes); `grain` counts elements. `least`
     are the bytes of the smallest box with its inputs and temporaries. `regional`: it is computed
     box by box, else whole. `surveyed`: all of the first input is looked through before. `packed`:
-    which inputs the op is given as the bytes that hold elements of less.
+    which inputs the op is given as the bytes that hold elements of less. `needed`: what boxes need,
+    as far as it was asked.
     """
 
     op: Any
@@ -198,15 +201,22 @@ class Kind(NamedTuple):
     grain: tuple[int, ...]
     least: int
     regional: bool
-    surveyed: bool = False
-    packed: tuple[bool, ...] = ()
+    surveyed: bool
+    packed: tuple[bool, ...]
+    needed: dict[Box, Sequence[Box]]
 
-    def needs(self, box: Box, survey: Any = None) -> list[Box]:
+    def needs(self, box: Box, survey: Any = None) -> Sequence[Box]:
         given = self.args, self.specs, self.output, box
-        found: list[Box] = (
-            self.op.needs(*given) if survey is None else self.op.needs_surveyed(*given, survey)
-        )
-        return found
+        if survey is not None:
+            surveyed: Sequence[Box] = self.op.needs_surveyed(*given, survey)
+            return surveyed
+        known = self.needed.get(box)
+        if known is None:
+            known = self.op.needs(*given)
+            if len(self.needed) >= KEPT:
+                self.needed.clear()
+            self.needed[box] = known
+        return known
 
     def cost(self, box: Box) -> int:
         """Bytes of the box and of the boxes it needs, as the op is given them."""
@@ -270,7 +280,9 @@ def kind_of(call: Computation, output: int, spec: Spec) -> Kind:
         grain,
         everything,
         False,
-        packed=packed,
+        False,
+        packed,
+        {},
     )
     if not isinstance(op, ValueOp) or not spec.numel:
         return whole

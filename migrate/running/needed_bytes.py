@@ -102,11 +102,11 @@ class NeededBytes:
             self.whole[call.op_call.op, call.keys] = total
         return total
 
-    def _reads_of(self, kind: Kind, call: Computation, boxes: set[Box]) -> list[list[Box]]:
+    def _reads_of(self, kind: Kind, call: Computation, boxes: set[Box]) -> list[Sequence[Box]]:
         """What is read of the inputs to compute these boxes, one pass after the other."""
         everything = [_all(tensor) for tensor in call.inputs]
         parts = sorted(boxes) if kind.regional else []
-        reads = [kind.needs(kind.rounded(box)) for box in parts]
+        reads: list[Sequence[Box]] = [kind.needs(kind.rounded(box)) for box in parts]
         if (kind.surveyed or not kind.regional) and everything not in reads:
             reads.append(everything)
         return reads

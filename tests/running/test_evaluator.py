@@ -17,6 +17,7 @@ from value_ops import Widen, call, install
 from migrate.core import view as views
 from migrate.core.errors import CheckpointError, RunError
 from migrate.core.spec import spec
+from migrate.planning import graph
 from migrate.planning.graph import CHUNK, MEMOS, Tensor
 from migrate.planning.plan import peak_memory
 from migrate.running import geometry, tiles
@@ -361,6 +362,25 @@ def test_what_calls_remember_has_a_bound_and_is_given_back(
         assert (seen[2], seen[4]) == (None, None)
         assert seen[3] is not seen[0]
         assert seen[3] == {}
+
+
+def test_what_a_box_needs_is_asked_once_for_tensors_that_are_alike(
+    tmp_path: Path, made: dict[str, Any], stored: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "KEPT", 2)
+    source = write_source(tmp_path / "in", {"a": ("bfloat16", stored)})
+    outputs = [call(made["widen"], whole("a", "bfloat16", stored.shape))[0] for _ in range(2)]
+    values, asked, needs = Evaluator(source, ByteLayouts(), outputs), list[Any](), Widen.needs
+    made["widen"].needs = lambda *given: (asked.append(given[-1]), needs(made["widen"], *given))[1]
+    box = ((0, 1), (0, 8))
+    for tensor in (*outputs, *outputs):
+        values.read(tensor, box)
+    assert asked.count(box) == 1
+    # what is kept has a bound
+    for row in range(1, 4):
+        values.read(outputs[0], ((row, row + 1), (0, 8)))
+    values.read(outputs[1], box)
+    assert asked.count(box) == 2
 
 
 def test_the_plan_counts_what_calls_may_remember(made: dict[str, Any]) -> None:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 # numbers of one step: what they are made of stays in a last-level cache, and a step takes much
 # longer than the calls that it is made of
 CHUNK = 1 << 19
+# of so small a part of the rows of a box entries are widened by themselves
+FEW = 8
 # numbers of a matrix that are worth a table of their own
 WORTH = 1 << 17
 # floats below it have an exponent to spare
@@ -499,14 +501,14 @@ class BoxDecoder:
             grid.field, grid.elements, records(self._raw[at], self._layout.record.nbytes)
         )
 
-    def stored(self, grid: Grid, at: tuple[int, ...]) -> Any:
-        """The entries of a grid that a matrix of the box needs as they are stored, where each is a
-        byte of numpy's; else None.
+    def stored(self, grid: Grid, at: tuple[int, ...] | None = None) -> Any:
+        """The entries of a grid that a matrix of the box needs, or all of it, as they are stored,
+        where each is a byte of numpy's; else None.
         """
         found = self._stored.get(grid)
         if not self._near or found is None or found.itemsize != 1 or grid.elements is not None:
             return None
-        return found[at] if grid.leading else found[(0,) * len(at)]
+        return found if at is None else found[at if grid.leading else (0,) * len(at)]
 
     def matrices(self) -> list[tuple[int, ...]]:
         """The indices of the matrices of the box."""
@@ -551,10 +553,16 @@ class BoxDecoder:
             found = self._of_records(grid.field, grid.elements, raw)
             first: tuple[int, int] = held.rows[0], held.columns[0] // self._geo.block(grid)[1]
         else:
-            found = self.known(grid)
-            found = found[at] if grid.leading else found[(0,) * len(at)]
             inside = self._geo.entries_held(grid, self._full)
             first = inside.rows[0], inside.columns[0]
+            place = at if grid.leading else (0,) * len(at)
+            (top, bottom), (low, high) = cells.rows, inside.rows
+            few = FEW * (bottom - top) <= high - low and each[0] == self._sides(grid)[0] > 0
+            if few and grid not in self._numbers:
+                found = self._widened(grid, self._stored[grid][place][top - low : bottom - low])
+                first = top, inside.columns[0]
+            else:
+                found = self.known(grid)[place]
         for axis, block in enumerate(self._sides(grid)):
             if not block:
                 continue

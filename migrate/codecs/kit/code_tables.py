@@ -110,11 +110,13 @@ class CodeLookup:
             less = scratch("kit shifted", eight.nbytes).view("<u8").reshape(eight.shape)
             np.right_shift(eight, np.uint64(slope.bit), out=less)
             less &= np.uint64(ONES)
-            levels = self._levels[row : row + step].astype("<u8")
-            levels *= np.uint64(slope.step * HALVES)
+            levels = self._levels[row : row + step]
+            steps = _steps(slope, len(self._tables), eight.shape[1] // levels.shape[1])
+            each = scratch("kit steps", eight.nbytes).view("<u8")
+            np.take(steps, levels, 0, each.reshape(*levels.shape, -1), mode="clip")
             # products of two bytes of 0 and 1 with a byte: processors have none of eight
             halves = less.view("<u2")
-            halves *= np.repeat(levels, eight.shape[1] // levels.shape[1], 1).view("<u2")
+            halves *= each.view("<u2").reshape(halves.shape)
             # what is taken from a code is no more than it, so that none borrows from its neighbour
             eight -= less
 
@@ -201,6 +203,19 @@ def _pair_tables(tables: bytes, shape: tuple[int, int]) -> Array:
 def _table_of_fours(table: bytes) -> Array:
     """The four codes of two bytes, as one element."""
     return of_pairs(_pair_tables(table, (1, len(table) // 2)))
+
+
+@lru_cache(maxsize=8)
+def _steps(slope: Slope, levels: int, words: int) -> Array:
+    """For each level what the codes of a cell, which are so many words, lose: [levels, words]. A
+    row of a table is copied faster than a word is repeated.
+    """
+    import numpy as np
+
+    # levels beyond the deepest of the slope are never looked up
+    found = np.arange(levels, dtype="<u8") * np.uint64(slope.step)
+    found = (found & np.uint64(0xFF)) * np.uint64(HALVES)
+    return np.repeat(found[:, None], words, 1)
 
 
 @lru_cache(maxsize=8)

@@ -8,6 +8,7 @@ else but its name, its parts, and what it yields to be tested with (`stored`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import lcm
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -49,13 +50,11 @@ class LayoutCodec(Codec):
         return () if bytes_of_codes(layout, there) is there else (layout.role,)
 
     def decode_needs(self, args: Any, specs: Sequence[Any], box: Box) -> Sequence[Box | None]:
-        there = self.by_role(specs)
-        layout = self.layout(args, there)
-        stored = bytes_of_codes(layout, there)
-        needed = geometry(layout, stored).needs(box)
-        if stored is not there:
-            *lead, (low, high) = needed[layout.role]
-            needed[layout.role] = (*lead, (2 * low, 2 * high))
+        geo = self._extents(args, specs)
+        needed, role = geo.needs(box), geo.layout.role
+        if geo.spec(role) != specs[self.parts.index(role)]:
+            *lead, (low, high) = needed[role]
+            needed[role] = (*lead, (2 * low, 2 * high))
         # of a part that says something while planning nothing is read any more
         return [
             None if spec is None else needed.get(role, ((0, 0),) * len(spec.shape))
@@ -81,12 +80,9 @@ class LayoutCodec(Codec):
         out: Any,
         meter: Meter | None = None,
     ) -> None:
-        from .decoding import decode
+        from .decoding import decode_box
 
-        there = self.by_role(specs)
-        layout = self.layout(args, there)
-        stored = bytes_of_codes(layout, there)
-        decode(layout, stored, self.by_role(arrays), dtype, box, out, meter)
+        decode_box(self._extents(args, specs), self.by_role(arrays), dtype, box, out, meter)
 
     def reference(self, args: Any, arrays: Sequence[Any], specs: Sequence[Any], dtype: str) -> Any:
         from .reference import reference
@@ -130,9 +126,15 @@ class LayoutCodec(Codec):
         return {r: i for r, i in zip(roles, items, strict=True) if i is not None}
 
     def _extents(self, args: Any, specs: Sequence[Any]) -> Extents:
-        there = self.by_role(specs)
-        layout = self.layout(args, there)
-        return geometry(layout, bytes_of_codes(layout, there))
+        return _extents(self, args, tuple(specs))
+
+
+@lru_cache(maxsize=1024)
+def _extents(codec: LayoutCodec, args: Any, specs: tuple[Any, ...]) -> Extents:
+    """What each box of each tensor with these parts asks for."""
+    there = codec.by_role(specs)
+    layout = codec.layout(args, there)
+    return geometry(layout, bytes_of_codes(layout, there))
 
 
 def _of_rows(layout: NumberLayout, specs: Mapping[str, Spec]) -> NumberLayout:

@@ -38,7 +38,19 @@ def decode(
     Else `meter`, if there is one, is given the error of a sample of the numbers, and how many of
     all became infinite or zero.
     """
-    geo = geometry(layout, specs)
+    decode_box(geometry(layout, specs), arrays, dtype, box, out, meter)
+
+
+def decode_box(
+    geo: Extents,
+    arrays: Mapping[str, Any],
+    dtype: str,
+    box: Box,
+    out: Any,
+    meter: Meter | None = None,
+) -> None:
+    """`decode` of a tensor whose geometry is known."""
+    layout = geo.layout
     if 0 in out.shape:
         return
     full = geo.inner(box)
@@ -51,7 +63,7 @@ def decode(
     else:
         target, own = out.reshape([high - low for low, high in full]), False
     work.into(target)
-    if is_exact(layout, specs, dtype):
+    if is_exact(layout, geo.specs, dtype):
         check_exact(geo, work, dtype, full, target)
     elif meter is not None:
         measure(geo, work, dtype, full, target, meter)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MEASURED, SPARSEST = 1 << 13, 509
 # numbers that are measured together; rows that are shorter are measured several at a time
 _TOGETHER = 1 << 10
-# of bytes whose numbers grow with their codes, the bits that are no sign
+# of bytes whose numbers grow with their codes, the bits that are no sign; all are set in NaN
 _ORDERED = {"float8_e4m3fn": 0x7F, "float8_e8m0fnu": 0xFF}
 
 
@@ -47,6 +47,8 @@ def check_entries(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None
     others.
     """
     has_others = grid.powers and geo.spec(grid.role).dtype in WIDE
+    if not has_others and _all_positive(geo, work, grid):
+        return
     for at in work.matrices() if grid.field is not None else [()]:
         entries = work.known(grid) if grid.field is None else work.entries(grid, at)
         if 0 in entries.shape[-2:]:
@@ -66,6 +68,19 @@ def check_entries(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None
             said = refusal.said.format(float(found[index]))
             of = f"the {grid.role}" if grid.field is None else f"a scale in the {grid.role}"
             raise OpError("M406", f"dequantize: {of} of {whose} {said}", help=refusal.help)
+
+
+def _all_positive(geo: Extents, work: BoxDecoder, grid: Grid) -> bool:
+    """Whether bytes say of all entries that a box needs that they are positive and finite."""
+    found = work.stored(grid)
+    if found is None or not found.size:
+        return False
+    dtype = geo.spec(grid.role).dtype
+    dtype = grid.byte if dtype == "uint8" else dtype
+    most = _ORDERED.get(dtype, 0)
+    # the code 0 is zero, but for that of E8M0
+    least = 0 if dtype == "float8_e8m0fnu" else 1
+    return int(found.max()) < most and int(found.min()) >= least
 
 
 def _refusals(geo: Extents, grid: Grid, has_others: bool) -> Iterator[_Refusal]:

@@ -36,11 +36,11 @@ class Held(NamedTuple):
 class Extents:
     """The shapes of one tensor's parts and numbers, which fit each other."""
 
-    __slots__ = ("_forms", "_specs", "full", "layout", "shape")
+    __slots__ = ("_forms", "full", "layout", "shape", "specs")
 
     def __init__(self, layout: NumberLayout, specs: Mapping[str, Spec]) -> None:
         self.layout = layout
-        self._specs = specs
+        self.specs = specs
         for role in layout.roles():
             if role not in specs:
                 raise OpError(
@@ -66,7 +66,7 @@ class Extents:
         codes = layout.codes
         wanted[layout.role] = codes.dtypes if isinstance(codes, Packing) else ("uint8",)
         for role, dtypes in wanted.items():
-            found = self._specs[role].dtype
+            found = self.specs[role].dtype
             if found not in dtypes:
                 raise OpError(
                     "M303",
@@ -86,13 +86,13 @@ class Extents:
             bits = min(packing.bits, 8) if isinstance(packing, Packing) else 8
             if isinstance(packing, Field):
                 bits = max(piece.bits + piece.left for piece in packing.pieces)
-            if isinstance(packing, Packing) and BITS[self._specs[role].dtype] < 8:
-                bits = BITS[self._specs[role].dtype]
+            if isinstance(packing, Packing) and BITS[self.specs[role].dtype] < 8:
+                bits = BITS[self.specs[role].dtype]
             if elements is not None and elements.bits < bits:
                 raise ValueError(f"{role}: codes of {bits} bits, elements of {elements.bits}")
 
     def _numbers(self) -> Shape:
-        layout, stored = self.layout, self._specs[self.layout.role]
+        layout, stored = self.layout, self.specs[self.layout.role]
         shape = layout.shape
         if shape is None:
             shape = _capacity(layout, stored)
@@ -106,9 +106,9 @@ class Extents:
         return shape
 
     def _form(self, grid: Grid) -> Shape:
-        stored = self._specs[grid.role].shape
+        stored = self.specs[grid.role].shape
         lead, entries = self._entries(grid)
-        wanted = _stored(grid, lead, entries, self._specs[grid.role].dtype)
+        wanted = _stored(grid, lead, entries, self.specs[grid.role].dtype)
         if grid.index:
             # how many there are is not to be had from the shape of the numbers
             free = -2 if grid.transposed else -1
@@ -135,7 +135,7 @@ class Extents:
 
     def _check_tables(self) -> None:
         for role, count in self.layout.tables().items():
-            found = self._specs[role]
+            found = self.specs[role]
             if found.shape != (count,):
                 raise OpError(
                     "M310",
@@ -151,11 +151,11 @@ class Extents:
         """
         first = self._columns(grids[0])
         for grid in grids:
-            if self._specs[grid.index].shape != self.full[-1:]:
+            if self.specs[grid.index].shape != self.full[-1:]:
                 raise OpError(
                     "M310",
                     f"{self.layout.name}: the {grid.index} is "
-                    f"{list(self._specs[grid.index].shape)}, one for each of {self.full[-1]} "
+                    f"{list(self.specs[grid.index].shape)}, one for each of {self.full[-1]} "
                     "columns is needed",
                 )
             if (found := self._columns(grid)) != first:
@@ -202,7 +202,7 @@ class Extents:
                 if grid.index:
                     out[grid.index] = (full[-1],)
         for role in layout.tables():
-            out[role] = tuple((0, n) for n in self._specs[role].shape)
+            out[role] = tuple((0, n) for n in self.specs[role].shape)
         return out
 
     def codes_held(self, full: Box) -> Held:
@@ -231,7 +231,7 @@ class Extents:
         if grid.swizzled:
             return Held(_aligned(held.rows, 128), (0, -(-self._columns(grid) // 4) * 4))
         if grid.packing is not None:
-            unit, _ = grid.packing.unit(self._specs[grid.role].dtype)
+            unit, _ = grid.packing.unit(self.specs[grid.role].dtype)
             if grid.packing.axis == -1:
                 return Held(held.rows, _aligned(held.columns, unit))
             return Held(_aligned(held.rows, unit), held.columns)
@@ -242,7 +242,7 @@ class Extents:
         codes = self.layout.codes
         if isinstance(codes, Field):
             return self.layout.record.codes
-        found, _ = codes.unit(self._specs[self.layout.role].dtype)
+        found, _ = codes.unit(self.specs[self.layout.role].dtype)
         return found * max(codes.run, 1)
 
     def grain(self) -> tuple[int, ...]:
@@ -263,11 +263,11 @@ class Extents:
 
     def codes_grain(self) -> tuple[int, ...]:
         """Multiples at which boxes of the codes' part are cut at little cost."""
-        return (1,) * len(self._specs[self.layout.role].shape)
+        return (1,) * len(self.specs[self.layout.role].shape)
 
     def spec(self, role: str) -> Spec:
         """The spec of a part."""
-        return self._specs[role]
+        return self.specs[role]
 
     def form(self, grid: Grid) -> Shape:
         """The whole shape of a grid that is a part, axes that are not stored included."""
@@ -315,7 +315,7 @@ class Extents:
         return lead, (rows, columns)
 
     def _codes_box(self, full: Box) -> Box:
-        layout, spec = self.layout, self._specs[self.layout.role]
+        layout, spec = self.layout, self.specs[self.layout.role]
         codes, held = layout.codes, self.codes_held(full)
         if isinstance(codes, Field):
             record = layout.record
@@ -341,7 +341,7 @@ class Extents:
         return stored[len(stored) - len(spec.shape) :]
 
     def _grid_box(self, grid: Grid, full: Box) -> Box:
-        stored, form = self._specs[grid.role].shape, self._forms[grid]
+        stored, form = self.specs[grid.role].shape, self._forms[grid]
         at = self.entries_at(grid, full)
         rows, columns = at
         if grid.swizzled:
@@ -351,7 +351,7 @@ class Extents:
             )
         else:
             if grid.packing is not None:
-                dtype = self._specs[grid.role].dtype
+                dtype = self.specs[grid.role].dtype
                 if grid.packing.axis == -1:
                     columns = _in_words(grid.packing, columns, dtype)
                 else:
