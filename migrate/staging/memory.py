@@ -10,7 +10,9 @@ use is ever overwritten.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import mmap
 import os
 import threading
@@ -18,9 +20,10 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ..core.errors import Diagnostic, RunError
+
 
 PAGE: Final = mmap.PAGESIZE
 # large enough that a huge page is worth asking for
@@ -50,41 +53,53 @@ class MappedBlock:
 
     __slots__ = (
         "__weakref__",
+        "_unregister",
         "address",
         "descriptor",
         "given",
+        "handle",
         "idle",
         "lent",
         "memory",
         "owner",
-        "pinned",
         "size",
+        "source",
     )
 
-    def __init__(self, size: int, *, shared: bool) -> None:
-        """Maps `size` bytes, whole pages. OSError if there is no memory for them."""
+    def __init__(self, size: int, *, shared: bool = False, descriptor: int = -1) -> None:
+        """Maps `size` bytes, whole pages; `descriptor`: those that another process has sent, which
+        is the block's from then on. OSError if there is no memory for them.
+        """
         self.size = size
-        self.descriptor = -1
         if shared:
-            self.descriptor = os.memfd_create("migrate-staging", os.MFD_CLOEXEC)
+            descriptor = os.memfd_create("migrate-staging", os.MFD_CLOEXEC)
+        if descriptor >= 0:
             try:
-                # reserved now: a page that cannot be had later would be SIGBUS, not an error
-                os.posix_fallocate(self.descriptor, 0, size)
-                self.memory = mmap.mmap(self.descriptor, size, mmap.MAP_SHARED)
+                if shared:
+                    # reserved now: a page that cannot be had later would be SIGBUS, not an error
+                    os.posix_fallocate(descriptor, 0, size)
+                self.memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED)
             except BaseException:
-                os.close(self.descriptor)
+                os.close(descriptor)
                 raise
+            weakref.finalize(self, os.close, descriptor).atexit = False
         else:
             self.memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if size >= _HUGE:
                 self.memory.madvise(mmap.MADV_HUGEPAGE)
+        self.descriptor = descriptor
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
-        self.pinned = False
-        # another process has it: its pages are never written again by this one
+        self._unregister: Callable[[], object] | None = None
+        # another process may have it
         self.given = False
+        # a weak reference to what stands for the block in messages to other processes
+        self.handle: Any = None
         self.lent = False
         self.idle = 0
         self.owner = 0
+        self.source = 0
+        if descriptor >= 0:
+            _SHARED[self.address] = self
 
     def lend(self) -> memoryview:
         """A writable view of the bytes. The block is free again when nothing holds the view."""
@@ -97,30 +112,78 @@ class MappedBlock:
         self.lent = False
 
     def pin(self) -> None:
-        """Registers the pages for copies of the GPU; RuntimeError with the driver's number."""
+        """Registers the pages for copies of the GPU, until they are unmapped or the process ends.
+
+        OSError with the driver's number.
+        """
         import torch
 
-        status = torch.cuda.cudart().cudaHostRegister(self.address, self.size, 1)
-        if int(status):
-            raise RuntimeError(f"cudaHostRegister of {self.size} bytes answers {int(status)}")
-        self.pinned = True
+        status = int(torch.cuda.cudart().cudaHostRegister(self.address, self.size, 1))
+        if status:
+            raise OSError(
+                status, f"cudaHostRegister of {self.size} bytes answers cudaError {status}"
+            )
+        self._unregister = weakref.finalize(self, _unregister, self.address, os.getpid())
+
+    def give(self) -> int:
+        """A descriptor of the pages for another process. This one writes them again only when
+        every copy of the descriptor is closed and every mapping of it gone, so that what the other
+        sees stays, and a process that was killed keeps nothing.
+        """
+        # opened anew: the lock belongs to what was opened, wherever it is sent, and ends with it
+        sent = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(sent, fcntl.LOCK_SH)
+        self.given = True
+        return sent
+
+    def free(self) -> bool:
+        """Whether nothing holds the block, neither here nor in a process that it was given to."""
+        if self.lent:
+            return False
+        if self.given:
+            try:
+                fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+            self.given = False
+        return True
 
     def unmap(self) -> bool:
-        """Gives the pages back to the system; False if something still looks at them."""
-        if self.pinned:
-            import torch
+        """Gives the pages back to the system; False if something still looks at them.
 
-            # a context that has been torn down has no registration left to remove
-            torch.cuda.cudart().cudaHostUnregister(self.address)
-            self.pinned = False
+        Pages that another process has stay as long as it holds them.
+        """
+        if self._unregister is not None:
+            self._unregister()
+            self._unregister = None
         try:
             self.memory.close()
         except BufferError:
             return False
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
         return True
+
+
+_SHARED: Final[weakref.WeakValueDictionary[int, MappedBlock]] = weakref.WeakValueDictionary()
+
+
+def shared_at(address: int) -> MappedBlock | None:
+    """The shared block that an address lies in."""
+    for reference in _SHARED.valuerefs():
+        block = reference()
+        if block is not None and block.address <= address < block.address + block.size:
+            return block
+    return None
+
+
+def _unregister(address: int, process: int) -> None:
+    """Ends what `MappedBlock.pin` began, quietly: a context that is gone has no registration left."""
+    if os.getpid() != process:
+        return
+    import torch
+
+    with contextlib.suppress(Exception):
+        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class BlockPool:
@@ -131,10 +194,9 @@ class BlockPool:
     ) -> None:
         """`limit` is the largest sum of mapped bytes, lent and free ones together."""
         self.shared = shared
-        self.pinned = pinned and _has_cuda()
+        self.pinned = pinned
         self.limit = limit
         self._blocks: list[MappedBlock] = []
-        self._sources: dict[int, MappedBlock] = {}
         self._lock = threading.Lock()
         self._stages = 0
 
@@ -153,39 +215,19 @@ class BlockPool:
             RunError: M919 if the limit or the system's memory does not suffice; nothing is taken.
         """
         with self._lock:
-            self._stages += 1
             blocks = self._matching(wanted)
-            missing = [at for at, block in enumerate(blocks) if block is None]
-            new = sum(pages(wanted[at].size) for at in missing)
             taken = [block for block in blocks if block is not None]
-            self._make_room(new, taken)
-            fresh: list[MappedBlock] = []
-            try:
-                for at in missing:
-                    blocks[at] = block = MappedBlock(pages(wanted[at].size), shared=self.shared)
-                    fresh.append(block)
-                    if self.pinned:
-                        block.pin()
-            except OSError as error:
-                for block in fresh:
-                    block.unmap()
-                raise RunError(
-                    [
-                        Diagnostic(
-                            "M919",
-                            "the system has no memory for a snapshot, which needs "
-                            f"{new} bytes more: {error.strerror}",
-                            notes=self._held(),
-                            help="release snapshots that are no longer needed",
-                        )
-                    ]
-                ) from None
+            sizes = [pages(want.size) for want in wanted]
+            new = [size for size, block in zip(sizes, blocks, strict=True) if block is None]
+            self._make_room(sum(new), taken)
+            fresh = self._fresh(new, taken)
             self._blocks += fresh
-            found = [*filter(None, blocks)]
-            self._sources = {w.source: b for w, b in zip(wanted, found, strict=True)}
+            self._stages += 1
+            coming = iter(fresh)
+            found = [next(coming) if block is None else block for block in blocks]
             views = []
-            for block in found:
-                block.idle, block.owner = 0, self._stages
+            for want, block in zip(wanted, found, strict=True):
+                block.idle, block.owner, block.source = 0, self._stages, want.source
                 views.append(block.lend())
             self._retire()
             return views, [block.address for block in found]
@@ -198,14 +240,16 @@ class BlockPool:
     def _matching(self, wanted: Sequence[Want]) -> list[MappedBlock | None]:
         """A free block for each of `wanted` that there is one for."""
         free: dict[int, dict[int, MappedBlock]] = {}
+        by_source: dict[tuple[int, int], MappedBlock] = {}
         for block in self._blocks:
-            if not block.lent and not block.given:
+            if block.free():
                 free.setdefault(block.size, {})[id(block)] = block
+                by_source[block.size, block.source] = block
         found: list[MappedBlock | None] = [None] * len(wanted)
         for at, want in enumerate(wanted):
-            before = self._sources.get(want.source)
-            if before is not None:
-                found[at] = free.get(pages(want.size), {}).pop(id(before), None)
+            block = by_source.pop((pages(want.size), want.source), None)
+            if block is not None:
+                found[at] = free[block.size].pop(id(block))
         for at, want in enumerate(wanted):
             rest = free.get(pages(want.size))
             if found[at] is None and rest:
@@ -213,54 +257,85 @@ class BlockPool:
         return found
 
     def _make_room(self, new: int, taken: Sequence[MappedBlock]) -> None:
-        """Unmaps what is free where `new` bytes go beyond the limit; M919 if it does not help."""
+        """Unmaps what is free if `new` bytes would go beyond the limit; M919 if that is too little."""
         if self.limit is None or not new or self.nbytes + new <= self.limit:
             return
-        kept = set(map(id, taken))
-        self._drop(lambda block: id(block) not in kept)
+        self._drop_all_but(taken)
         if self.nbytes + new <= self.limit:
             return
         needed = new + sum(block.size for block in taken)
-        used = sum(block.size for block in self._blocks if block.lent)
-        raise RunError(
-            [
-                Diagnostic(
-                    "M919",
-                    f"a snapshot of {needed} bytes does not fit: `max_memory` is {self.limit} "
-                    f"bytes, of which {used} are in use",
-                    notes=self._held(),
-                    help="release a snapshot and tensors taken out of one, or raise `max_memory`",
-                )
-            ]
+        used = self.nbytes - sum(block.size for block in taken)
+        raise self._refusal(
+            f"a snapshot of {needed} bytes does not fit: `max_memory` is {self.limit} bytes, of "
+            f"which {used} are in use",
+            "release a snapshot, and tensors that were taken out of one, or raise `max_memory`",
         )
 
-    def _held(self) -> tuple[str, ...]:
+    def _fresh(self, sizes: Sequence[int], taken: Sequence[MappedBlock]) -> list[MappedBlock]:
+        """New blocks of these sizes, all or none; M919 if the system has no memory for them."""
+        try:
+            return self._mapped(sizes)
+        except OSError:
+            # what lies idle may be what is missing
+            self._drop_all_but(taken)
+        try:
+            return self._mapped(sizes)
+        except OSError as error:
+            raise self._refusal(
+                f"the system has no memory for a snapshot, which needs {sum(sizes)} bytes more: "
+                f"{error.strerror}",
+                "release snapshots that are no longer needed",
+            ) from None
+
+    def _mapped(self, sizes: Sequence[int]) -> list[MappedBlock]:
+        fresh: list[MappedBlock] = []
+        try:
+            for size in sizes:
+                fresh.append(MappedBlock(size, shared=self.shared))
+                if self.pinned:
+                    fresh[-1].pin()
+        except BaseException:
+            for block in fresh:
+                block.unmap()
+            raise
+        return fresh
+
+    def _refusal(self, message: str, help: str) -> RunError:
         owners: dict[int, int] = {}
+        given = 0
         for block in self._blocks:
             if block.lent:
                 owners[block.owner] = owners.get(block.owner, 0) + block.size
-        return tuple(f"snapshot {n} holds {size} bytes" for n, size in sorted(owners.items()))
+            elif not block.free():
+                given += block.size
+        notes = [f"snapshot {n} holds {size} bytes" for n, size in sorted(owners.items())]
+        if given:
+            notes.append(f"another process holds {given} bytes")
+        return RunError([Diagnostic("M919", message, notes=tuple(notes), help=help)])
 
     def _retire(self) -> None:
         """Counts a stage for each free block, and unmaps those that enough of them did not use."""
         for block in self._blocks:
             if not block.lent:
                 block.idle += 1
-        self._drop(lambda block: block.idle >= _IDLE or block.given)
+        self._drop(lambda block: block.idle >= _IDLE)
+
+    def _drop_all_but(self, kept: Sequence[MappedBlock]) -> None:
+        ids = set(map(id, kept))
+        self._drop(lambda block: id(block) not in ids)
 
     def _drop(self, which: Callable[[MappedBlock], bool]) -> None:
         self._blocks = [b for b in self._blocks if b.lent or not which(b) or not b.unmap()]
-        known = set(map(id, self._blocks))
-        self._sources = {source: b for source, b in self._sources.items() if id(b) in known}
 
 
-def _has_cuda() -> bool:
+def has_gpu() -> bool:
+    """Whether there is a GPU to pin memory for; a warning says what happens without one."""
     import torch
 
     if torch.cuda.is_available():
         return True
     warnings.warn(
         "`pin_memory` has no effect: torch sees no GPU here, so snapshots lie in ordinary memory",
-        stacklevel=4,
+        stacklevel=3,
     )
     return False

@@ -12,7 +12,7 @@ from ..core.errors import Diagnostic, MigrateError, QuestionError, listed
 from . import copying
 from .dcp import DcpStager
 from .jobs import Writer
-from .memory import BlockPool
+from .memory import BlockPool, has_gpu
 from .paths import refusals
 from .snapshot import Image, Snapshot
 from .streams import Streams
@@ -40,9 +40,23 @@ class Stager:
         from ..running.resources import bytes_of
 
         self._limit = None if max_memory is None else bytes_of(max_memory)
-        self._shared, self._pinned = share_memory, pin_memory
+        self._shared, self._pinned = share_memory, pin_memory and has_gpu()
+        if share_memory:
+            from .sharing import install
+
+            install()
         self._lock = threading.Lock()
         self._open()
+
+    def _own(self) -> BlockPool:
+        """The memory of this process: in a forked child the blocks are its parent's."""
+        if os.getpid() != self._process:
+            with self._lock:
+                if os.getpid() != self._process:
+                    # what a GPU knows does not survive a fork
+                    self._pinned = False
+                    self._open()
+        return self._pool
 
     def _open(self) -> None:
         self._process = os.getpid()
@@ -53,7 +67,7 @@ class Stager:
     @property
     def nbytes(self) -> int:
         """The bytes that snapshots and free blocks take."""
-        return self._pool.nbytes
+        return self._own().nbytes
 
     def stage(self, state: Any, non_blocking: bool = False) -> Snapshot:
         """A snapshot of `state`, which is not changed: structure, identities and bits.
@@ -66,15 +80,11 @@ class Stager:
             RunError: M919 if the memory does not suffice, saying who holds it. Nothing is held by
                 the failed stage either way.
         """
-        if os.getpid() != self._process:
-            # a forked child: the blocks are its parent's
-            with self._lock:
-                if os.getpid() != self._process:
-                    self._open()
+        pool = self._own()
         with outside_of_modes():
-            return self._stage(state, non_blocking)
+            return self._stage(state, pool, non_blocking)
 
-    def _stage(self, state: Any, non_blocking: bool) -> Snapshot:
+    def _stage(self, state: Any, pool: BlockPool, non_blocking: bool) -> Snapshot:
         walk = Walk()
         try:
             stream = walk.run(state)
@@ -93,7 +103,7 @@ class Stager:
         if plan.shifted:
             shifts = [None if place is None else place.shift for place in plan.places]
             recipes = [moved(recipe, shifts) for recipe in recipes]
-        views, addresses = self._pool.borrow(plan.wants)
+        views, addresses = pool.borrow(plan.wants)
         copied = copying.run(plan.copies, storages, views, addresses, self._streams)
         image = Image(
             stream, recipes, walk.references, storages.users, plan.places, storages.devices
@@ -118,7 +128,7 @@ class Stager:
 
     def trim(self) -> None:
         """Gives the memory that no snapshot uses back to the system."""
-        self._pool.trim()
+        self._own().trim()
 
     def close(self, wait: bool = True) -> None:
         """Waits for all jobs, and gives the memory back that no snapshot uses, the rest when its
@@ -134,7 +144,7 @@ class Stager:
         try:
             self._writer.close(wait)
         finally:
-            self._pool.trim()
+            self._own().trim()
 
     def __enter__(self) -> Stager:
         return self

@@ -1,0 +1,103 @@
+"""Shared memory of snapshots, sent to other processes as handles.
+
+torch sends a tensor by a file of its own for each storage: thousands of descriptors, and a move of
+the tensor into that file. What lies in a shared block is sent as the block's descriptor, once for a
+message, and where in it the storage lies. `multiprocessing` asks by class how to send an object, so
+what stands there for tensors and storages is asked first whether the memory is a block's; all
+others are sent as before. `Tensor.is_shared` stays False: it knows the allocators of torch alone.
+
+A descriptor that was sent and never received stays with the sender's multiprocessing until it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from multiprocessing import resource_sharer
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+
+from .memory import MappedBlock, shared_at
+
+_lock = threading.Lock()
+_before: dict[type, Callable[[Any], Any]] = {}
+
+
+def install() -> None:
+    """From now on `multiprocessing` sends what lies in shared blocks by handle."""
+    with _lock:
+        if _before:
+            return
+        known = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+        for cls, reduce in (
+            (torch.Tensor, _tensor),
+            (torch.nn.Parameter, _tensor),
+            (torch.UntypedStorage, _storage),
+        ):
+            _before[cls] = known[cls]
+            ForkingPickler.register(cls, reduce)
+
+
+def _tensor(x: torch.Tensor) -> Any:
+    part = x
+    if x.is_nested:
+        part = torch.ops.aten.values(x)
+    elif x.layout is torch.sparse_coo:
+        part = x._values()
+    elif x.layout is not torch.strided:
+        part = x.values()
+    if _block(part.untyped_storage()) is None:
+        return _before[type(x)](x)
+    # as torch.save takes it apart: in the end there are storages
+    return x.__reduce_ex__(4)
+
+
+def _block(storage: torch.UntypedStorage) -> MappedBlock | None:
+    return shared_at(storage.data_ptr()) if storage.device.type == "cpu" else None
+
+
+def _storage(storage: torch.UntypedStorage) -> Any:
+    block = _block(storage)
+    if block is None:
+        return _before[torch.UntypedStorage](storage)
+    return _received_storage, (Handle.of(block), storage.data_ptr() - block.address, storage.nbytes())
+
+
+class Handle:
+    """A block on its way. A message has it once, whatever lies in the block."""
+
+    __slots__ = ("__weakref__", "block")
+
+    def __init__(self, block: MappedBlock) -> None:
+        self.block = block
+
+    @staticmethod
+    def of(block: MappedBlock) -> Handle:
+        """The one handle of a block: a pickler remembers by identity what it has sent."""
+        known: Handle | None = None if block.handle is None else block.handle()
+        if known is None:
+            known = Handle(block)
+            block.handle = weakref.ref(known)
+        return known
+
+    def __reduce__(self) -> Any:
+        sent = self.block.give()
+        try:
+            # not by inheritance, even when a process is being started: that copy stays open here
+            return _received_block, (resource_sharer.DupFd(sent), self.block.size)  # type: ignore[no-untyped-call]
+        finally:
+            os.close(sent)
+
+
+def _received_block(sent: Any, size: int) -> memoryview:
+    """The same pages in this process, which keeps them as long as it uses them."""
+    install()
+    return MappedBlock(size, descriptor=sent.detach()).lend()
+
+
+def _received_storage(view: memoryview, at: int, size: int) -> torch.UntypedStorage:
+    return torch.frombuffer(view, dtype=torch.uint8, count=size, offset=at).untyped_storage()

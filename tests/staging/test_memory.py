@@ -1,0 +1,341 @@
+"""Memory of snapshots: how long it is lent, when it is used again, when it goes back, and to what limit."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import multiprocessing
+import os
+import resource
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from work import HANG
+
+from migrate.core.errors import RunError
+from migrate.staging.memory import PAGE, BlockPool, Want, pages
+from migrate.staging.stager import Stager
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """What is free here is free by counting references."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def large(count: int = 3, size: int = 2 * MIB) -> dict[str, torch.Tensor]:
+    return {f"w{n}": torch.full((size // 4,), float(n)) for n in range(count)}
+
+
+def addresses(state: Any) -> list[int]:
+    return [x.data_ptr() for x in state.values()]
+
+
+class TestLifetimes:
+    @pytest.mark.parametrize("share", [False, True])
+    def test_a_second_stage_never_overwrites(self, uncollected: None, share: bool) -> None:
+        stager, state = Stager(share_memory=share), {**large(), "small": torch.zeros(3)}
+        first = stager.stage(state)
+        taken = stager.stage(state).state["w1"]
+        for x in state.values():
+            x.fill_(9)
+        for _ in range(3):
+            stager.stage(state)
+        assert [x[0].item() for x in first.state.values()] == [0, 1, 2, 0]
+        assert taken.eq(1).all()
+
+    def test_the_last_reference_gives_the_memory_back(self, uncollected: None) -> None:
+        stager, state = Stager(), large(2)
+        state["tied"] = state["w0"][10:]
+        snapshot = stager.stage(state)
+        before, held = addresses(snapshot.state), snapshot.state["tied"]
+        del snapshot
+        # w1 is free, w0 is not: a view of it is left
+        second = addresses(stager.stage(state).state)
+        assert second[1] == before[1]
+        assert second[0] != before[0]
+        assert held[0].item() == 0
+        del held
+        assert addresses(stager.stage(state).state)[1] == before[1]
+        stager.trim()
+        assert stager.nbytes == 0
+
+    @pytest.mark.parametrize("share", [False, True])
+    def test_the_next_stage_gets_the_same_addresses(self, uncollected: None, share: bool) -> None:
+        stager = Stager(share_memory=share)
+        state: dict[str, Any] = {**large(5), **{str(n): torch.ones(n + 1) for n in range(50)}}
+        state["module"] = torch.nn.Linear(3, 3).state_dict()["weight"]
+        before = addresses(stager.stage(state).state)
+        other = large(1, 3 * MIB)
+        for _ in range(4):
+            assert addresses(stager.stage(state).state) == before
+            stager.stage(other)
+
+    def test_every_kind_of_state_is_let_go_of(self, uncollected: None) -> None:
+        cycle: list[Any] = [torch.ones(3)]
+        cycle.append(cycle)
+        module = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.Adam(module.parameters())
+        module(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        state = {
+            "optimizer": optimizer.state_dict(),
+            "sparse": torch.eye(3).to_sparse(),
+            "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+            "storage": torch.ones(5).untyped_storage(),
+            "quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+            "large": torch.ones(MIB),
+        }
+        stager = Stager()
+        snapshot = stager.stage(state)
+        assert snapshot.devices
+        snapshot.restore()
+        del snapshot
+        stager.trim()
+        assert stager.nbytes == 0
+
+    def test_release_lets_go_and_tensors_taken_out_stay(self, uncollected: None) -> None:
+        stager, state = Stager(), large(2)
+        with stager.stage(state) as snapshot:
+            taken = snapshot.state["w1"]
+        stager.trim()
+        assert stager.nbytes == pages(2 * MIB)
+        assert taken.eq(1).all()
+        del taken
+        stager.trim()
+        assert stager.nbytes == 0
+
+    def test_memory_outlives_its_stager(self, uncollected: None) -> None:
+        state = {**large(2), "small": torch.full((4,), 3.0)}
+        taken = Stager(share_memory=True).stage(state).state
+        gc.collect()
+        assert taken["w1"].eq(1).all()
+        assert taken["small"].eq(3).all()
+
+    def test_after_close_the_stager_works(self) -> None:
+        stager, state = Stager(), large(2)
+        stager.stage(state)
+        stager.close()
+        assert stager.nbytes == 0
+        assert stager.stage(state).state["w1"].eq(1).all()
+
+
+class TestChanges:
+    """States that are not what they were at the stage before."""
+
+    def test_storages_grow_shrink_move_appear_and_vanish(self, uncollected: None) -> None:
+        stager = Stager()
+        state: dict[str, torch.Tensor] = {**large(3), "small": torch.zeros(7)}
+        kept = []
+        for step in range(6):
+            state["w0"].untyped_storage().resize_((2 + step % 3) * MIB)
+            state["w0"] = torch.full((state["w0"].untyped_storage().nbytes() // 4,), step + 0.5)
+            state["w1"] = state["w1"].clone() + 1
+            state["small"] = torch.full((7 * (step % 2 + 1),), float(step))
+            state.pop(f"new{step - 1}", None)
+            state[f"new{step}"] = torch.full((MIB,), float(step))
+            snapshot = stager.stage(state)
+            kept.append(({key: x.clone() for key, x in state.items()}, snapshot))
+        for expected, snapshot in kept:
+            assert list(snapshot.state) == list(expected)
+            assert all(torch.equal(snapshot.state[key], x) for key, x in expected.items())
+
+    def test_what_two_stages_did_not_use_is_unmapped(self, uncollected: None) -> None:
+        stager, small = Stager(), {"x": torch.ones(3)}
+        stager.stage(large(3))
+        assert stager.nbytes == 3 * pages(2 * MIB)
+        stager.stage(small)
+        assert stager.nbytes == 3 * pages(2 * MIB) + PAGE
+        stager.stage(small)
+        assert stager.nbytes == PAGE
+
+    def test_storages_that_share_a_slab_are_aligned_and_apart(self) -> None:
+        state = {str(n): torch.full((n + 1,), n, dtype=torch.uint8) for n in range(200)}
+        stager = Stager()
+        staged = stager.stage(state).state
+        assert stager.nbytes == pages(sum(-(-x.numel() // 64) * 64 for x in state.values()))
+        assert all(x.data_ptr() % 64 == 0 for x in staged.values())
+        assert all(x.untyped_storage().nbytes() == x.numel() for x in staged.values())
+        for x in staged.values():
+            x.fill_(255)
+            x.fill_(x.numel() - 1)
+        assert all(torch.equal(staged[key], x) for key, x in state.items())
+
+
+class TestLimit:
+    def test_too_little_is_refused_before_anything_is_copied(self, uncollected: None) -> None:
+        stager, state = Stager(max_memory="5MiB"), large(2)
+        first = stager.stage(state)
+        mark = first.state["w0"].data_ptr()
+        with pytest.raises(RunError) as caught:
+            stager.stage(state)
+        (problem,) = caught.value.diagnostics
+        assert problem.code == "M919"
+        assert f"a snapshot of {4 * MIB} bytes does not fit" in problem.message
+        assert problem.notes == (f"snapshot 1 holds {4 * MIB} bytes",)
+        assert stager.nbytes == 4 * MIB
+        first.release()
+        assert stager.stage(state).state["w0"].data_ptr() == mark
+
+    def test_what_is_free_makes_room(self, uncollected: None) -> None:
+        stager = Stager(max_memory=5 * MIB)
+        stager.stage(large(2))
+        assert stager.stage(large(1, 3 * MIB)).state["w0"].eq(0).all()
+        assert stager.nbytes <= 5 * MIB
+
+    def test_one_tensor_taken_out_is_said(self, uncollected: None) -> None:
+        stager, state = Stager(max_memory=5 * MIB), large(2)
+        taken = stager.stage(state).state["w1"]
+        with pytest.raises(RunError, match="are in use") as caught:
+            stager.stage(large(2, int(2.2 * MIB)))
+        assert caught.value.diagnostics[0].notes == (f"snapshot 1 holds {2 * MIB} bytes",)
+        del taken
+        stager.stage(state)
+
+    @pytest.mark.parametrize("share", [False, True])
+    def test_no_memory_of_the_system_is_a_diagnostic(self, share: bool, tmp_path: Path) -> None:
+        """In a process of its own, whose address space and files are limited."""
+        answers = in_a_process(_limited, share)
+        assert answers == ["M919", 0, "M919", 1.0]
+
+
+def _limited(share: bool) -> list[Any]:
+    state, more, stager = large(2), large(1, 512 * MIB), Stager(share_memory=share)
+    stager.stage(state)
+    what = resource.RLIMIT_FSIZE if share else resource.RLIMIT_AS
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    before = resource.getrlimit(what)
+    resource.setrlimit(what, (64 * MIB if share else used + 64 * MIB, before[1]))
+    said: list[Any] = []
+    for _ in range(2):
+        try:
+            stager.stage(more)
+        except RunError as error:
+            said.append(error.diagnostics[0].code)
+        if len(said) == 1:
+            said.append(stager.nbytes)
+    return [*said, stager.stage(state).state["w1"][0].item()]
+
+
+def in_a_process(function: Any, *arguments: Any) -> Any:
+    """The answer of a function in a forked child."""
+    context = multiprocessing.get_context("fork")
+    into, back = context.Pipe(duplex=False)
+
+    def run() -> None:
+        try:
+            back.send(function(*arguments))
+        except BaseException as error:  # noqa: BLE001 - the parent says it
+            back.send(error)
+
+    with warnings.catch_warnings():
+        # the child takes no lock of a thread that it has not
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = context.Process(target=run)
+        child.start()
+    assert into.poll(HANG), "the child does not answer"
+    answer = into.recv()
+    child.join(HANG)
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+class TestProcesses:
+    @pytest.mark.parametrize("share", [False, True])
+    def test_a_forked_child_has_memory_of_its_own(self, share: bool) -> None:
+        stager, state = Stager(share_memory=share), large(2)
+        kept = stager.stage(state)
+        stager.stage(large(3))
+
+        def child() -> Any:
+            mine = stager.stage({"w0": torch.full((MIB,), 8.0)}).state["w0"]
+            seen = kept.state["w1"][0].item(), mine[0].item(), stager.nbytes == pages(4 * MIB)
+            stager.close()
+            return seen
+
+        assert in_a_process(child) == (1, 8, True)
+        assert [x[0].item() for x in kept.state.values()] == [0, 1]
+        assert stager.stage(state).state["w1"].eq(1).all()
+
+    def test_threads_stage_at_once(self) -> None:
+        stager = Stager()
+        wrong: list[str] = []
+
+        def work(number: int) -> None:
+            state = {"large": torch.full((MIB,), float(number)), "small": torch.full((5,), -1.0)}
+            for step in range(8):
+                state["small"].fill_(number * 100 + step)
+                staged = stager.stage(state).state
+                other = stager.stage({"large": state["small"]})
+                if not staged["large"].eq(number).all() or not staged["small"].eq(number * 100 + step).all():
+                    wrong.append(f"{number} {step}")
+                other.release()
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(HANG)
+        assert not any(thread.is_alive() for thread in threads)
+        assert not wrong
+        stager.trim()
+        assert stager.nbytes == 0
+
+
+class TestPool:
+    def test_a_failure_while_mapping_takes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import migrate.staging.memory as memory
+
+        pool, made = BlockPool(), []
+        real = memory.MappedBlock
+
+        def third_is_interrupted(size: int, **more: Any) -> Any:
+            if len(made) == 2:
+                raise KeyboardInterrupt
+            made.append(real(size, **more))
+            return made[-1]
+
+        monkeypatch.setattr(memory, "MappedBlock", third_is_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pool.borrow([Want(MIB)] * 3)
+        assert pool.nbytes == 0
+        assert all(block.memory.closed for block in made)
+
+    def test_blocks_are_whole_pages(self) -> None:
+        pool = BlockPool()
+        views, starts = pool.borrow([Want(1), Want(PAGE), Want(PAGE + 1)])
+        assert [len(view) for view in views] == [PAGE, PAGE, 2 * PAGE]
+        assert all(start % PAGE == 0 for start in starts)
+
+
+def private(pid: int | None = None) -> int:
+    """Bytes of memory that belong to a process alone, huge pages among them."""
+    text = Path(f"/proc/{pid or os.getpid()}/smaps_rollup").read_text()
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(("Private_Dirty", "Private_Clean"))) * 1024  # fmt: skip
+
+
+class TestLeaks:
+    def test_private_memory_is_what_is_staged_and_goes_back(self, uncollected: None) -> None:
+        stager, state, small = Stager(), large(4, 32 * MIB), {"x": torch.ones(3)}
+        state["views"] = state["w0"][::2]
+        stager.stage(small)
+        before = private()
+        snapshots = [stager.stage(state) for _ in range(2)]
+        staged = sum(snapshot.nbytes for snapshot in snapshots)
+        assert staged == 2 * 4 * 32 * MIB
+        assert private() - before <= staged * 1.05
+        del snapshots
+        for _ in range(2):
+            stager.stage(small)
+        assert private() - before <= 2 * MIB
