@@ -9,6 +9,7 @@ keeps no more than its storage.
 from __future__ import annotations
 
 import ctypes
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -191,6 +192,18 @@ def _joined(touched: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
     return joined or [(0, 0)]
 
 
+# torch's threads do not survive a fork: a copy that waits for them would wait for ever
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def run(
     copies: Sequence[Transfer],
     storages: Storages,
@@ -209,7 +222,7 @@ def run(
         number, low, size, block, at = copy
         if number in elsewhere:
             foreign.setdefault(elsewhere[number], []).append(copy)
-        elif size <= LARGE:
+        elif size <= LARGE or _forked:
             memmove(addresses[block] + at, starts[number] + low, size)
         else:
             _into(views, copy).copy_(_bytes(sources[number], low, size))

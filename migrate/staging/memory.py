@@ -24,7 +24,6 @@ from typing import Any, Final
 
 from ..core.errors import Diagnostic, RunError
 
-
 PAGE: Final = mmap.PAGESIZE
 # large enough that a huge page is worth asking for
 _HUGE: Final = 2 << 20
@@ -177,7 +176,7 @@ def shared_at(address: int) -> MappedBlock | None:
 
 
 def _unregister(address: int, process: int) -> None:
-    """Ends what `MappedBlock.pin` began, quietly: a context that is gone has no registration left."""
+    """Ends what `pin` began, quietly: a context that is gone has no registration left."""
     if os.getpid() != process:
         return
     import torch
@@ -247,8 +246,9 @@ class BlockPool:
                 by_source[block.size, block.source] = block
         found: list[MappedBlock | None] = [None] * len(wanted)
         for at, want in enumerate(wanted):
-            block = by_source.pop((pages(want.size), want.source), None)
-            if block is not None:
+            key = pages(want.size), want.source
+            if key in by_source:
+                block = by_source.pop(key)
                 found[at] = free[block.size].pop(id(block))
         for at, want in enumerate(wanted):
             rest = free.get(pages(want.size))
@@ -257,7 +257,7 @@ class BlockPool:
         return found
 
     def _make_room(self, new: int, taken: Sequence[MappedBlock]) -> None:
-        """Unmaps what is free if `new` bytes would go beyond the limit; M919 if that is too little."""
+        """Unmaps what is free if `new` bytes would go beyond the limit; M919 if it is too little."""
         if self.limit is None or not new or self.nbytes + new <= self.limit:
             return
         self._drop_all_but(taken)

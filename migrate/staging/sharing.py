@@ -64,10 +64,14 @@ def _storage(storage: torch.UntypedStorage) -> Any:
     block = _block(storage)
     if block is None:
         return _before[torch.UntypedStorage](storage)
-    return _received_storage, (Handle.of(block), storage.data_ptr() - block.address, storage.nbytes())
+    return _received_storage, (
+        BlockHandle.of(block),
+        storage.data_ptr() - block.address,
+        storage.nbytes(),
+    )
 
 
-class Handle:
+class BlockHandle:
     """A block on its way. A message has it once, whatever lies in the block."""
 
     __slots__ = ("__weakref__", "block")
@@ -76,11 +80,11 @@ class Handle:
         self.block = block
 
     @staticmethod
-    def of(block: MappedBlock) -> Handle:
+    def of(block: MappedBlock) -> BlockHandle:
         """The one handle of a block: a pickler remembers by identity what it has sent."""
-        known: Handle | None = None if block.handle is None else block.handle()
+        known: BlockHandle | None = None if block.handle is None else block.handle()
         if known is None:
-            known = Handle(block)
+            known = BlockHandle(block)
             block.handle = weakref.ref(known)
         return known
 
@@ -88,7 +92,7 @@ class Handle:
         sent = self.block.give()
         try:
             # not by inheritance, even when a process is being started: that copy stays open here
-            return _received_block, (resource_sharer.DupFd(sent), self.block.size)  # type: ignore[no-untyped-call]
+            return _received_block, (resource_sharer.DupFd(sent), self.block.size)
         finally:
             os.close(sent)
 

@@ -1,4 +1,4 @@
-"""What another process does with a state that it was sent: the module that spawned processes know."""
+"""What another process does with a state that it was sent, for processes that are spawned."""
 
 from __future__ import annotations
 
