@@ -257,7 +257,7 @@ class BlockPool:
         return found
 
     def _make_room(self, new: int, taken: Sequence[MappedBlock]) -> None:
-        """Unmaps what is free if `new` bytes would go beyond the limit; M919 if it is too little."""
+        """Unmaps what is free if `new` bytes would go beyond the limit, M919 if too little."""
         if self.limit is None or not new or self.nbytes + new <= self.limit:
             return
         self._drop_all_but(taken)
