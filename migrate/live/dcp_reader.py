@@ -63,7 +63,7 @@ from ..running.prepare import plan_for
 from ..running.resources import memory_of
 from ..source.blobs import chunk_at
 from ..source.component_boxes import views_of
-from ..source.index import with_all_tensors
+from ..source.index import FileSource, with_all_tensors
 from ..source.target import torch_form
 from ..source.torn_tensors import REQUANTIZE
 from . import module as modules
@@ -228,6 +228,7 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
             self._loading = _Loading(self._path, self._request, self._max_memory)
         except Exception as error:  # noqa: BLE001 - it is raised when the metadata is used
             return Metadata(_Failed(error))
+        self._loading.suspend()
         found = self._loading.metadata()
         found.storage_meta = self._loading.storage_meta(self.load_id)
         return found
@@ -245,7 +246,10 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
         are checked first.
         """
         loading = self._require()
-        loading.require(plan.items, self._is_coordinator)
+        try:
+            loading.require(plan.items, self._is_coordinator)
+        finally:
+            loading.suspend()
         return replace(plan, storage_data=RankPlan(loading.plan.digest))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -429,6 +433,8 @@ class _Loading:
         self._path, self._request, self._max_memory = path, request, max_memory
         self._shown = _Shown({}, warns=False)
         self.notes: list[str] = []
+        # the numbers of the files that are read here
+        self._needed: set[int] = set()
         self._plan(lazily=True)
 
     def _plan(self, lazily: bool) -> None:
@@ -472,6 +478,13 @@ class _Loading:
         self._all = with_all_tensors(self.source)
         outputs = self.plan.outputs
         self._tensors = {key: outputs[name] for key, name in self._entries.tensors.items()}
+
+    def suspend(self) -> None:
+        """Closes the files until they are read: torch does not say that a planner failed, here or
+        on another rank, and that nothing will be read.
+        """
+        if isinstance(self.source, FileSource):
+            self.source.suspend()
 
     @property
     def migrates(self) -> bool:
@@ -568,8 +581,9 @@ class _Loading:
                     needed.add(tensor, tuple((0, size) for size in tensor.spec.shape))
         read = {*needed.stored, *(s for c in checks for t in c.tensors for s in stored_sources(t))}
         stored = self._all.index.tensors
-        confirm = getattr(self.source, "confirm", None)
-        if confirm is not None and not confirm([chunk_at(stored, source) for source in read]):
+        places = [chunk_at(stored, source) for source in read]
+        self._needed = {at.blob for at in places}
+        if isinstance(self.source, FileSource) and not self.source.confirm(places):
             self.source.close()
             self._plan(lazily=False)
         self.notes = [
@@ -590,6 +604,8 @@ class _Loading:
         require_no_summands(tensors, planner)
         targets = [local_target(planner.resolve_tensor(item)) for item in tensors]
         reads, taken = self._reads(tensors, targets)
+        if isinstance(self.source, FileSource):
+            self.source.reopen(self._needed)
         layouts = ByteLayouts(sparing=True)
         evaluator = self._evaluator([read.tensor for read in reads], layouts)
         reader = BoxReader(self._all, layouts, evaluator, min(WINDOW, self._max_memory // 4))

@@ -226,7 +226,7 @@ class DescriptorPool:
             found = self._lent.pop(blob, None)
             if found is None:
                 self._close_idle(self._room - 1)
-                found = (self._opened(blob), 0)
+                found = (self.opened(blob), 0)
             self._lent[blob] = (found[0], found[1] + 1)
             return found[0]
 
@@ -255,7 +255,8 @@ class DescriptorPool:
             for blob in idle[: len(self._lent) - most]:
                 release(self._lent.pop(blob)[0])
 
-    def _opened(self, blob: FileBlob) -> int:
+    def opened(self, blob: FileBlob) -> int:
+        """A descriptor of the file, which is the caller's. Raises as `take`."""
         try:
             descriptor = self._reopen(blob.name)
         except FileNotFoundError:
@@ -359,6 +360,33 @@ class FileBlob:
             else difference(self.identity, identity(os.fstat(self._descriptor)))
         )
         return held or difference(self.identity, self._locate(self.name))
+
+    def suspend(self) -> None:
+        """Closes the file until it is read again. Nothing may be reading it."""
+        if self._shelf is None:
+            return
+        if self._descriptor is None:
+            self._shelf.close(self)
+        else:
+            release(self._descriptor)
+            self._descriptor = None
+            self._shelf.free()
+
+    def reopen(self) -> None:
+        """Opens a suspended file, to stay open, if there is a place for it. M901 if it cannot be
+        opened, M905 if it is no longer the same file. Nothing may be reading it.
+        """
+        if self._descriptor is not None or self._shelf is None or not self._shelf.keep():
+            return
+        self._shelf.close(self)
+        try:
+            self._descriptor = self._shelf.opened(self)
+        except OSError as error:
+            self._shelf.free()
+            fail("M901", f"{printable(self.name)}: cannot be opened again: {error.strerror}")
+        except BaseException:
+            self._shelf.free()
+            raise
 
     def close(self) -> None:
         descriptor, shelf = self._descriptor, self._shelf

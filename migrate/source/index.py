@@ -228,6 +228,19 @@ class FileSource:
                 report.add("M905", describe_change(name, change), help=CHANGED_HELP)
         report.check()
 
+    def suspend(self) -> None:
+        """Closes the data files until they are read again, and leaves the folder open."""
+        for blob in self._files:
+            blob.suspend()
+
+    def reopen(self, numbers: Iterable[int]) -> None:
+        """Opens these of the blobs, so that each read need not. M901 for one that cannot be opened,
+        M905 for one that is not what it was.
+        """
+        for number in sorted(set(numbers)):
+            if number < len(self._files):
+                self._files[number].reopen()
+
     def close(self) -> None:
         for blob in self._files:
             blob.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections import OrderedDict
@@ -257,19 +258,38 @@ def test_rounding_in_a_migration_needs_permission(old: str, rules: str) -> None:
 
 
 def test_a_load_that_is_refused_leaves_no_file_open(old: str, rules: str) -> None:
-    def opened() -> int:
-        held = Path("/proc/self/fd")
-        return sum(
-            os.path.exists(one) and os.path.samefile(one, old)
-            for one in held.iterdir()
-            if one.exists()
-        )
-
-    if not Path("/proc/self/fd").exists():
-        pytest.skip("this system does not list what is open")
     reader = MigratingReader(old, rules=rules)
     assert "M961" in refused(zeros(torch.bfloat16), reader)
-    assert not opened()
+    assert not case.opened(old)
+
+
+def test_a_planner_that_fails_leaves_no_file_open(old: str, rules: str) -> None:
+    class Fails(DefaultLoadPlanner):  # type: ignore[misc]
+        def create_local_plan(self) -> Any:
+            raise OSError("no plan")
+
+    reader = MigratingReader(old, rules=rules)
+    with pytest.raises(CheckpointException, match="no plan"):
+        dcp.load(zeros(), storage_reader=reader, planner=Fails())
+    assert not case.opened(old)
+    state = zeros()
+    dcp.load(state, storage_reader=reader)
+    case.same(state, NEW)
+
+
+def test_a_file_that_is_replaced_while_ranks_agree_is_refused(
+    old: str, rules: str, tmp_path: Path
+) -> None:
+    class Replaces(DefaultLoadPlanner):  # type: ignore[misc]
+        def finish_plan(self, *arguments: Any) -> Any:
+            other = shutil.copyfile(old, tmp_path / "other")
+            os.replace(other, old)
+            return super().finish_plan(*arguments)
+
+    state = zeros()
+    assert "M905" in refused(state, MigratingReader(old, rules=rules), planner=Replaces())
+    assert not any(one.any() for one in state.values())
+    assert not case.opened(old)
 
 
 def test_keys_that_nobody_asks_for(old: str, rules: str) -> None:

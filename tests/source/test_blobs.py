@@ -181,6 +181,31 @@ def test_a_place_is_free_again_when_its_file_is_closed(tmp_path, monkeypatch):
     folder.close()
 
 
+def test_suspended_files_are_closed_until_they_are_read(many, tmp_path):
+    for _ in range(2):
+        for blob in many:
+            blob.suspend()
+        assert open_files() == []
+        assert many[0].read(0, 1) == b"\0"
+        assert open_files() == ["f0"]
+        for n in (0, 7, 7, 9):
+            many[n].reopen()
+        # of which two have a place
+        assert open_files() == ["f0", "f7"]
+        assert [blob.fileno() is not None for blob in many[:10]] == [n in (0, 7) for n in range(10)]
+        assert [many[n].read(0, 1)[0] for n in (7, 9, 0)] == [7, 9, 0]
+    many[7].suspend()
+    (tmp_path / "f7").write_bytes(b"other")
+    with pytest.raises(CheckpointError, match="M905"):
+        many[7].reopen()
+    (tmp_path / "f7").unlink()
+    with pytest.raises(CheckpointError, match="M905"):
+        many[7].reopen()
+    # the place is still free
+    many[8].reopen()
+    assert many[8].fileno() is not None
+
+
 def rewritten(path):
     before = os.stat(path)
     path.write_bytes(bytes(1000))
