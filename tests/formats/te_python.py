@@ -4,6 +4,7 @@ so that its tensors are made and saved and none is computed with.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import importlib
 import sys
@@ -13,8 +14,13 @@ from typing import Any
 import quantized_classes as classes
 import torch
 import torch.distributed as dist
-from quantized_ranks import KINDS, part_of, spread, write
+import torch.distributed.checkpoint as dcp
+from quantized_ranks import KINDS, part_of, piece, spread, tensors, whole, wrapped, write
 from quantized_streams import FUNCTIONS, QUANTIZERS, TE
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+
+import migrate
 
 # those whose reconstructors take what those of 2.18 took
 SAVED = ("te-float8", "te-mxfp8", "te-mxfp8-rowwise", "te-block-2d", "te-block-1d", "te-nvfp4-2d")
@@ -119,6 +125,56 @@ def saves(rank: int, folder: str, wheel: str) -> None:
         has_shapes(kind, made)
         model[kind] = spread(kind, rank, "rows", made)
     write({"model": model}, folder, "save")
+
+
+# shards of the other classes are plain tensors: only these cut themselves into rows
+SHARDED = ("te-float8", "te-float8-transposed", "te-mxfp8")
+# FSDP2 asks for rows whose scales need no padding
+KINDS_SHARDED = {"te-mxfp8": (512, 256)}
+
+
+def loads(rank: int, folder: str, wheel: str) -> None:
+    """Shards that `fully_shard` itself makes of genuine parameters take their bytes by each way."""
+    prepare(wheel)
+    for kind, shape in KINDS_SHARDED.items():
+        KINDS[kind] = dataclasses.replace(KINDS[kind], shape=shape)
+    for kind in SHARDED:
+        (rows, columns), world = KINDS[kind].shape, dist.get_world_size()
+        step = -(-rows // world)
+        box = ((rank * step, min(rows, (rank + 1) * step)), (0, columns))
+        due = tensors(kind, piece(kind, box, zeros=True))
+        for way in ("load", "reader", "meta"):
+            with classes.installed():
+                other = wrapped(kind, KINDS[kind].shape, whole(kind, seed=1))
+                assert isinstance(other, classes.OfEngine)
+            made = genuine(kind, other)
+            if kind == "te-mxfp8":
+                # FSDP2 flattens what it gathers, which this class does by a kernel
+                type(made).dequantize = plain
+            module = torch.nn.Module()
+            module.register_parameter(kind, torch.nn.Parameter(made, requires_grad=False))
+            module = module.to("meta") if way == "meta" else module
+            fully_shard(module)
+            (before,) = module.parameters()
+            assert type(before._local_tensor) is type(made)
+            source = f"{folder}/{kind}.pt"
+            if way == "reader":
+                state = {"model": get_model_state_dict(module)}
+                dcp.load(state, storage_reader=migrate.dcp.MigratingReader(source))
+            else:
+                report = migrate.load(module, source, at="model")
+                assert report.left_on_meta == ()
+            (after,) = module.parameters()
+            assert way == "meta" or after is before
+            local = after._local_tensor
+            assert type(local) is type(made)
+            for name, one in due.items():
+                held = getattr(local, name)
+                assert torch.equal(held.view(torch.uint8), one.view(torch.uint8)), (kind, way, name)
+
+
+def plain(one: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return torch.zeros(one.shape, dtype=one.dtype, device=one.device)
 
 
 def has_shapes(kind: str, made: Any) -> None:

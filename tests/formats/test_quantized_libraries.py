@@ -4,6 +4,7 @@ that torchao made as a whole. And shards that are tensors of Transformer Engine 
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import zipfile
@@ -14,10 +15,12 @@ from typing import Any
 import pytest
 import torch
 from dcp_folders import rows, save
+from quantized_ranks import KINDS
 from quantized_shards import save_shards
 from ranks import Ranks
 from safetensors.torch import load_file
-from te_python import SAVED
+from stored_objects import saved
+from te_python import KINDS_SHARDED, SAVED, SHARDED
 from test_joined_ranks import has_components
 from torchao_ranks import MADE, SAVED_BY_RANKS, components, tensor
 from work import HANG
@@ -135,3 +138,18 @@ def test_tensors_of_transformer_engine_itself(world: int, wheel: Path, tmp_path:
         ranks.close()
     migrate.apply(tmp_path / "in", tmp_path / "out.safetensors")
     has_components(tmp_path / "out.safetensors", list(SAVED), world, norm=False)
+
+
+def test_shards_of_transformer_engine_itself_under_fsdp2(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind, shape in KINDS_SHARDED.items():
+        monkeypatch.setitem(KINDS, kind, dataclasses.replace(KINDS[kind], shape=shape))
+    for kind in SHARDED:
+        saved(tmp_path / f"{kind}.pt", [kind])
+    (tmp_path / "ranks").mkdir()
+    ranks = Ranks(2, tmp_path / "ranks")
+    try:
+        ranks.run("te_python", "loads", str(tmp_path), str(wheel))
+    finally:
+        ranks.close()
