@@ -448,7 +448,13 @@ class Filling:
         except BaseException as error:  # noqa: BLE001 - whatever stops it, what is written has to be said
             self._failures.append(error)
         if self._failures:
-            self._fail(self._failures[0])
+            first = self._failures[0]
+            try:
+                self._fail(first)
+            finally:
+                # errors refer to frames, and these to the module, which a cycle would keep
+                self._failures.clear()
+                del first
         return sum(work.tensor.spec.nbytes for work in self._begun)
 
     def _work(self, tasks: Iterator[tuple[_Work, int, int]], upload: Upload) -> None:
@@ -569,12 +575,16 @@ class Filling:
             if names
         ]
         said = Diagnostic("M965", message, notes=tuple(notes), help="fix the cause and load again")
-        if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt(said.render()) from error
-        if not isinstance(error, (Exception, MigrateError)):
-            raise error
-        causes = error.diagnostics if isinstance(error, MigrateError) else ()
         try:
-            raise_all([*causes, said])
-        except MigrateError as both:
-            raise both from error
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(said.render()) from error
+            if not isinstance(error, Exception):
+                raise error
+            causes = error.diagnostics if isinstance(error, MigrateError) else ()
+            try:
+                raise_all([*causes, said])
+            except MigrateError as both:
+                raise both from error
+        finally:
+            # a frame that an error refers to must not refer to the error
+            del error

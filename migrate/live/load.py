@@ -220,17 +220,20 @@ def _loaded(
     except MigrateError as error:
         if request.to or request.rules or not any(d.code == "M960" for d in error.diagnostics):
             raise
-        found = error
-    fits = [
-        to
-        for to in _goals(source)
-        if _would_fit(model, source, replace(request, to=(to,), output_format=None), device, budget)
-    ]
-    if not fits:
-        raise found
+        fits = [
+            to
+            for to in _goals(source)
+            if _would_fit(
+                model, source, replace(request, to=(to,), output_format=None), device, budget
+            )
+        ]
+        if not fits:
+            raise
+        # not the error: a frame that an error refers to must not refer to the error
+        found = error.diagnostics
     hint = f"as another layout it fits the module: {' or '.join(option('to', to) for to in fits)}"
-    first = next(d for d in found.diagnostics if d.code == "M960")
-    return raise_all([replace(d, help=hint) if d is first else d for d in found.diagnostics])
+    first = next(d for d in found if d.code == "M960")
+    return raise_all([replace(d, help=hint) if d is first else d for d in found])
 
 
 def _goals(source: Source) -> Iterator[str]:

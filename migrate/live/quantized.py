@@ -20,7 +20,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import Diagnostic, Report, listed, plural, printable
-from ..core.spec import Spec
+from ..core.spec import BITS, Spec
 from ..core.templates import list_collapsed
 from ..core.view import TooManyPieces
 from ..elements.raw import is_dtensor, is_plain_class
@@ -32,7 +32,7 @@ from ..source.pickle.te_grouped import in_members
 from ..source.pickle.tree import NEW, NUMBERINGS, PARAMETER, Composite, Encoding, ask
 from ..source.torn_tensors import REQUANTIZE
 from ..source.tree import CheckpointTree, resolve_objects
-from .module import Slot
+from .module import Slot, spec_of
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +64,8 @@ _COLUMNWISE = frozenset(
     {"_columnwise_data", "_columnwise_scale_inv", "_amax_columnwise", "_transpose"}
 )
 _RIDERS = "_quantizer."
+# bits of an element that is a code rather than a number
+_CODE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,7 +456,11 @@ def take_apart(
     """
     allow = request.allow
     out = TakenApart({}, {}, {}, [], [], [], [], [])
-    wanted = {key: one for key, slot in slots.items() if (one := held(slot.tensor)) is not None}
+    # a tensor under several names has the same components under each
+    known = {id(slot.tensor): held(slot.tensor) for slot in slots.values()}
+    wanted = {
+        key: one for key, slot in slots.items() if (one := known[id(slot.tensor)]) is not None
+    }
     if not wanted:
         out.slots.update(slots)
         return out
@@ -478,7 +484,7 @@ def take_apart(
             stored[source] for name in given.values() for source in stored_keys(outputs[name])
             if source in stored
         ]  # fmt: skip
-        why = _judge(one, given, found, unread, slot.plain)
+        why = _judge(one, given, found, unread, slot.plain) or _other_bits(one, given, outputs)
         if not why and not one.value.numel():
             out.left.update(dict.fromkeys(given.values()))
             out.derived.append((one, frozenset()))
@@ -521,6 +527,13 @@ def take_apart(
         if one.runs:
             out.groups.append(one)
         out.changed.append(slot.tensor)
+    filled = {id(tensor) for tensor in out.changed}
+    twice = [key for key in out.slots if key in wanted and id(slots[key].tensor) in filled]
+    for key in twice:
+        out.notes.append(
+            "one tensor under several names, of which the checkpoint has another: "
+            f"{printable(out.slots.pop(key).plain)}"
+        )
     ask(unread)
     _report(out, other, inside, short, lost, allow)
     if spared:
@@ -614,6 +627,23 @@ def _judge(
         if why := unlike(one, encoding.format, encoding.number, encoding.options or {}):
             return listed(why)
     return ""
+
+
+def _other_bits(
+    one: QuantizedTarget, given: Mapping[str, str], outputs: Mapping[str, Tensor]
+) -> str:
+    """Which components are codes of another dtype, whose numbers would be converted and not their
+    bits; empty if none is.
+    """
+    wrong = []
+    for name, inner in one.components.items():
+        there = spec_of(inner)
+        made = outputs[given[name]].spec.dtype if name in given else None
+        if made is None or there is None or made == there.dtype:
+            continue
+        if min(BITS[made], BITS[there.dtype]) <= _CODE:
+            wrong.append(f"{name} is {made}, the parameter's is {there.dtype}")
+    return listed(wrong) if wrong else ""
 
 
 def _report(

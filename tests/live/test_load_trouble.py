@@ -4,7 +4,9 @@ written.
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 
 import pytest
 import torch
@@ -267,3 +269,27 @@ def test_a_wrapper_that_is_real_outside_and_meta_inside_is_refused():
     with pytest.raises(MigrateError, match="weight say that they are on a real device") as caught:
         migrate.load(model, {"weight": torch.ones(2, 2, 2)})
     assert [d.code for d in caught.value.diagnostics] == ["M963"]
+
+
+@pytest.mark.parametrize("way", ["refused", "failed", "interrupted"])
+def test_what_did_not_load_is_kept_by_no_cycle(way):
+    """Memory of a module that is dropped after an error is needed for the next one at once."""
+
+    def attempt():
+        module, state = torch.nn.Linear(4, 4), {"weight": torch.zeros(4, 4)}
+        state["bias"] = torch.zeros(5 if way == "refused" else 4)
+
+        def progress(*_):
+            raise KeyboardInterrupt if way == "interrupted" else ValueError("no")
+
+        kept = [weakref.ref(one) for one in (module, *state.values())]
+        with pytest.raises((migrate.MigrateError, KeyboardInterrupt)):
+            migrate.load(module, state, progress=progress)
+        return kept
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert [one() for one in attempt()] == [None] * 3
+    finally:
+        gc.enable()

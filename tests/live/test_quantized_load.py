@@ -322,3 +322,47 @@ def test_several_boxes_are_no_parameter_that_load_fills(tmp_path: Path) -> None:
     with pytest.raises(MigrateError, match="in the module and not in the migrated checkpoint: w"):
         migrate.load(module, tmp_path / "in.pt")
     assert [bits(one) for one in held] == before
+
+
+def tied(kind, seed=2):
+    """A module that has one quantized weight under two names."""
+    module = torch.nn.Module()
+    module.a, module.b = torch.nn.Module(), torch.nn.Module()
+    held = ranks.wrapped(kind, ranks.KINDS[kind].shape, ranks.whole(kind, seed))
+    module.a.w = module.b.w = torch.nn.Parameter(held, requires_grad=False)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("kind", ["te-mxfp8", "te-grouped"])
+def test_a_tied_quantized_parameter_needs_one_tensor(tmp_path: Path, kind: str) -> None:
+    shape = ranks.KINDS[kind].shape
+    one, other = (ranks.wrapped(kind, shape, ranks.whole(kind, seed)) for seed in (0, 1))
+    torch.save({"a.w": one, "b.w": other}, tmp_path / "two.pt")
+    module = tied(kind)
+    before = bits(module.a.w)
+    with pytest.raises(MigrateError, match="which are one in the module"):
+        migrate.load(module, tmp_path / "two.pt")
+    assert bits(module.a.w) == before
+    torch.save({"a.w": one, "b.w": one}, tmp_path / "same.pt")
+    for source in ({"a.w": one}, {"b.w": one}, None):
+        torch.save(source, tmp_path / "one.pt")
+        module = tied(kind)
+        report = migrate.load(module, tmp_path / ("one.pt" if source else "same.pt"))
+        assert (report.missing, report.unexpected) == ((), ())
+        assert bits(module.a.w) == bits(one)
+        assert any("under several names" in note for note in report.notes) is bool(source)
+
+
+@pytest.mark.parametrize("allow", [(), ("lossy",)])
+def test_codes_are_not_converted_as_numbers(tmp_path: Path, allow: tuple[str, ...]) -> None:
+    kind = "ao-mx"
+    shape = ranks.KINDS[kind].shape
+    torch.save({"weight": ranks.wrapped(kind, shape, ranks.whole(kind))}, tmp_path / "in.pt")
+    held = ranks.wrapped(kind, shape, ranks.whole(kind, seed=1))
+    # the same bytes, by another name
+    vars(held)["scale"] = held.scale.view(torch.uint8)
+    module = torch.nn.Module()
+    module.weight = torch.nn.Parameter(held, requires_grad=False)
+    found = refused(module, tmp_path / "in.pt", allow=allow)
+    assert "scale is float8_e8m0fnu, the parameter's is uint8" in found["M960"]
