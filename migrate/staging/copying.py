@@ -226,14 +226,17 @@ def run(
             memmove(addresses[block] + at, starts[number] + low, size)
         else:
             _into(views, copy).copy_(_bytes(sources[number], low, size))
-    for device, several in foreign.items():
-        with streams.behind(device):
-            for copy in several:
-                source = _bytes(sources[copy.storage], copy.low, copy.size)
-                _into(views, copy).copy_(source, non_blocking=True)
-                # torch must not give the memory to somebody else before the copy has run
-                source.record_stream(streams.of(device))
-    return streams.mark(foreign)
+    try:
+        for device, several in foreign.items():
+            with streams.behind(device):
+                for copy in several:
+                    source = _bytes(sources[copy.storage], copy.low, copy.size)
+                    _into(views, copy).copy_(source, non_blocking=True)
+                    streams.keep(source, device)
+    except BaseException:
+        streams.mark(foreign, views).wait()
+        raise
+    return streams.mark(foreign, views)
 
 
 def _bytes(storage: torch.UntypedStorage, low: int, size: int) -> torch.Tensor:

@@ -105,6 +105,9 @@ class Stager:
             recipes = [moved(recipe, shifts) for recipe in recipes]
         views, addresses = pool.borrow(plan.wants)
         copied = copying.run(plan.copies, storages, views, addresses, self._streams)
+        if any(recipe[0] == "quantized" for recipe in recipes):
+            # torch reads the scales of channels when it makes such a tensor
+            copied.wait()
         image = Image(
             stream, recipes, walk.references, storages.users, plan.places, storages.devices
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,16 +12,25 @@ import torch
 class Arrival:
     """Says when copies are there. Without devices other than the CPU they always are."""
 
-    __slots__ = ("_events",)
+    __slots__ = ("_events", "_into")
 
-    def __init__(self, events: Iterable[tuple[torch.device, Any]] = ()) -> None:
+    def __init__(
+        self, events: Iterable[tuple[torch.device, Any]] = (), into: Sequence[memoryview] = ()
+    ) -> None:
+        """`into`: the memory that is copied into, which is kept until the copies are there."""
         self._events = list(events)
+        self._into = into if self._events else ()
+
+    def __del__(self) -> None:
+        # memory that a device still writes to must not become somebody else's
+        self.wait()
 
     def wait(self) -> None:
         """Returns when all copies are there."""
-        for _, event in self._events:
+        for _, event in list(self._events):
             event.synchronize()
         self._events.clear()
+        self._into = ()
 
     def done(self) -> bool:
         """Whether all copies are there."""
@@ -51,14 +60,16 @@ class Streams:
                 if hasattr(module.Stream, "priority_range")
                 else (0, 0)
             )
-            stream = self._streams[device] = module.Stream(device, priority=low)
+            # the first thread's, if several come at once
+            stream = self._streams.setdefault(device, module.Stream(device, priority=low))
         stream.wait_stream(module.current_stream(device))
         return module.stream(stream)  # type: ignore[no-any-return]
 
-    def of(self, device: torch.device) -> Any:
-        """The stream of `behind`."""
-        return self._streams[device]
+    def keep(self, source: torch.Tensor, device: torch.device) -> None:
+        """Torch lends the memory of `source` to nobody else before the copies so far have run."""
+        source.record_stream(self._streams[device])
 
-    def mark(self, devices: Iterable[torch.device]) -> Arrival:
-        """What is on the way from these devices."""
-        return Arrival((d, self._streams[d].record_event()) for d in devices if d in self._streams)
+    def mark(self, devices: Iterable[torch.device], into: Sequence[memoryview]) -> Arrival:
+        """What is on the way from these devices, into this memory."""
+        streams = self._streams
+        return Arrival([(d, streams[d].record_event()) for d in devices if d in streams], into)

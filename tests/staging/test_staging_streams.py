@@ -1,0 +1,244 @@
+"""Copies from devices: their order, what waits for them, and what keeps their memory.
+
+On the CPU with stand-ins for stream and event, which say what was asked of them in which order;
+by `make gpu` with the real ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from migrate.staging.copying import Streams
+from migrate.staging.stager import Stager
+from migrate.staging.tensors import Storages
+
+CUDA = torch.device("cuda", 0)
+
+
+class Device:
+    """What `torch.cuda` is to the code, with one device whose copies are there when it says so."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.there = False
+        outer = self
+
+        class Event:
+            def query(self) -> bool:
+                return outer.there
+
+            def synchronize(self) -> None:
+                outer.said.append("synchronize")
+                outer.there = True
+
+        class Stream:
+            def __init__(self, device: Any = None, priority: int = 0) -> None:
+                self.name = "current" if device is None else f"side {priority}"
+
+            @staticmethod
+            def priority_range() -> tuple[int, int]:
+                return 0, -5
+
+            def wait_stream(self, other: Any) -> None:
+                outer.said.append(f"{self.name} waits for {other.name}")
+
+            def wait_event(self, event: Event) -> None:
+                outer.said.append(f"{self.name} waits for the copies")
+
+            def record_event(self) -> Event:
+                outer.said.append(f"event on {self.name}")
+                return Event()
+
+        self.Stream = Stream
+
+    def current_stream(self, device: Any) -> Any:
+        return self.Stream()
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        self.said.append(f"into {stream.name}")
+        yield
+        self.said.append(f"out of {stream.name}")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """A device on which every storage of 100 floats or more is said to lie."""
+    made, entered = Device(), Storages.entered
+
+    def number(self: Storages, key: Any, storage: Any, address: int, size: int, *rest: int) -> int:
+        found = entered(self, key, storage, address, size, *rest)
+        if size >= 400:
+            self.devices[found] = CUDA
+        return found
+
+    def keep(self: Streams, source: torch.Tensor, device: torch.device) -> None:
+        made.said.append(f"keep {source.numel()}")
+
+    monkeypatch.setattr(torch, "get_device_module", lambda device: made)
+    monkeypatch.setattr(Storages, "entered", number)
+    monkeypatch.setattr(Streams, "keep", keep)
+    return made
+
+
+STATE = {"there": torch.ones(100), "here": torch.zeros(3)}
+COPIES = ["side 0 waits for current", "into side 0", "keep 400", "out of side 0", "event on side 0"]
+
+
+def test_stage_waits_for_the_copies(gpu: Device) -> None:
+    snapshot = Stager().stage(STATE)
+    assert gpu.said == [*COPIES, "synchronize"]
+    assert snapshot.done()
+    assert snapshot.state["there"].eq(1).all()
+    assert gpu.said == [*COPIES, "synchronize"]
+
+
+def test_without_blocking_the_guard_makes_the_stream_wait(gpu: Device) -> None:
+    snapshot = Stager().stage(STATE, non_blocking=True)
+    assert gpu.said == COPIES
+    assert not snapshot.done()
+    snapshot.guard()
+    assert gpu.said[len(COPIES) :] == ["current waits for the copies"]
+    assert not snapshot.done()
+    gpu.there = True
+    assert snapshot.done()
+
+
+@pytest.mark.parametrize("read", [lambda x: x.state, lambda x: x["there"], lambda x: x.wait()])
+def test_reading_waits(gpu: Device, read: Any) -> None:
+    snapshot = Stager().stage(STATE, non_blocking=True)
+    read(snapshot)
+    assert gpu.said[len(COPIES) :] == ["synchronize"]
+
+
+def test_what_is_on_the_cpu_is_there_when_stage_returns(gpu: Device) -> None:
+    state = {"there": torch.ones(100), "here": torch.zeros(3)}
+    snapshot = Stager().stage(state, non_blocking=True)
+    state["here"].fill_(9)
+    assert snapshot.state["here"].eq(0).all()
+
+
+def test_a_stream_is_made_once(gpu: Device) -> None:
+    stager, made = Stager(), []
+    real = gpu.Stream
+    gpu.Stream = lambda *args, **more: made.append(args) or real(*args, **more)  # type: ignore[assignment,misc,func-returns-value]
+    gpu.Stream.priority_range = real.priority_range  # type: ignore[attr-defined]
+    for _ in range(3):
+        stager.stage(STATE)
+    assert len([args for args in made if args]) == 1
+
+
+def test_memory_is_lent_until_the_copies_are_there(gpu: Device) -> None:
+    """A snapshot that nobody kept: its memory is not given to the next while a device writes."""
+    stager = Stager()
+    stager.stage(STATE, non_blocking=True)
+    assert gpu.said == [*COPIES, "synchronize"]
+    stager.trim()
+    assert stager.nbytes == 0
+
+
+def test_a_failure_between_copies_waits(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep(self: Streams, source: torch.Tensor, device: torch.device) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Streams, "keep", keep)
+    stager = Stager()
+    with pytest.raises(KeyboardInterrupt):
+        stager.stage(STATE)
+    assert gpu.said[-1] == "synchronize"
+    stager.trim()
+    assert stager.nbytes == 0
+
+
+class Driver:
+    """What stands for `torch.cuda.cudart()`: which ranges are registered, and what was refused."""
+
+    def __init__(self) -> None:
+        self.ranges: dict[int, int] = {}
+        self.said: list[tuple[str, int]] = []
+        self.status = 0
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        assert address % 4096 == 0
+        assert size % 4096 == 0
+        overlaps = any(a < address + size and address < a + n for a, n in self.ranges.items())
+        if self.status or overlaps:
+            return self.status or 712
+        self.ranges[address] = size
+        self.said.append(("register", address))
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        # unmapped pages can no longer be read
+        ctypes.string_at(address, 1)
+        del self.ranges[address]
+        self.said.append(("unregister", address))
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
+    return made
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_a_block_is_registered_once_and_for_life(driver: Driver, share: bool) -> None:
+    state = {"large": torch.ones(1 << 19), **{str(n): torch.ones(3) for n in range(20)}}
+    stager = Stager(pin_memory=True, share_memory=share)
+    for _ in range(3):
+        kept = stager.stage(state)
+    registered = [what for what in driver.said if what[0] == "register"]
+    assert len(registered) == len(set(registered)) == (2 if share else 4)
+    del kept
+    stager.close()
+    assert not driver.ranges
+    assert stager.stage(state).state["0"].eq(1).all()
+
+
+def test_memory_that_outlives_its_stager_is_unregistered(driver: Driver) -> None:
+    taken = Stager(pin_memory=True).stage({"w": torch.ones(3)}).state["w"]
+    assert len(driver.ranges) == 1
+    del taken
+    assert not driver.ranges
+
+
+def test_pages_that_cannot_be_registered_are_a_diagnostic(driver: Driver) -> None:
+    from migrate.core.errors import RunError
+
+    driver.status = 2
+    stager = Stager(pin_memory=True)
+    with pytest.raises(RunError, match="cudaError 2") as caught:
+        stager.stage({"w": torch.ones(3)})
+    assert caught.value.diagnostics[0].code == "M919"
+    assert stager.nbytes == 0
+
+
+def test_without_a_gpu_it_is_said_once() -> None:
+    with pytest.warns(UserWarning, match="torch sees no GPU here") as caught:
+        stager = Stager(pin_memory=True)
+    assert len(caught) == 1
+    assert stager.stage({"w": torch.ones(3)}).state["w"].eq(1).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("share", [False, True])
+def test_the_real_ones(device: str, share: bool) -> None:
+    """Bit for bit, three times, pinned and shared, while the device changes the source behind."""
+    stager = Stager(pin_memory=True, share_memory=share)
+    state = {str(n): torch.randn(1 << 20, device=device) for n in range(8)}
+    for _ in range(3):
+        expected = {key: x.cpu() for key, x in state.items()}
+        snapshot = stager.stage(state, non_blocking=True)
+        snapshot.guard()
+        for x in state.values():
+            x.add_(1)
+        assert all(torch.equal(snapshot.state[key], x) for key, x in expected.items())
