@@ -311,9 +311,16 @@ def _largest(numbers: Any) -> float:
 
 
 def _least(numbers: Any) -> float:
+    """The least magnitude that is not zero; infinity if there is none."""
     import numpy as np
 
     magnitudes = np.abs(numbers)
+    if magnitudes.dtype == np.float32 and magnitudes.size:
+        # the bits of positive floats are in their order, NaN on top; less 1 a zero comes after all
+        words = np.ascontiguousarray(magnitudes).view("<u4")
+        first = (words - np.uint32(1)).min(keepdims=True) + np.uint32(1)
+        found = float(first.reshape(-1).view("<f4")[0])
+        return found if found > 0 else float("inf")
     some = magnitudes[magnitudes > 0]
     return float(some.min()) if some.size else float("inf")
 
@@ -363,7 +370,7 @@ def _extremes(
         below, above = widened(np.array([first, codes.max()], "u1"), dtype)
         return float(below) or float("inf"), float(above)
     found = abs(work.entries(grid, at))
-    return _least(_near(found)), float(found.max())
+    return _least(found if is_numpy(found) else _near(found)), float(found.max())
 
 
 def _is_tame(geo: Extents, work: BoxDecoder, at: tuple[int, ...], high: float, dtype: str) -> bool:
