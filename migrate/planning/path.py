@@ -260,6 +260,13 @@ def find_path(
         for name, value in request.params.items()
         if name not in BUILT_IN and (name != PARAMETER or steps)
     }
+    if not steps and given and not (request.to or request.rules or request.from_):
+        params = option("params")
+        fail(
+            "M115",
+            f"no rules are applied, so {params} {listed(list(given))} would change nothing",
+            help=f"name a goal with {option('to', 'LINEAGE@LAYOUT')}, or leave {params} out",
+        )
     if not steps and given and request.backwards is not None:
         there = [f"{name}@{layout}" for name, layout in reached.items()]
         notes = [

@@ -293,3 +293,12 @@ def test_what_did_not_load_is_kept_by_no_cycle(way):
         assert [one() for one in attempt()] == [None] * 3
     finally:
         gc.enable()
+
+
+def test_a_param_that_no_rule_has_is_refused_without_rules_too():
+    one, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    params, said = {"requantise": "weight"}, r"M115.*no rules are applied.* requantise"
+    with pytest.raises(MigrateError, match=said):
+        migrate.load(other, one.state_dict(), params=params)
+    with pytest.raises(MigrateError, match=said):
+        migrate.convert_module(one, other, params=params)
