@@ -60,6 +60,19 @@ class DcpStager:
             ).start()
         return future
 
+    def writer(self, storage_writer: Any) -> Any:
+        """`storage_writer`, which stages by this from now on, for `dcp.async_save` of torch 2.8.
+
+        That release has no `async_stager` and asks the writer instead, for a dict.
+        """
+        storage_writer.stage = self.stage
+        storage_writer.synchronize_staging = self.synchronize_staging
+        return storage_writer
+
+    def __reduce__(self) -> Any:
+        # a writer goes to the process that saves, where nothing is staged
+        return DcpStager, (_elsewhere, _elsewhere, self._non_blocking)
+
     def guard(self) -> None:
         """`Snapshot.guard` of the last `stage`: belongs before `optimizer.step()`."""
         if self._arrival is not None:
@@ -78,6 +91,10 @@ class DcpStager:
         self.synchronize_staging()
         self._arrival = None
         self._trim()
+
+
+def _elsewhere(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("the stager of this `for_dcp` is in another process")
 
 
 def _fulfil(future: Future[Any], snapshot: Snapshot) -> None:

@@ -11,6 +11,7 @@ quantizers, `gemm_swizzled_scale_idx` of its swizzle.cuh, `__tensor_flatten__` o
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import math
 import os
@@ -25,7 +26,7 @@ import quantized_classes as classes
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
@@ -594,8 +595,12 @@ def spread(kind: str, rank: int, cut: str, local: Any) -> Any:
     )
 
 
-# the last two by a stager of ours
-WAYS = ("save", "blocking", "thread", "process", "staged", "staged-process")
+# torch 2.8 has no stager for "thread"; the last two are by a stager of ours
+WAYS = tuple(
+    way
+    for way in ("save", "blocking", "thread", "process", "staged", "staged-process")
+    if way != "thread" or hasattr(staging, "DefaultStager")
+)
 
 
 @contextmanager
@@ -611,6 +616,18 @@ def parent() -> Iterator[None]:
         assert address
 
 
+# torch 2.8 asks the writer
+HAS_STAGERS = "async_stager" in inspect.signature(dcp.async_save).parameters
+
+
+def async_save(state: dict[str, Any], folder: str, ours: Any, **options: Any) -> Any:
+    """`dcp.async_save` by a stager of ours, as this torch takes one."""
+    if HAS_STAGERS:
+        return dcp.async_save(state, checkpoint_id=folder, async_stager=ours, **options)
+    writer = ours.writer(dcp.FileSystemWriter(folder))
+    return dcp.async_save(state, storage_writer=writer, **options)
+
+
 def write(state: dict[str, Any], folder: str, way: str) -> None:
     """Saves by stock torch, in one of `WAYS`."""
     if way == "save":
@@ -618,27 +635,24 @@ def write(state: dict[str, Any], folder: str, way: str) -> None:
     elif way == "blocking":
         dcp.async_save(state, checkpoint_id=folder).result()
     elif way == "thread":
-        plain = StagingOptions(
+        plain = staging.StagingOptions(
             use_pinned_memory=False,
             use_shared_memory=False,
             use_async_staging=True,
             use_non_blocking_copy=False,
         )
-        stager = DefaultStager(plain)
+        stager = staging.DefaultStager(plain)
         saved = dcp.async_save(state, checkpoint_id=folder, async_stager=stager)
         getattr(saved, "upload_completion", saved).result()
         stager.close()
     elif way == "staged":
-        ours = migrate.Stager().for_dcp(non_blocking=True)
-        dcp.async_save(state, checkpoint_id=folder, async_stager=ours).upload_completion.result()
+        saved = async_save(state, folder, migrate.Stager().for_dcp(non_blocking=HAS_STAGERS))
+        getattr(saved, "upload_completion", saved).result()
     elif way == "staged-process":
+        by = AsyncCheckpointerType.PROCESS
         with parent():
-            dcp.async_save(
-                state,
-                checkpoint_id=folder,
-                async_stager=migrate.Stager(share_memory=True).for_dcp(),
-                async_checkpointer_type=AsyncCheckpointerType.PROCESS,
-            ).result()
+            ours = migrate.Stager(share_memory=True).for_dcp()
+            async_save(state, folder, ours, async_checkpointer_type=by).result()
     else:
         with parent():
             dcp.async_save(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from quantized_ranks import parent
+from quantized_ranks import async_save, parent
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
@@ -85,10 +85,10 @@ def trains(rank: int, folder: str, executor: str, non_blocking: str) -> None:
             state = state_of(model, optimizer, step)
             wanted.append(local(state))
             with parent():
-                saved = dcp.async_save(
+                saved = async_save(
                     state,
-                    checkpoint_id=f"{folder}/{step}",
-                    async_stager=ours,
+                    f"{folder}/{step}",
+                    ours,
                     async_checkpointer_type=EXECUTORS[executor],
                     process_group=group,
                 )

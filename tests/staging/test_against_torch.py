@@ -169,6 +169,22 @@ def test_ours_keeps_or_refuses() -> None:
     assert {ours for _, ours in table().values()} == {"kept", "refused"}
 
 
+def test_gradients_hooks_and_history_are_no_part_of_a_snapshot() -> None:
+    x = torch.ones(3, requires_grad=True)
+    fired: list[torch.Tensor] = []
+    x.register_hook(fired.append)
+    y = x * 2
+    y.sum().backward()
+    assert x.grad is not None
+    assert len(fired) == 1
+    staged = Stager().stage({"x": x, "y": y, "grad": x.grad})
+    assert staged["x"].grad is None
+    assert bits(staged["grad"]) == bits(x.grad)
+    assert (staged["y"].requires_grad, staged["y"].is_leaf) == (True, True)
+    staged["x"].sum().backward()
+    assert len(fired) == 1
+
+
 @pytest.mark.skipif(
     not torch.__version__.startswith("2.13."), reason="the page speaks of the stager of torch 2.13"
 )
