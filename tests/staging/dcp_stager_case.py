@@ -81,10 +81,11 @@ def trains(rank: int, folder: str, executor: str, non_blocking: str) -> None:
     gc.collect()
     gc.disable()
     try:
-        for step in range(SAVES):
-            state = state_of(model, optimizer, step)
-            wanted.append(local(state))
-            with parent():
+        # the process that saves is started by a thread of torch's
+        with parent():
+            for step in range(SAVES):
+                state = state_of(model, optimizer, step)
+                wanted.append(local(state))
                 saved = async_save(
                     state,
                     f"{folder}/{step}",
@@ -92,13 +93,13 @@ def trains(rank: int, folder: str, executor: str, non_blocking: str) -> None:
                     async_checkpointer_type=EXECUTORS[executor],
                     process_group=group,
                 )
-            ours.guard()
-            step_of(model, optimizer)
-            assert hasattr(saved, "upload_completion") == bool(non_blocking)
-            getattr(saved, "staging_completion", saved).result()
-            getattr(saved, "upload_completion", saved).result()
-            del saved, state
-            held.append(stager.nbytes)
+                ours.guard()
+                step_of(model, optimizer)
+                assert hasattr(saved, "upload_completion") == bool(non_blocking)
+                getattr(saved, "staging_completion", saved).result()
+                getattr(saved, "upload_completion", saved).result()
+                del saved, state
+                held.append(stager.nbytes)
         free(stager)
     finally:
         gc.enable()
