@@ -34,12 +34,12 @@ class StoragesBlob(FilelessBlob):
     `storages` are writable or read-only flat buffers; `ready` returns when their bytes are there.
     """
 
-    __slots__ = ("_ready", "_starts", "_storages", "name", "size")
+    __slots__ = ("_starts", "name", "ready", "size", "storages")
 
     def __init__(
         self, name: str, storages: Sequence[memoryview], ready: Callable[[], None] = lambda: None
     ) -> None:
-        self.name, self._storages, self._ready = name, storages, ready
+        self.name, self.storages, self.ready = name, storages, ready
         self._starts = [0, *accumulate(-(-one.nbytes // _ALIGN) * _ALIGN for one in storages)]
         self.size = self._starts[-1]
 
@@ -52,29 +52,29 @@ class StoragesBlob(FilelessBlob):
         """Fills `buffer` from `offset`; M905 beyond the storage that it lies in."""
         import numpy as np
 
-        self._ready()
+        self.ready()
         number = bisect_right(self._starts, offset) - 1
         if not buffer.nbytes:
             return
         begin = offset - self._starts[number]
         end = begin + buffer.nbytes
-        if number >= len(self._storages) or end > self._storages[number].nbytes:
+        if number >= len(self.storages) or end > self.storages[number].nbytes:
             fail(
                 "M905",
                 f"{self.name}: no storage holds the bytes {offset} to {offset + buffer.nbytes}",
             )
         # numpy lets go of the interpreter while it copies, a memoryview does not
-        np.frombuffer(buffer, np.uint8)[:] = np.frombuffer(self._storages[number], np.uint8)[
+        np.frombuffer(buffer, np.uint8)[:] = np.frombuffer(self.storages[number], np.uint8)[
             begin:end
         ]
 
     def again(self) -> StoragesBlob:
         """The same bytes, closed by itself."""
-        return StoragesBlob(self.name, self._storages, self._ready)
+        return StoragesBlob(self.name, self.storages, self.ready)
 
     def close(self) -> None:
         """Lets go of the storages."""
-        self._storages, self._ready = (), lambda: None
+        self.storages, self.ready = (), lambda: None
 
 
 class StateSource(MemorySource):
@@ -83,6 +83,15 @@ class StateSource(MemorySource):
     def __init__(self, index: Index, blob: StoragesBlob) -> None:
         super().__init__(index, (blob,))
         self._blob = blob
+
+    @property
+    def storages(self) -> Sequence[memoryview]:
+        """The bytes of each storage, by its number in the stream."""
+        return self._blob.storages
+
+    def ready(self) -> None:
+        """Returns when the bytes are there."""
+        self._blob.ready()
 
     def again(self) -> StateSource:
         """The same, closed by itself."""

@@ -22,7 +22,7 @@ from ..running.leftovers import remove_leftover
 from ..running.resources import RunOptions
 
 
-class _StoppedError(Exception):
+class StoppedError(Exception):
     """Ends a run from within."""
 
 
@@ -41,7 +41,7 @@ class Work:
 
 
 class Writes(Protocol):
-    """What does the work of a job. Raises `_StoppedError` or what it likes once `stop` is set."""
+    """What does the work of a job. Raises `StoppedError` or what it likes once `stop` is set."""
 
     def __call__(
         self, work: Work, progress: Callable[[int, int], None], stop: threading.Event
@@ -56,7 +56,7 @@ def write_here(
     def heard(done: int, total: int) -> None:
         progress(done, total)
         if stop.is_set():
-            raise _StoppedError
+            raise StoppedError
 
     report = write_checkpoint(
         lambda: work.source,
@@ -161,7 +161,7 @@ class Job:
         work, report, error = cast("Work", self._work), None, None
         try:
             if self._stop.is_set():
-                raise _StoppedError
+                raise StoppedError
             report = write(work, self._told, self._stop)
         except BaseException as caught:  # noqa: BLE001 - given to whoever asks
             error = self._ended_by(caught)

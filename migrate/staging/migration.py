@@ -178,12 +178,17 @@ class SnapshotMigration:
             "at": request.at,
         }
         return lambda: {
-            "arguments": arguments,
+            "head": {
+                "arguments": arguments,
+                "label": LABEL,
+                "rest": rest,
+                "options": {
+                    "max_shard_size": options.max_shard_size,
+                    "max_memory": options.max_memory,
+                    "fsync": options.fsync,
+                },
+            },
             "stream": stream,
-            "rest": rest,
-            "max_shard_size": options.max_shard_size,
-            "max_memory": options.max_memory,
-            "fsync": options.fsync,
         }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..core.errors import Diagnostic, MigrateError, QuestionError, listed
 from . import copying
 from .dcp import DcpStager
-from .jobs import Writer
+from .jobs import Writer, Writes, write_here
 from .memory import BlockPool, has_gpu
 from .paths import refusals
 from .snapshot import Image, Snapshot
@@ -29,6 +29,8 @@ class Stager:
         share_memory: Snapshots can be sent to another process, which sees the same memory.
         max_memory: The most bytes that all snapshots and what is kept for the next may take: a
             number or text such as `"4GiB"`. No limit by default.
+        process: Saves are written by a child process, which sees the memory of the snapshot
+            (`share_memory` is implied), so that they do not take the interpreter from the training.
     """
 
     def __init__(
@@ -36,15 +38,22 @@ class Stager:
         pin_memory: bool = False,
         share_memory: bool = False,
         max_memory: int | str | None = None,
+        process: bool = False,
     ) -> None:
         from ..running.resources import bytes_of
 
         self._limit = None if max_memory is None else bytes_of(max_memory)
+        share_memory = share_memory or process
         self._shared, self._pinned = share_memory, pin_memory and has_gpu()
         if share_memory:
             from .sharing import install
 
             install()
+        self._write: Writes = write_here
+        if process:
+            from .process import write_apart
+
+            self._write = write_apart
         self._lock = threading.Lock()
         self._open()
 
@@ -62,7 +71,7 @@ class Stager:
         self._process = os.getpid()
         self._pool = BlockPool(shared=self._shared, pinned=self._pinned, limit=self._limit)
         self._streams = Streams()
-        self._writer = Writer()
+        self._writer = Writer(self._write)
 
     @property
     def nbytes(self) -> int:

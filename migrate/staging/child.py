@@ -1,0 +1,94 @@
+"""The process that writes beside the trainer: one job, from the first byte of its input to its end.
+
+It gets the state as a stream for the decoder of files, which executes nothing, and the memory of its
+tensors as descriptors, so it needs neither the trainer's classes nor, where bytes only move, torch.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from ..core.errors import Diagnostic, MigrateError, Span, raise_all
+from ..formats.torchstream import StateSource, open_stream
+from ..planning.request import make_request
+from ..running.job import write_checkpoint
+from ..running.resources import read_options
+
+# bytes of the number that says how long the header is
+LENGTH = 8
+_SPAN = tuple(one.name for one in fields(Span))
+
+
+def pack(diagnostics: tuple[Diagnostic, ...]) -> list[dict[str, Any]]:
+    """Diagnostics as JSON."""
+    return [
+        {
+            "code": d.code,
+            "message": d.message,
+            "spans": [{name: getattr(span, name) for name in _SPAN} for span in d.spans],
+            "notes": list(d.notes),
+            "help": d.help,
+            "severity": d.severity,
+            "permit": d.permit,
+        }
+        for d in diagnostics
+    ]
+
+
+def raise_packed(packed: list[dict[str, Any]]) -> None:
+    """Raises the error that `pack` was given the diagnostics of."""
+    raise_all(
+        Diagnostic(
+            **{
+                **one,
+                "spans": tuple(Span(**span) for span in one["spans"]),
+                "notes": tuple(one["notes"]),
+            }
+        )
+        for one in packed
+    )
+
+
+def main() -> None:
+    """Reads a job from the standard input, does it, and writes lines of JSON to the standard
+    output: how far it is, and how it ended.
+    """
+    answers = os.dup(1)
+    # what libraries print is no answer
+    os.dup2(2, 1)
+
+    def say(**said: Any) -> None:
+        os.write(answers, json.dumps(said).encode() + b"\n")
+
+    with os.fdopen(0, "rb") as given:
+        head = json.loads(given.read(int.from_bytes(given.read(LENGTH), "little")))
+        stream = given.read()
+    try:
+        source = _source(head, stream)
+        request = make_request(**head["arguments"], backwards=None)
+        options = read_options(
+            **head["options"], threads=1, progress=lambda done, total: say(progress=[done, total])
+        )
+        report = write_checkpoint(lambda: source, head["out"], request, options)
+    except MigrateError as error:
+        say(diagnostics=pack(error.diagnostics))
+    else:
+        say(report=report.to_json())
+    sys.stdout.flush()
+
+
+def _source(head: Mapping[str, Any], stream: bytes) -> StateSource:
+    maps: dict[int, memoryview] = {}
+    storages = []
+    for descriptor, begin, size in head["storages"]:
+        if size and descriptor not in maps:
+            maps[descriptor] = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+        storages.append(maps[descriptor][begin : begin + size] if size else memoryview(b""))
+    at = head["arguments"]["at"]
+    return open_stream(stream, storages, head["label"], at, rest=head["rest"] == "carry")
