@@ -1,7 +1,8 @@
-"""The process that writes beside the trainer: one job, from the first byte of its input to its end.
+"""The process that writes beside the trainer: one job, then it ends.
 
-It gets the state as a stream for the decoder of files, which executes nothing, and the memory of its
-tensors as descriptors, so it needs neither the trainer's classes nor, where bytes only move, torch.
+It gets the state as a stream for the decoder of files, which executes nothing, and the memory of
+its tensors as descriptors, so it needs neither the trainer's classes nor, where bytes only move,
+torch.
 """
 
 from __future__ import annotations

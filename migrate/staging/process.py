@@ -82,7 +82,8 @@ def _follow(
     answers: IO[bytes], progress: Callable[[int, int], None], stop: threading.Event
 ) -> Mapping[str, Any]:
     """The last that the child says; `StoppedError` once `stop` is set."""
-    rest, last = b"", {}
+    rest = b""
+    last: dict[str, Any] = {}
     while True:
         if stop.is_set():
             raise StoppedError

@@ -13,6 +13,7 @@ from concurrent.futures import CancelledError
 import pytest
 import torch
 from built import V5, state_of
+from disks import mounted
 from work import HANG
 
 import migrate
@@ -33,17 +34,21 @@ def test_a_child_process_writes_the_same_bytes(tmp_path) -> None:
         assert file.read_bytes() == (tmp_path / "True" / file.name).read_bytes()
 
 
-def test_what_fails_in_the_child_is_raised_here(tmp_path) -> None:
-    stager = migrate.Stager(process=True)
-    snapshot = stager.stage({"w": torch.ones(2)})
-    place = tmp_path / "place"
-    place.mkdir()
-    job = snapshot.save_async(place / "out")
-    place.rmdir() if not list(place.iterdir()) else None
-    error = job.exception(HANG)
-    if error is not None:
-        assert isinstance(error, migrate.MigrateError)
-        assert str(place / "out") in str(error)
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_full_disk_leaves_nothing_behind_and_a_retry_succeeds(tmp_path, apart) -> None:
+    stager = migrate.Stager(process=apart)
+    with mounted(tmp_path / "disk", "4m") as disk:
+        (disk / "other").write_bytes(bytes(3 << 20))
+        snapshot = stager.stage({"w": torch.ones(500_000)})
+        job = snapshot.save_async(disk / "out")
+        with pytest.raises(migrate.MigrateError) as caught:
+            job.result(HANG)
+        assert [d.code for d in caught.value.diagnostics] == ["M909"]
+        assert str(disk / "out") in str(caught.value)
+        assert "--resume" not in str(caught.value)
+        assert os.listdir(disk) == ["other"]
+        (disk / "other").unlink()
+        assert snapshot.save_async(disk / "out").result(HANG).path == str(disk / "out")
     stager.close()
 
 
