@@ -6,6 +6,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -123,7 +124,7 @@ class SnapshotMigration:
 
         Args:
             path: The new checkpoint, which must not exist: one file if the name ends in
-                .safetensors, .pt, .pth, .bin or .ckpt, else a folder.
+                .safetensors, .pt, .pth, .bin or .ckpt, else a folder. Folders around it are made.
             output_format: "safetensors", "torch" or "dcp" (torch.distributed.checkpoint). Default:
                 as the suffix of the name says, else "safetensors".
             max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
@@ -147,6 +148,9 @@ class SnapshotMigration:
         wanted = SUFFIXES.get(out.suffix) if output_format is None else _format(output_format)
         if wanted is not None:
             request = replace(request, output_format=wanted)
+        # as dcp.save does: the first save of a training finds no folder for its steps
+        with suppress(OSError):
+            out.parent.mkdir(parents=True, exist_ok=True)
         check_place(out, self._source.path)
         folder, request = shape_of(out.name, self._source.format, request)
         if not remove_leftover(out):

@@ -10,7 +10,8 @@ from concurrent.futures import CancelledError
 
 import pytest
 import torch
-from built import V5, state_of
+from built import V5, module, state_of
+from commandline import ROOT
 from safetensors.torch import load_file
 from work import HANG
 
@@ -80,6 +81,29 @@ def test_the_export_is_what_a_downgrade_of_the_file_makes(tmp_path) -> None:
         assert migrate.diff(tmp_path / "export", tmp_path / form).equal
     for file in (tmp_path / "safetensors").iterdir():
         assert file.read_bytes() == (tmp_path / "export" / file.name).read_bytes()
+
+
+def test_the_lines_of_the_readme_export_the_step_that_was_staged(tmp_path, monkeypatch) -> None:
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("# Write another layout")[1]
+    lines = section.split("```python\n")[1].split("```")[0]
+    assert "\n... " in lines
+    model = module(state_of(V5))
+    with torch.no_grad():
+        for number, one in enumerate(model.parameters()):
+            one.copy_(torch.randn(one.shape, generator=torch.Generator().manual_seed(number)))
+
+    def train():
+        with torch.no_grad():
+            for one in model.parameters():
+                one.add_(1)
+
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model": model.state_dict(), "step": 1000}, "step.pt")
+    names = {"torch": torch, "migrate": migrate, "model": model, "train": train}
+    exec(lines.replace("\n... ", "\ntrain() "), names)
+    assert names["job"].done()
+    migrate.downgrade("step.pt", "made", to="hf-mixtral@v4", at="model")
+    assert migrate.diff("out/step-1000", "made").equal
 
 
 def test_problems_are_raised_by_migrate_before_anything_is_written(tmp_path, rule) -> None:
