@@ -35,6 +35,7 @@ import plans
 import process
 import reader
 import report
+import staging
 import startup
 import verifying
 from tasks import BEFORE_MEMORY, BEFORE_TIMES, TASKS, Limit, Task
@@ -42,7 +43,7 @@ from tasks import BEFORE_MEMORY, BEFORE_TIMES, TASKS, Limit, Task
 HERE = Path(__file__).resolve().parent
 PYTHON = sys.executable
 COMMANDS = {**plans.COMMANDS, **format_speed.COMMANDS, **live.COMMANDS}
-ROWS = {**verifying.ROWS, **folders.ROWS, **distributed.ROWS, **reader.ROWS}
+ROWS = {**verifying.ROWS, **folders.ROWS, **distributed.ROWS, **reader.ROWS, **staging.ROWS}
 MB = 1_000_000
 
 

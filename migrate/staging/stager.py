@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from ..core.errors import Diagnostic, MigrateError, QuestionError, listed
+from ..source.jsontext import collector_paused
 from . import copying
 from .dcp import DcpStager
 from .jobs import Writer, Writes, write_here
@@ -90,7 +91,8 @@ class Stager:
                 the failed stage either way.
         """
         pool = self._own()
-        with outside_of_modes():
+        # a collection in the middle looks at everything that is being made, and finds nothing
+        with collector_paused(), outside_of_modes():
             return self._stage(state, pool, non_blocking)
 
     def _stage(self, state: Any, pool: BlockPool, non_blocking: bool) -> Snapshot:
