@@ -7,6 +7,7 @@ entry that is not read, with its path.
 
 from __future__ import annotations
 
+import copyreg
 import io
 import sys
 from pickle import Pickler
@@ -52,7 +53,7 @@ class StateStream(Pickler):
         return ("storage", kind, str(number), "cpu", count)
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, torch.Tensor):
+        if isinstance(obj, torch.Tensor) or type(obj) in copyreg.dispatch_table:
             return NotImplemented
         if isinstance(obj, type) or hasattr(obj, "__qualname__"):
             return NotImplemented if _found(obj) else (Unnamed, ())

@@ -164,6 +164,16 @@ def test_at_chooses_among_several(tmp_path, rule) -> None:
     assert list(saved["g"]) == ["old.a"]
 
 
+def test_what_no_file_holds_is_refused_by_path_when_it_is_planned(tmp_path) -> None:
+    given = {"model": {"a": torch.ones(2), "s": torch.eye(3).to_sparse()}, "n": [lambda: 0]}
+    with pytest.raises(migrate.MigrateError, match="M935") as caught:
+        migrate.Stager().stage(given).save_async(tmp_path / "out.pt")
+    notes = " ".join(note for d in caught.value.diagnostics for note in d.notes)
+    assert "model.s" in notes
+    assert "n.0" in notes
+    assert os.listdir(tmp_path) == []
+
+
 def test_the_rest_is_left_with_its_optimizer_and_listed(tmp_path) -> None:
     rule = tmp_path / "merge.yaml"
     rule.write_text(
