@@ -60,7 +60,13 @@ class Image:
 
         storage = _once(mapped)
         tensors: list[torch.Tensor] = []
+        empty = torch.empty
         for recipe in self.recipes:
+            if recipe[0] == "strided" and not recipe[6]:
+                _, number, dtype, offset, shape, stride, _ = recipe
+                # what `make` does, which asks each storage for its device
+                tensors.append(empty(0, dtype=dtype).set_(storage(number), offset, shape, stride))
+                continue
             if recipe[0] != "whole" or users[recipe[1]] != 1:
                 tensors.append(make(recipe, storage))
                 continue

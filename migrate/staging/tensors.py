@@ -106,10 +106,18 @@ def describe(x: torch.Tensor, storages: Storages) -> Recipe:
         storage = x.untyped_storage()
     except RuntimeError:
         return _describe_other(x, storages)
-    if not x.is_contiguous() or x.storage_offset():
+    if not x.is_contiguous():
         return _strided(x, storage, size, storages)
     flags = (GRAD if x.requires_grad else 0) | (PARAMETER if type(x) is not torch.Tensor else 0)
     held, end = storage.nbytes(), x.numel() * size
+    offset = x.storage_offset()
+    if offset:
+        first, address = offset * size, storage.data_ptr()
+        end += first
+        if end > held or end == first or not address:
+            return _strided(x, storage, size, storages)
+        number = storages.entered((address, held), storage, address, held, first, end)
+        return ("strided", number, dtype, offset, tuple(x.shape), x.stride(), flags)
     if end > held:
         raise NotCopiedError(_FREED.format(held, end))
     address = x.data_ptr()
