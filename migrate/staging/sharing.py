@@ -53,7 +53,12 @@ def _tensor(x: torch.Tensor) -> Any:
     if _block(part.untyped_storage()) is None:
         return _before[type(x)](x)
     # as torch.save takes it apart: in the end there are storages
-    return x.__reduce_ex__(4)
+    function, arguments, *rest = x.__reduce_ex__(4)
+    if function is torch._utils._rebuild_tensor_v3:
+        # dtypes without a typed storage (float8): it expects one, as torch.load would give it
+        whole = torch.TypedStorage(wrap_storage=arguments[0], dtype=torch.uint8, _internal=True)
+        arguments = (whole, *arguments[1:])
+    return function, arguments, *rest
 
 
 def _block(storage: torch.UntypedStorage) -> MappedBlock | None:
