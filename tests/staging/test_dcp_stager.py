@@ -71,6 +71,9 @@ def test_each_save_has_its_values_and_its_memory_is_used_again(
         assert hasattr(saved, "staging_completion") == non_blocking
         getattr(saved, "upload_completion", saved).result()
         del saved
+        if not HAS_STAGERS:
+            # torch 2.8 leaves what it was given to the collector
+            gc.collect()
         held.append(stager.nbytes)
     free(stager)
     # a thread of torch's may still have the save before
