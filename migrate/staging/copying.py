@@ -71,6 +71,10 @@ def arrange(storages: Storages, *, together: bool) -> Arrangement:
             continue
         ranges = _kept(storages, members)
         kept = size if ranges is None else sum(end - low for low, end in ranges)
+        if not kept:
+            # tensors without elements, and nothing else
+            places[number] = Home(-1, 0, 0)
+            continue
         if len(members) > 1:
             kept = max(distance + extent for _, distance, extent in members)
         if together or kept < LARGE:

@@ -7,37 +7,39 @@ way when a path is asked for: a refusal, the devices of a snapshot, a restore.
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, Final
 
+import numpy
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .tensors import NotCopiedError, Storages, describe
-from .walk import Walk, attributes_of, by_reference, copies_itself
+from .kinds import attributes_of, by_reference, copies_itself
 
 # deeper structures are refused: what reads checkpoints counts on a limit as well
 DEEPEST: Final = 400
-_SCALARS: Final = (type(None), bool, int, float, complex, str, bytes, bytearray, range)
+SCALARS: Final = (type(None), bool, int, float, complex, str, bytes, range)
 
 Child = tuple[str, Any]
 
 
-def objects(state: Any) -> Iterator[tuple[str, Any, int]]:
+def objects(state: Any, *, inside: bool = False) -> Iterator[tuple[str, Any, int]]:
     """(path, object, depth) of everything in `state`, each object once, parents first.
 
-    What does not tell its parts, because its reduce method raises, has none.
+    What does not tell its parts, because its reduce method raises, has none. `inside`: the parts of
+    objects that copy themselves, too.
     """
     seen: dict[int, Any] = {}
     todo: list[tuple[str, Any, int]] = [("", state, 0)]
     while todo:
         path, obj, depth = todo.pop()
-        if isinstance(obj, _SCALARS) or id(obj) in seen:
+        if isinstance(obj, SCALARS) or id(obj) in seen:
             continue
         seen[id(obj)] = obj
         yield path, obj, depth
         try:
-            inner = children(obj)
+            inner = inner_parts(obj) if inside else children(obj)
         except Exception:  # noqa: BLE001 - the reduce method may raise anything
             continue
         todo += [(path + step, child, depth + 1) for step, child in reversed(inner)]
@@ -46,7 +48,7 @@ def objects(state: Any) -> Iterator[tuple[str, Any, int]]:
 def children(obj: Any) -> list[Child]:
     """(step of the path, part) of an object. What its reduce method raises."""
     cls = type(obj)
-    if isinstance(obj, _SCALARS) or by_reference(cls):
+    if isinstance(obj, (*SCALARS, bytearray)) or by_reference(cls):
         return []
     if cls is dict:
         return [(f"[{_short(key)}]", value) for key, value in list(obj.items())]
@@ -67,6 +69,56 @@ def children(obj: Any) -> list[Child]:
     return _of_reduced(*reduced)
 
 
+def inner_parts(obj: Any) -> list[Child]:
+    """`children`, those of an object that copies itself as well, whether or not it reduces."""
+    if not copies_itself(type(obj)) or isinstance(obj, numpy.ndarray):
+        return children(obj)
+    found = [(f".{name}", value) for name, value in attributes_of(obj).items()]
+    if isinstance(obj, (list, tuple, set, frozenset, deque)):
+        found += [(f"[{at}]", value) for at, value in enumerate(obj)]
+    elif isinstance(obj, Mapping):
+        found += [(f"[{_short(key)}]", value) for key, value in list(obj.items())]
+    return found
+
+
+def parts_of_own(root: Any, known: Callable[[], Container[int]]) -> list[Any]:
+    """What a walk copies for an object that copies itself: tensors, and all that can be shared.
+
+    Left to the object is what a walk cannot copy, and what refers back to it, unless the walk has
+    been there: `known` answers with the ids of what it has seen.
+    """
+    parents: dict[int, list[int]] = {}
+    order: dict[int, Any] = {}
+    left: list[int] = [id(root)]
+    todo = [root]
+    while todo:
+        obj = todo.pop()
+        if id(obj) in order:
+            continue
+        order[id(obj)] = obj
+        try:
+            inner = inner_parts(obj) if obj is root else children(obj)
+        except Exception:  # noqa: BLE001 - methods of the object may raise anything
+            left.append(id(obj))
+            inner = list(attributes_of(obj).items())
+        for _, part in inner:
+            if not isinstance(part, SCALARS) and not by_reference(type(part)):
+                parents.setdefault(id(part), []).append(id(obj))
+                todo.append(part)
+    around: set[int] = set()
+    while left:
+        key = left.pop()
+        if key not in around:
+            around.add(key)
+            left += parents.get(key, ())
+    seen = known() if len(around) > 1 else ()
+    return [
+        obj
+        for key, obj in order.items()
+        if obj is not root and (key not in around or isinstance(obj, torch.Tensor) or key in seen)
+    ]
+
+
 def _of_reduced(
     function: Any,
     arguments: Any,
@@ -83,6 +135,8 @@ def _of_reduced(
     for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
         if isinstance(part, dict):
             found += [(f".{name}", value) for name, value in part.items()]
+        elif isinstance(part, (list, tuple)):
+            found += [(f".__getstate__()[{at}]", value) for at, value in enumerate(part)]
         elif part is not None:
             found.append((".__getstate__()", part))
     found += [(f"[{at}]", value) for at, value in enumerate(items or ())]
@@ -98,32 +152,5 @@ def _of_tensor(x: Any) -> list[Child]:
 
 
 def _short(key: Any) -> str:
-    text = repr(key) if isinstance(key, _SCALARS) else f"<{type(key).__name__}>"
+    text = repr(key) if isinstance(key, SCALARS) else f"<{type(key).__name__}>"
     return text if len(text) < 200 else text[:197] + "..."
-
-
-def refusals(state: Any) -> list[tuple[str, str]]:
-    """(path, reason) of all that cannot be staged: tensors, and what does not reduce."""
-    found: list[tuple[str, str]] = []
-    for path, obj, depth in objects(state):
-        reason = _reason(obj)
-        if depth > DEEPEST:
-            return [*found, (path[:200] + "…", f"nested deeper than {DEEPEST} levels")]
-        if reason is not None:
-            found.append((path, reason))
-    return found
-
-
-def _reason(obj: Any) -> str | None:
-    try:
-        if isinstance(obj, torch.Tensor):
-            walk = Walk()
-            walk.reducer_override(obj)
-            for x in walk.tensors:
-                describe(x, Storages())
-        children(obj)
-    except NotCopiedError as error:
-        return str(error)
-    except Exception as error:  # noqa: BLE001 - as above
-        return f"a {type(obj).__qualname__} cannot be copied: {error}"
-    return None

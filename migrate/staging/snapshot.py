@@ -16,7 +16,7 @@ import torch
 from ..core.errors import Diagnostic, QuestionError
 from . import paths
 from .copying import Home
-from .tensors import GRAD, PARAMETER, Recipe, make
+from .tensors import GRAD, PARAMETER, Recipe, make, parts_of
 from .walk import Build, outside_of_modes
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Image:
 
         def mapped(number: int) -> torch.UntypedStorage:
             place = places[number]
-            if place is None:
+            if place is None or not place.size:
                 return torch.UntypedStorage(0)
             made = frombuffer(
                 views[place.block], dtype=torch.uint8, count=place.size, offset=place.at
@@ -93,7 +93,7 @@ class Image:
         def copied(number: int) -> torch.UntypedStorage:
             place = self.places[number]
             device = self.devices.get(number, torch.device("cpu"))
-            if place is None:
+            if place is None or not place.size:
                 return torch.UntypedStorage(0, device=device)
             held = torch.frombuffer(
                 views[place.block], dtype=torch.uint8, count=place.size, offset=place.at
@@ -103,7 +103,7 @@ class Image:
 
         storage = _once(copied)
         tensors = [make(recipe, storage) for recipe in self.recipes]
-        return Build(self.stream, tensors, self.references, storage).run()
+        return Build(self.stream, tensors, self.references, storage, apart=True).run()
 
 
 def _once(
@@ -153,19 +153,9 @@ class Snapshot(Mapping[Any, Any]):
     def devices(self) -> dict[str, torch.device]:
         """Where each tensor came from, by its path in the state."""
         image = self._held()
-        from_elsewhere = image.devices
-        found: dict[str, torch.device] = {}
-        for path, obj, _ in paths.objects(self._state):
-            if isinstance(obj, torch.Tensor):
-                found[path] = torch.device("cpu")
-        if not from_elsewhere:
-            return found
-        by_address = {self._address(number): device for number, device in from_elsewhere.items()}
-        for path, obj, _ in paths.objects(self._state):
-            if isinstance(obj, torch.Tensor) and obj.layout is torch.strided:
-                address = obj.untyped_storage().data_ptr()
-                found[path] = by_address.get(address, found[path])
-        return found
+        tensors = {p: x for p, x, _ in paths.objects(self._state) if isinstance(x, torch.Tensor)}
+        known = {self._address(number): device for number, device in image.devices.items()}
+        return {path: _origin(x, known) for path, x in tensors.items()}
 
     def wait(self) -> None:
         """Returns when all bytes are there."""
@@ -338,3 +328,17 @@ class Snapshot(Mapping[Any, Any]):
                 ]
             )
         return self._image
+
+
+def _origin(x: torch.Tensor, known: Mapping[int, torch.device]) -> torch.device:
+    """Where a staged tensor came from: `known` is by the address of its storage."""
+    if x.is_meta or not known:
+        return x.device
+    inner = [part for _, part in paths.children(x) if isinstance(part, torch.Tensor)]
+    if hasattr(type(x), "__torch_dispatch__") and inner:
+        return _origin(inner[0], known)
+    try:
+        address = parts_of(x.detach())[0].untyped_storage().data_ptr()
+    except RuntimeError:
+        return x.device
+    return known.get(address, x.device)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from contextlib import nullcontext, suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
-from ..core.errors import Diagnostic, MigrateError, QuestionError, listed
+from ..core.errors import MigrateError
 from ..source.jsontext import collector_paused
 from . import copying
 from .dcp import DcpStager
 from .jobs import Writer, Writes, write_here
 from .memory import BlockPool, has_gpu
-from .paths import refusals
+from .paths import DEEPEST
+from .refusing import refusal, too_deep
 from .snapshot import Image, Snapshot
 from .streams import Streams
 from .tensors import NotCopiedError, Recipe, describe, moved
@@ -96,20 +98,19 @@ class Stager:
             return self._stage(state, pool, non_blocking)
 
     def _stage(self, state: Any, pool: BlockPool, non_blocking: bool) -> Snapshot:
-        walk = Walk()
         try:
-            stream = walk.run(state)
+            walk, stream = _walked(state)
         except MigrateError:
             raise
         except Exception as error:  # noqa: BLE001 - methods of the state's objects may raise anything
-            raise _refusal(state, error) from None
+            raise refusal(state, error) from None
         storages = walk.storages
         recipes: list[Recipe] = []
         for x in walk.tensors:
             try:
                 recipes.append(describe(x, storages))
             except NotCopiedError as error:
-                raise _refusal(state, error) from None
+                raise refusal(state, error) from None
         plan = copying.arrange(storages, together=self._shared)
         if plan.shifted:
             shifts = [None if place is None else place.shift for place in plan.places]
@@ -125,8 +126,8 @@ class Stager:
         nbytes = sum(copy.size for copy in plan.copies)
         try:
             snapshot = Snapshot(image, views, nbytes, copied)
-        except NotCopiedError as error:
-            raise _refusal(state, error) from None
+        except Exception as error:  # noqa: BLE001 - as above
+            raise refusal(state, error) from None
         snapshot._writer = self._writer
         if not non_blocking:
             snapshot.wait()
@@ -174,17 +175,24 @@ class Stager:
             self.close()
 
 
-def _refusal(state: Any, error: Exception) -> QuestionError:
-    """M975 with every path that cannot be staged."""
-    found = [f"{path or 'the state itself'}: {reason}" for path, reason in refusals(state)]
-    if not found:
-        found = [f"{type(error).__name__}: {error}"]
-    return QuestionError(
-        [
-            Diagnostic(
-                "M975",
-                f"the state cannot be staged: {listed(found)}",
-                help="leave these out of the state, nothing of it has been copied",
-            )
-        ]
-    )
+# several threads must not take the interpreter's limit for one that was raised
+_RECURSION: Final = threading.Lock()
+
+
+def _walked(state: Any) -> tuple[Walk, bytes]:
+    """The tables of a walk and its stream, however deep the caller's own stack is."""
+    walk = Walk()
+    try:
+        return walk, walk.run(state)
+    except RecursionError:
+        if too_deep(state):
+            raise
+    with _RECURSION:
+        limit = sys.getrecursionlimit()
+        # a level takes several calls
+        sys.setrecursionlimit(limit + 8 * DEEPEST)
+        try:
+            walk = Walk()
+            return walk, walk.run(state)
+        finally:
+            sys.setrecursionlimit(limit)

@@ -8,9 +8,11 @@ subclass that keeps its bytes in itself. What cannot be kept is refused with the
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import numpy
 import torch
 
 # what a recipe's flags say
@@ -28,6 +30,11 @@ Recipe = tuple[Any, ...]
 class NotCopiedError(Exception):
     """A tensor or object that cannot be staged; the message is the reason, without its path."""
 
+    def __init__(self, reason: str, culprit: Any = None) -> None:
+        """`culprit` is the object, where its path is not found by trying it alone."""
+        super().__init__(reason)
+        self.culprit = culprit
+
 
 def _plain_sizes() -> dict[torch.dtype, int]:
     """Bytes of an element of each dtype whose tensors have neither a quantizer nor a conj bit."""
@@ -41,11 +48,22 @@ _SIZES: Final = _plain_sizes()
 class Storages:
     """The storages that the tensors of a state look at, and the bytes of each that they touch."""
 
-    __slots__ = ("_numbers", "addresses", "devices", "sizes", "storages", "touched", "users")
+    __slots__ = (
+        "_numbers",
+        "addresses",
+        "alive",
+        "devices",
+        "sizes",
+        "storages",
+        "touched",
+        "users",
+    )
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
         self.storages: list[torch.UntypedStorage] = []
+        # what owns the memory of storages that do not
+        self.alive: list[Any] = []
         self.addresses: list[int] = []
         self.sizes: list[int] = []
         self.users: list[int] = []
@@ -60,8 +78,13 @@ class Storages:
         Storages over the same memory are one, however many torch has made (numpy, DLPack); those
         of no bytes are each their own.
         """
-        address = storage.data_ptr()
         size = storage.nbytes()
+        try:
+            address = storage.data_ptr()
+        except RuntimeError:
+            address = 0
+        if size and high > low and not address:
+            raise NotCopiedError("its storage has no memory that could be copied")
         device = storage.device
         if not address or not size:
             key: Any = ("empty", storage._cdata)
@@ -159,6 +182,8 @@ def _strided(
 
 
 def _describe_other(x: torch.Tensor, storages: Storages) -> Recipe:
+    if isinstance(x, numpy.ndarray):
+        return _describe_array(x, storages)
     flags = (GRAD if x.requires_grad else 0) | (PARAMETER if type(x) is not torch.Tensor else 0)
     if torch._C._functorch.is_functorch_wrapped_tensor(x):
         raise NotCopiedError("a tensor inside of a transform (vmap, grad) has no memory of its own")
@@ -171,23 +196,10 @@ def _describe_other(x: torch.Tensor, storages: Storages) -> Recipe:
             y._nested_tensor_storage_offsets(),
         )
         return ("nested", tuple(describe(part, storages) for part in parts), flags)
-    if x.layout is torch.sparse_coo:
-        coo = (describe(y._indices(), storages), describe(y._values(), storages))
-        return ("sparse", coo, x.layout, tuple(x.shape), x.is_coalesced(), flags)
-    if x.layout in (torch.sparse_csr, torch.sparse_bsr):
-        rows = (
-            describe(y.crow_indices(), storages),
-            describe(y.col_indices(), storages),
-            describe(y.values(), storages),
-        )
-        return ("sparse", rows, x.layout, tuple(x.shape), None, flags)
-    if x.layout in (torch.sparse_csc, torch.sparse_bsc):
-        columns = (
-            describe(y.ccol_indices(), storages),
-            describe(y.row_indices(), storages),
-            describe(y.values(), storages),
-        )
-        return ("sparse", columns, x.layout, tuple(x.shape), None, flags)
+    if x.layout in _SPARSE:
+        inside = tuple(describe(part, storages) for part in parts_of(y))
+        coalesced = x.is_coalesced() if x.layout is torch.sparse_coo else None
+        return ("sparse", inside, x.layout, tuple(x.shape), coalesced, flags)
     if x.layout is not torch.strided:
         raise NotCopiedError(f"the layout {x.layout} has no parts that could be copied")
     if x.is_meta:
@@ -198,7 +210,11 @@ def _describe_other(x: torch.Tensor, storages: Storages) -> Recipe:
         raise NotCopiedError(f"it has no memory that could be copied: {error}") from None
     if not x.is_quantized:
         return _strided(x, storage, x.dtype.itemsize, storages)
-    inner = _strided(y, storage, x.dtype.itemsize, storages)
+    if x.dtype in _PACKED:
+        number = _packed(x, storage, storages)
+        inner: Recipe = ("strided", number, x.dtype, 0, tuple(x.shape), x.stride(), flags)
+    else:
+        inner = _strided(y, storage, x.dtype.itemsize, storages)
     if x.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         return ("quantized", inner, (x.q_scale(), x.q_zero_point()), flags)
     scales = (
@@ -206,6 +222,62 @@ def _describe_other(x: torch.Tensor, storages: Storages) -> Recipe:
         describe(x.q_per_channel_zero_points(), storages),
     )
     return ("quantized", inner, (*scales, x.q_per_channel_axis()), flags)
+
+
+# elements of a byte of the quantized dtypes that share bytes
+_PACKED: Final = {torch.quint4x2: 2, torch.quint2x4: 4}
+
+
+def _packed(x: torch.Tensor, storage: torch.UntypedStorage, storages: Storages) -> int:
+    size = -(-x.numel() // _PACKED[x.dtype])
+    if not x.is_contiguous() or x.storage_offset() or storage.nbytes() < size:
+        raise NotCopiedError(f"a view of {x.dtype}, or one whose storage was freed")
+    return storages.number(storage, 0, size)
+
+
+def _bounds(x: Any) -> tuple[int, int]:
+    """First address of an array's elements, and the end of the last."""
+    first = x.__array_interface__["data"][0]
+    if not x.nbytes:
+        return first, first
+    reach = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)]
+    return first + sum(min(0, r) for r in reach), first + sum(max(0, r) for r in reach) + x.itemsize
+
+
+def _describe_array(x: Any, storages: Storages) -> Recipe:
+    """An array of numpy over a storage, so that a tensor over the same memory stays tied to it."""
+    low, high = _bounds(x)
+    if high - low > 2 * x.nbytes:
+        # with wide gaps: what lies in them is not the array's
+        x = x.copy(order="K")
+        low, high = _bounds(x)
+    if high == low:
+        number = storages.number(torch.UntypedStorage(0), 0, 0)
+        return ("array", number, x.dtype, x.shape, x.strides, 0, x.flags.writeable)
+    bytes_of_it = (ctypes.c_char * (high - low)).from_address(low)
+    storages.alive += [x, bytes_of_it]
+    storage = torch.frombuffer(bytes_of_it, dtype=torch.uint8).untyped_storage()
+    number = storages.number(storage, 0, high - low)
+    offset = x.__array_interface__["data"][0] - low
+    return ("array", number, x.dtype, x.shape, x.strides, offset, x.flags.writeable)
+
+
+_SPARSE: Final = frozenset(
+    {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+)
+
+
+def parts_of(x: torch.Tensor) -> list[torch.Tensor]:
+    """The strided tensors that a tensor without inner tensors consists of; itself if it is one."""
+    if x.is_nested:
+        return [torch.ops.aten.values(x)]
+    if x.layout is torch.sparse_coo:
+        return [x._indices(), x._values()]
+    if x.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [x.crow_indices(), x.col_indices(), x.values()]
+    if x.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [x.ccol_indices(), x.row_indices(), x.values()]
+    return [x]
 
 
 def _finished(y: torch.Tensor, flags: int) -> torch.Tensor:
@@ -262,6 +334,8 @@ def _make_meta(recipe: Recipe, storage: Storage) -> torch.Tensor:
 def _make_quantized(recipe: Recipe, storage: Storage) -> torch.Tensor:
     _, (_, number, dtype, offset, shape, stride, _), quantizer, flags = recipe
     base = storage(number)
+    # such a tensor cannot be over another storage than its own
+    packed = dtype in _PACKED
     if len(quantizer) == 2:
         made = torch._empty_affine_quantized(
             shape, scale=quantizer[0], zero_point=quantizer[1], dtype=dtype, device=base.device
@@ -271,7 +345,22 @@ def _make_quantized(recipe: Recipe, storage: Storage) -> torch.Tensor:
         made = torch._empty_per_channel_affine_quantized(
             shape, scales=scales, zero_points=zeros, axis=axis, dtype=dtype, device=base.device
         )
+    if packed:
+        inside = made.untyped_storage()
+        taken = torch.empty(0, dtype=torch.uint8, device=base.device).set_(base)
+        torch.empty(0, dtype=torch.uint8, device=base.device).set_(inside).copy_(
+            taken[: inside.nbytes()]
+        )
+        return _finished(made, flags)
     return _finished(made.set_(base, offset, shape, stride), flags)
+
+
+def _make_array(recipe: Recipe, storage: Storage) -> Any:
+    _, number, dtype, shape, strides, offset, writeable = recipe
+    held = torch.empty(0, dtype=torch.uint8).set_(storage(number)).numpy()
+    made = numpy.ndarray(shape, dtype, buffer=held, offset=offset, strides=strides)
+    made.flags.writeable = writeable
+    return made
 
 
 _MAKERS: Final = {
@@ -281,6 +370,7 @@ _MAKERS: Final = {
     "sparse": _make_sparse,
     "meta": _make_meta,
     "quantized": _make_quantized,
+    "array": _make_array,
 }
 
 
@@ -291,7 +381,7 @@ def make(recipe: Recipe, storage: Storage) -> torch.Tensor:
 
 def moved(recipe: Recipe, shifts: Sequence[Callable[[int], int] | None]) -> Recipe:
     """The recipe over storages of which only touched ranges are kept: offsets in bytes change."""
-    if recipe[0] == "whole":
+    if recipe[0] in ("whole", "array"):
         return recipe
     if recipe[0] == "strided":
         kind, number, dtype, offset, shape, stride, flags = recipe
@@ -299,7 +389,7 @@ def moved(recipe: Recipe, shifts: Sequence[Callable[[int], int] | None]) -> Reci
         if shift is None:
             return recipe
         size = dtype.itemsize
-        return (kind, number, dtype, shift(offset * size) // size, shape, stride, flags)
+        return (kind, number, dtype, max(0, shift(offset * size)) // size, shape, stride, flags)
     return tuple(_moved_part(part, shifts) for part in recipe)
 
 

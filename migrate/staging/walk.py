@@ -6,49 +6,27 @@ process needs to build the same structure. Tensors and storages are numbered and
 functions, classes and whatever copy.deepcopy answers with itself stand in a table of references.
 
 This module is the one place of the package that unpickles. What it unpickles was made a moment ago
-by `Walk`, in this process or in the parent that sent it; `Build.find_class` knows the ten names
+by `Walk`, in this process or in the parent that sent it; `Build.find_class` knows the names
 below and nothing else, so that no other stream does anything here.
 """
 
 from __future__ import annotations
 
 import copyreg
-import enum
 import io
 import pickle
 import types
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
+from .kinds import attributes_of, by_reference, copies_itself
+from .paths import objects, parts_of_own
 from .tensors import NotCopiedError, Storages
-
-_BY_REFERENCE: Final = (
-    type,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.ModuleType,
-    types.CodeType,
-    property,
-    weakref.ref,
-    type(Ellipsis),
-    type(NotImplemented),
-    enum.Enum,
-    numpy.generic,
-    numpy.dtype,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.qscheme,
-)
-# torch's communication: a copy of it would be another group
-_GROUPS: Final = frozenset({"DeviceMesh", "ProcessGroup"})
 
 
 # What the stream calls. The pickler writes their names; `Build` answers with something of its own.
@@ -72,11 +50,19 @@ def subclass(number: int, cls: Any, grad: bool) -> Any:
     """Stands for the tensor of this number as one of a subclass."""
 
 
+def instance(number: int, cls: Any, grad: bool) -> Any:
+    """Stands for the tensor of this number as one of a subclass that dispatches."""
+
+
+def lazy(cls: Any, grad: bool, dtype: Any, device: Any) -> Any:
+    """Stands for a tensor that has no shape yet."""
+
+
 def wrapper(cls: Any, inner: Any, context: Any, size: Any, stride: Any, grad: bool) -> Any:
     """Stands for a wrapper made by `__tensor_unflatten__`."""
 
 
-def shell(cls: Any, dtype: Any, size: Any, stride: Any, grad: bool) -> Any:
+def shell(cls: Any, dtype: Any, size: Any, stride: Any, grad: bool, device: Any) -> Any:
     """Stands for a wrapper that is its class and its attributes."""
 
 
@@ -90,7 +76,19 @@ def attributes(made: Any, state: Any) -> Any:
 
 _CALLED: Final = {
     f.__name__: f
-    for f in (tensor, reference, storage, typed, subclass, wrapper, shell, own, attributes)
+    for f in (
+        tensor,
+        reference,
+        storage,
+        typed,
+        subclass,
+        instance,
+        lazy,
+        wrapper,
+        shell,
+        own,
+        attributes,
+    )
 }
 _CALLED_ONES: Final = frozenset(_CALLED.values())
 
@@ -100,8 +98,13 @@ _GENERIC: Final = object()
 
 @contextmanager
 def outside_of_modes() -> Iterator[None]:
-    """Neither autograd, inference mode, a default device nor any function mode has a say inside."""
-    with torch.no_grad(), torch.inference_mode(False), torch._C.DisableTorchFunction():
+    """Neither autograd, inference mode, a default device nor a mode of a user counts inside."""
+    with (
+        torch._C.DisableTorchFunction(),
+        _disable_current_modes(),
+        torch.no_grad(),
+        torch.inference_mode(False),
+    ):
         yield
 
 
@@ -116,6 +119,8 @@ class Walk(pickle.Pickler):
         self.storages = Storages()
         # tensors that were made for the walk live until the tables are used: their ids are keys
         self._made: list[Any] = []
+        # ids of what has a `__deepcopy__` and is being walked or has been
+        self.own: set[int] = set()
         self._kinds: dict[type, Any] = {torch.Tensor: _of_tensor, torch.nn.Parameter: _of_tensor}
 
     def run(self, state: Any) -> bytes:
@@ -144,18 +149,6 @@ class Walk(pickle.Pickler):
         """`obj`, alive until the walk's tables go."""
         self._made.append(obj)
         return obj
-
-
-def by_reference(cls: type) -> bool:
-    """Whether objects of a class are never copied, as copy.deepcopy does not or must not."""
-    return issubclass(cls, _BY_REFERENCE) or (
-        cls.__name__ in _GROUPS and cls.__module__.startswith("torch.")
-    )
-
-
-def copies_itself(cls: type) -> bool:
-    """Whether objects of a class have a `__deepcopy__` of their own that is used."""
-    return hasattr(cls, "__deepcopy__") and not issubclass(cls, torch.Tensor)
 
 
 def _kind(cls: type) -> Any:
@@ -188,14 +181,16 @@ def _kind(cls: type) -> Any:
 def _kind_of_tensor(cls: Any) -> Any:
     if cls.__module__.startswith("torch._subclasses"):
         return _of_fake
+    if issubclass(cls, torch.nn.parameter.UninitializedTensorMixin):
+        return _of_lazy
     dispatches = any(
         "__torch_dispatch__" in c.__dict__ for c in cls.__mro__[: cls.__mro__.index(torch.Tensor)]
     )
     if hasattr(cls, "__tensor_flatten__") and dispatches:
         return _of_wrapper
-    if cls.__reduce_ex__ is not torch.Tensor.__reduce_ex__:
+    if cls.__reduce_ex__ not in (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__):
         return _of_reduced
-    return _of_shell if dispatches else _of_subclass
+    return _of_dispatching if dispatches else _of_subclass
 
 
 def _of_reference(walk: Walk, obj: Any) -> Reduced:
@@ -205,8 +200,11 @@ def _of_reference(walk: Walk, obj: Any) -> Reduced:
 
 
 def _of_array(walk: Walk, array: Any) -> Reduced:
-    # objects in it are copied one by one, by numpy's own reduce
-    return NotImplemented if array.dtype.hasobject else walk.refer(array.copy(order="K"))
+    if array.dtype.hasobject:
+        # objects in it are copied one by one, by numpy's own reduce
+        return NotImplemented
+    walk.tensors.append(array)
+    return tensor, (len(walk.tensors) - 1,)
 
 
 def _of_method(walk: Walk, method: Any) -> Reduced:
@@ -253,7 +251,7 @@ def _of_wrapper(walk: Walk, x: Any) -> Reduced:
         (
             type(x),
             walk.keep(inner),
-            _Whole(context),
+            context,
             _Whole(x.size()),
             _Whole(x.stride()),
             x.requires_grad,
@@ -262,8 +260,31 @@ def _of_wrapper(walk: Walk, x: Any) -> Reduced:
     return _with(made, rest)
 
 
+def _of_lazy(walk: Walk, x: Any) -> Reduced:
+    made = lazy, (type(x), x.requires_grad, x.dtype, x.device)
+    return _with(made, attributes_of(x))
+
+
+def _of_dispatching(walk: Walk, x: Any) -> Reduced:
+    """A subclass that dispatches and cannot be flattened: a wrapper, or bytes of its own."""
+    try:
+        storage = x.untyped_storage()
+        filled = bool(storage.nbytes() and storage.data_ptr())
+    except RuntimeError:
+        filled = False
+    if not filled:
+        return _of_shell(walk, x)
+    empty = torch.empty(0, dtype=x.dtype, device=x.device)
+    plain = empty.set_(storage, x.storage_offset(), x.size(), x.stride())
+    plain = torch._conj(plain) if x.is_conj() else plain
+    walk.tensors.append(walk.keep(torch._neg_view(plain) if x.is_neg() else plain))
+    made = instance, (len(walk.tensors) - 1, type(x), x.requires_grad)
+    return _with(made, attributes_of(x))
+
+
 def _of_shell(walk: Walk, x: Any) -> Reduced:
-    made = shell, (type(x), x.dtype, tuple(x.size()), x.stride(), x.requires_grad)
+    size, stride = tuple(x.size()), x.stride()
+    made = shell, (type(x), x.dtype, size, stride, x.requires_grad, x.device)
     return _with(made, attributes_of(x))
 
 
@@ -281,12 +302,12 @@ class _Whole:
 
 
 class _Own:
-    """An object that copies itself, and the tensors that were found in it."""
+    """An object that copies itself, and those of its parts that are copied by the walk."""
 
-    __slots__ = ("held", "tensors")
+    __slots__ = ("held", "parts")
 
-    def __init__(self, held: Any, tensors: list[Any]) -> None:
-        self.held, self.tensors = held, tensors
+    def __init__(self, held: Any, parts: list[Any]) -> None:
+        self.held, self.parts = held, parts
 
 
 def _of_whole(walk: Walk, whole: _Whole) -> Reduced:
@@ -294,41 +315,13 @@ def _of_whole(walk: Walk, whole: _Whole) -> Reduced:
 
 
 def _of_own(walk: Walk, obj: Any) -> Reduced:
-    found = _Probe(obj).tensors
-    return own, (walk.refer(_Own(obj, found))[1][0], found)
-
-
-class _Probe(Walk):
-    """The tensors inside of an object that has a `__deepcopy__`."""
-
-    def __init__(self, obj: Any) -> None:
-        super().__init__()
-        self._root = obj
-        try:
-            self.dump(obj)
-        except Exception:  # noqa: BLE001 - methods of the object may raise anything
-            # what it can copy and pickle cannot walk keeps the tensors that were found so far
-            pass
-        finally:
-            self.clear_memo()
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, torch.Tensor):
-            self.tensors.append(obj)
-            return self.refer(None)
-        if obj is self._root or hasattr(type(obj), "__deepcopy__"):
-            return NotImplemented
-        return super().reducer_override(obj)
-
-
-def attributes_of(x: Any) -> dict[str, Any]:
-    """The Python attributes of a tensor of a subclass, those in slots as well."""
-    # capsules are what torch remembers of sizes that it asked a wrapper for
-    state = {name: v for name, v in x.__dict__.items() if type(v).__name__ != "PyCapsule"}
-    for name in copyreg._slotnames(type(x)):  # type: ignore[attr-defined]
-        if hasattr(x, name):
-            state[name] = getattr(x, name)
-    return state
+    if id(obj) in walk.own:
+        name = type(obj).__name__
+        raise NotCopiedError(f"a {name} copies itself and is reached from one of its own tensors")
+    walk.own.add(id(obj))
+    known = walk.memo.copy
+    parts = parts_of_own(obj, lambda: set(known()))
+    return own, (walk.refer(_Own(obj, parts))[1][0], parts)
 
 
 def _with(made: tuple[Any, ...], state: dict[str, Any]) -> Reduced:
@@ -344,9 +337,13 @@ class Build(pickle.Unpickler):
         tensors: Sequence[torch.Tensor],
         references: list[Any],
         storages: Callable[[int], torch.UntypedStorage],
+        *,
+        apart: bool = False,
     ) -> None:
+        """`apart`: on the devices that the source was on, not on the CPU."""
         super().__init__(io.BytesIO(stream))
         self._tensors, self._references, self._storages = tensors, references, storages
+        self._apart = apart
 
     def run(self) -> Any:
         """The state."""
@@ -376,29 +373,44 @@ class Build(pickle.Unpickler):
         made = self._tensors[number].as_subclass(cls)
         return made.requires_grad_() if grad else made
 
+    def _instance(self, number: int, cls: Any, grad: bool) -> Any:
+        return torch.Tensor._make_subclass(cls, self._tensors[number], grad)
+
+    def _lazy(self, cls: Any, grad: bool, dtype: Any, device: Any) -> Any:
+        return cls(grad, device=self._device(device), dtype=dtype)
+
+    def _device(self, device: torch.device) -> torch.device:
+        return device if self._apart or device.type == "meta" else torch.device("cpu")
+
     def _wrapper(
         self, cls: Any, inner: Any, context: Any, size: Any, stride: Any, grad: bool
     ) -> Any:
         made = cls.__tensor_unflatten__(inner, context, size, stride)
         return made if made.requires_grad == grad else made.requires_grad_(grad)
 
-    def _shell(self, cls: Any, dtype: Any, size: Any, stride: Any, grad: bool) -> Any:
+    def _shell(self, cls: Any, dtype: Any, size: Any, stride: Any, grad: bool, device: Any) -> Any:
+        where = self._device(device)
         return torch.Tensor._make_wrapper_subclass(
-            cls, size, stride, dtype=dtype, device="cpu", requires_grad=grad
+            cls, size, stride, dtype=dtype, device=where, requires_grad=grad
         )
 
-    def _own(self, number: int, tensors: list[Any]) -> Any:
+    def _own(self, number: int, parts: list[Any]) -> Any:
         entry = self._references[number]
-        memo = {id(x): twin for x, twin in zip(entry.tensors, tensors, strict=True)}
-        made = entry.held.__deepcopy__(memo)
-        for x in [made] if isinstance(made, torch.Tensor) else _Probe(made).tensors:
-            if x.device.type not in ("cpu", "meta"):
-                name = type(entry.held).__name__
-                raise NotCopiedError(
-                    f"the __deepcopy__ of {name} answers with a tensor on {x.device}"
-                )
+        memo = {id(part): twin for part, twin in zip(entry.parts, parts, strict=True)}
+        name = type(entry.held).__name__
+        try:
+            made = entry.held.__deepcopy__(memo)
+        except Exception as error:  # noqa: BLE001 - methods of a state may raise anything
+            said = f"the __deepcopy__ of {name} raises {type(error).__name__}: {error}"
+            raise NotCopiedError(said, entry.held) from None
+        if self._apart:
+            return made
+        for _, x, _ in objects(made, inside=True):
+            if isinstance(x, torch.Tensor) and x.device.type not in ("cpu", "meta"):
+                said = f"the __deepcopy__ of {name} answers with a tensor on {x.device}"
+                raise NotCopiedError(said, entry.held)
         # the copy stands for the original from now on, which the snapshot does not keep alive
-        self._references[number] = _Own(made, list(tensors))
+        self._references[number] = _Own(made, list(parts))
         return made
 
     def _attributes(self, made: Any, state: dict[str, Any]) -> Any:
