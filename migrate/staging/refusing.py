@@ -47,7 +47,7 @@ def refusal(state: Any, error: Exception) -> QuestionError:
         [
             Diagnostic(
                 "M975",
-                f"the state cannot be staged: {', '.join(found[:_SHOWN])}{more}",
+                f"the state cannot be staged: {named}{more}",
                 help="leave these out of the state, nothing of it has been copied",
             )
         ]

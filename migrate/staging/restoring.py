@@ -13,7 +13,7 @@ import torch
 
 from ..core.errors import Diagnostic, QuestionError, listed
 from .kinds import by_reference
-from .paths import SCALARS, inner_parts
+from .paths import SCALARS, Child, inner_parts
 from .tensors import parts_of
 
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -138,8 +138,8 @@ class _Plan:
             return []
         # what is made anew for each look cannot be written to
         again = [part for _, part in inner_parts(new)]
-        lasting = [pair[3] is part for pair, part in zip(pairs, again, strict=True)]
-        if any(_holds(pair[3]) and not lasts for pair, lasts in zip(pairs, lasting, strict=True)):
+        lasting = set(map(id, again))
+        if any(_holds(now) and id(now) not in lasting for _, _, _, now in pairs):
             self._whole(path, old, new)
             return []
         found = []
@@ -166,6 +166,9 @@ class _Plan:
                 return None
             keys = {f"[{key!r}]": key for key in new} if plain else {}
         before, after = inner_parts(old), inner_parts(new)
+        if isinstance(old, torch.Tensor):
+            # what a wrapper remembers of its sizes may be there or not
+            before, after = _lasting(before, after), _lasting(after, before)
         if keys:
             order = {step: at for at, (step, _) in enumerate(after)}
             if order.keys() != {step for step, _ in before}:
@@ -199,6 +202,15 @@ class _Plan:
 
     def _differs(self, path: str, what: str) -> None:
         self.problems.append(f"{path or 'the state itself'}: {what}")
+
+
+def _lasting(parts: list[Child], others: list[Child]) -> list[Child]:
+    steps = {step for step, _ in others}
+    return [
+        (step, part)
+        for step, part in parts
+        if step in steps or (isinstance(part, torch.Tensor) and part.numel())
+    ]
 
 
 def _plain(key: Any) -> bool:
@@ -255,17 +267,28 @@ def _write(into: torch.Tensor, values: torch.Tensor) -> None:
         if stride == 0 and size > 1:
             # what is expanded has one element where it shows many
             into, values = into.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
-    if torch._debug_has_internal_overlap(into) == 0 or into.is_contiguous():
+    if not _overlaps(into):
         _copy(into, values)
         return
     # elements that lie on one another: each place once
     reach = 1 + sum((n - 1) * s for n, s in zip(into.shape, into.stride(), strict=True))
     places = torch.arange(reach, device=into.device)
-    seen = places.as_strided(into.shape, into.stride()).reshape(-1)
+    seen = places.as_strided(into.shape, into.stride()).reshape(-1).clone()
     places[seen] = torch.arange(seen.numel(), device=into.device)
     used = seen.unique()
     flat = into.as_strided((reach,), (1,))
     flat[used] = values.reshape(-1).to(into.device)[places[used]]
+
+
+def _overlaps(x: torch.Tensor) -> bool:
+    """Whether some elements of a strided tensor may lie on one another."""
+    reach = 0
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
 
 
 def _copy(into: torch.Tensor, values: torch.Tensor) -> None:

@@ -15,11 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import migrate
 
 DTYPES = sorted(
-    (
-        v
-        for v in set(vars(torch).values())
-        if isinstance(v, torch.dtype) and not str(v).startswith("torch.q")
-    ),
+    {x for x in vars(torch).values() if isinstance(x, torch.dtype) and "torch.q" not in str(x)},
     key=str,
 )
 
@@ -110,7 +106,8 @@ def test_results_of_autograd_become_leaves() -> None:
 def test_nothing_of_the_source_changes() -> None:
     base = torch.randn(4, 4)
     state: dict[str, Any] = {
-        "w": torch.nn.Parameter(base), "view": base[1:], "conj": torch.ones(2, dtype=torch.cfloat).conj(),
+        "w": torch.nn.Parameter(base), "view": base[1:],
+        "conj": torch.ones(2, dtype=torch.cfloat).conj(),
         "sparse": torch.eye(3).to_sparse(), "sub": Sub(torch.ones(2)), "two": TwoTensor(base, base),
     }  # fmt: skip
     state["w"].note = {"a": 1}
@@ -159,8 +156,8 @@ def test_memory_that_numpy_and_dlpack_share_is_one() -> None:
     x = torch.arange(100.0)
     array = x.numpy()
     state = {
-        "x": x, "array": array, "back": torch.from_numpy(array[10:]), "dlpack": torch.from_dlpack(x),
-        "every": array[::-2], "whole": torch.from_numpy(array),
+        "x": x, "array": array, "back": torch.from_numpy(array[10:]),
+        "dlpack": torch.from_dlpack(x), "every": array[::-2], "whole": torch.from_numpy(array),
     }  # fmt: skip
     snapshot = migrate.Stager().stage(state)
     made = snapshot.state
@@ -265,11 +262,13 @@ def test_sparse_tensors_are_their_parts(layout: torch.layout) -> None:
     assert not values.eq(0).all()
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_sparse_tensors_say_whether_they_are_coalesced() -> None:
     index, values = torch.tensor([[0, 0, 1]]), torch.tensor([[1.0, 2], [3, 4], [5, 6]])
     loose = torch.sparse_coo_tensor(index, values, (3, 2))
-    made = staged([loose, loose.coalesce(), torch.sparse_coo_tensor(size=(2, 2))])
-    assert [x.is_coalesced() for x in made] == [False, True, False]
+    empty = torch.sparse_coo_tensor(size=(2, 2))
+    made = staged([loose, loose.coalesce(), empty])
+    assert [x.is_coalesced() for x in made] == [False, True, empty.is_coalesced()]
     assert made[0]._values().equal(values)
     assert (made[0].sparse_dim(), made[0].dense_dim()) == (1, 1)
     assert made[2]._nnz() == 0
@@ -427,9 +426,16 @@ def freed() -> torch.Tensor:
     return x
 
 
+def freed_view() -> torch.Tensor:
+    x = torch.ones(3, 4)
+    view = x[1:].t()
+    x.untyped_storage().resize_(8)
+    return view
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "freed": (freed, "its storage was freed or shrunk: it holds 8 bytes"),
-    "freed view": (lambda: freed()[1:].t(), "its storage was freed or shrunk"),
+    "freed view": (freed_view, "its storage was freed or shrunk"),
     "mkldnn": (lambda: torch.ones(2).to_mkldnn(), "the layout torch._mkldnn"),
     "fake": (
         lambda: torch._subclasses.FakeTensorMode().from_tensor(torch.ones(2)),
@@ -457,6 +463,7 @@ def test_a_tensor_without_bytes_is_refused_by_path(kind: str) -> None:
     assert stager.stage([torch.ones(2)]).state[0].tolist() == [1, 1]
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_tensors_of_transforms_are_refused() -> None:
     said = []
 
@@ -489,7 +496,7 @@ def test_only_what_tensors_touch_of_a_large_storage_is_held() -> None:
     assert snapshot["b"].data_ptr() - snapshot["a"].data_ptr() == 20
     assert len({snapshot[k].untyped_storage().data_ptr() for k in ("a", "b", "far")}) == 1
     # half of it is touched, or it is small: everything is kept where it was
-    for x in (big[100:1_100_000], torch.arange(200_000)[7:9]):
+    for x in (big[100:1_100_000], torch.arange(100_000)[7:9]):
         made = staged([x])[0]
         assert made.storage_offset() == x.storage_offset()
         assert made.untyped_storage().nbytes() == x.untyped_storage().nbytes()
