@@ -339,11 +339,11 @@ def _stored(
 
 
 @functools.cache
-def _drawn(kind: str, seed: int) -> dict[str, np.ndarray]:
+def _drawn(kind: str, tensor: tuple[int, ...], seed: int) -> dict[str, np.ndarray]:
     """The elements of each component in their places: of members if the tensor has them."""
     one, rng = KINDS[kind], np.random.default_rng([seed, len(kind)])
-    *leading, columns = one.shape if one.cls != "GroupedTensor" else one.shape[1:]
-    members = one.shape[0] if one.cls == "GroupedTensor" else 1
+    *leading, columns = tensor if one.cls != "GroupedTensor" else tensor[1:]
+    members = tensor[0] if one.cls == "GroupedTensor" else 1
     found = {}
     for name, part in one.parts.items():
         shape = part.shape
@@ -359,7 +359,7 @@ def _drawn(kind: str, seed: int) -> dict[str, np.ndarray]:
 def whole(kind: str, seed: int = 0) -> Arrays:
     """The components of the whole tensor, as bytes with an axis more than the component has."""
     one, found = KINDS[kind], {}
-    for name, made in _drawn(kind, seed).items():
+    for name, made in _drawn(kind, KINDS[kind].shape, seed).items():
         part = one.parts[name]
         if part.shape is not None:
             found[name] = made
@@ -386,7 +386,7 @@ def piece(kind: str, box: Box, seed: int = 0, *, own: bool = False, zeros: bool 
     (top, bottom), (left, right) = box[-2:]
     members = slice(*box[0]) if grouped else slice(0, 1)
     found = {}
-    for name, made in _drawn(kind, seed).items():
+    for name, made in _drawn(kind, KINDS[kind].shape, seed).items():
         part = one.parts[name]
         if part.shape is not None:
             found[name] = made

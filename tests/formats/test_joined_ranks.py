@@ -190,7 +190,7 @@ def of_group(top: int, bottom: int) -> classes.Wrapper:
     """Rows of each member of a group, as a rank would have them."""
     kind = KINDS["te-grouped"]
     held = {}
-    for name, made in quantized_ranks._drawn("te-grouped", 0).items():
+    for name, made in quantized_ranks._drawn("te-grouped", kind.shape, 0).items():
         part = kind.parts[name]
         taken = made[:, quantized_ranks._cut(part.rows, top, bottom)]
         held[name] = np.stack([quantized_ranks._stored(part, name, one, None) for one in taken])
