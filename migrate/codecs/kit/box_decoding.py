@@ -276,7 +276,7 @@ class BoxDecoder:
             out[...] = made
             return
         raw, held = self._words(at, (*((i, i + 1) for i in at), *chunk))
-        if self._by_products and tables.imported() is None and held == chunk:
+        if self._by_products and held == chunk:
             scales, *each = self._chain(raw, layout.scale, at, chunk, raw, held)
             sides = zip(chunk, each, strict=True)
             skip = [low % n if n else 0 for (low, _), n in sides]

@@ -49,13 +49,14 @@ def fill_products(
         return False
     rows, columns = codes.shape
     high, wide = each
-    ties = _with_ties(scales)
+    exact = _are_powers(scales)
+    ties = _with_ties(scales) if not exact else None
     grouped = high == 1 and wide >= _LONG and not skip[1] and columns % wide == 0
     factors = scales * np.float32(2.0**120)
     if scales.shape[1] > 1 and not grouped:
         factors = np.repeat(factors, wide, 1)[:, skip[1] : skip[1] + columns]
     down = max(1, STEP // columns)
-    rounded = bool(ties.any())
+    rounded = ties is not None and bool(ties.any())
     steps: dict[tuple[int, bool], _Step] = {}
     top, buffer = 0, np.getbufsize()
     if not grouped and columns >= _WIDE:
@@ -71,9 +72,9 @@ def fill_products(
                 entry = (top + skip[0]) // high
                 bottom = min(bottom, (entry + 1) * high - skip[0])
             last = entry + (bottom - top if high == 1 else 1)
-            kind = bottom - top, rounded and bool(ties[entry:last].any())
+            kind = bottom - top, ties is not None and rounded and bool(ties[entry:last].any())
             step = steps.get(kind) or steps.setdefault(
-                kind, _Step(bottom - top, columns, wide if grouped else 0, kind[1])
+                kind, _Step(bottom - top, columns, wide if grouped else 0, kind[1], exact)
             )
             part = factors[entry:last]
             step.fill(codes[top:bottom].view("i1"), part, out[top:bottom])
@@ -88,8 +89,10 @@ class _Step:
     tenth of a pass.
     """
 
-    def __init__(self, count: int, columns: int, group: int, ties: bool) -> None:
+    def __init__(self, count: int, columns: int, group: int, ties: bool, exact: bool) -> None:
         import numpy as np
+
+        self._exact = exact
 
         # one word more, behind the last
         words = scratch("kit words", 4 * (count * columns + 1)).view("<u4")
@@ -113,14 +116,21 @@ class _Step:
             np.multiply(self._groups, factors[..., None], out=self._groups)
         else:
             np.multiply(self._floats, factors, out=self._floats)
-        if odd is None:
-            np.add(words, _HALF, out=words)
-        else:
+        if odd is not None:
             np.right_shift(words, 16, out=odd)
             np.bitwise_and(odd, 1, out=odd)
             np.add(odd, 0x7FFF, out=odd)
             np.add(words, odd, out=words)
+        elif not self._exact:
+            np.add(words, _HALF, out=words)
         np.copyto(out, self._upper, casting="unsafe")
+
+
+def _are_powers(scales: Array) -> bool:
+    """Whether all scales are powers of two or zero: no product has more digits than the code's
+    significand, so that nothing is rounded.
+    """
+    return not (scales.view("<u4") & 0x7FFFFF).any()
 
 
 def _with_ties(scales: Array) -> Array:
@@ -129,9 +139,6 @@ def _with_ties(scales: Array) -> Array:
     """
     import numpy as np
 
-    if not (scales.view("<u4") & 0x7FFFFF).any():
-        # of a power of two no product has more digits than the significand
-        return np.zeros(len(scales), "?")
     products = scales[..., None] * np.arange(1, 2, 0.125, dtype="f4")
     found: Array = ((products.view("<u4") & 0xFFFF) == 0x8000).any((1, 2))
     return found
