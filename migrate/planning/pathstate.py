@@ -10,6 +10,7 @@ undone before its params are asked for: they are those of the layout that the ed
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -263,7 +264,8 @@ class PathState:
         """The step with its rules' params. Raises what is wrong with them or with their files."""
         undone = _undone(step) if step.backwards else None
         patching = any(
-            file.model.files or file.model.names or file.model.files_back for file in step.files
+            m.files or m.names or m.files_back or m.files_restored
+            for m in (file.model for file in step.files)
         )
         before = self._snapshot(step) if patching or undone else {}
         if undone:
@@ -409,7 +411,10 @@ class PathState:
             self.notes += rename(file, self.sides, bound, undone, renamed, report)
         for file in step.files if before else ():
             for path, patch in _patches(step, file).items():
-                self._patch(path, fill_patch(patch, values, PARAM))
+                filled = fill_patch(patch, values, PARAM)
+                if undone:
+                    filled = self._changed(path, filled)
+                self._patch(path, filled)
         if not step.backwards:
             self._steps.append(step)
         if step.backwards:
@@ -462,6 +467,23 @@ class PathState:
         # a file is not begun for a patch that only removes
         if made or now is not None:
             self.sides.put_value(path, made)
+
+    def _changed(self, path: str, patch: Any) -> dict[str, Any]:
+        """The part of a patch that says otherwise than what a stamp restored."""
+        out: dict[str, Any] = {}
+        for at, value in leaves_of_patch(patch):
+            was = self.sides.value_at(path, at)
+            if was is ABSENT or same_json(was, value):
+                continue
+            held = out
+            for name in at[:-1]:
+                held = held.setdefault(name, {})
+            held[at[-1]] = value
+            self.notes.append(
+                f"{printable(path)} says {json.dumps(value)} at {'.'.join(at)}, as what is written "
+                f"is; it said {json.dumps(was)} before"
+            )
+        return out
 
     def _undo(self, step: PathStep) -> None:
         """The side files as they were before the edge, where the stamp says how; else a warning
@@ -657,10 +679,14 @@ def _undone(step: PathStep) -> Mapping[str, Any] | None:
 
 
 def _patches(step: PathStep, file: LoadedFile) -> Mapping[str, Any]:
-    """What the rule file does to side files on the step; nothing where a stamp restores them."""
+    """What the rule file does to side files on the step; where a stamp restores them and nothing
+    restores the tensors, what these are now.
+    """
     if not step.backwards:
         return file.model.files
-    return file.model.files_back if _undone(step) is None else {}
+    if _undone(step) is None:
+        return file.model.files_back
+    return {} if step.undo else file.model.files_restored
 
 
 def _modules(step: PathStep, tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
@@ -691,7 +717,9 @@ def _refuse_contradictions(step: PathStep, values: Mapping[str, Any], report: Re
             or (at == there and same_json(value, known))
         ):
             continue
-        word = "files_back" if step.backwards else "files"
+        word = "files"
+        if step.backwards:
+            word = "files_back" if _undone(step) is None else "files_restored"
         spans = (one.span(word, path, *at), other.span(word, path, *there))
         report.add(
             "M516",
@@ -701,8 +729,10 @@ def _refuse_contradictions(step: PathStep, values: Mapping[str, Any], report: Re
 
 
 def _patched_by(file: LoadedFile, step: PathStep | None = None) -> list[str]:
-    """The side files that the rule file changes; on its way back those of `files_back` too."""
-    back = file.model.files_back if step is not None and step.backwards else {}
+    """The side files that the rule file changes; on its way back those of that way too."""
+    back: Iterable[str] = ()
+    if step is not None and step.backwards:
+        back = (*file.model.files_back, *file.model.files_restored)
     lists = (parameters.place(name)[0] for name in file.model.names)
     return list(dict.fromkeys([*file.model.files, *back, *lists]))
 

@@ -27,9 +27,15 @@ from .params import never
 _Path = tuple[Any, ...]
 
 
+def _patches(file: RuleFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    yield "files", file.files
+    yield "files_back", file.files_back
+    yield "files_restored", file.files_restored
+
+
 def problems(file: RuleFile) -> Iterator[Problem]:
     """What can be said against the patches of side files without any checkpoint (M106, M114)."""
-    for field, patches in (("files", file.files), ("files_back", file.files_back)):
+    for field, patches in _patches(file):
         for path, held in _objects(patches, (field,)):
             if is_choice(held):
                 if not _chooses(held[f"${ENCODED_MODULES}"]):
@@ -65,7 +71,7 @@ def references(file: RuleFile) -> Iterator[tuple[_Path, str]]:
     """(path, name) of each whole text `$name` and each condition on a param; other text may hold
     dollars of its own.
     """
-    for field, patches in (("files", file.files), ("files_back", file.files_back)):
+    for field, patches in _patches(file):
         yield from _references(patches, (field,))
 
 

@@ -217,7 +217,7 @@ def _problems(loaded: LoadedFile) -> Iterator[Problem]:
             # such a rule would silently never run
             for name, why in never(rule.where, file.params, "`where`"):
                 yield Problem("M114", why, at=("rules", number, "where", name))
-    if file.files or file.files_back:
+    if file.files or file.files_back or file.files_restored:
         yield from file_patches.problems(file)
 
 
@@ -436,7 +436,7 @@ def used_params(loaded: LoadedFile) -> Iterator[tuple[_Path, str]]:
                 ((*at, "via", index, step.op, *path), name)
                 for path, name in arguments.used(step.op, step.args)
             )
-    if file.files or file.files_back:
+    if file.files or file.files_back or file.files_restored:
         yield from file_patches.references(file)
 
 

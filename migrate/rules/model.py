@@ -692,6 +692,14 @@ class RuleFile(Model):
         description="the same for the way back, where no stamp says what stood in the file",
         examples=[{"config.json": {"quantization_config": {"quant_method": "fp8"}}}],
     )
+    files_restored: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
+        default_factory=dict,
+        description="side file -> JSON merge patch for the way back where a stamp restored the "
+        "file: what is written otherwise than it was; of a place that is not there nothing is made",
+        examples=[
+            {"config.json": {"quantization_config": {"bnb_4bit_use_double_quant": False}}}
+        ],
+    )
     names: Annotated[tuple[ListPlace, ...], Sequence] = Field(
         (),
         description="[file.json#path]: lists of names in side files, or objects, renamed as keys "

@@ -67,16 +67,40 @@ def test_of_nested_scales_codes_come_back_and_the_plan_names_what_does_not(tmp_p
     plan = done("plan", folder, *ASKED)
     assert "downgrade: not exact" in plan.out
     assert "weight.nested_absmax" in plan.out
-    done("downgrade", out, "-o", back, *BACK)
+    report = json.loads(done("downgrade", out, "-o", back, *BACK).out)
+    assert any("false at quantization_config.bnb_4bit_use_double" in n for n in report["notes"])
     was, now = contents(folder), contents(back)
     lost = {key for key in was if key not in now}
     assert {key.rpartition(".")[2] for key in lost} == {"nested_absmax", "nested_quant_map"}
     other = {key for key in now if now[key] != was[key]}
     assert {key.rpartition(".")[2] for key in other} == {"absmax", "bitsandbytes__nf4"}
+    # a loader believes the configuration, which says what is there now and is else as it was
+    stored, written = (config_of(f)["quantization_config"] for f in (folder, back))
+    assert stored["bnb_4bit_use_double_quant"] is True
+    assert written == {**stored, "bnb_4bit_use_double_quant": False}
     # the decoded numbers are the same as far as scales are bfloat16 numbers
     again = tmp_path / "again"
     done("apply", back, "-o", again, *ASKED)
     assert config_of(again) == config_of(out)
+
+
+def test_what_an_undo_folder_restores_is_what_the_configuration_said(tmp_path: Path) -> None:
+    folder, out, back = checkpoint("bnb-nf4").folder, tmp_path / "out", tmp_path / "back"
+    done("apply", folder, "-o", out, *ASKED, "--undo", tmp_path / "undo")
+    done("downgrade", out, "-o", back, "--undo", tmp_path / "undo")
+    assert contents(back) == contents(folder)
+    assert config_of(back) == config_of(folder)
+
+
+def test_nothing_is_written_into_a_configuration_that_says_nothing_of_it(tmp_path: Path) -> None:
+    folder, out, back = tmp_path / "in", tmp_path / "out", tmp_path / "back"
+    shutil.copytree(checkpoint("bnb-nf4").folder, folder)
+    config = config_of(folder)
+    del config["quantization_config"]["bnb_4bit_use_double_quant"]
+    (folder / "config.json").write_text(json.dumps(config))
+    done("apply", folder, "-o", out, *ASKED)
+    done("downgrade", out, "-o", back, *BACK)
+    assert config_of(back) == config
 
 
 def test_a_trained_model_is_encoded_as_transformers_does(tmp_path: Path) -> None:
