@@ -696,9 +696,7 @@ class RuleFile(Model):
         default_factory=dict,
         description="side file -> JSON merge patch for the way back where a stamp restored the "
         "file: what is written otherwise than it was; of a place that is not there nothing is made",
-        examples=[
-            {"config.json": {"quantization_config": {"bnb_4bit_use_double_quant": False}}}
-        ],
+        examples=[{"config.json": {"quantization_config": {"bnb_4bit_use_double_quant": False}}}],
     )
     names: Annotated[tuple[ListPlace, ...], Sequence] = Field(
         (),
