@@ -4,6 +4,9 @@ Storages whose bytes overlap are one region, however many torch has made of them
 distances. A large region of which tensors touch less than half is copied by touched ranges. Small
 regions share a block; each large one has its own, so that a tensor that is taken out of a snapshot
 keeps no more than its storage.
+
+States have many small storages that overlap no other. Those are placed and copied by arrays of
+numbers, because an object for each would take longer than its bytes.
 """
 
 from __future__ import annotations
@@ -11,9 +14,12 @@ from __future__ import annotations
 import ctypes
 import os
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
+import numpy
 import torch
 
 from .memory import Want
@@ -44,17 +50,33 @@ class Home(NamedTuple):
     shift: Callable[[int], int] | None = None
 
 
+class Slab(NamedTuple):
+    """Storages that are copied whole into one block: from which address, where to, how much."""
+
+    block: int
+    sources: Any
+    at: Any
+    sizes: Any
+
+
 class Arrangement:
     """Blocks that are needed, copies into them, and where each storage lies then."""
 
-    __slots__ = ("copies", "places", "shifted", "wants")
+    __slots__ = ("copies", "places", "shifted", "slab", "wants")
 
     def __init__(self, storages: int) -> None:
         self.wants: list[Want] = []
         self.copies: list[Transfer] = []
+        self.slab: Slab | None = None
         self.places: list[Home | None] = [None] * storages
         # whether some storage is kept in part
         self.shifted = False
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are copied."""
+        small = 0 if self.slab is None else int(self.slab.sizes.sum())
+        return small + sum(copy.size for copy in self.copies)
 
 
 def arrange(storages: Storages, *, together: bool) -> Arrangement:
@@ -62,7 +84,10 @@ def arrange(storages: Storages, *, together: bool) -> Arrangement:
     made = Arrangement(len(storages.storages))
     shared = _Shared(made, _SEGMENT if together else 1 << 62)
     places, copies = made.places, made.copies
-    for address, members in _regions(storages):
+    rest: Sequence[int] = range(len(storages.storages))
+    if len(rest) > 1 and not storages.devices:
+        rest = _place_small(made, shared, storages)
+    for address, members in _regions(storages, rest):
         number, size = members[0][0], members[0][2]
         if len(members) == 1 and size <= LARGE:
             block, at = shared.take(size)
@@ -98,6 +123,11 @@ class _Shared:
         self._made, self._most = made, most
         self._block, self._at = -1, most
 
+    @property
+    def most(self) -> int:
+        """The most bytes that `take` has room for at a time, in a block of their own."""
+        return self._most
+
     def take(self, size: int) -> tuple[int, int]:
         """Number of a block, and first byte in it, for `size` bytes."""
         room = -(-size // _ALIGNED) * _ALIGNED
@@ -110,6 +140,35 @@ class _Shared:
         # what shares has no one source: its place in the state is the hint
         wants[self._block] = Want(self._at, -1 - self._block)
         return self._block, at
+
+
+def _place_small(made: Arrangement, shared: _Shared, storages: Storages) -> list[int]:
+    """Places what is small and overlaps nothing; the numbers of the rest."""
+    addresses = numpy.array(storages.addresses, dtype=numpy.int64)
+    sizes = numpy.array(storages.sizes, dtype=numpy.int64)
+    order = numpy.argsort(addresses, kind="stable")
+    order = order[sizes[order] > 0]
+    starts, extents = addresses[order], sizes[order]
+    ends = numpy.maximum.accumulate(starts + extents)
+    alone = extents <= LARGE
+    alone[1:] &= starts[1:] >= ends[:-1]
+    alone[:-1] &= starts[1:] >= ends[:-1]
+    numbers, extents = order[alone], extents[alone]
+    rooms = -(-extents // _ALIGNED) * _ALIGNED
+    total = int(rooms.sum())
+    if not total or total > shared.most:
+        return order.tolist()  # type: ignore[no-any-return]
+    block, _ = shared.take(total)
+    at = numpy.cumsum(rooms) - rooms
+    made.slab = Slab(block, starts[alone], at, extents)
+    # as Home(...) makes them, without entering Python for each
+    homes = map(
+        tuple.__new__,
+        repeat(Home),
+        zip(repeat(block), at.tolist(), extents.tolist(), repeat(None), strict=False),
+    )
+    deque(map(made.places.__setitem__, numbers.tolist(), homes), maxlen=0)
+    return order[~alone].tolist()  # type: ignore[no-any-return]
 
 
 def _place_all(made: Arrangement, members: list[_Member], block: int, at: int) -> None:
@@ -144,11 +203,12 @@ def _place_ranges(
 _Member = tuple[int, int, int]
 
 
-def _regions(storages: Storages) -> Iterator[tuple[int, list[_Member]]]:
+def _regions(storages: Storages, numbers: Sequence[int]) -> Iterator[tuple[int, list[_Member]]]:
     """(first address, members) of each run of storages that overlap, in the order of addresses."""
     by_device: dict[Any, list[tuple[int, int, int]]] = {}
     extents: list[tuple[int, int, int]] = []
-    for number, size in enumerate(storages.sizes):
+    for number in numbers:
+        size = storages.sizes[number]
         if size:
             extents.append((storages.addresses[number], -size, number))
     if storages.devices:
@@ -209,7 +269,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def run(
-    copies: Sequence[Transfer],
+    plan: Arrangement,
     storages: Storages,
     views: Sequence[memoryview],
     addresses: Sequence[int],
@@ -220,9 +280,13 @@ def run(
     Those of large or foreign storages go through torch, which has threads and devices.
     """
     memmove = ctypes.memmove
+    if plan.slab is not None:
+        block, froms, ats, sizes = plan.slab
+        into = (ats + addresses[block]).tolist()
+        deque(map(memmove, into, froms.tolist(), sizes.tolist()), maxlen=0)
     sources, starts, elsewhere = storages.storages, storages.addresses, storages.devices
     foreign: dict[torch.device, list[Transfer]] = {}
-    for copy in copies:
+    for copy in plan.copies:
         number, low, size, block, at = copy
         if number in elsewhere:
             foreign.setdefault(elsewhere[number], []).append(copy)

@@ -116,16 +116,15 @@ class Stager:
             shifts = [None if place is None else place.shift for place in plan.places]
             recipes = [moved(recipe, shifts) for recipe in recipes]
         views, addresses = pool.borrow(plan.wants)
-        copied = copying.run(plan.copies, storages, views, addresses, self._streams)
+        copied = copying.run(plan, storages, views, addresses, self._streams)
         if any(recipe[0] == "quantized" for recipe in recipes):
             # torch reads the scales of channels when it makes such a tensor
             copied.wait()
         image = Image(
             stream, recipes, walk.references, storages.users, plan.places, storages.devices
         )
-        nbytes = sum(copy.size for copy in plan.copies)
         try:
-            snapshot = Snapshot(image, views, nbytes, copied)
+            snapshot = Snapshot(image, views, plan.nbytes, copied)
         except Exception as error:  # noqa: BLE001 - as above
             raise refusal(state, error) from None
         snapshot._writer = self._writer

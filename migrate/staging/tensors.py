@@ -69,7 +69,7 @@ class Storages:
         self.users: list[int] = []
         # where storages lie that are not on the CPU
         self.devices: dict[int, torch.device] = {}
-        # (first byte, end) of each look at a storage that is worth copying in part
+        # (first byte, end) of what is looked at of a storage that is worth copying in part
         self.touched: dict[int, list[tuple[int, int]]] = {}
 
     def number(self, storage: torch.UntypedStorage, low: int, high: int) -> int:
@@ -112,7 +112,13 @@ class Storages:
         else:
             self.users[number] += 1
             if size > LARGE:
-                self.touched[number].append((low, high))
+                ranges = self.touched[number]
+                begun, end = ranges[-1]
+                # views mostly follow each other: one range then
+                if begun <= low <= end:
+                    ranges[-1] = begun, max(end, high)
+                else:
+                    ranges.append((low, high))
         return number
 
 
@@ -147,9 +153,11 @@ def describe(x: torch.Tensor, storages: Storages) -> Recipe:
     if not end or not address:
         return _strided(x, storage, size, storages)
     number = storages.entered((address, held), storage, address, held, 0, end)
-    if end == held:
-        return ("whole", number, dtype, x.shape, flags)
-    return ("strided", number, dtype, 0, tuple(x.shape), x.stride(), flags)
+    shape = x.shape
+    # an axis of length 1 may have any stride and is contiguous nevertheless
+    if end == held and 1 not in shape:
+        return ("whole", number, dtype, shape, flags)
+    return ("strided", number, dtype, 0, tuple(shape), x.stride(), flags)
 
 
 _FREED: Final = (

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from work import HANG
@@ -171,6 +172,37 @@ class TestChanges:
             x.fill_(255)
             x.fill_(x.numel() - 1)
         assert all(torch.equal(staged[key], x) for key, x in state.items())
+
+    @pytest.mark.parametrize("share", [False, True])
+    def test_small_ones_among_those_that_overlap_and_large_ones(self, share: bool) -> None:
+        """Storages of one array of numpy, in any order, with gaps, overlaps and neighbours."""
+        held = numpy.random.default_rng(0).integers(0, 256, 5 * MIB, dtype=numpy.uint8)
+        ends = [
+            (0, 90),
+            (90, 200),
+            (95, 100),
+            (120, 130),
+            (150, 260),
+            (150, 160),
+            (300, 301),
+            (301, 400),
+        ]
+        ends += [(5000, 2 * MIB), (2 * MIB - 1, 2 * MIB + 9), (2 * MIB + 9, 5 * MIB - 1)]
+        state = [torch.from_numpy(held[low:end]) for low, end in reversed(ends)]
+        staged = Stager(share_memory=share).stage(state).state
+        assert all(torch.equal(x, y) for x, y in zip(staged, state, strict=True))
+        low, high = [x.data_ptr() for x in staged], [x.data_ptr() + x.numel() for x in staged]
+        for one in range(len(ends)):
+            for other in range(one):
+                met = low[one] < high[other] and low[other] < high[one]
+                tied = (
+                    state[one].data_ptr() < state[other].data_ptr() + state[other].numel()
+                    and state[other].data_ptr() < state[one].data_ptr() + state[one].numel()
+                )
+                assert met == tied
+                if tied:
+                    theirs = state[one].data_ptr() - state[other].data_ptr()
+                    assert low[one] - low[other] == theirs
 
 
 class TestLimit:

@@ -69,6 +69,10 @@ def result() -> torch.Tensor:
 STRIDED: dict[str, Callable[[], torch.Tensor]] = {
     "scalar": lambda: torch.tensor(3.0),
     "transposed": lambda: torch.randn(3, 4).t(),
+    "one row, transposed": lambda: torch.randn(5, 1).t(),
+    "one channel, channels last": lambda: torch.randn(2, 1, 4, 4).to(
+        memory_format=torch.channels_last
+    ),
     "strided": lambda: torch.randn(9, 4)[::2, 1::2],
     "channels last": channels_last,
     "expanded": lambda: torch.randn(3, 1).expand(3, 1000),
