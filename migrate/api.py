@@ -796,5 +796,5 @@ def _opened(
         from .live.module import is_module, opened
 
         if isinstance(path, Mapping) or is_module(path):
-            return opened(path, meta=meta, wrapped=wrapped)
+            return opened(path, meta=meta, wrapped=wrapped, at=request.at)
     return formats.open(path_text(name, path), "links" in request.allow, request.at)

@@ -25,6 +25,7 @@ from ..elements.numbers import holds
 from ..elements.raw import is_plain_class
 from ..formats import memory
 from ..planning.pairs import scales_beside
+from .training import is_training
 
 if TYPE_CHECKING:
     import torch
@@ -155,10 +156,20 @@ def state(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def opened(
-    given: torch.nn.Module | Mapping[str, Any], *, meta: bool = False, wrapped: bool = True
+    given: torch.nn.Module | Mapping[str, Any],
+    *,
+    meta: bool = False,
+    wrapped: bool = True,
+    at: str | None = None,
 ) -> MemorySource:
-    """A module with its configuration, or a state dict, as `memory.open` opens it."""
+    """A module with its configuration, or a state dict, as `memory.open` opens it; a snapshot of a
+    nested state as it opens itself, rules working on the dict `at`.
+    """
     if isinstance(given, Mapping):
+        snapshot = getattr(given, "opened", None)
+        if snapshot is not None and (at is not None or is_training(given)):
+            found: MemorySource = snapshot(at)
+            return found
         return memory.open(given, meta=meta, wrapped=wrapped)
     return memory.open(state(given), meta=meta, wrapped=wrapped, sides=sides(given))
 

@@ -135,9 +135,12 @@ def describe_items(index: Index, numbering: str | None = None) -> dict[str, Any]
 
 
 def _shortened(value: Any, known: dict[int, Any]) -> Any:
-    """A value, or the begin of its JSON text if that is long."""
+    """A value, or the begin of its JSON text if that is long; of an object in memory its class."""
     if id(value) not in known:
-        text = json.dumps(value)
+        try:
+            text = json.dumps(value)
+        except (TypeError, ValueError):
+            value = text = f"<{type(value).__name__}>"
         known[id(value)] = value if len(text) <= LONGEST else f"{text[:LONGEST]}…"
     return known[id(value)]
 

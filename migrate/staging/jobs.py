@@ -239,8 +239,8 @@ class Writer:
         return job
 
     def close(self, wait: bool = True) -> None:
-        """Waits for all jobs, or ends them without waiting. Raises the first failure that nobody
-        has asked for; others are in the log.
+        """Waits for all jobs, or ends them without waiting. Raises the first failure so far that
+        nobody has asked for; others are in the log.
         """
         with self._lock:
             pending = self._pending()
@@ -252,7 +252,7 @@ class Writer:
         with self._lock:
             failed, self._failed = [*self._failed, *pending], []
         unheard = [job for job in dict.fromkeys(failed) if not job._asked]
-        errors = [error for job in unheard if wait and (error := job.exception()) is not None]
+        errors = [error for job in unheard if (error := job.exception()) is not None]
         if errors:
             raise errors[0]
 

@@ -13,10 +13,10 @@ from typing import Any, Final, Literal
 
 import torch
 
-from ..core.errors import fail, printable
+from ..core.errors import MigrateError, fail, printable
 from ..core.out_of_memory import guarded
 from ..core.types import PathLike
-from ..formats.torchstream import open_stream
+from ..formats.torchstream import StateSource, open_stream
 from ..live.load import live_request
 from ..live.statedict import StateDict, migrate_state_dict
 from ..planning.plan import Plan
@@ -37,7 +37,8 @@ class SnapshotMigration:
     """A snapshot and the plan for it. The snapshot's memory is held until this goes.
 
     Attributes:
-        plan: The `Plan` for a folder of safetensors.
+        plan: The `Plan` for a folder of safetensors; where that format cannot hold the state, for a
+            folder of torch.save's.
     """
 
     def __init__(
@@ -53,20 +54,21 @@ class SnapshotMigration:
         archive = StateStream(state)
         self._writer, self._request, self._rest = writer, request, rest
         self._arguments, self._stream = arguments, archive.stream
-        storages = [buffer_of(storage) for storage in archive.storages]
-        self._source = open_stream(
-            archive.stream,
-            storages,
-            LABEL,
-            request.at,
-            rest=rest == "carry",
-            ready=wait,
-        )
+        self._source = _opened(archive, wait, request.at, rest)
         self._state, self._wait = state, wait
         # a plan refers to itself: the memory must not wait until a collector looks
         weakref.finalize(self, self._source.close).atexit = False
         self._shard = read_options().max_shard_size
-        self.plan: Plan = plan_for(self._source, request, True, self._shard)
+        # what `plan` is for
+        self._planned = request
+        try:
+            self.plan: Plan = plan_for(self._source, request, True, self._shard)
+        except MigrateError as error:
+            if {found.code for found in error.diagnostics} != {"M916"}:
+                raise
+            # a dtype that only files of torch.save hold, say
+            self._planned = replace(request, output_format="torch")
+            self.plan = plan_for(self._source, self._planned, True, self._shard)
 
     @guarded
     def state_dict(self, *, device: Any = None, max_memory: int | str = "1GB") -> StateDict:
@@ -161,7 +163,7 @@ class SnapshotMigration:
                 help="let it finish, or remove that folder",
             )
         planned = self.plan
-        if not folder or request != self._request or options.max_shard_size != self._shard:
+        if not folder or request != self._planned or options.max_shard_size != self._shard:
             planned = plan_for(self._source, request, folder, options.max_shard_size)
         return self._writer.submit(
             Work(
@@ -206,6 +208,18 @@ def _format(name: str) -> str:
     return name
 
 
+def source_of(state: Any, wait: Callable[[], None], at: str | None) -> StateSource:
+    """A state on the CPU as the `.pt` that `torch.save` would make of it."""
+    return _opened(StateStream(state), wait, at, "carry")
+
+
+def _opened(
+    archive: StateStream, wait: Callable[[], None], at: str | None, rest: str
+) -> StateSource:
+    storages = [buffer_of(storage) for storage in archive.storages]
+    return open_stream(archive.stream, storages, LABEL, at, rest=rest == "carry", ready=wait)
+
+
 def buffer_of(storage: torch.UntypedStorage) -> memoryview:
     """The bytes of a storage on the CPU, which the view keeps."""
     size = storage.nbytes()
@@ -228,11 +242,13 @@ def prepare(
     allow: Iterable[str] = (),
     at: str | None = None,
     rest: Literal["carry", "leave"] = "carry",
+    as_it_is: bool = False,
 ) -> SnapshotMigration:
-    """The plan for a snapshot; see `Snapshot.migrate`."""
+    """The plan for a snapshot; see `Snapshot.migrate`. `as_it_is`: no rules are meant, so that
+    several dicts of tensors are taken together.
+    """
     if rest not in REST:
         fail("M115", f"`rest` is {printable(repr(rest))}", help='"carry" or "leave"')
-    (rules,) if isinstance(rules, (str, os.PathLike)) else tuple(rules)
     files = (rules,) if isinstance(rules, (str, os.PathLike)) else tuple(rules)
     given: dict[str, Any] = {
         "to": (to,) if isinstance(to, str) else tuple(to),
@@ -241,5 +257,14 @@ def prepare(
         "params": None if params is None else dict(params),
         "allow": (allow,) if isinstance(allow, str) else tuple(allow),
     }
-    request = live_request(**given, at=at)
-    return SnapshotMigration(state, wait, writer, request, {**given, "at": at}, rest)
+
+    def planned(at: str | None) -> SnapshotMigration:
+        request = live_request(**given, at=at)
+        return SnapshotMigration(state, wait, writer, request, {**given, "at": at}, rest)
+
+    try:
+        return planned(at)
+    except MigrateError as error:
+        if not as_it_is or {found.code for found in error.diagnostics} != {"M945"}:
+            raise
+    return planned(".")

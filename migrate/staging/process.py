@@ -19,10 +19,8 @@ from .child import LENGTH, raise_packed
 from .jobs import StoppedError, Work
 from .memory import shared_at
 
-_CODE: Final = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from migrate.staging.child import main; main()"
-)
+# the trainer's path comes before the first import: the folder that it runs in is no part of it
+_CODE: Final = "import sys; sys.path[:] = {}; from migrate.staging.child import main; main()"
 # seconds after which a cancelled job is noticed
 _HEARD: Final = 0.1
 
@@ -39,7 +37,7 @@ def write_apart(
     try:
         head = json.dumps({**message["head"], "out": str(work.out), "storages": places}).encode()
         child = subprocess.Popen(
-            [sys.executable, "-c", _CODE, json.dumps(sys.path)],
+            [sys.executable, "-c", _CODE.format([str(place) for place in sys.path])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=descriptors,

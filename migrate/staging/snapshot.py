@@ -21,6 +21,7 @@ from .walk import Build, outside_of_modes
 
 if TYPE_CHECKING:
     from ..core.types import PathLike
+    from ..formats.torchstream import StateSource
     from ..results import ApplyReport
     from .jobs import Job, Writer
     from .migration import SnapshotMigration
@@ -239,17 +240,19 @@ class Snapshot(Mapping[Any, Any]):
             to=to, from_=from_, rules=rules, params=params, allow=allow, at=at, rest=rest
         )
 
-    def save(self, path: PathLike, **options: Any) -> ApplyReport:
+    def save(self, path: PathLike, *, allow: Iterable[str] = (), **options: Any) -> ApplyReport:
         """Write the state as it is and wait until it is there; arguments as `save_async`."""
         self._held()
-        return self._prepared().save(path, **options)
+        return self._prepared(allow=allow, as_it_is=True).save(path, **options)
 
-    def save_async(self, path: PathLike, **options: Any) -> Job:
+    def save_async(self, path: PathLike, *, allow: Iterable[str] = (), **options: Any) -> Job:
         """Write the state as it is behind the training.
 
         Args:
             path: The new checkpoint, which must not exist: one file if the name ends in
                 .safetensors, .pt, .pth, .bin or .ckpt, else a folder.
+            allow: Permissions: "opaque" leaves out what no file can hold, and says so. Default:
+                none, so that it is refused.
             options: `output_format`, `max_shard_size`, `max_memory`, `fsync`, as
                 `SnapshotMigration.save_async` takes them.
 
@@ -260,7 +263,16 @@ class Snapshot(Mapping[Any, Any]):
             MigrateError: What `SnapshotMigration.save_async` raises.
         """
         self._held()
-        return self._prepared().save_async(path, **options)
+        return self._prepared(allow=allow, as_it_is=True).save_async(path, **options)
+
+    def opened(self, at: str | None = None) -> StateSource:
+        """The state as the `.pt` that `torch.save` would make of it, rules working on the dict
+        `at`. For `plan`, `inspect` and `apply`, which are given a snapshot of a nested state.
+        """
+        from .migration import source_of
+
+        self._held()
+        return source_of(self._state, self._copied.wait, at)
 
     def _prepared(self, **asked: Any) -> SnapshotMigration:
         from .jobs import Writer

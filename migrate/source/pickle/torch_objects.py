@@ -438,6 +438,10 @@ REFUSED: dict[tuple[str, str], str] = {
     ("torch._tensor", "_rebuild_from_type"): "a tensor subclass as torch before 1.9 saved it",
     ("torch._C", "Generator"): "a torch.Generator; save its get_state()",
     ("torch.storage", "_load_from_bytes"): "a torch.save stream inside a string of bytes",
+    (
+        "migrate.staging.torchstream",
+        "Unnamed",
+    ): "a function, process group or other object that no file holds",
     ("argparse", "Namespace"): "the arguments of the program; save vars(args)",
 }
 
