@@ -452,7 +452,7 @@ class _Loading:
     def _open(self, lazily: bool) -> None:
         path, request = self._path, self._request
         if isinstance(path, Mapping) or modules.is_module(path):
-            self.source: Source = modules.opened(path)
+            self.source: Source = modules.opened(path, at=request.at)
             lazily = False
         else:
             named = path_text("path", path)

@@ -50,6 +50,7 @@ from .filling import Filling, FillJob, Targets, alike
 from .migration import Outputs, prepare
 from .module import Fit, fit
 from .quantized import requantized, take_apart
+from .training import alone
 
 if TYPE_CHECKING:
     import torch
@@ -132,7 +133,7 @@ def load(
     budget = memory_of(max_memory)
     check_threads(threads)
     if isinstance(path, Mapping):
-        source: Source = modules.opened(_named(path, model))
+        source: Source = modules.opened(_named(alone(path, request.at), model))
     else:
         source = formats.open(path_text("path", path), "links" in request.allow, request.at)
     with closing(source):

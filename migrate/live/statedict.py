@@ -397,7 +397,7 @@ def migrate_in_memory(
     """What `migrate_state_dict` gives, with all tensors made anew; `inform` gets the errors too."""
     if request.undo:
         fail("M115", "`undo` is for a run that writes files: a state dict is changed nowhere")
-    opened = _open(tensors)
+    opened = _open(tensors, at=request.at)
     source = opened.source
     try:
         source, found = _with_optimizers(source, request)
