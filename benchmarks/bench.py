@@ -36,6 +36,7 @@ import process
 import reader
 import report
 import staging
+import staging_behind
 import startup
 import verifying
 from tasks import BEFORE_MEMORY, BEFORE_TIMES, TASKS, Limit, Task
@@ -43,7 +44,14 @@ from tasks import BEFORE_MEMORY, BEFORE_TIMES, TASKS, Limit, Task
 HERE = Path(__file__).resolve().parent
 PYTHON = sys.executable
 COMMANDS = {**plans.COMMANDS, **format_speed.COMMANDS, **live.COMMANDS}
-ROWS = {**verifying.ROWS, **folders.ROWS, **distributed.ROWS, **reader.ROWS, **staging.ROWS}
+ROWS = {
+    **verifying.ROWS,
+    **folders.ROWS,
+    **distributed.ROWS,
+    **reader.ROWS,
+    **staging.ROWS,
+    **staging_behind.ROWS,
+}
 MB = 1_000_000
 
 

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import gc
 import json
+import mmap
 import sys
 import threading
 import time
@@ -67,9 +68,29 @@ def torchs() -> Callable[[Any], Any]:
     return stage
 
 
-def timed(call: Callable[[], Any]) -> float:
-    """Seconds of a call, what it answers with kept until the clock has been read."""
+def nbytes(obj: Any) -> int:
+    """The bytes of the tensors in a dict; 0 for anything else."""
+    return sum(x.nbytes for x in obj.values()) if isinstance(obj, dict) else 0
+
+
+def warm_pages(size: int) -> None:
+    """Lets the kernel have free pages of that many bytes that the host has given already.
+
+    A hypervisor takes free pages back: see `memory.py`.
+    """
+    if size:
+        with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:
+            pages.madvise(mmap.MADV_HUGEPAGE)
+            for at in range(0, size, mmap.PAGESIZE):
+                pages[at] = 1
+
+
+def timed(call: Callable[[], Any], size: int = 0) -> float:
+    """Seconds of a call, what it answers with kept until the clock has been read; `size`: bytes
+    that it will need.
+    """
     gc.collect()
+    warm_pages(size)
     begun = time.perf_counter()
     made = call()
     taken = time.perf_counter() - begun
@@ -90,9 +111,10 @@ def speed(what: str, rounds: int) -> dict[str, list[float]]:
     for call in ways.values():
         call()
     seconds: dict[str, list[float]] = {way: [] for way in ways}
+    needed = nbytes(held)
     for number in range(rounds):
         for way in list(ways)[:: -1 if number % 2 else 1]:
-            seconds[way].append(timed(ways[way]))
+            seconds[way].append(timed(ways[way], needed))
     return seconds
 
 

@@ -5,12 +5,14 @@ the tensor into that file. What lies in a shared block is sent as the block's de
 message, and where in it the storage lies. `multiprocessing` asks by class how to send an object, so
 what stands there for tensors and storages is asked first whether the memory is a block's; all
 others are sent as before. `Tensor.is_shared` stays False: it knows the allocators of torch alone.
+A snapshot is sent as its structure and blocks, and built again where it arrives.
 
 A descriptor that was sent and never received stays with the sender's multiprocessing until it ends.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import weakref
@@ -22,6 +24,9 @@ from typing import Any
 import torch
 
 from .memory import MappedBlock, shared_at
+from .snapshot import Image, Snapshot
+from .streams import Arrival
+from .walk import outside_of_modes
 
 _lock = threading.Lock()
 _before: dict[type, Callable[[Any], Any]] = {}
@@ -40,6 +45,7 @@ def install() -> None:
         ):
             _before[cls] = known[cls]
             ForkingPickler.register(cls, reduce)
+        ForkingPickler.register(Snapshot, _snapshot)
 
 
 def _tensor(x: torch.Tensor) -> Any:
@@ -74,6 +80,26 @@ def _storage(storage: torch.UntypedStorage) -> Any:
         storage.data_ptr() - block.address,
         storage.nbytes(),
     )
+
+
+def _snapshot(snapshot: Snapshot) -> Any:
+    """The structure as it was staged, over the memory as it is."""
+    image = snapshot._held()
+    snapshot.wait()
+    firsts = map(ctypes.c_ubyte.from_buffer, snapshot._views)
+    blocks = [shared_at(ctypes.addressof(first)) for first in firsts]
+    handles = [BlockHandle.of(block) for block in blocks if block is not None]
+    if len(handles) < len(blocks):
+        return snapshot.__reduce__()
+    # offsets are those in the blocks by now, whatever ranges they came from
+    places = [None if place is None else place._replace(shift=None) for place in image.places]
+    built_from = image.stream, image.recipes, image.references, image.users, places, image.devices
+    return _received_snapshot, (handles, built_from, snapshot.nbytes)
+
+
+def _received_snapshot(views: list[memoryview], built_from: Any, nbytes: int) -> Snapshot:
+    with outside_of_modes():
+        return Snapshot(Image(*built_from), views, nbytes, Arrival())
 
 
 class BlockHandle:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Image:
     """A structure without its bytes: stream, recipes and references. Built over any storages."""
 
-    __slots__ = ("copies", "devices", "places", "recipes", "references", "stream", "users")
+    __slots__ = ("devices", "places", "recipes", "references", "stream", "users")
 
     def __init__(
         self,
@@ -317,6 +317,12 @@ class Snapshot(Mapping[Any, Any]):
     def __repr__(self) -> str:
         held = "released" if self._image is None else f"{self._nbytes} bytes"
         return f"<migrate.Snapshot, {held}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a snapshot is not pickled or copied: it can be sent by multiprocessing if its stager "
+            "is a Stager(share_memory=True); else use its `state`"
+        )
 
     def _mapping(self) -> Mapping[Any, Any]:
         state = self.state

@@ -14,6 +14,12 @@ def touch(into: Any, back: Any) -> None:
         if what == "take":
             state = held
             back.send({name: value.tolist() for name, value in state.items()})
+        elif what == "about":
+            back.send((state.nbytes, state.devices, state["a"] is state["tied"], state.restore()))
+        elif what == "save":
+            back.send(state.save(held).path)
+        elif what == "bits":
+            back.send((held.dtype, held.view(torch.uint8).tolist()))
         elif what == "write":
             state[held].fill_(7)
             back.send("written")

@@ -7,9 +7,11 @@ alone, of which the page speaks; ours with every torch.
 from __future__ import annotations
 
 import gc
+import pickle
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
@@ -50,6 +52,17 @@ class Ours:
 
     def close(self) -> None:
         self.stager.close()
+
+
+class Sent(Ours):
+    """What arrives where multiprocessing sends a snapshot."""
+
+    def __init__(self) -> None:
+        self.stager = Stager(share_memory=True)
+
+    def stage(self, state: Any) -> Any:
+        # sent and read by this process: both ends are the same code in two
+        return pickle.loads(ForkingPickler.dumps(self.stager.stage(state))).state
 
 
 def tensors(state: Any) -> list[Any]:
@@ -163,6 +176,13 @@ def test_the_page_has_each_row_and_in_this_order() -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_ours_does_what_the_page_says(name: str) -> None:
     assert row(name, Ours()) == table()[name][1]
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_a_snapshot_that_was_sent_is_the_same(name: str) -> None:
+    """A mesh is another in every process, and a Python module is not sent."""
+    expected = {"DTensor": "another mesh", "Python modules": "error: TypeError"}
+    assert row(name, Sent()) == expected.get(name, table()[name][1])
 
 
 def test_ours_keeps_or_refuses() -> None:

@@ -7,7 +7,10 @@ import gc
 import io
 import multiprocessing
 import os
+import pickle
 from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ import sharing_case
 import torch
 from work import HANG
 
+from migrate import MigrateError
 from migrate.staging.stager import Stager
 
 MIB = 1 << 20
@@ -49,6 +53,10 @@ def test_many_tensors_take_few_descriptors() -> None:
     before = descriptors()
     snapshot = stager.stage(state)
     assert descriptors() - before < 16
+    # of no mounted file system, whose size would be a limit
+    names = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+    assert any(name.startswith("/memfd:migrate-staging") for name in names)
+    assert not any(name.startswith("/dev/shm") for name in names)
     assert snapshot.state["19999"].eq(19_999).all()
     del snapshot
     stager.close()
@@ -104,6 +112,55 @@ def test_one_tensor_and_a_message_with_tensors_of_others(other: Callable[[str, A
         "torch's": [4] * 2,
     }
     other("let go", None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.uint16], ids=str)
+def test_dtypes_that_torch_sends_in_its_own_way(
+    other: Callable[[str, Any], Any], dtype: torch.dtype
+) -> None:
+    x = torch.arange(64, dtype=torch.uint8).view(dtype)
+    staged = Stager(share_memory=True).stage({"x": x})
+    assert other("bits", staged["x"]) == (dtype, list(range(64)))
+
+
+def test_a_snapshot_is_sent_whole(other: Callable[[str, Any], Any], tmp_path: Path) -> None:
+    """Structure, size and devices; the same memory, kept when the sender lets go."""
+    stager = Stager(share_memory=True)
+    base = torch.zeros(3 * MIB)
+    state = {"a": torch.ones(3), "b": torch.zeros(2), "part": base[MIB : MIB + 2]}
+    state["tied"] = state["a"]
+    snapshot = stager.stage(state)
+    assert other("take", snapshot) == {name: x.tolist() for name, x in state.items()}
+    nbytes, devices, tied, restored = other("about", None)
+    assert (nbytes, devices, tied) == (snapshot.nbytes, snapshot.devices, True)
+    assert nbytes < MIB
+    assert torch.equal(restored["part"], state["part"])
+    snapshot["a"].fill_(2)
+    assert other("read", "a") == [2] * 3
+    assert other("write", "b") == "written"
+    assert snapshot["b"].tolist() == [7] * 2
+    snapshot.release()
+    del snapshot
+    for _ in range(3):
+        stager.stage({name: torch.full_like(x, 9) for name, x in state.items()})
+    stager.close()
+    assert other("read", "b") == [7] * 2
+    assert other("read", "tied") == [2] * 3
+    saved = other("save", str(tmp_path / "saved.pt"))
+    assert torch.load(saved, weights_only=True)["b"].tolist() == [7] * 2
+    other("let go", None)
+
+
+def test_a_snapshot_that_lies_elsewhere_or_was_released_is_not_sent() -> None:
+    private, shared = Stager().stage({"a": torch.ones(3)}), Stager(share_memory=True).stage([1])
+    for send in (ForkingPickler.dumps, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"Stager\(share_memory=True\).* its `state`"):
+            send(private)
+    shared.release()
+    with pytest.raises(MigrateError, match="M976"):
+        ForkingPickler.dumps(shared)
+    with pytest.raises(MigrateError, match=r"M975.*\['s'\]: a Snapshot cannot be copied"):
+        Stager().stage({"s": private})
 
 
 def test_a_process_is_started_with_a_state() -> None:

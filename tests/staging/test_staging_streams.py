@@ -7,18 +7,22 @@ by `make gpu` with the real ones.
 from __future__ import annotations
 
 import ctypes
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from work import HANG
 
 from migrate.staging.copying import Streams
 from migrate.staging.stager import Stager
 from migrate.staging.tensors import Storages
 
-CUDA = torch.device("cuda", 0)
+CUDA, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
 
 
 class Device:
@@ -40,6 +44,8 @@ class Device:
         class Stream:
             def __init__(self, device: Any = None, priority: int = 0) -> None:
                 self.name = "current" if device is None else f"side {priority}"
+                if device == OTHER:
+                    self.name += " of the other"
 
             @staticmethod
             def priority_range() -> tuple[int, int]:
@@ -69,26 +75,32 @@ class Device:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Device:
-    """A device on which every storage of 100 floats or more is said to lie."""
+    """Devices on which every storage of 100 floats or more is said to lie, of 1,000 the other."""
     made, entered = Device(), Storages.entered
 
     def number(self: Storages, key: Any, storage: Any, address: int, size: int, *rest: int) -> int:
         found = entered(self, key, storage, address, size, *rest)
         if size >= 400:
-            self.devices[found] = CUDA
+            self.devices[found] = OTHER if size >= 4000 else CUDA
         return found
 
-    def keep(self: Streams, source: torch.Tensor, device: torch.device) -> None:
-        made.said.append(f"keep {source.numel()}")
+    def keep(source: torch.Tensor, stream: Any) -> None:
+        made.said.append(f"keep {source.numel()} for {stream.name}")
 
     monkeypatch.setattr(torch, "get_device_module", lambda device: made)
     monkeypatch.setattr(Storages, "entered", number)
-    monkeypatch.setattr(Streams, "keep", keep)
+    monkeypatch.setattr(torch.Tensor, "record_stream", keep)
     return made
 
 
 STATE = {"there": torch.ones(100), "here": torch.zeros(3)}
-COPIES = ["side 0 waits for current", "into side 0", "keep 400", "out of side 0", "event on side 0"]
+COPIES = [
+    "side 0 waits for current",
+    "into side 0",
+    "keep 400 for side 0",
+    "out of side 0",
+    "event on side 0",
+]
 
 
 def test_stage_waits_for_the_copies(gpu: Device) -> None:
@@ -122,6 +134,22 @@ def test_what_is_on_the_cpu_is_there_when_stage_returns(gpu: Device) -> None:
     snapshot = Stager().stage(state, non_blocking=True)
     state["here"].fill_(9)
     assert snapshot.state["here"].eq(0).all()
+
+
+def test_each_device_has_a_stream(gpu: Device) -> None:
+    state = {**STATE, "more": torch.ones(200), "other": torch.full((1000,), 2.0)}
+    snapshot = Stager().stage(state, non_blocking=True)
+    for name, kept in (("side 0", [400, 800]), ("side 0 of the other", [4000])):
+        mine = [said for said in gpu.said if re.search(rf"{name}($| waits)", said)]
+        assert mine[:2] == [f"{name} waits for current", f"into {name}"]
+        assert sorted(mine[2:-2]) == [f"keep {n} for {name}" for n in kept]
+        assert mine[-2:] == [f"out of {name}", f"event on {name}"]
+    before = len(gpu.said)
+    snapshot.guard()
+    assert gpu.said[before:] == ["current waits for the copies"] * 2
+    assert snapshot["other"].eq(2).all()
+    assert gpu.said[before + 2 :] == ["synchronize"] * 2
+    assert set(snapshot.devices.values()) == {torch.device("cpu"), CUDA, OTHER}
 
 
 def test_a_stream_is_made_once(gpu: Device) -> None:
@@ -211,6 +239,30 @@ def test_memory_that_outlives_its_stager_is_unregistered(driver: Driver) -> None
     assert not driver.ranges
 
 
+def test_at_exit_what_is_left_is_unregistered_quietly() -> None:
+    """By then a driver may answer with anything: nobody can do anything about it."""
+    code = """if True:
+        import migrate, torch
+
+        class Driver:
+            def cudaHostRegister(self, address, size, flags):
+                return 0
+
+            def cudaHostUnregister(self, address):
+                print("unregistered", flush=True)
+                raise RuntimeError("driver shutting down")
+
+        torch.cuda.is_available = lambda: True
+        torch.cuda.cudart = Driver
+        stager = migrate.Stager(pin_memory=True)
+        kept = stager.stage({"w": torch.ones(3)}), stager.stage({"w": torch.ones(3)})["w"]
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "unregistered\n" * 2, "")
+
+
 def test_pages_that_cannot_be_registered_are_a_diagnostic(driver: Driver) -> None:
     from migrate.core.errors import RunError
 
@@ -242,3 +294,50 @@ def test_the_real_ones(device: str, share: bool) -> None:
         for x in state.values():
             x.add_(1)
         assert all(torch.equal(snapshot.state[key], x) for key, x in expected.items())
+
+
+def _gpus(count: int) -> list[torch.device]:
+    if torch.cuda.device_count() < count:
+        pytest.skip(f"needs {count} GPUs")
+    return [torch.device("cuda", n) for n in range(count)]
+
+
+@pytest.mark.gpu
+def test_several_real_ones() -> None:
+    devices = _gpus(2)
+    state = {str(d): torch.randn(1 << 20, device=d) for d in devices}
+    expected = {key: x.cpu() for key, x in state.items()}
+    snapshot = Stager(pin_memory=True).stage(state, non_blocking=True)
+    snapshot.guard()
+    for x in state.values():
+        x.zero_()
+    assert all(torch.equal(snapshot.state[key], x) for key, x in expected.items())
+    assert snapshot.devices == {f"[{key!r}]": x.device for key, x in state.items()}
+
+
+@pytest.mark.gpu
+def test_copies_run_beside_matmuls() -> None:
+    """By a trace of the device: some copy begins before a product ends that began before it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    (device,) = _gpus(1)
+    matrix = torch.randn(4096, 4096, device=device)
+    state = {str(n): torch.randn(16 << 20, device=device) for n in range(8)}
+    stager = Stager(pin_memory=True)
+    stager.stage(state).release()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+        snapshot = stager.stage(state, non_blocking=True)
+        for _ in range(60):
+            matrix @ matrix
+        snapshot.wait()
+        torch.cuda.synchronize()
+    spans = [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in trace.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    copies = [span for span in spans if "DtoH" in span[0]]
+    products = [span for span in spans if "gemm" in span[0].lower()]
+    assert copies
+    assert products
+    assert any(c[1] < p[2] and p[1] < c[2] for c in copies for p in products)
