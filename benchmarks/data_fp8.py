@@ -91,6 +91,8 @@ PRESETS = {
     "demo": Shape(layers=2, experts=8, hidden=1024, intermediate=768, vocab=1024),
     # matrices as large as DeepSeek-V3's experts
     "1.2GB-large": Shape(layers=5, experts=3, hidden=7168, intermediate=2048, vocab=1024),
+    # of which 1 GB of NVFP4 is made
+    "1.2GB-more": Shape(layers=8, experts=3, hidden=7168, intermediate=2048, vocab=1024),
     "2GB-large": Shape(layers=6, experts=5, hidden=7168, intermediate=2048, vocab=1024),
     "4.4GB-large": Shape(layers=9, experts=9, hidden=7168, intermediate=2048, vocab=1024),
     # and as small as DeepSeek-V2-Lite's
@@ -101,8 +103,9 @@ PRESETS = {
 
 
 def shape(preset: str, variant: str = "") -> Shape:
-    """The sizes of a preset in a variant, `-large` or `-lite`; the small presets have but one."""
-    return PRESETS.get(preset + variant) or PRESETS[preset]
+    """The sizes of a preset in a variant, as `-large`; the small presets have but one, and those
+    that have none are as large as 1.2GB."""
+    return PRESETS.get(preset + variant) or PRESETS.get(preset) or PRESETS["1.2GB" + variant]
 
 
 def make(folder: Path, sizes: Shape, seed: int = 0) -> None:

@@ -57,8 +57,8 @@ class Work(NamedTuple):
 class Folder(NamedTuple):
     """A folder to convert: what it starts from, the words of the command, and the work of codecs;
     none of a folder whose parts get new names or other codes. `first` makes what a way back
-    starts from. `peer` does the same by a library. `layers`: of a folder that is recoded, as
-    many as make 1 GB of output.
+    starts from. `peer` does the same by a library. `layers`: of a folder that is recoded or
+    encoded, as many as make 1 GB of output.
     """
 
     title: str
@@ -118,7 +118,7 @@ FOLDERS = {
         Work("fp8", _INV, {"granularity": "tensor"}, "encode"),
     ),
     "folders-nvfp4-encode": Folder(
-        "bf16 -> NVFP4", "bf16-large",
+        "bf16 -> NVFP4", "bf16-more",
         ("apply", "--rules", str(RULES / "nvfp4.yaml"), "--allow", "lossy"),
         Work("nvfp4", _INV, {}, "encode"),
     ),
@@ -129,6 +129,7 @@ FOLDERS = {
     "folders-fp8-rows-back": Folder(
         "bf16 -> FP8 rows", "fp8-rows", _to("fp8@compressed-tensors"),
         Work("fp8", _PLAIN, _CT8, "encode"), _to("fp8@bf16"),
+        layers=20,
     ),
     "folders-fp8-tensor": Folder(
         "FP8 tensors -> bf16", "fp8-tensor", _to("fp8@bf16"),
@@ -138,6 +139,7 @@ FOLDERS = {
         "bf16 -> FP8 tensors (modelopt)", "fp8-tensor", _to("fp8@modelopt"),
         Work("fp8", _PLAIN, {"granularity": "tensor", "like": "modelopt"}, "encode"),
         _to("fp8@bf16"),
+        layers=20,
     ),
     "folders-fp8-mistral": Folder(
         "FP8 of Mistral -> bf16", "fp8-mistral", _to("fp8@bf16", "--allow", "drop"),
@@ -157,6 +159,7 @@ FOLDERS = {
     "folders-mxfp8-back": Folder(
         "bf16 -> MXFP8", "mxfp8", _to("mxfp8@mxfp8"), Work("mxfp8", _PLAIN, _MX8, "encode"),
         _to("mxfp8@bf16"),
+        layers=19,
     ),
     "folders-gpt-oss": Folder(
         "gpt-oss MXFP4 -> bf16", "gpt-oss", _to("gpt-oss@bf16"), Work("mxfp4", _EXPERTS, _OSS)
@@ -164,6 +167,7 @@ FOLDERS = {
     "folders-gpt-oss-back": Folder(
         "gpt-oss bf16 -> MXFP4", "gpt-oss", _to("gpt-oss@mxfp4"),
         Work("mxfp4", _EXPERTS, _OSS, "encode"), _to("gpt-oss@bf16"),
+        layers=37,
     ),
     "folders-deepseek-v4": Folder(
         "DeepSeek-V4 FP4 -> bf16", "deepseek-v4", _to("deepseek-v4@bf16"),
@@ -172,6 +176,7 @@ FOLDERS = {
     "folders-deepseek-v4-back": Folder(
         "DeepSeek-V4 bf16 -> FP4", "deepseek-v4", _to("deepseek-v4@fp4"),
         Work("mxfp4", _V4, _FP4, "encode"), _to("deepseek-v4@bf16"),
+        layers=33,
     ),
     "folders-deepseek-v4-fp8": Folder(
         "DeepSeek-V4 FP4 -> FP8, recoded", "deepseek-v4", _to("deepseek-v4@fp8"), times=NIBBLES,
@@ -188,6 +193,7 @@ FOLDERS = {
     "folders-nvfp4-back": Folder(
         "bf16 -> NVFP4 (modelopt)", "nvfp4", _to("nvfp4@modelopt"),
         Work("nvfp4", _NVFP4, {"form": "modelopt"}, "encode"), _to("nvfp4@bf16", "--allow", "drop"),
+        layers=35,
     ),
     "folders-nvfp4-names": Folder(
         "NVFP4 ModelOpt -> compressed-tensors, recoded", "nvfp4",
@@ -200,6 +206,7 @@ FOLDERS = {
     "folders-kimi-k2-back": Folder(
         "Kimi K2 bf16 -> int4", "kimi-k2", _to("kimi-k2@int4"),
         Work("int-pack", _PACKED, _KIMI, "encode"), _to("kimi-k2@bf16"),
+        layers=33,
     ),
     "folders-int-pack": Folder(
         "int4 in words -> bf16", "int-pack", _to("compressed-tensors@bf16"),
@@ -239,6 +246,7 @@ FOLDERS = {
     "folders-nf4-back": Folder(
         "bf16 -> NF4", "nf4", _to("bnb@4bit"), Work("bnb-4bit", _NF4, {}, "encode"),
         _to("bnb@bf16"),
+        layers=35,
     ),
     "folders-bnb-int8": Folder(
         "bitsandbytes int8 -> bf16", "bnb-int8", _to("bnb@bf16"),

@@ -152,10 +152,10 @@ def directed(step: PathStep, report: Report) -> list[DirectedRule]:
 
 
 def refuse_without_codes(step: PathStep, rules: Sequence[DirectedRule], report: Report) -> None:
-    """M405 for the way to a layout that its edge decodes and nothing encodes, where no stamp says
-    that the checkpoint was in it: plain numbers would be copied.
+    """M405 for the way to a layout that its edge decodes and nothing encodes: plain numbers would
+    be copied, beside a configuration, which a stamp restores, that says they are encoded.
     """
-    if not step.backwards or step.undo or _undone(step) is not None:
+    if not step.backwards or step.undo:
         return
     left_out = [
         compiled
@@ -174,7 +174,12 @@ def refuse_without_codes(step: PathStep, rules: Sequence[DirectedRule], report: 
         "(`inverse: skip`)",
         spans=(left_out[0].loaded.span(*left_out[0].path),),
         help="a lineage that encodes, such as fp8, nvfp4 or mxfp8, has another format; this one is "
-        "encoded by its library, with a calibration",
+        "encoded by its library, with a calibration"
+        + (
+            f"; keep the source, or apply with {option('undo', 'DIR')}"
+            if _undone(step) is not None
+            else ""
+        ),
     )
 
 

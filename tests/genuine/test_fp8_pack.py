@@ -85,7 +85,13 @@ def test_the_way_back_has_the_parts_and_the_configuration_that_were_there(
     done("downgrade", out, "-o", tmp_path / "back", "--allow", "lossy")
     there = {k: s for k, s in shapes(source).items() if not k.endswith(INPUTS)}
     assert shapes(tmp_path / "back") == there
-    assert files(tmp_path / "back") == files(source)
+    wanted = files(source)
+    if name == "mistral-fp8":
+        # the scales of inputs are gone
+        said = json.loads(wanted["config.json"])
+        said["quantization_config"]["activation_scheme"] = "dynamic"
+        wanted["config.json"] = (json.dumps(said, indent=2) + "\n").encode()
+    assert files(tmp_path / "back") == wanted
     before, after = contents(source), contents(tmp_path / "back")
     plain = [k for k, (dtype, _, _) in before.items() if dtype == "BF16" and "_scale" not in k]
     assert len(plain) > 4
