@@ -664,6 +664,10 @@ class _Loading:
         for name, slot in taken.slots.items():
             number, _, attribute = name.partition(".")
             item = objects[number][0]
+            numbers = taken.decoded.get(slot.plain)
+            if numbers is not None:
+                reads.append(_Read(numbers, elements_of(item, numbers.spec), slot.tensor, item))
+                continue
             made = self.plan.outputs[self._entries.parts[item.storage_index.fqn][attribute]]
             tensor = taken.cuts.get(slot.plain, made)
             there = slot.spec
@@ -705,7 +709,7 @@ class _Loading:
             for plain, key in parts.items()
             for name, output in entries.parts[key].items()
         }
-        taken = take_apart(slots, made, self.source.index.tree, self._request, boxes)
+        taken = take_apart(slots, made, self._all.index, self._request, boxes)
         if taken.problems:
             raise_all(taken.problems)
         self.notes += taken.notes

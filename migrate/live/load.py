@@ -363,8 +363,13 @@ class _Load:
         stamp, self.notes = stamp_of(source)
         self.migration = prepare(source, request, stamp)
         self.objects: Mapping[str, Any] = getattr(source, "values", {})
-        self.ledger = Ledger(self.migration.composition.graph.outputs)
         modules.reshard(model)
+        self.taken = take_apart(
+            modules.slots(model), self.migration.composition.graph.outputs, source.index, request
+        )
+        if self.taken.decoded:
+            self.migration = self.migration.with_outputs(self.taken.decoded)
+        self.ledger = Ledger(self.migration.composition.graph.outputs)
         self.targets = Targets(model, where)
         compute = compute if device is not None else device_of(self.targets.device)[1]
         self.outputs = Outputs(
@@ -377,12 +382,6 @@ class _Load:
         )
         self.others = _others(self.migration, source)
         self.allow = request.allow
-        self.taken = take_apart(
-            modules.slots(model),
-            self.outputs.graph.outputs,
-            source.index.tree,
-            request,
-        )
         self.slots = self.taken.slots
 
     def run(self, threads: int, progress: Progress | None) -> LoadReport:

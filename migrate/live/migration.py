@@ -95,6 +95,12 @@ class Migration:
             and self.names.keys() == index.items.keys()
         )
 
+    def with_outputs(self, more: Mapping[str, Tensor]) -> Migration:
+        """The same with these outputs beside its own."""
+        graph = self.composition.graph
+        graph = replace(graph, outputs={**graph.outputs, **more})
+        return replace(self, composition=replace(self.composition, graph=graph), ways={})
+
     @property
     def lasting(self) -> bool:
         """Whether equal keys, specs and strides mean the same again: no value decided anything."""

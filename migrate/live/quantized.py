@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..core import view as views
 from ..core.errors import Diagnostic, Report, listed, plural, printable
 from ..core.spec import BITS, Spec
 from ..core.templates import list_collapsed
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from ..planning.graph import Tensor
     from ..planning.request import Request
+    from ..source.index import Index
 
 # what of an object's settings decides what its bytes mean, beyond the shapes of its components
 _SETTINGS = (
@@ -90,6 +92,11 @@ class QuantizedTarget:
     def takes_dense(self) -> bool:
         """Whether the class copies plain tensors into itself; those of torchao do not."""
         return self.format is None or not self.format.startswith("ao-")
+
+    @property
+    def copies(self) -> bool:
+        """Whether its own `copy_` takes the numbers of a tensor in any encoding."""
+        return self.takes_dense and self.format is not None and not self.members
 
     @property
     def square(self) -> bool:
@@ -403,13 +410,15 @@ class TakenApart:
 
     `cuts` has of outputs the parts that lie here, for parameters that are DTensors.
     `left` are outputs that no slot takes. `derived` has what is to be derived when all is filled:
-    nothing of a part without elements, which gets its memory then.
+    nothing of a part without elements, which gets its memory then. `decoded` has by slot the
+    numbers of objects in another encoding, which the parameter's own `copy_` takes.
     `changed` are the parameters whose components are written, `groups` those of them that have
     members.
     """
 
     slots: dict[str, Slot]
     cuts: dict[str, Tensor]
+    decoded: dict[str, Tensor]
     left: dict[str, None]
     derived: list[tuple[QuantizedTarget, frozenset[str]]]
     groups: list[QuantizedTarget]
@@ -443,19 +452,20 @@ class TakenApart:
 def take_apart(
     slots: Mapping[str, Slot],
     outputs: Mapping[str, Tensor],
-    tree: CheckpointTree | None,
+    index: Index,
     request: Request,
     boxes: Mapping[str, tuple[tuple[int, ...], Box]] | None = None,
 ) -> TakenApart:
     """The slots with the components of quantized parameters in their place, where the outputs have
     components for them. `boxes` has the shape of the whole tensor, and where the slot's lies in it,
-    of slots that are parts; those of DTensors are known. Problems: M960 for another encoding and
-    for components that are missing, M402 for those that are left out, M946 for parts that are not
-    cut on borders, unless the request has them encoded anew (M401 without permission). M955 if the
-    dtype of one is not known.
+    of slots that are parts; those of DTensors are known. What an object in another encoding stands
+    for is one tensor in place of its components. Problems: M961 where that is not permitted, M960
+    where it cannot be had and for components that are missing, M402 for those that are left out,
+    M946 for parts that are not cut on borders, unless the request has them encoded anew (M401
+    without permission). M955 if the dtype of one is not known.
     """
     allow = request.allow
-    out = TakenApart({}, {}, {}, [], [], [], [], [])
+    out = TakenApart({}, {}, {}, {}, [], [], [], [], [])
     # a tensor under several names has the same components under each
     known = {id(slot.tensor): held(slot.tensor) for slot in slots.values()}
     wanted = {
@@ -468,8 +478,9 @@ def take_apart(
     for key in outputs:
         for prefix, attribute in _splits(key):
             offered.setdefault(prefix, {})[attribute] = key
-    stored = origins(tree, request.params.get(PARAMETER))
+    stored = origins(index.tree, request.params.get(PARAMETER))
     other: list[str] = []
+    anew: list[str] = []
     inside: list[str] = []
     short: list[str] = []
     lost: list[str] = []
@@ -484,7 +495,8 @@ def take_apart(
             stored[source] for name in given.values() for source in stored_keys(outputs[name])
             if source in stored
         ]  # fmt: skip
-        why = _judge(one, given, found, unread, slot.plain) or _other_bits(one, given, outputs)
+        why, differs = _judge(one, given, found, unread, slot.plain)
+        why = why or _other_bits(one, given, outputs)
         if not why and not one.value.numel():
             out.left.update(dict.fromkeys(given.values()))
             out.derived.append((one, frozenset()))
@@ -503,8 +515,14 @@ def take_apart(
                 out.left.update(dict.fromkeys(given.values()))
                 continue
         if why:
-            other.append(f"{printable(slot.plain)}: {why}")
             out.left.update(dict.fromkeys(given.values()))
+            made = _numbers(given, outputs, found, index) if differs and one.copies else None
+            if made is None or isinstance(made, str):
+                other.append(f"{printable(slot.plain)}: {why}{made or ''}")
+                continue
+            anew.append(f"{printable(slot.plain)}: {why}")
+            if "lossy" in allow:
+                out.slots[key], out.decoded[slot.plain] = slot, made
             continue
         missing = one.components.keys() - given.keys()
         if missing and not derivable(one, missing, given):
@@ -535,7 +553,7 @@ def take_apart(
             f"{printable(out.slots.pop(key).plain)}"
         )
     ask(unread)
-    _report(out, other, inside, short, lost, allow)
+    _report(out, other, anew, inside, short, lost, allow)
     if spared:
         out.notes.append(
             "components that the module's parameters do not have, left out: "
@@ -612,21 +630,45 @@ def _judge(
     found: list[Origin],
     unread: dict[str, Encoding],
     plain: str,
-) -> str:
-    """Why these components are none of the parameter's encoding; empty if they are."""
+) -> tuple[str, bool]:
+    """Why these components are none of the parameter's encoding, empty if they are; and whether
+    they are an object in another one.
+    """
     if not found:
-        return "nothing in the checkpoint says what its numbers are"
+        return "nothing in the checkpoint says what its numbers are", False
     wrong = [name for name, key in given.items() if name not in {o.attribute for o in found}]
     if wrong:
-        return f"{listed(wrong)} were not components by these names"
+        return f"{listed(wrong)} were not components by these names", False
     for origin in found:
         encoding = origin.encoding
         if encoding.number is None and encoding.readings:
             unread[plain] = encoding
             continue
         if why := unlike(one, encoding.format, encoding.number, encoding.options or {}):
-            return listed(why)
-    return ""
+            return listed(why), True
+    return "", False
+
+
+def _numbers(
+    given: Mapping[str, str], outputs: Mapping[str, Tensor], found: list[Origin], index: Index
+) -> Tensor | str:
+    """The numbers of the object whose components these are, computed by region, or why they cannot
+    be had, to be added to a message.
+    """
+    from ..planning.requantized import decode, why_unread
+    from ..planning.stored import untouched_key
+
+    encoding = found[0].encoding
+    parts = {name: outputs[key] for name, key in given.items() if _RIDERS not in name}
+    where = {untouched_key(part, index.tensors) for part in parts.values()}
+    if len({origin.key for origin in found}) > 1 or None in where:
+        return "; rules change its components, so they are no object any more"
+    why = why_unread(encoding, {name: part.spec.dtype for name, part in parts.items()})
+    if why is not None:
+        return f"; and it cannot be decoded: {why}"
+    flat = decode(encoding, parts, tuple(given.values()), rule="load")
+    view = views.reshape(flat.view, encoding.shape)
+    return type(flat)(Spec(flat.spec.dtype, view.shape), view, flat.sources)
 
 
 def _other_bits(
@@ -649,6 +691,7 @@ def _other_bits(
 def _report(
     out: TakenApart,
     other: list[str],
+    anew: list[str],
     inside: list[str],
     short: list[str],
     lost: list[str],
@@ -661,6 +704,19 @@ def _report(
             f"another encoding than the module's in {plural(len(other), 'quantized parameter')}",
             notes=(*other[:8], *[f"and {len(other) - 8} more"] * (len(other) > 8)),
             help='dequantize by rules; with allow={"lossy"} the module quantizes the result itself',
+        )
+    if anew and "lossy" not in allow:
+        report.add(
+            "M961",
+            f"another encoding than the module's in {plural(len(anew), 'quantized parameter')}, "
+            "which would quantize the numbers anew",
+            notes=(*anew[:8], *[f"and {len(anew) - 8} more"] * (len(anew) > 8)),
+            help='allow={"lossy"}, or build the module in the encoding of the checkpoint',
+            permit="lossy",
+        )
+    elif anew:
+        out.notes.append(
+            f"decoded, and quantized by the parameter's own `copy_`: {listed(anew, 8)}"
         )
     if inside:
         report.add(

@@ -102,8 +102,13 @@ def encode(
     return {name: out[name] for name in specs}
 
 
-def decode(encoding: Encoding, parts: Mapping[str, Tensor], keys: tuple[str, ...]) -> Tensor:
-    """The numbers of an object as a matrix, from its components."""
+def decode(
+    encoding: Encoding,
+    parts: Mapping[str, Tensor],
+    keys: tuple[str, ...],
+    rule: str = REQUANTIZE,
+) -> Tensor:
+    """The numbers of an object as a matrix, from its components; `rule` is who asks for them."""
     coding = decodes(encoding, {name: part.spec.dtype for name, part in parts.items()})
     layout = layout_of(encoding)
     if isinstance(coding, str) or layout is None:
@@ -115,7 +120,7 @@ def decode(encoding: Encoding, parts: Mapping[str, Tensor], keys: tuple[str, ...
         grid = unpadded(layout.grids[name].borders(part.spec), part.view, encoding.shape)
         given[role] = _role(coding, role, part, grid)
     call = coding.decoding({role: one.spec for role, one in given.items()})
-    (made,) = _computed(call, list(given.values()), keys)
+    (made,) = _computed(call, list(given.values()), keys, rule)
     return _viewed(made, views.permute(made.view, (1, 0))) if coding.turned else made
 
 
@@ -244,7 +249,9 @@ def _laid(grid: ComponentGrid, shape: tuple[int, ...], made: tuple[int, ...], tu
     return padded(grid, v, shape)
 
 
-def _computed(call: OpCall, inputs: Sequence[Tensor], keys: tuple[str, ...]) -> list[Tensor]:
+def _computed(
+    call: OpCall, inputs: Sequence[Tensor], keys: tuple[str, ...], rule: str = REQUANTIZE
+) -> list[Tensor]:
     """What an op makes, each over one computed tensor."""
     op = ops.get(call.op)
     if not isinstance(op, ValueOp):
@@ -252,7 +259,7 @@ def _computed(call: OpCall, inputs: Sequence[Tensor], keys: tuple[str, ...]) -> 
     given = [one.spec for one in inputs]
     specs = op.infer(call.args, given, 1)
     lossy = op.loss_on(call.args, given) is Loss.LOSSY
-    made = Computation(call, tuple(inputs), len(specs), REQUANTIZE, keys, lossy)
+    made = Computation(call, tuple(inputs), len(specs), rule, keys, lossy)
     return [
         Tensor(spec, views.stored(0, spec.shape), (ComputedTensor(made, number, spec),))
         for number, spec in enumerate(specs)

@@ -238,6 +238,27 @@ def quantizes(rank: int, source: str) -> None:
                 assert torch.equal(raw(local[kind].held()[name]), raw(due)), (kind, name)
 
 
+def quantizes_objects(rank: int, source: str, dense: str) -> None:
+    """Parts take objects in another encoding by their class's own `copy_`; `dense` has what these
+    stand for.
+    """
+    kind = "te-float8"
+    numbers = load_file(dense)[kind]
+    for way in ("load", "reader"):
+        with classes.installed():
+            module, local = module_of(rank, [kind], "rows")
+            due = local[kind].like(torch.clone)
+            reader = migrate.dcp.MigratingReader(source, allow={"lossy"})
+            if way == "load":
+                migrate.load(module, source, allow={"lossy"})
+            else:
+                dcp.load(dict(module.named_parameters()), storage_reader=reader)
+            (top, bottom), _ = boxes(KINDS[kind], dist.get_world_size())[rank]
+            due.quantize_(numbers[top:bottom])
+            for name, one in due.held().items():
+                assert torch.equal(raw(local[kind].held()[name]), raw(one)), (way, name)
+
+
 def refuses(rank: int, source: str) -> None:
     """Parts that end inside of a block are refused by name, and nothing is written."""
     # torch keeps the boxes of a shape for all placements along an axis

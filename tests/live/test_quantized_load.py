@@ -159,9 +159,9 @@ def test_bytes_that_would_mean_other_numbers_are_not_copied(change, said):
     if "_fp8_dtype" in change:
         change = {"_fp8_dtype": type(module.weight._fp8_dtype)(8)}
     vars(module.weight).update(change)
-    assert said in refused(module, path)["M960"]
+    assert said in refused(module, path)["M961"]
     other = live(stored(GENUINE / "nvfp4_2d_weight.pt")["weight"])
-    assert "te-mxfp8, the parameter's is te-nvfp4" in refused(other, path)["M960"]
+    assert "te-mxfp8, the parameter's is te-nvfp4" in refused(other, path)["M961"]
 
 
 def test_components_of_which_nothing_says_what_they_are_are_not_copied():
@@ -199,6 +199,81 @@ def test_an_object_in_memory_is_copied_by_its_components_too():
     assert "MXFP8Tensor" in str(type(small))
     assert "-> Float8Tensor: weight" in refused(module, {"weight": small})["M961"]
     migrate.load(module, {"weight": small}, allow={"lossy"})
+
+
+def cut(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """An MXFP8 weight [48, 64] that is saved there, and the numbers that it stands for."""
+    mx = stored(GENUINE / "mxfp8_96x160.pt")["weight"]
+    vars(mx)["_rowwise_data"] = mx._rowwise_data[:48, :64].contiguous()
+    vars(mx)["_columnwise_data"] = vars(mx)["_columnwise_scale_inv"] = None
+    torch.save({"old.weight": type(mx)((48, 64), mx.dtype, vars(mx))}, path)
+    scales = torch.exp2(mx._rowwise_scale_inv[:48, :2].float() - 127)
+    numbers = mx._rowwise_data.view(torch.float8_e4m3fn).float()
+    return mx, numbers * scales.repeat_interleave(32, 1)
+
+
+RENAMED = """
+id: tests/b
+title: t
+why: t
+lineage: tests
+edge: [a, b]
+rules: [{name: r, from: "old.{k...}", to: "{k}"}]
+"""
+
+
+def test_an_object_of_a_file_in_another_encoding_is_quantized_by_the_class(tmp_path: Path) -> None:
+    _, numbers = cut(tmp_path / "mx.pt")
+    (tmp_path / "r.yaml").write_text(RENAMED)
+    wanted = stored(GENUINE / "float8_current_e4m3.pt")["weight"]
+    module, once = live(wanted), live(wanted)
+    how = {"rules": tmp_path / "r.yaml"}
+    said = refused(module, tmp_path / "mx.pt", **how)
+    assert said.keys() == {"M961"}
+    assert "weight: te-mxfp8, the parameter's is te-fp8" in said["M961"]
+    parameter, data = module.weight, module.weight._data
+    made = migrate.load(module, tmp_path / "mx.pt", **how, allow={"lossy"})
+    assert (module.weight is parameter, module.weight._data is data) == (True, True)
+    once.weight.quantize_(numbers)
+    assert bits(module.weight) == bits(once.weight)
+    assert any("decoded, and quantized by the parameter's own" in note for note in made.notes)
+    assert made.missing == made.unexpected == ()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_reader_gives_an_object_of_another_encoding_to_the_class(tmp_path: Path) -> None:
+    _, numbers = cut(tmp_path / "mx.pt")
+    wanted = stored(GENUINE / "float8_current_e4m3.pt")["weight"]
+    module, once = live(wanted), live(wanted)
+    reader = migrate.dcp.MigratingReader(tmp_path / "mx.pt")
+    before = bits(module.weight)
+    with pytest.raises(dcp.api.CheckpointException, match="M961"):
+        dcp.load({"old.weight": module.weight.data}, storage_reader=reader)
+    assert bits(module.weight) == before
+    reader = migrate.dcp.MigratingReader(tmp_path / "mx.pt", allow={"lossy"})
+    dcp.load({"old.weight": module.weight.data}, storage_reader=reader)
+    once.weight.quantize_(numbers)
+    assert bits(module.weight) == bits(once.weight)
+
+
+def test_an_object_of_another_shape_and_encoding_is_refused() -> None:
+    other = live(stored(GENUINE / "float8_current_e4m3.pt")["weight"])
+    said = refused(other, GENUINE / "mxfp8_96x160.pt", allow={"lossy"})
+    assert "other shapes than the module's" in said["M960"]
+
+
+def test_components_that_rules_change_are_no_object_of_another_encoding(tmp_path: Path) -> None:
+    cut(tmp_path / "mx.pt")
+    (tmp_path / "r.yaml").write_text(
+        RENAMED.replace(
+            "rules: [",
+            "rules: [{name: d, from: old.weight._rowwise_data, "
+            "to: weight._rowwise_data, via: [{flip: {dim: 0}}]}, ",
+        )
+    )
+    module = live(stored(GENUINE / "float8_current_e4m3.pt")["weight"])
+    said = refused(module, tmp_path / "mx.pt", rules=tmp_path / "r.yaml", allow={"lossy"})
+    assert "rules change its components" in said["M960"]
 
 
 @pytest.mark.parametrize(

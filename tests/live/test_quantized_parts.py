@@ -119,6 +119,29 @@ def test_parts_take_plain_numbers_by_their_own_copy(
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("world", [2, 4])
+def test_parts_take_objects_in_another_encoding_by_their_own_copy(
+    world: int, ranks: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards of ranks need not end on borders of the blocks that are decoded."""
+    shape = KINDS["te-float8"].shape
+    monkeypatch.setitem(KINDS, "mx", dataclasses.replace(KINDS["te-block-2d"], shape=shape))
+    with classes.installed():
+        held = wrapped("mx", shape, dict(whole("mx")))
+        # no code is NaN, no scale infinite
+        held._rowwise_data.bitwise_and_(0x77)
+        grid = [-(-size // 128) for size in shape]
+        held._rowwise_scale_inv.copy_(torch.rand(held._rowwise_scale_inv.shape) + 0.5)
+        torch.save({"te-float8": held}, tmp_path / "mx.pt")
+    scales = held._rowwise_scale_inv[: grid[0], : grid[1]]
+    scales = scales.repeat_interleave(128, 0)[: shape[0]].repeat_interleave(128, 1)[:, : shape[1]]
+    numbers = held._rowwise_data.view(torch.float8_e4m3fn).float() * scales
+    save_file({"te-float8": numbers}, tmp_path / "dense.safetensors")
+    places = str(tmp_path / "mx.pt"), str(tmp_path / "dense.safetensors")
+    ranks(world).run("quantized_load_case", "quantizes_objects", *places)
+
+
+@pytest.mark.ranks
 def test_a_part_that_ends_inside_of_a_block_is_refused(
     ranks: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
