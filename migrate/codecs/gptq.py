@@ -1,8 +1,8 @@
 """`gptq`: integers in 32-bit words with a scale and a zero for each group of columns, as GPTQModel
-and AutoGPTQ store weights. Nothing encodes it: GPTQ chooses codes by what layers are given.
+and AutoGPTQ store weights. GPTQ chooses codes by what layers are given, so that nothing encodes it.
 
 Codes lie along columns, zeros along rows; three bits go on across the borders of words. A number is
-(code - zero) * scale of the group that `group` (`g_idx`) names for its column, or else of its turn.
+(code - zero) * scale of the group that `group` (`g_idx`) names for its column, or of its turn.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..core.spec import Spec
-from .base import Convention, Integer, Text, arg, dataclass
+from .base import Convention, Flag, Integer, Text, arg, dataclass
 from .kit.arguments import scales_arg
 from .kit.codec import LayoutCodec
 from .kit.geometry import matrices_of
 from .kit.groups import block_of, stored_group_arg
 from .kit.layout import NumberLayout, Packing
 from .kit.samples import index_part, random_parts
-from .kit.word_packing import bits_shown, of_words, stored_bits_arg
+from .kit.word_packing import bits_shown, of_words, stored_bits_arg, symmetric_arg
 
 PARTS = {
     "weight": "{w}.qweight int32 [K*bits/32, N]",
@@ -47,9 +47,9 @@ class Gptq(LayoutCodec):
         zeros: Text = arg(
             "of the form v1, refuse a zero that is stored as the largest code, because it can be 0 "
             "or 2^bits, or take 1 off whole words, as GPTQModel does: then it is 0",
-            words=("refuse", "words"),
-            default="refuse",
-        )
+            words=("refuse", "words"), default="refuse",
+        )  # fmt: skip
+        symmetric: Flag = symmetric_arg()
         non_finite: Text = scales_arg()
 
     def layout(self, args: Any, specs: Mapping[str, Spec]) -> NumberLayout:
@@ -61,9 +61,9 @@ class Gptq(LayoutCodec):
         columns = specs[index].numel if index else weight[0] * 32 // bits
         codes = Packing(bits, ("int32",), dense=bits == 3)
         zeros = Packing(bits, ("int32",), axis=-2, dense=bits == 3, plus=int(args.form == "v1"))
-        block = block_of(self.name, columns, groups, args.group, index)
         return of_words(
-            self.name, codes, zeros, block, (rows, columns), transposed=True, index=index,
+            self.name, codes, zeros, block_of(self.name, columns, groups, args.group, index),
+            (rows, columns), transposed=True, index=index, symmetric=args.symmetric,
             positive=args.non_finite != "keep", nonzero=zeros.plus > 0 and args.zeros == "refuse",
         )  # fmt: skip
 

@@ -150,18 +150,30 @@ def test_a_configuration_that_says_something_else_is_refused(
     assert not (tmp_path / "x").exists()
 
 
-def test_that_v1_is_called_v2_shows_where_zeros_have_to_be_in_the_middle(tmp_path: Path) -> None:
+@pytest.mark.parametrize("goal", ["bf16", "fp16", "compressed-tensors"])
+def test_that_v1_is_called_v2_shows_where_zeros_have_to_be_in_the_middle(
+    goal: str, tmp_path: Path
+) -> None:
     """Nothing else tells: plain weights would be off by a step of their scale."""
     wrong = copied("gptq-sym", tmp_path / "in", checkpoint_format="gptq_v2")
-    right = tmp_path / "right"
-    done("apply", checkpoint("gptq-sym").folder, "-o", right, "--to", "gptq@fp16", *LOSSY)
-    done("apply", wrong, "-o", tmp_path / "off", "--to", "gptq@fp16", *LOSSY)
-    assert contents(right) != contents(tmp_path / "off")
-    goal = ("--to", "gptq@compressed-tensors", "--set", "symmetric=true")
-    failed = run("apply", wrong, "-o", tmp_path / "ct", *goal)
+    failed = run("apply", wrong, "-o", tmp_path / "x", "--to", f"gptq@{goal}", *LOSSY)
     assert failed.exit == 3
     assert "error[M406]" in failed.err
-    assert not (tmp_path / "ct").exists()
+    assert not (tmp_path / "x").exists()
+    if goal == "compressed-tensors":
+        return
+    assert "all of the zero are 7 as v2, and as v1 8, the middle of the codes" in failed.err
+    assert "correct `checkpoint_format`" in failed.err
+
+
+def test_that_v2_is_called_v1_shows_too(tmp_path: Path) -> None:
+    wrong = copied("gptq-v2-dynamic", tmp_path / "in", checkpoint_format="gptq")
+    failed = run("apply", wrong, "-o", tmp_path / "x", "--to", "gptq@fp16", *LOSSY)
+    assert failed.exit == 3
+    assert "the middle of the codes" in failed.err
+    # of other zeros nothing tells
+    other = copied("gptq-v2-dynamic", tmp_path / "y", checkpoint_format="gptq", sym=False)
+    done("apply", other, "-o", tmp_path / "z", "--to", "gptq@fp16", *LOSSY)
 
 
 @pytest.mark.parametrize("goal", ["bf16", "fp16", "compressed-tensors"])

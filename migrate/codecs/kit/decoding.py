@@ -56,7 +56,8 @@ def decode_box(
     full = geo.inner(box)
     work = BoxDecoder(geo, arrays, dtype, full)
     for grid in layout.grids():
-        if grid.positive or grid.finite or grid.nonzero or grid.powers:
+        odd = grid.misread is not None
+        if grid.positive or grid.finite or grid.nonzero or grid.powers or odd:
             check_entries(geo, work, grid, full)
     if layout.flat:
         target, own = _row(full, out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from math import inf, isfinite, prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ...core.errors import OpError
 from ...core.spec import coordinates
@@ -44,7 +44,7 @@ class _Refusal(NamedTuple):
 def check_entries(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None:
     """OpError M406 at the first entry that a box needs and that the grid does not take: one that is
     not `positive`, `finite` or `nonzero`, or neither NaN nor one of `powers` where its dtype has
-    others.
+    others; or where all are `misread`.
     """
     has_others = grid.powers and geo.spec(grid.role).dtype in WIDE
     if not has_others and _all_positive(geo, work, grid):
@@ -54,6 +54,8 @@ def check_entries(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None
         if 0 in entries.shape[-2:]:
             continue
         low, high = float(entries.min()), float(entries.max())
+        if grid.misread is not None and low == high == grid.misread:
+            _refuse_misread(geo, grid)
         # NaN is not within anything
         within = low > (-inf if grid.finite else 0) or (grid.zeros and low == 0)
         if within and high < inf and not has_others:
@@ -68,6 +70,19 @@ def check_entries(geo: Extents, work: BoxDecoder, grid: Grid, full: Box) -> None
             said = refusal.said.format(float(found[index]))
             of = f"the {grid.role}" if grid.field is None else f"a scale in the {grid.role}"
             raise OpError("M406", f"dequantize: {of} of {whose} {said}", help=refusal.help)
+
+
+def _refuse_misread(geo: Extents, grid: Grid) -> NoReturn:
+    """OpError M406 for zeros that all are the middle of the codes in the other form."""
+    form, other = ("v1", "v2") if grid.packing and grid.packing.plus else ("v2", "v1")
+    middle = 1 << (geo.layout.elements.bits - 1)
+    raise OpError(
+        "M406",
+        f"dequantize: all of the {grid.role} are {grid.misread} as {form}, and as {other} "
+        f"{middle}, the middle of the codes, as of weights that are symmetric",
+        help=f"numbers would be off by a step of their scale: correct `checkpoint_format` in the "
+        f"configuration, or `form: {form}` in the rule",
+    )
 
 
 def _all_positive(geo: Extents, work: BoxDecoder, grid: Grid) -> bool:

@@ -249,6 +249,8 @@ class Grid:
     finite: bool = False
     # decoding refuses an entry of 0: one that was stored less 1 may have been 2^bits
     nonzero: bool = False
+    # decoding refuses entries that all are this: the middle of the codes, read in the wrong form
+    misread: int | None = None
 
     @property
     def tile(self) -> tuple[int, int]:

@@ -35,6 +35,14 @@ def bits_arg() -> Any:
     )
 
 
+def symmetric_arg() -> Any:
+    """`symmetric`: whether zeros say that they are read in the wrong form."""
+    return arg(
+        "all zeros are the middle of the codes: refuse those that would be in the other form",
+        default=False,
+    )
+
+
 def stored_bits_arg() -> Any:
     """`bits` of a codec that does not encode."""
     return arg("bits of a code, by default those that the shapes show", values=BITS, default=None)
@@ -102,17 +110,23 @@ def of_words(
     *,
     positive: bool,
     nonzero: bool = False,
+    symmetric: bool = False,
     transposed: bool = False,
     index: str = "",
     padded: tuple[int, int] = (1, 1),
 ) -> NumberLayout:
     """Integers less the zero of their block, or without zeros the middle of all codes, times its
-    scale. `transposed`: codes, zeros and scales are.
+    scale. `transposed`: codes, zeros and scales are. `symmetric`: all zeros are the middle of the
+    codes, and refused where they would be in the other form, with one more added or less.
     """
     elements, zero = integers(codes.bits, 0 if zeros else 1 << (codes.bits - 1)), None
     entries = Grid("scale", block, transposed=transposed, padded=padded, index=index)
     if zeros is not None:
-        zero = replace(entries, role="zero", elements=elements, packing=zeros, nonzero=nonzero)
+        middle = 1 << (codes.bits - 1)
+        misread = middle + (1 if zeros.plus else -1) if symmetric else None
+        zero = replace(
+            entries, role="zero", elements=elements, packing=zeros, nonzero=nonzero, misread=misread
+        )
     scale = times(replace(entries, positive=positive))
     codes = replace(codes, transposed=transposed)
     return NumberLayout(name, elements, codes, scale, zero, shape=size, axes=2)
