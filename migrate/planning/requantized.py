@@ -128,15 +128,32 @@ def cut_anew(
     encoding: Encoding, parts: Mapping[str, Tensor], box: Box, keys: tuple[str, ...]
 ) -> dict[str, Tensor]:
     """The components of a box of an object as an object of its own: decoded, cut, and encoded."""
+    specs = {name: part.spec for name, part in parts.items()}
+    return cut_from(numbers_of(encoding, parts, keys), encoding, specs, box, keys)
+
+
+def numbers_of(encoding: Encoding, parts: Mapping[str, Tensor], keys: tuple[str, ...]) -> Tensor:
+    """The numbers of an object as a matrix: those that it is encoded anew from, or decoded."""
+    return _encoded_from(encoding, parts) or decode(encoding, parts, keys)
+
+
+def cut_from(
+    whole: Tensor,
+    encoding: Encoding,
+    specs: Mapping[str, Spec],
+    box: Box,
+    keys: tuple[str, ...],
+) -> dict[str, Tensor]:
+    """The components of a box of an object, from the numbers of the whole; `specs` are those of the
+    whole's components.
+    """
     starts, sizes = box
-    whole = _encoded_from(encoding, parts) or decode(encoding, parts, keys)
     columns = views.slice_(whole.view, 1, starts[-1], starts[-1] + sizes[-1])
     runs = [
         views.slice_(columns, 0, run.whole, run.whole + run.size)
         for run in segments(encoding.shape, starts, sizes)
     ]
     numbers = _viewed(whole, views.concat(runs, 0))
-    specs = {name: part.spec for name, part in parts.items()}
     return encode(numbers, box_of(encoding, sizes), specs, keys)
 
 

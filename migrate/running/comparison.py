@@ -153,7 +153,13 @@ def verify_output(
     )
     outputs = composition.graph.outputs
     differences, carried = spec_differences(composition, made), 0
-    wrong = {d["key"] for d in differences}
+    wrong, cut = {d["key"] for d in differences}, None
+    if made.index.torn:
+        from .torn_outputs import compare_torn
+
+        cut = compare_torn(outputs, with_all_tensors(opened), with_all_tensors(made), request)
+        wrong |= cut.keys
+        differences += cut.differences
     programs = {key: program for key, program in composition.programs.items() if key not in wrong}
     wanted = None if made.index.tree is None else WrittenTree.of(opened, composition, made.format)
     if wanted is not None:
@@ -176,7 +182,7 @@ def verify_output(
         check_all_records(opened, part)
         check_all_records(made, part)
     near: list[dict[str, str]] = []
-    padding: list[str] = []
+    padding: list[str] = [] if cut is None else cut.padding
     for found in compare(work, threads, progress):
         if found.what == "padding":
             padding.append(found.key)

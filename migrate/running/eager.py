@@ -91,21 +91,25 @@ def _encoded_anew(source: Source, key: str, torn: TornPart) -> Array:
         torn.refuse()
     tensors = source.index.tensors
     own = {name: tensors[name] for name in torn.siblings(key).values()}
-    return _evaluated(source, whole_again(own)[key])
+    return evaluated(source, whole_again(own)[key], {})
 
 
-def _evaluated(source: Source, tensor: Tensor) -> Array:
-    """The elements of a tensor of a graph, by the eager twins of what computes it."""
+def evaluated(source: Source, tensor: Tensor, made: dict[int, Sequence[Array]]) -> Array:
+    """The elements of a tensor of a graph, by the eager twins of what computes it. `made` keeps
+    what calls answered with, by the identity of the call.
+    """
     import numpy as np
 
     held = []
     for one in tensor.sources:
         if isinstance(one, ComputedTensor):
             call = one.computation
-            inputs = [_evaluated(source, part) for part in call.inputs]
-            dtypes = [part.spec.dtype for part in call.inputs]
-            made = ops.get(call.op_call.op).eager(call.op_call.args, inputs, call.parts, dtypes)
-            held.append(np.ascontiguousarray(made[one.output]).reshape(-1))
+            if id(call) not in made:
+                inputs = [evaluated(source, part, made) for part in call.inputs]
+                dtypes = [part.spec.dtype for part in call.inputs]
+                op = ops.get(call.op_call.op)
+                made[id(call)] = op.eager(call.op_call.args, inputs, call.parts, dtypes)
+            held.append(np.ascontiguousarray(made[id(call)][one.output]).reshape(-1))
         else:
             held.append(_read_storage(source, chunk_at(source.index.tensors, one), None))
     out: Array = np.zeros(tensor.spec.shape, carrier(tensor.spec.dtype))

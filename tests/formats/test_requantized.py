@@ -91,7 +91,9 @@ def grids_of(cls: Class, held: Parts, shape: tuple[int, int]) -> dict[str, torch
     return found
 
 
-def save(folder: Path, names: list[str], boxes: list[Box] = CUT) -> dict[str, torch.Tensor]:
+def save(
+    folder: Path, names: list[str], boxes: list[Box] = CUT, seed: int = 0
+) -> dict[str, torch.Tensor]:
     """A checkpoint with a tensor of each class, each box quantized for itself; the numbers."""
     values, due = {}, {}
     with stand_ins() as modules:
@@ -99,7 +101,7 @@ def save(folder: Path, names: list[str], boxes: list[Box] = CUT) -> dict[str, to
             cls = CLASSES[name]
             values[f"w{n}"], parts = [], []
             for number, (_, (m, k)) in enumerate(boxes):
-                grids = drawn(cls, m, k, 10 * n + number)
+                grids = drawn(cls, m, k, seed + 10 * n + number)
                 held = shard(cls, grids, ((0, 0), (m, k)))
                 values[f"w{n}"].append(cls.object(modules, held, (m, k)))
                 parts.append(numbers(cls, grids))
@@ -345,3 +347,10 @@ def test_chunks_for_ranks_are_encoded_anew(torn: bool, tmp_path: Path) -> None:
             own = wanted[first : first + shape[0]]
             assert got.shape == own.shape, name
             assert (got - own).abs().max() <= BOUNDS[name] * own.abs().max(), name
+    checked = migrate.verify(tmp_path / "out", source=tmp_path / "in")
+    assert checked.equal, checked.differences
+    save(tmp_path / "other", names, CUT if torn else rows(SHAPE, [160]), seed=100)
+    checked = migrate.verify(tmp_path / "out", source=tmp_path / "other")
+    wrong = {one.key: one.what for one in checked.differences}
+    assert {"w0._rowwise_data", "w1._rowwise_data", "w2._data"} <= wrong.keys()
+    assert wrong["w1._rowwise_data"].startswith("the chunk at [0, 0] has ")
