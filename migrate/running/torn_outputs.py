@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..core import view as views
 from ..core.errors import printable
 from ..core.spec import Spec
@@ -130,6 +128,8 @@ def _difference(
 
 def _unlike(a: Any, b: Any) -> int:
     """How many elements differ in their bytes."""
+    import numpy as np
+
     x, y = (np.ascontiguousarray(one).view("u1").reshape(one.size, -1) for one in (a, b))
     return int(np.count_nonzero((x != y).any(axis=1)))
 
