@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tracemalloc
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import goldens_by_rules
 import numpy as np
 import pytest
+from commandline import done
 from commandline import rules as rule_file
 from kit_layouts import FORMATS, Case, goldens
 
@@ -85,6 +87,36 @@ def test_the_form_gemv_decodes_to_the_numbers_that_autoawq_meant(tmp_path: Path)
     codes, zeros = (x.reshape(len(x), -1).astype("f4") for x in (words, zeros))
     scales = parts["scale"][1].view("<f2").astype("f4")
     assert np.array_equal(found, ((codes - zeros[:, of]) * scales[:, of]).astype("<f2"))
+
+
+@pytest.mark.heavy
+def test_a_folder_of_the_form_gemv_is_decoded_by_its_lineage(tmp_path: Path) -> None:
+    """What AutoAWQ packed, under the names and beside the configuration that it writes."""
+    import torch
+    from golden_rules import tensor_of
+    from safetensors.torch import load_file, save_file
+
+    (case, parts), *_ = parts_of("awq_gemv_g128").items()
+    call = {"codec": "awq", "dtype": "float16", "form": "gemv", "group": 128, **KEEP}
+    wanted = goldens_by_rules.decoded(tmp_path / "x", {case: parts}, call, ("lossy",))[case][1]
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    module = "model.layers.0.mlp.down_proj"
+    names = {"weight": "qweight", "zero": "qzeros", "scale": "scales"}
+    save_file(
+        {f"{module}.{names[r]}": tensor_of(s.dtype, a) for r, (s, a) in parts.items()},
+        folder / "model.safetensors",
+    )
+    said = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+    config = {"model_type": "llama", "quantization_config": {**said, "version": "gemv"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    named = done("inspect", folder).out
+    assert "awq (AutoAWQ), form gemv" in named
+    done("apply", folder, "-o", out, "--to", "awq@fp16", "--allow", "lossy", "--set", "scales=keep")
+    made = load_file(out / "model.safetensors")[f"{module}.weight"]
+    assert made.shape == wanted.shape
+    assert made.view(torch.int16).numpy().tobytes() == wanted.tobytes()
+    assert json.loads((out / "config.json").read_text()) == {"model_type": "llama"}
 
 
 GPTQ: dict[str, Any] = {

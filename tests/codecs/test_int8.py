@@ -268,3 +268,13 @@ def test_zeros_are_those_of_compressed_tensors(strategy: str, dtype: str, tmp_pa
         assert np.array_equal(ours["scale"][1], held(scale)[1]), name
         assert np.array_equal(ours["zero"][1].view("i1"), zero.to(torch.int8).numpy()), name
         assert np.array_equal(ours["weight"][1].view("i1"), codes.numpy()), name
+
+
+def test_columns_that_awq_divided_are_multiplied_again() -> None:
+    codes = np.arange(2 * 64, dtype="u1").reshape(2, 64)
+    scale, inputs = np.full((4, 2), 0.5, "<f4"), np.linspace(0.5, 2, 64, dtype="<f4")
+    specs = [Spec("uint8", (2, 64)), Spec("float32", (4, 2)), Spec("float32", (64,))]
+    parts = [codes, scale.view("<u4"), inputs.view("<u4")]
+    plain = codeckit.decoded(ROWS, ROWS.Args(), [*parts[:2], None], [*specs[:2], None], "float32")
+    made = codeckit.decoded(ROWS, ROWS.Args(), parts, specs, "float32")
+    assert np.array_equal(made.view("<f4"), plain.view("<f4") * inputs)
