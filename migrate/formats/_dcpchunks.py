@@ -560,7 +560,8 @@ class ChunkReader:
                 "M938",
                 f"{label}: was written through {listed(list(part.transforms), 4)}, which cannot "
                 "be read",
-                help="save it again without stream extensions",
+                help="load it with torch's `FileSystemReader`, which takes the extensions as "
+                "`_extension_registry`, and save it again without them",
             )
         if self.spilled is None:
             self.spilled = SpilledBlob(SPILLED)

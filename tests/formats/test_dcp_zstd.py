@@ -51,6 +51,24 @@ class ByGzip(StreamTransformExtension):
         return gzip.GzipFile(fileobj=input)
 
 
+class Rot13(ByGzip):
+    """An extension of somebody's own, of which reading asks."""
+
+    asked = False
+
+    @staticmethod
+    def from_descriptor(version: str) -> Rot13:
+        Rot13.asked = True
+        return Rot13()
+
+    @staticmethod
+    def registry_name() -> str:
+        return "stream.rot13"
+
+    def get_descriptor(self) -> str:
+        return "stream.rot13/1"
+
+
 def save(folder: Path, extension: Any) -> Path:
     writer = dcp.FileSystemWriter(folder, sync_files=False, _extensions=[extension])
     dcp.save(STATE, storage_writer=writer, planner=Cutter({"w": rows((4, 3), [2, 2])}))
@@ -153,3 +171,15 @@ def test_what_cannot_be_decompressed_is_refused(
     found = refused(folder)
     assert found[0].startswith("M914: ")
     assert "which is more than .metadata says" in found[0]
+
+
+def test_an_extension_that_no_reader_is_told_of_is_refused_as_torch_does(tmp_path: Path) -> None:
+    """Stock torch reads it only with a registry that the caller makes; nothing of it runs here."""
+    save(tmp_path / "in", Rot13())
+    state = {"w": torch.zeros(4, 3)}
+    with pytest.raises(dcp.api.CheckpointException, match="Unknown extension"):
+        dcp.load(state, storage_reader=dcp.FileSystemReader(tmp_path / "in"))
+    with pytest.raises(dcp.api.CheckpointException, match=r"M938.*\n?.*stream\.rot13/1"):
+        dcp.load(state, storage_reader=migrate.dcp.MigratingReader(tmp_path / "in"))
+    assert not state["w"].any()
+    assert not Rot13.asked

@@ -338,6 +338,14 @@ def test_what_speaks_against_the_migration_comes_out_of_the_load(tmp_path: Path,
         MigratingReader(old, allow="anything")
 
 
+def test_a_param_that_no_rule_has_comes_out_of_the_load(old: str) -> None:
+    reader = MigratingReader(old, params={"requantise": "norm.weight"})
+    said = refused(case.old_layout(), reader)
+    assert "M115" in said
+    assert "no rules are applied" in said
+    assert "requantise" in said
+
+
 def test_a_load_that_stops_says_what_is_written(old: str, rules: str) -> None:
     class Stops(DefaultLoadPlanner):  # type: ignore[misc]
         def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
