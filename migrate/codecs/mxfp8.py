@@ -15,8 +15,9 @@ from ..core.spec import Spec
 from ..core.spec import spec as spec_of
 from .base import Flag, OpError, Text, arg, dataclass
 from .kit.arguments import like_arg, non_finite_arg, power_arg
-from .kit.layout import NumberLayout, floats, plain, times
+from .kit.layout import NumberLayout, floats, in_squares, plain, times
 from .kit.microscaling import (
+    TE_2D,
     MicroscalingCodec,
     block_scales,
     scale_arg,
@@ -78,7 +79,7 @@ class Mxfp8(MicroscalingCodec):
             "uint8: codes are stored as bytes", words=("uint8",), encoding=True, default=None
         )
         scale: Text | None = scale_arg()
-        like: Text = like_arg("torchao", "compressed-tensors", "modelopt")
+        like: Text = like_arg("torchao", "compressed-tensors", "modelopt", TE_2D)
         rule: Text | None = power_arg(default=None)
         non_finite: Text = non_finite_arg()
 
@@ -109,6 +110,10 @@ class Mxfp8(MicroscalingCodec):
             axes=2 if args.swizzled or args.form else 1,
         )
 
+    def written(self, args: Any, spec: Spec) -> NumberLayout:
+        layout = self.layout(args, {})
+        return in_squares(layout) if args.like == TE_2D else layout
+
     def dtypes(self, args: Any, spec: Spec) -> Mapping[str, str]:
         codes = "uint8" if args.form == "te" else args.weight or args.codes or CODES[0]
         return {"weight": codes, **({"scale": args.scale} if args.scale else {})}
@@ -126,6 +131,7 @@ class Mxfp8(MicroscalingCodec):
             self.Args(scale="float8_e8m0fnu", like="compressed-tensors", non_finite="saturate"),
             spec_of("float32", (7, 31)),
         )
+        yield self.Args(CODES[0], form="te", like=TE_2D), spec_of("bfloat16", (70, 96))
         yield self.Args(swizzled=True, rule="even"), spec_of("bfloat16", (130, 160))
 
 

@@ -180,7 +180,11 @@ class Joiner:
                     shapes[name] = record.shape
                     continue
             grid = None if layout is None or "." in name else layout.grids.get(name)
-            if grid is not None and not grid.shared and not model.encoding.members:
+            if grid is not None and model.encoding.members:
+                inner = grid.borders(at.spec).stored_shape(shape[1:])
+                inner = at.spec.shape[1:] if grid.shared else inner
+                whole = make_spec(at.spec.dtype, (shape[0], *inner))
+            elif grid is not None and not grid.shared:
                 whole = make_spec(at.spec.dtype, grid.borders(at.spec).stored_shape(shape))
             else:
                 whole = at.spec

@@ -16,6 +16,7 @@ from ..ops.base import OpCall
 from ..ops.dequantize import OP as DEQUANTIZE
 from ..ops.dequantize import codec_called
 from ..ops.quantize import OP as QUANTIZE
+from ..source.component_grids import matrix
 from ..source.pickle.tree import Encoding
 
 # the dtype of numbers in between; every codec decodes to it
@@ -29,7 +30,8 @@ class Coding(NamedTuple):
 
     `args` are the arguments of the codec, `encoder` those beside them that encoding takes. `codes`
     is the dtype of the codes, where the component is of plain bytes. `shapes` are those of roles
-    that are no matrices.
+    that are no matrices. `zeros` are roles of which all elements are 0 where numbers are encoded.
+    `unmade` says why nothing encodes numbers so, empty where they are.
     """
 
     codec: str
@@ -39,6 +41,8 @@ class Coding(NamedTuple):
     codes: str | None = None
     turned: bool = False
     shapes: Mapping[str, tuple[int, ...]] = {}
+    unmade: str = ""
+    zeros: tuple[str, ...] = ()
 
     def decoding(self, specs: Mapping[str, Spec]) -> OpCall:
         """The op that decodes these parts, by role in the order of the codec's."""
@@ -54,9 +58,13 @@ class Coding(NamedTuple):
         """The op that encodes numbers of this spec as the parts that the coding has."""
         own = codec_called(self.codec).Args(**self.args, **self.encoder)
         args: Any = QUANTIZE.Args(self.codec, None, own)
-        if QUANTIZE.settles(args, list(self.roles)):
-            args = QUANTIZE.settle(args, list(self.roles), [numbers], {})
+        if QUANTIZE.settles(args, self.encoded_parts()):
+            args = QUANTIZE.settle(args, self.encoded_parts(), [numbers], {})
         return OpCall("quantize", args)
+
+    def encoded_parts(self) -> list[str]:
+        """The roles that are encoded, in the order of the codec's."""
+        return [role for role in self.parts() if role not in self.zeros]
 
     def parts(self) -> list[str]:
         """The roles in the order of the codec's."""
@@ -67,15 +75,11 @@ def codings(encoding: Encoding, components: Mapping[str, str]) -> list[Coding] |
     """The copies of the numbers that an object of these components (name -> dtype) has, or why
     nothing encodes them.
     """
-    row = _CODINGS.get(encoding.format)
-    if row is None or encoding.members:
-        what = "a group" if encoding.members else encoding.format
-        return f"nothing encodes {what} as {encoding.name} does"
-    if encoding.number is None:
-        return "the dtype of its numbers is not known"
-    found = row(encoding, components)
+    found = _found(encoding, components)
     if isinstance(found, str):
         return found
+    if why := next((coding.unmade for coding in found if coding.unmade), None):
+        return why
     known = {name for coding in found for names in coding.roles.values() for name in names}
     left = [name for name in components if name not in known]
     if left:
@@ -85,8 +89,18 @@ def codings(encoding: Encoding, components: Mapping[str, str]) -> list[Coding] |
 
 def decodes(encoding: Encoding, components: Mapping[str, str]) -> Coding | str:
     """The copy of the numbers that is decoded, or why there is none."""
-    found = codings(encoding, components)
+    found = _found(encoding, components)
     return found if isinstance(found, str) else found[0]
+
+
+def _found(encoding: Encoding, components: Mapping[str, str]) -> list[Coding] | str:
+    row = _CODINGS.get(encoding.format)
+    if row is None:
+        return f"nothing reads or makes the numbers of {encoding.format} as {encoding.name} does"
+    if encoding.number is None:
+        return "the dtype of its numbers is not known"
+    found = row(encoding, components)
+    return found or "it has neither of its usages whole"
 
 
 def _there(components: Collection[str], *names: str) -> tuple[str, ...]:
@@ -117,11 +131,10 @@ def _both(
 
 
 def _mxfp8(encoding: Encoding, components: Mapping[str, str]) -> list[Coding] | str:
-    if encoding.block != (1, 32):
-        return "no codec has scales of squares of 32 rows and columns"
     number = encoding.number
+    made = {"like": "torchao" if encoding.block == (1, 32) else "te-2d"}
     return [
-        Coding("mxfp8", roles, {"codes": number}, {"like": "torchao"}, number, turned)
+        Coding("mxfp8", roles, {"codes": number}, made, number, turned)
         for roles, turned in _both(components)
     ]
 
@@ -144,17 +157,22 @@ def _float8_block(encoding: Encoding, components: Mapping[str, str]) -> list[Cod
 
 def _nvfp4(encoding: Encoding, components: Mapping[str, str]) -> list[Coding] | str:
     options = encoding.options or {}
+    said: dict[str, Any] = {"form": "te"}
+    shapes: dict[str, tuple[int, ...]] = {"global": (1,)}
+    made, unmade = {"like": "te-2d" if encoding.block == (16, 16) else "te"}, ""
+    most = options.get("nvfp4_e4m3_max") or _DEFAULT_MAX
+    if most != _DEFAULT_MAX:
+        said["e4m3_max"], unmade = most, "no codec encodes 4 over 6"
     if options.get("row_scaled_nvfp4"):
-        return "no codec has an amax for each row"
-    if (options.get("nvfp4_e4m3_max") or _DEFAULT_MAX) != _DEFAULT_MAX:
-        return "no codec encodes 4 over 6"
-    made = {"like": "te-2d" if encoding.block == (16, 16) else "te"}
+        # each row is a matrix by itself
+        (high, wide), unmade = matrix(encoding.shape), "no codec makes an amax for each row"
+        shapes = {"weight": (high, 1, wide // 2), "scale": (high, 1, -(-wide // 16))}
+        shapes["global"] = (high,)
     found = []
     for roles, turned in _both(components, amax=True):
         if roles["global"][0] not in components:
             return f"it has no {roles['global'][0]}"
-        shapes = {"global": (1,)}
-        found.append(Coding("nvfp4", roles, {"form": "te"}, made, None, turned, shapes))
+        found.append(Coding("nvfp4", roles, said, made, None, turned, shapes, unmade))
     return found
 
 
@@ -175,6 +193,28 @@ def _ao_float8(encoding: Encoding, components: Mapping[str, str]) -> list[Coding
         return f"no codec has blocks of {number}"
     made = {"like": "hf", "scale": components["scale"]}
     return [Coding("fp8-block", roles, {"block": block}, made, number)]
+
+
+def _ao_int8(encoding: Encoding, components: Mapping[str, str]) -> list[Coding] | str:
+    block, shape = encoding.block, encoding.shape
+    if block is None or len(shape) != 2 or block not in (shape, (1, shape[1])):
+        return "its scales are neither those of rows nor that of the tensor"
+    roles, unmade = {"weight": ("qdata",), "scale": ("scale",)}, ""
+    if components["scale"] != NUMBERS:
+        unmade = f"no codec has integers with scales of {components['scale']}"
+    elif (encoding.options or {}).get("reduce_range"):
+        unmade = "no codec has integers of a reduced range"
+    # `from_hp` is symmetric unless it is told, and stores zero points of 0 then
+    zeros = ("zero",) if "zero_point" in components else ()
+    roles |= dict.fromkeys(zeros, ("zero_point",))
+    said = {"granularity": "tensor" if block == shape else "channel"}
+    shapes = {role: (1,) for role in roles if role != "weight"} if block == shape else {}
+    made = {"like": "torchao"}
+    return [Coding("int8", roles, said, made, None, False, shapes, unmade, zeros)]
+
+
+def _ao_int4(encoding: Encoding, components: Mapping[str, str]) -> str:
+    return "how its kernels order codes is known of no GPU"
 
 
 def _ao_mx(encoding: Encoding, components: Mapping[str, str]) -> list[Coding] | str:
@@ -204,6 +244,8 @@ _CODINGS: dict[str, _Row] = {
     "te-fp8-block": _float8_block,
     "te-nvfp4": _nvfp4,
     "ao-fp8": _ao_float8,
+    "ao-int8": _ao_int8,
+    "ao-int4": _ao_int4,
     "ao-mx": _ao_mx,
     "ao-nvfp4": _ao_nvfp4,
 }

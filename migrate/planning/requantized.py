@@ -9,9 +9,9 @@ a loss and never happens unasked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import ops
 from ..core import view as views
@@ -56,7 +56,7 @@ def why_not(encoding: Encoding, components: Mapping[str, str]) -> str | None:
     found = codings(encoding, components)
     if isinstance(found, str):
         return found
-    high, wide = matrix(encoding.shape)
+    high, wide = matrix(_member(encoding).shape)
     for coding in found:
         numbers = Spec(NUMBERS, (wide, high) if coding.turned else (high, wide))
         try:
@@ -79,6 +79,8 @@ def encode(
     """The components of an object of the encoding's shape, of these specs but for their shapes,
     from its numbers as a matrix. `keys` are those that reports name.
     """
+    if encoding.members:
+        return _encode_members(numbers, encoding, specs, keys)
     found = codings(encoding, {name: spec.dtype for name, spec in specs.items()})
     layout = layout_of(encoding)
     if isinstance(found, str) or layout is None:
@@ -90,7 +92,13 @@ def encode(
             given = _viewed(numbers, views.permute(numbers.view, (1, 0)))
         call = coding.encoding(given.spec)
         made = _computed(call, [given], keys)
-        for role, part in zip(coding.parts(), made, strict=True):
+        for role in coding.zeros:
+            for name in coding.roles[role]:
+                shape = layout.grids[name].borders(specs[name]).stored_shape(encoding.shape)
+                shape = specs[name].shape if layout.grids[name].shared else shape
+                spec = Spec(specs[name].dtype, shape)
+                out[name] = Tensor(spec, views.filled(shape, 0), made[0].sources)
+        for role, part in zip(coding.encoded_parts(), made, strict=True):
             for name in coding.roles[role]:
                 if name in specs:
                     grid = layout.grids[name].borders(specs[name])
@@ -102,6 +110,36 @@ def encode(
     return {name: out[name] for name in specs}
 
 
+def _member(encoding: Encoding) -> Encoding:
+    """The encoding of one member of a group; of what is none, its own."""
+    return replace(encoding, shape=encoding.shape[1:], members=0) if encoding.members else encoding
+
+
+def _encode_members(
+    numbers: Tensor, encoding: Encoding, specs: Mapping[str, Spec], keys: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """`encode` of a group: each member by itself, and each component a stack."""
+    one = _member(encoding)
+    rows = matrix(one.shape)[0]
+    own = {name: Spec(spec.dtype, spec.shape[1:]) for name, spec in specs.items()}
+    made = [
+        encode(_viewed(numbers, views.slice_(numbers.view, 0, at, at + rows)), one, own, keys)
+        for at in range(0, encoding.shape[0] * rows, rows)
+    ]
+    return {name: _combined([m[name] for m in made], views.stack) for name in specs}
+
+
+def _combined(tensors: Sequence[Tensor], how: Callable[[Sequence[View], int], View]) -> Tensor:
+    """Tensors of one dtype as one, over the sources of all."""
+    parts, sources = list[View](), list[Any]()
+    for tensor in tensors:
+        first = len(sources)
+        parts.append(views.relabel(tensor.view, range(first, first + len(tensor.sources))))
+        sources += tensor.sources
+    view = how(parts, 0)
+    return Tensor(Spec(tensors[0].spec.dtype, view.shape), view, tuple(sources))
+
+
 def decode(
     encoding: Encoding,
     parts: Mapping[str, Tensor],
@@ -109,6 +147,13 @@ def decode(
     rule: str = REQUANTIZE,
 ) -> Tensor:
     """The numbers of an object as a matrix, from its components; `rule` is who asks for them."""
+    if encoding.members:
+        split = {name: views.unbind(part.view, 0) for name, part in parts.items()}
+        found = []
+        for number in range(encoding.shape[0]):
+            own = {name: _viewed(part, split[name][number]) for name, part in parts.items()}
+            found.append(decode(_member(encoding), own, keys, rule))
+        return _combined(found, views.concat)
     coding = decodes(encoding, {name: part.spec.dtype for name, part in parts.items()})
     layout = layout_of(encoding)
     if isinstance(coding, str) or layout is None:
@@ -121,6 +166,7 @@ def decode(
         given[role] = _role(coding, role, part, grid)
     call = coding.decoding({role: one.spec for role, one in given.items()})
     (made,) = _computed(call, list(given.values()), keys, rule)
+    made = _viewed(made, views.reshape(made.view, matrix(made.spec.shape)))
     return _viewed(made, views.permute(made.view, (1, 0))) if coding.turned else made
 
 
@@ -163,7 +209,7 @@ def _encoded_from(encoding: Encoding, parts: Mapping[str, Tensor]) -> Tensor | N
     """
     coding = decodes(encoding, {name: part.spec.dtype for name, part in parts.items()})
     layout = layout_of(encoding)
-    if isinstance(coding, str) or layout is None:
+    if isinstance(coding, str) or layout is None or encoding.members:
         return None
     name = coding.roles["weight"][0]
     part = parts[name]
@@ -182,7 +228,8 @@ def box_of(encoding: Encoding, sizes: tuple[int, ...]) -> Encoding:
     block = encoding.block
     if block == encoding.shape:
         block = (sizes[0], sizes[1])
-    return replace(encoding, shape=sizes, block=block)
+    members = sizes[0] if encoding.members else 0
+    return replace(encoding, shape=sizes, block=block, members=members)
 
 
 class _Place(NamedTuple):
@@ -214,17 +261,18 @@ def _together(
             numbers = decode(shard.encoding, parts, every)
         places.append(_Place(shard.starts, shard.sizes, numbers))
     shape = tensor.encoding.shape
-    tiles = []
-    for number, place in enumerate(places):
-        own = views.relabel(place.numbers.view, [number])
+    tiles, sources = [], list[Any]()
+    for place in places:
+        first = len(sources)
+        sources += place.numbers.sources
+        own = views.relabel(place.numbers.view, range(first, len(sources)))
         column = place.starts[-1]
         tiles += [
             (views.slice_(own, 0, run.own, run.own + run.size), (run.whole, column))
             for run in segments(shape, place.starts, place.sizes)
         ]
     view = views.mosaic(matrix(shape), tiles)
-    sources = tuple(place.numbers.sources[0] for place in places)
-    return Tensor(Spec(NUMBERS, view.shape), view, sources)
+    return Tensor(Spec(NUMBERS, view.shape), view, tuple(sources))
 
 
 def _plain(part: Tensor, keys: tuple[str, ...]) -> Tensor:

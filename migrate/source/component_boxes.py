@@ -91,10 +91,13 @@ def shape_anew(encoding: Encoding, name: str, whole: Spec, box: Box) -> tuple[in
     known how the class is cut.
     """
     layout = layout_of(encoding)
-    if layout is None or encoding.members or name not in layout.grids:
+    if layout is None or name not in layout.grids:
         raise ValueError(f"how {encoding.name} ({encoding.format}) is cut is not known")
-    grid = layout.grids[name].borders(whole)
-    return whole.shape if grid.shared else grid.stored_shape(box[1])
+    grid, sizes = layout.grids[name].borders(whole), box[1]
+    if encoding.members:
+        inner = whole.shape[1:] if grid.shared else grid.stored_shape(sizes[1:])
+        return sizes[0], *inner
+    return whole.shape if grid.shared else grid.stored_shape(sizes)
 
 
 def is_shared(encoding: Encoding, name: str) -> bool:

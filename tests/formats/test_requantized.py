@@ -196,7 +196,7 @@ def test_what_no_arithmetic_is_known_for_stays_refused(tmp_path: Path) -> None:
         migrate.plan(tmp_path / "in", output_format="safetensors", params=PARAMS, allow=LOSSY)
     (found,) = caught.value.diagnostics
     assert found.code == "M946"
-    assert "cannot be encoded anew: no codec has an amax for each row" in found.message
+    assert "cannot be encoded anew: no codec makes an amax for each row" in found.message
 
 
 def test_what_the_format_has_no_place_for_stays_refused(tmp_path: Path) -> None:

@@ -27,12 +27,15 @@ GROUP = 32
 # neither elements nor rule depend on what is encoded
 ANY = Spec("float32", ())
 SCALES = ("uint8", "float8_e8m0fnu", "float32")
+# Transformer Engine's squares of 32 rows and columns
+TE_2D = "te-2d"
 # how each library chooses a power of two; torchao leaves the choice to the caller
 POWERS_OF = {
     "torchao": POWERS,
     "compressed-tensors": ("even",),
     "modelopt": ("rceil",),
     "deepseek": ("rceil",),
+    TE_2D: ("rceil",),
 }
 
 
