@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ..core.errors import Diagnostic, MigrateError, Span, raise_all
+from ..core.errors import Diagnostic, MigrateError, Span, fail, raise_all
 from ..formats.torchstream import StateSource, open_stream
-from ..planning.request import make_request
+from ..planning.request import make_request, shape_of
 from ..running.job import write_checkpoint
+from ..running.prepare import plan_for
 from ..running.resources import read_options
 
 # bytes of the number that says how long the header is
@@ -76,7 +77,16 @@ def main() -> None:
         options = read_options(
             **head["options"], threads=1, progress=lambda done, total: say(progress=[done, total])
         )
-        report = write_checkpoint(lambda: source, head["out"], request, options)
+        folder, request = shape_of(os.path.basename(head["out"]), source.format, request)
+        planned = plan_for(source, request, folder, options.max_shard_size)
+        if planned.digest != head["digest"]:
+            fail(
+                "M903",
+                "the plan is not what it was when the snapshot was migrated: rule files have "
+                "changed since",
+                help="migrate the snapshot again, or leave rule files alone until jobs have ended",
+            )
+        report = write_checkpoint(lambda: source, head["out"], request, options, planned=planned)
     except MigrateError as error:
         say(diagnostics=pack(error.diagnostics))
     else:

@@ -54,6 +54,8 @@ class SnapshotMigration:
         archive = StateStream(state)
         self._writer, self._request, self._rest = writer, request, rest
         self._arguments, self._stream = arguments, archive.stream
+        # rule files may have been named from here
+        self._place = os.getcwd()
         self._source = _opened(archive, wait, request.at, rest)
         self._state, self._wait = state, wait
         # a plan refers to itself: the memory must not wait until a collector looks
@@ -172,12 +174,14 @@ class SnapshotMigration:
                 request,
                 planned,
                 options,
-                self._message(request, options),
+                self._message(request, options, planned.digest),
             )
         )
 
-    def _message(self, request: Request, options: RunOptions) -> Callable[[], Mapping[str, Any]]:
-        stream, rest = self._stream, self._rest
+    def _message(
+        self, request: Request, options: RunOptions, digest: str
+    ) -> Callable[[], Mapping[str, Any]]:
+        stream, rest, place = self._stream, self._rest, self._place
         arguments = {
             **self._arguments,
             "output_format": request.output_format,
@@ -188,6 +192,8 @@ class SnapshotMigration:
                 "arguments": arguments,
                 "label": LABEL,
                 "rest": rest,
+                "digest": digest,
+                "folder": place,
                 "options": {
                     "max_shard_size": options.max_shard_size,
                     "max_memory": options.max_memory,

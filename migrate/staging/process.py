@@ -41,6 +41,7 @@ def write_apart(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=descriptors,
+            cwd=message["head"]["folder"],
             # an interrupt from the terminal is the trainer's to answer
             start_new_session=True,
         )

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
-import threading
-from concurrent.futures import CancelledError
 
 import pytest
 import torch
@@ -17,8 +14,6 @@ from disks import mounted
 from work import HANG
 
 import migrate
-from migrate.running.publish import partial_folder
-from migrate.staging import jobs, process
 
 
 def test_a_child_process_writes_the_same_bytes(tmp_path) -> None:
@@ -49,45 +44,6 @@ def test_a_full_disk_leaves_nothing_behind_and_a_retry_succeeds(tmp_path, apart)
         assert os.listdir(disk) == ["other"]
         (disk / "other").unlink()
         assert snapshot.save_async(disk / "out").result(HANG).path == str(disk / "out")
-    stager.close()
-
-
-@pytest.mark.parametrize("way", ["killed", "cancelled"])
-def test_a_child_that_is_killed_publishes_nothing_and_a_retry_succeeds(
-    tmp_path, monkeypatch, way
-) -> None:
-    begun, children = threading.Event(), []
-    popen = subprocess.Popen
-
-    def started(command, **given):
-        # it stops where a real one would write
-        code = (
-            "import sys, time\nsys.stdin.buffer.read()\n"
-            f"import os\nos.makedirs({str(partial_folder(tmp_path / 'out') / 'data')!r})\n"
-            f"f = open({str(partial_folder(tmp_path / 'out') / 'journal.jsonl')!r}, 'w')\n"
-            "print('{\"progress\": [1, 2]}', flush=True)\ntime.sleep(600)\n"
-        )
-        children.append(popen([sys.executable, "-c", code], **given))
-        return children[-1]
-
-    monkeypatch.setattr(jobs.Job, "_told", lambda *progress: begun.set())
-    stager = migrate.Stager(process=True)
-    snapshot = stager.stage({"w": torch.ones(2)})
-    with monkeypatch.context() as patched:
-        patched.setattr(process.subprocess, "Popen", started)
-        job = snapshot.save_async(tmp_path / "out")
-        assert begun.wait(HANG)
-    assert os.listdir(tmp_path) == ["out.migrate-partial"]
-    if way == "killed":
-        os.kill(children[0].pid, signal.SIGKILL)
-        with pytest.raises(migrate.MigrateError, match=r"M980.*out.* killed by signal 9"):
-            job.result(HANG)
-    else:
-        assert job.cancel()
-        with pytest.raises(CancelledError):
-            job.result(HANG)
-    assert os.listdir(tmp_path) == []
-    assert snapshot.save_async(tmp_path / "out").result(HANG).path
     stager.close()
 
 

@@ -100,7 +100,7 @@ def kept(state: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("form", ["torch", "safetensors", "dcp"])
+@pytest.mark.parametrize("form", thorough(["torch", "safetensors", "dcp"]))
 def test_optimizer_state_by_number_is_right_behind_new_names(form: str, tmp_path: Path) -> None:
     model = Layers()
     state = {"model": model.state_dict(), "optimizer": model.trained().state_dict(), "step": 2}
@@ -166,7 +166,7 @@ def test_what_is_left_is_listed_and_what_is_carried_is_there(tmp_path: Path) -> 
     assert (list(held), list(held["ema"]), held["n"]) == (["model", "ema", "n"], ["a"], 3)
 
 
-@pytest.mark.parametrize("form", ["torch", "safetensors"])
+@pytest.mark.parametrize("form", thorough(["torch", "safetensors"]))
 def test_several_dicts_are_saved_as_they_are(form: str, tmp_path: Path) -> None:
     def state() -> dict[str, Any]:
         return {"g": {"a": torch.ones(2)}, "d": {"a": torch.arange(2)}, "n": [1]}
@@ -235,8 +235,8 @@ def test_what_a_file_cannot_hold_is_refused_by_path_or_left_out_as_allowed(
     assert torch.equal(held["model"]["w"], torch.ones(2))
 
 
-@pytest.mark.parametrize("form", ["torch", "safetensors"])
-@pytest.mark.parametrize("kind", thorough(KINDS, default=1))
+@pytest.mark.parametrize("form", thorough(["torch", "safetensors"]))
+@pytest.mark.parametrize("kind", thorough(KINDS))
 def test_quantized_tensors_are_saved_bit_for_bit(kind: str, form: str, tmp_path: Path) -> None:
     with installed():
         one = wrapped(kind, KINDS[kind].shape, whole(kind))
