@@ -11,6 +11,7 @@ import copyreg
 import io
 import sys
 from pickle import Pickler
+from types import MethodType
 from typing import Any, Final
 
 import torch
@@ -54,6 +55,9 @@ class StateStream(Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor) or type(obj) in copyreg.dispatch_table:
+            return NotImplemented
+        if isinstance(obj, MethodType) and isinstance(obj.__self__, type):
+            # pickled by its class and name: Transformer Engine before 2.16 makes tensors so
             return NotImplemented
         if isinstance(obj, type) or hasattr(obj, "__qualname__"):
             return NotImplemented if _found(obj) else (Unnamed, ())
