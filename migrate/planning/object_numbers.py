@@ -140,19 +140,25 @@ def _mxfp8(encoding: Encoding, components: Mapping[str, str]) -> list[Coding] | 
 
 
 def _float8_block(encoding: Encoding, components: Mapping[str, str]) -> list[Coding] | str:
+    rows = not encoding.block or encoding.block[0] == 1
+    block, made = (1, 128) if rows else (128, 128), {"like": "hf"}
+    copies = _both(components)
+    if not rows:
+        both = {
+            "weight": _there(components, "_rowwise_data", "_columnwise_data"),
+            "scale": _there(components, "_rowwise_scale_inv", "_columnwise_scale_inv"),
+        }
+        copies = [(both, False)]
     if encoding.number != "float8_e4m3fn":
-        return f"no codec has blocks of {encoding.number}"
-    made = {"like": "hf"}
-    if not encoding.block or encoding.block[0] == 1:
+        said, why = {"codes": encoding.number, "block": block}, "no codec encodes blocks of "
         return [
-            Coding("fp8-block", roles, {"block": (1, 128)}, made, encoding.number, turned)
-            for roles, turned in _both(components)
+            Coding("fp8", roles, said, {}, encoding.number, turned, {}, f"{why}{encoding.number}")
+            for roles, turned in copies
         ]
-    roles = {
-        "weight": _there(components, "_rowwise_data", "_columnwise_data"),
-        "scale": _there(components, "_rowwise_scale_inv", "_columnwise_scale_inv"),
-    }
-    return [Coding("fp8-block", roles, {"block": (128, 128)}, made, encoding.number)]
+    return [
+        Coding("fp8-block", roles, {"block": block}, made, encoding.number, turned)
+        for roles, turned in copies
+    ]
 
 
 def _nvfp4(encoding: Encoding, components: Mapping[str, str]) -> list[Coding] | str:

@@ -96,7 +96,7 @@ def _encoded_anew(source: Source, key: str, torn: TornPart) -> Array:
 
 def evaluated(source: Source, tensor: Tensor, made: dict[int, Sequence[Array]]) -> Array:
     """The elements of a tensor of a graph, by the eager twins of what computes it. `made` keeps
-    what calls answered with, by the identity of the call.
+    what calls answered with, by the identity of the call, and is of use while these are held.
     """
     import numpy as np
 

@@ -80,13 +80,16 @@ def _compare(
     every = tuple(keys.values())
     whole = numbers_of(encoding, parts, every)
     calls: dict[int, Any] = {}
+    # what decodes the whole is needed for each shard
+    evaluated(opened, whole, calls)
     differ: dict[str, str] = {}
     padding: set[str] = set()
     for shard in torn.shards:
         due = cut_from(whole, encoding, specs, (shard.starts, shard.sizes), every)
+        own = dict(calls)
         for name, one in due.items():
             there = _chunk(made, keys[name], shard.chunks[name])
-            what = _difference(one, there, opened, made, calls, _filled(torn, shard, name))
+            what = _difference(one, there, opened, made, own, _filled(torn, shard, name))
             if what == "":
                 padding.add(keys[name])
             elif what is not None:

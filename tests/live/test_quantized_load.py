@@ -4,6 +4,7 @@ else is their class's own `copy_`, which needs permission.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -238,6 +239,65 @@ def test_an_object_of_a_file_in_another_encoding_is_quantized_by_the_class(tmp_p
     assert bits(module.weight) == bits(once.weight)
     assert any("decoded, and quantized by the parameter's own" in note for note in made.notes)
     assert made.missing == made.unexpected == ()
+
+
+def e2m1(data: torch.Tensor, scales: torch.Tensor, whole: torch.Tensor, most: int) -> torch.Tensor:
+    """Pairs of E2M1 codes with an E4M3 scale for each 16 and the amax of all, or of each row."""
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    codes = torch.stack((data & 15, data >> 4), -1).flatten(-2).int()
+    signed = table[codes & 7] * (1 - 2 * (codes >> 3))
+    each = scales.view(torch.float8_e4m3fn).float().repeat_interleave(16, 1)
+    factor = torch.tensor(1 / (6 * most), dtype=torch.float64).float()
+    return signed * (each * whole.reshape(-1, 1) * factor)
+
+
+def of_float8(data: torch.Tensor, dtype: torch.dtype, scales: torch.Tensor) -> torch.Tensor:
+    return data.view(dtype).float() * scales
+
+
+DECODED = {
+    "te-nvfp4-rows": ({}, lambda d, s, w: e2m1(d, s[:48, :4], w, 448)),
+    "te-nvfp4-2d": (
+        {"options": {"_nvfp4_e4m3_max": 256, "_nvfp4_use_4over6": True}},
+        lambda d, s, w: e2m1(d, s[:48, :4], w, 256),
+    ),
+    "te-block-2d": (
+        {"number": "e5m2"},
+        lambda d, s: of_float8(d, torch.float8_e5m2, s[:1, :1]),
+    ),
+    "te-block-1d": (
+        {"number": "e5m2"},
+        lambda d, s: of_float8(d, torch.float8_e5m2, s[:1, :48].t()),
+    ),
+    "ao-int8": ({}, lambda d, s, z: (d.float() - z.float()) * s),
+}
+
+
+@pytest.mark.parametrize("kind", DECODED)
+def test_what_is_only_decoded_goes_into_another_encoding(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No codec encodes all of these as their classes do."""
+    changes, numbers = DECODED[kind]
+    one = dataclasses.replace(ranks.KINDS[kind], shape=(48, 64), **changes)
+    # what is drawn is kept by this name
+    own = f"decoded-{kind}"
+    monkeypatch.setitem(ranks.KINDS, own, one)
+    held = dict(ranks.whole(own))
+    for name, raw in held.items():
+        if raw.shape[-1] == 1:
+            # no code is infinite or NaN, no scale negative
+            held[name] = raw & (0x33 if "scale" in name else 0xBB)
+    value = ranks.wrapped(own, (48, 64), held)
+    torch.save({"weight": value}, tmp_path / "in.pt")
+    parts = ranks.tensors(own, held)
+    names = ("_rowwise_data", "_rowwise_scale_inv", "_amax_rowwise", "qdata", "scale", "zero_point")
+    due = numbers(*(parts[name] for name in names if name in parts))
+    wanted = stored(GENUINE / "float8_current_e4m3.pt")["weight"]
+    module, once = live(wanted), live(wanted)
+    migrate.load(module, tmp_path / "in.pt", allow={"lossy"})
+    once.weight.quantize_(due)
+    assert bits(module.weight) == bits(once.weight)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
