@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from types import CodeType
 from typing import Any, Final
 
 import torch
@@ -9,16 +11,20 @@ import torch
 from ..core.errors import Diagnostic, QuestionError, printable
 from .paths import DEEPEST, children, objects
 from .tensors import NotCopiedError, Storages, describe
-from .walk import Walk
+from .walk import Build, Walk
 
 
 def refusals(state: Any, error: Exception) -> list[tuple[str, str]]:
-    """(path, reason) of all that cannot be staged: tensors, and what does not reduce."""
+    """(path, reason) of all that cannot be staged: tensors, what does not reduce, and what `error`
+    tells of.
+    """
     found: list[tuple[str, str]] = []
+    culprits = {id(obj): said for obj, said in getattr(error, "culprits", ())}
+    code = _called(error)
     for path, obj, depth in objects(state):
-        reason = _reason(obj)
-        if reason is None and obj is not None and obj is getattr(error, "culprit", None):
-            reason = str(error)
+        reason = _reason(obj) or culprits.get(id(obj))
+        if reason is None and code is not None and code in _codes(obj):
+            reason = f"a {type(obj).__qualname__} cannot be built: {type(error).__name__}: {error}"
         if depth > DEEPEST:
             return [*found, (path, f"nested deeper than {DEEPEST} levels")]
         if reason is not None:
@@ -26,6 +32,30 @@ def refusals(state: Any, error: Exception) -> list[tuple[str, str]]:
     return found
 
 
+def _called(error: Exception) -> CodeType | None:
+    """What raised while a structure was built: the function that the builder has called."""
+    found = None
+    building = False
+    trace = error.__traceback__
+    while trace is not None:
+        ours = trace.tb_frame.f_globals.get("__name__") == Build.__module__
+        if building and not ours:
+            found, building = trace.tb_frame.f_code, False
+        building = ours
+        trace = trace.tb_next
+    return found
+
+
+def _codes(obj: Any) -> set[Any]:
+    """The functions that make an object of this class from its stream."""
+    cls = type(obj)
+    called = [getattr(cls, name, None) for name in _MAKING]
+    with suppress(Exception):
+        called.append(obj.__reduce_ex__(4)[0])
+    return {getattr(getattr(f, "__func__", f), "__code__", None) for f in called}
+
+
+_MAKING: Final = ("__init__", "__new__", "__setstate__", "__tensor_unflatten__")
 _SHOWN: Final = 20
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from contextlib import nullcontext, suppress
+from traceback import clear_frames
 from types import TracebackType
 from typing import Any, Final
 
@@ -116,17 +117,25 @@ class Stager:
             shifts = [None if place is None else place.shift for place in plan.places]
             recipes = [moved(recipe, shifts) for recipe in recipes]
         views, addresses = pool.borrow(plan.wants)
-        copied = copying.run(plan, storages, views, addresses, self._streams)
-        if any(recipe[0] == "quantized" for recipe in recipes):
-            # torch reads the scales of channels when it makes such a tensor
-            copied.wait()
-        image = Image(
-            stream, recipes, walk.references, storages.users, plan.places, storages.devices
-        )
         try:
-            snapshot = Snapshot(image, views, plan.nbytes, copied)
-        except Exception as error:  # noqa: BLE001 - as above
-            raise refusal(state, error) from None
+            copied = copying.run(plan, storages, views, addresses, self._streams)
+            if any(recipe[0] == "quantized" for recipe in recipes):
+                # torch reads the scales of channels when it makes such a tensor
+                copied.wait()
+            image = Image(
+                stream, recipes, walk.references, storages.users, plan.places, storages.devices
+            )
+            try:
+                snapshot = Snapshot(image, views, plan.nbytes, copied)
+            except Exception as error:  # noqa: BLE001 - as above
+                raise refusal(state, error) from None
+        except BaseException as error:
+            # an error that is kept, as notebooks do, keeps its frames: not the memory as well
+            for one in (error, error.__context__):
+                if one is not None:
+                    clear_frames(one.__traceback__)
+            views.clear()
+            raise
         snapshot._writer = self._writer
         if not non_blocking:
             snapshot.wait()

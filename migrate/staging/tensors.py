@@ -30,10 +30,10 @@ Recipe = tuple[Any, ...]
 class NotCopiedError(Exception):
     """A tensor or object that cannot be staged; the message is the reason, without its path."""
 
-    def __init__(self, reason: str, culprit: Any = None) -> None:
-        """`culprit` is the object, where its path is not found by trying it alone."""
+    def __init__(self, reason: str, culprits: Sequence[tuple[Any, str]] = ()) -> None:
+        """`culprits` are objects and reasons, where trying each object alone does not find them."""
         super().__init__(reason)
-        self.culprit = culprit
+        self.culprits = culprits
 
 
 def _plain_sizes() -> dict[torch.dtype, int]:

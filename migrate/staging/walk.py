@@ -344,15 +344,25 @@ class Build(pickle.Unpickler):
         super().__init__(io.BytesIO(stream))
         self._tensors, self._references, self._storages = tensors, references, storages
         self._apart = apart
+        # objects whose `__deepcopy__` failed, and how
+        self._failed: list[tuple[Any, str]] = []
 
     def run(self) -> Any:
-        """The state."""
+        """The state. NotCopiedError naming all objects that could not copy themselves."""
         try:
-            return self.load()
+            made = self.load()
+        except Exception:
+            # what met the place of an object that failed is no finding
+            if not self._failed:
+                raise
+        else:
+            if not self._failed:
+                return made
         finally:
             # the memo holds methods of this object and all that was built: a cycle, which would
             # keep the memory of the snapshot until the garbage collector looks
             self.memo.clear()
+        raise NotCopiedError(self._failed[0][1], self._failed)
 
     def find_class(self, module: str, name: str) -> Any:
         """What stands for one of the names above; nothing else is found, whatever a stream says."""
@@ -402,13 +412,15 @@ class Build(pickle.Unpickler):
             made = entry.held.__deepcopy__(memo)
         except Exception as error:  # noqa: BLE001 - methods of a state may raise anything
             said = f"the __deepcopy__ of {name} raises {type(error).__name__}: {error}"
-            raise NotCopiedError(said, entry.held) from None
+            self._failed.append((entry.held, said))
+            return None
         if self._apart:
             return made
         for _, x, _ in objects(made, inside=True):
             if isinstance(x, torch.Tensor) and x.device.type not in ("cpu", "meta"):
                 said = f"the __deepcopy__ of {name} answers with a tensor on {x.device}"
-                raise NotCopiedError(said, entry.held)
+                self._failed.append((entry.held, said))
+                return None
         # the copy stands for the original from now on, which the snapshot does not keep alive
         self._references[number] = _Own(made, list(parts))
         return made

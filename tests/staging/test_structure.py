@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import enum
 import functools
+import gc
 import io
 import pathlib
 import random
@@ -16,6 +17,7 @@ import re
 import sys
 import threading
 import types
+import weakref
 from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -25,6 +27,8 @@ from typing import Any, NamedTuple
 import numpy
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
+from work import HANG
 
 import migrate
 
@@ -380,6 +384,81 @@ def test_tensors_of_what_copies_itself_are_the_staged_ones(first: bool) -> None:
     assert x.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_what_copies_itself_is_that_of_its_moment_ever_after(again: bool) -> None:
+    own = Own([1])
+    state: Any = {"own": own, "list": [own]}
+    snapshot = migrate.Stager().stage(state)
+    watched = weakref.ref(own)
+    own.value[0] = 2
+    if again:
+        state.clear()
+        del own
+        gc.collect()
+        assert watched() is None
+    new = snapshot.restore()
+    assert new["own"].value == [1]
+    assert new["list"][0] is new["own"]
+    assert new["own"] is not snapshot["own"]
+
+
+def test_objects_that_copy_themselves_may_hold_one_another() -> None:
+    x = torch.ones(4)
+    inner = Own([x])
+    outer = Own({"inner": inner, "view": x[1:]})
+    for state in ([outer, inner, x], [x, inner, outer], [inner, outer, x]):
+        twin = dict(zip(map(id, state), staged(state), strict=True))
+        made = twin[id(outer)].value
+        assert made["inner"] is twin[id(inner)]
+        assert made["inner"].value[0] is twin[id(x)]
+        assert made["view"].data_ptr() == twin[id(x)].data_ptr() + 4
+
+
+class WithAttributes(Pair):
+    """A NamedTuple with a dict."""
+
+
+@dataclasses.dataclass
+class Counted:
+    """What a constructor does to it is done once."""
+
+    value: Any
+    begin: dataclasses.InitVar[int] = 3
+    count: int = dataclasses.field(init=False, default=0)
+
+    def __post_init__(self, begin: int) -> None:
+        self.count += begin
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Longer(FrozenSlotted):
+    more: Any
+
+
+@dataclasses.dataclass(slots=True)
+class Unset:
+    value: Any = dataclasses.field(init=False)
+    other: int = 1
+
+
+def test_named_tuples_and_dataclasses_of_every_form() -> None:
+    x = torch.eye(2)
+    pair = WithAttributes(x, 1)
+    pair.extra = [x]
+    counted, found = Counted(x), torch.max(x, 0)
+    made = staged(
+        {"x": x, "pair": pair, "c": counted, "l": Longer(x, [x]), "u": Unset(), "m": found}
+    )
+    assert type(made["pair"]) is WithAttributes
+    assert made["pair"].left is made["x"]
+    assert made["pair"].extra[0] is made["x"]
+    assert (made["c"].value is made["x"], made["c"].count) == (True, 3)
+    assert (made["l"].value is made["x"], made["l"].more[0] is made["x"]) == (True, True)
+    assert (hasattr(made["u"], "value"), made["u"].other) == (False, 1)
+    assert type(made["m"]) is type(found)
+    assert made["m"].indices.equal(found.indices)
+
+
 class Raising:
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise ValueError("never")
@@ -401,6 +480,89 @@ def test_methods_that_raise_are_refused_by_path() -> None:
     stager.trim()
     assert stager.nbytes == 0
     assert stager.stage([1]).state == [1]
+
+
+class RaisingState:
+    def __init__(self) -> None:
+        self.a = 1
+
+    def __setstate__(self, state: Any) -> None:
+        raise ValueError("never back")
+
+
+def raising() -> None:
+    raise ValueError("never made")
+
+
+class RaisingFunction:
+    def __reduce__(self) -> Any:
+        return raising, ()
+
+
+class RaisingInit:
+    def __init__(self, *values: Any) -> None:
+        if values:
+            raise ValueError("never begun")
+
+    def __reduce__(self) -> Any:
+        return RaisingInit, (1,)
+
+
+class RaisingUnflatten(TwoTensor):
+    @staticmethod
+    def __tensor_unflatten__(*parts: Any) -> Any:
+        raise ValueError("never a wrapper")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (RaisingState, "a RaisingState cannot be built: ValueError: never back"),
+        (RaisingFunction, "a RaisingFunction cannot be built: ValueError: never made"),
+        (RaisingInit, "a RaisingInit cannot be built: ValueError: never begun"),
+        (
+            lambda: RaisingUnflatten(torch.ones(2), torch.ones(2)),
+            "a RaisingUnflatten cannot be built: ValueError: never a wrapper",
+        ),
+    ],
+    ids=["state", "function", "init", "wrapper"],
+)
+def test_what_cannot_be_built_again_is_refused_by_path(make: Callable[[], Any], said: str) -> None:
+    stager = migrate.Stager()
+    with pytest.raises(migrate.MigrateError) as caught:
+        stager.stage({"ok": [torch.ones(2), Attributes(1)], "a": [{"b": make()}]})
+    assert "M975" in str(caught.value)
+    assert f"['a'][0]['b']: {said}" in str(caught.value)
+    assert "['ok']" not in str(caught.value)
+
+
+def test_all_objects_that_fail_to_copy_themselves_are_named() -> None:
+    state = {"a": RaisingCopy(), "b": {"c": [RaisingCopy()]}, "sum": [RaisingState()]}
+    with pytest.raises(migrate.MigrateError) as caught:
+        staged(state)
+    for path in ("['a']: the __deepcopy__", "['b']['c'][0]: the __deepcopy__"):
+        assert path in str(caught.value)
+
+
+class Stopping:
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("bad", [RaisingCopy, RaisingState, Stopping])
+def test_an_error_that_is_kept_keeps_no_memory(bad: Callable[[], Any]) -> None:
+    """As in a notebook, which keeps the last error with all its frames."""
+    stager = migrate.Stager()
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises((migrate.MigrateError, KeyboardInterrupt)) as caught:
+            stager.stage([torch.ones(1 << 19), {"t": torch.ones(3)}, bad()])
+        stager.trim()
+        assert stager.nbytes == 0
+    finally:
+        gc.enable()
+    del caught
 
 
 def test_locks_files_and_generators_are_refused_all_at_once(tmp_path: pathlib.Path) -> None:
@@ -430,6 +592,44 @@ def test_a_state_that_changes_in_size_is_refused() -> None:
     stager = migrate.Stager()
     with pytest.raises(migrate.MigrateError, match=r"M975.*changed size"):
         stager.stage(state)
+    assert stager.nbytes == 0
+
+
+def test_a_state_that_another_thread_changes_is_staged_or_refused() -> None:
+    state: dict[str, Any] = {"d": {n: [n] for n in range(200)}, "q": deque(range(50))}
+    state["x"] = [torch.ones(1) for _ in range(100)]
+    stop = threading.Event()
+
+    def change() -> None:
+        n = 200
+        while not stop.is_set():
+            state["d"][n] = [n]
+            state["q"].append(n)
+            state["x"].append(torch.ones(1))
+            del state["d"][n]
+            state["q"].pop()
+            state["x"].pop()
+            n += 1
+
+    stager, thread, interval = migrate.Stager(), threading.Thread(target=change), 1e-6
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(interval)
+    thread.start()
+    try:
+        for _ in range(40):
+            try:
+                made = stager.stage(state).state
+            except migrate.MigrateError as error:
+                assert "M975" in str(error)  # noqa: PT017
+            else:
+                assert all(made["d"][n] == [n] for n in range(200))
+                assert all(x.tolist() == [1] for x in made["x"])
+    finally:
+        stop.set()
+        thread.join(HANG)
+        sys.setswitchinterval(before)
+    made = None
+    stager.trim()
     assert stager.nbytes == 0
 
 

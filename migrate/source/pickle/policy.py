@@ -275,10 +275,10 @@ class _Walk:
 
     def _opaque(self, node: Any, reason: str = "") -> Opaque:
         if type(node) is Call:
-            name = str(node.function)
+            name = torch_objects.shown(node.function)
             reason = reason or _why(node)
         else:
-            name = str(node) if type(node) is Global else kind_of(node)
+            name = torch_objects.shown(node) if type(node) is Global else kind_of(node)
             reason = reason or "a name that is not a value here"
         value = Opaque(name, reason, node)
         self._met(value)
@@ -332,13 +332,13 @@ class _Walk:
             kind = type(node)
             if kind is Global:
                 if (node.module, node.name) not in NAMES:
-                    found.setdefault(str(node), value.reason)
+                    found.setdefault(torch_objects.shown(node), value.reason)
                 continue
             if kind in _SCALARS or id(node) in self._scanned:
                 continue
             if kind is Call:
                 if not _listed(node) and node is not value.node:
-                    found[str(node.function)] = _why(node)
+                    found[torch_objects.shown(node.function)] = _why(node)
                 self._scanned.add(id(node))
                 stack += [
                     node.arguments,

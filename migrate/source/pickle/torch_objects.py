@@ -413,6 +413,8 @@ DECODERS: Table = {
     ("torch.serialization", "_get_layout", "reduce", 1): Decoder(_layout),
 }
 
+# What `staging.torchstream` writes for objects that cannot be found by name.
+UNNAMED = ("migrate.staging.torchstream", "Unnamed")
 # What is known and refused: the names that people meet, in words that they know.
 REFUSED: dict[tuple[str, str], str] = {
     ("torch._utils", "_rebuild_sparse_tensor"): "a sparse tensor; save its indices() and values()",
@@ -438,10 +440,7 @@ REFUSED: dict[tuple[str, str], str] = {
     ("torch._tensor", "_rebuild_from_type"): "a tensor subclass as torch before 1.9 saved it",
     ("torch._C", "Generator"): "a torch.Generator; save its get_state()",
     ("torch.storage", "_load_from_bytes"): "a torch.save stream inside a string of bytes",
-    (
-        "migrate.staging.torchstream",
-        "Unnamed",
-    ): "a function, process group or other object that no file holds",
+    UNNAMED: "a function, process group or other object that no file holds",
     ("argparse", "Namespace"): "the arguments of the program; save vars(args)",
 }
 
@@ -456,3 +455,8 @@ CONSTANTS: dict[tuple[str, str], tuple[str, str]] = {
     **{("torch", name): ("dtype", name) for name in ITEMSIZE},
     **{("torch", name): ("qscheme", name) for name in QSCHEMES},
 }
+
+
+def shown(name: Global) -> str:
+    """A name as messages give it. That of a stand-in of ours says nothing to its reader."""
+    return "an object without a name" if (name.module, name.name) == UNNAMED else str(name)
