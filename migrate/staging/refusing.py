@@ -11,7 +11,7 @@ import torch
 from ..core.errors import Diagnostic, QuestionError, printable
 from .paths import DEEPEST, children, objects
 from .tensors import NotCopiedError, Storages, describe
-from .walk import Build, Walk
+from .walk import Walk
 
 
 def refusals(state: Any, error: Exception) -> list[tuple[str, str]]:
@@ -38,7 +38,7 @@ def _called(error: Exception) -> CodeType | None:
     building = False
     trace = error.__traceback__
     while trace is not None:
-        ours = trace.tb_frame.f_globals.get("__name__") == Build.__module__
+        ours = trace.tb_frame.f_globals.get("__name__") == Walk.__module__
         if building and not ours:
             found, building = trace.tb_frame.f_code, False
         building = ours

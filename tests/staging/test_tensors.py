@@ -82,6 +82,7 @@ STRIDED: dict[str, Callable[[], torch.Tensor]] = {
     "no elements of many": lambda: torch.zeros(600_000)[7:7],
     "conj": lambda: torch.randn(3, dtype=torch.complex64).conj(),
     "neg": lambda: torch.randn(3, dtype=torch.complex64).conj().imag,
+    "neg without gaps": lambda: torch._neg_view(torch.randn(3)),
     "conj and neg": lambda: torch.randn(3, dtype=torch.complex128).conj().imag.neg(),
     "parameter": lambda: torch.nn.Parameter(torch.randn(2, 2)),
     "frozen parameter": lambda: torch.nn.Parameter(torch.ones(2), requires_grad=False),
