@@ -150,7 +150,10 @@ class Job:
         return True
 
     def __repr__(self) -> str:
-        state = "done" if self.done() else f"{self._progress[0]} of {self._progress[1]} bytes"
+        state = f"{self._progress[0]} of {self._progress[1]} bytes"
+        if self.done():
+            cancelled = isinstance(self._error, CancelledError)
+            state = "done" if self._error is None else "cancelled" if cancelled else "failed"
         return f"<migrate.Job {self.path!r}, {state}>"
 
     def _told(self, done: int, total: int) -> None:

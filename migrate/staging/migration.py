@@ -72,6 +72,10 @@ class SnapshotMigration:
             self._planned = replace(request, output_format="torch")
             self.plan = plan_for(self._source, self._planned, True, self._shard)
 
+    def __repr__(self) -> str:
+        steps = ", ".join(f"{step.lineage}@{step.to}" for step in self.plan.report.path)
+        return f"<migrate.SnapshotMigration, {f'to {steps}' if steps else 'as it is'}>"
+
     @guarded
     def state_dict(self, *, device: Any = None, max_memory: int | str = "1GB") -> StateDict:
         """The state in the other layout, as `migrate_state_dict` answers: a mapping that makes each

@@ -307,6 +307,27 @@ def test_a_with_block_raises_what_nobody_asked_for_unless_it_ends_in_an_error_of
     assert made[0].done()
 
 
+def test_a_job_that_is_cancelled_before_its_turn_is_never_begun(
+    failing: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun: list[Path] = []
+    snapshot = migrate.Stager().stage({"w": torch.ones(2)})
+    write = snapshot._writer._write  # type: ignore[union-attr]
+
+    def writes(work: Any, *more: Any) -> Any:
+        begun.append(work.out)
+        return write(work, *more)
+
+    monkeypatch.setattr(snapshot._writer, "_write", writes)
+    first, second = (snapshot.save_async(tmp_path / name) for name in ("a", "b"))
+    assert second.cancel()
+    failing.set()
+    assert isinstance(second.exception(HANG), CancelledError)
+    assert begun == [tmp_path / "a"]
+    assert [repr(job).split(", ")[1] for job in (first, second)] == ["failed>", "cancelled>"]
+    assert first.exception() is not None
+
+
 def test_one_of_many_threads_gets_a_path(failing: threading.Event, tmp_path: Path) -> None:
     """And the others' memory is free."""
     stager = migrate.Stager()
