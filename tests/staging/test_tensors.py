@@ -108,6 +108,49 @@ def test_results_of_autograd_become_leaves() -> None:
     assert made[0].tolist() == [2, 2, 2]
 
 
+def nested(layout: torch.layout, grad: bool = False) -> torch.Tensor:
+    return torch.nested.nested_tensor(
+        [torch.ones(2), torch.ones(3)], layout=layout, requires_grad=grad
+    )
+
+
+RESULTS: dict[str, Callable[[], torch.Tensor]] = {
+    "sparse": lambda: (torch.eye(3).requires_grad_() * 2).to_sparse(),
+    "conj": lambda: torch.ones(2, dtype=torch.cfloat, requires_grad=True).conj(),
+    "nested": lambda: nested(torch.strided, True) * 2,
+    "jagged": lambda: nested(torch.jagged, True) * 2,
+    "subclass": lambda: torch.ones(2).as_subclass(Sub).requires_grad_() * 2,
+    "wrapper": lambda: TwoTensor(torch.ones(2), torch.ones(2)).requires_grad_() * 2,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", RESULTS)
+def test_results_of_every_kind_become_leaves(kind: str) -> None:
+    x = RESULTS[kind]()
+    assert not x.is_leaf
+    made = staged([x])[0]
+    assert type(made) is type(x)
+    assert (made.is_leaf, made.requires_grad, made.grad_fn) == (True, True, None)
+    assert not x.is_leaf
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_of_every_kind_keep_their_attributes() -> None:
+    state = [
+        torch.empty(2, device="meta"), torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr(),
+        torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), nested(torch.strided),
+        nested(torch.jagged), torch.nn.Parameter(torch.ones(2)), torch.nn.UninitializedParameter(),
+        torch.ones(2, dtype=torch.cfloat).conj(), TwoTensor(torch.ones(2), torch.ones(2)),
+        torch.ones(600_000)[:3],
+    ]  # fmt: skip
+    for number, x in enumerate(state):
+        x.tag = [number]
+    for number, (x, made) in enumerate(zip(state, staged(state), strict=True)):
+        assert made.tag == [number]
+        assert made.tag is not x.tag
+
+
 def test_nothing_of_the_source_changes() -> None:
     base = torch.randn(4, 4)
     state: dict[str, Any] = {
@@ -505,6 +548,35 @@ def test_only_what_tensors_touch_of_a_large_storage_is_held() -> None:
         made = staged([x])[0]
         assert made.storage_offset() == x.storage_offset()
         assert made.untyped_storage().nbytes() == x.untyped_storage().nbytes()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_view_of_a_large_storage_is_held_in_part() -> None:
+    big = torch.arange(2_000_000.0)
+    pairs = torch.view_as_complex(big.view(-1, 2))
+    codes = torch.quantize_per_tensor(torch.randn(2000, 1000), 0.1, 0, torch.qint8)
+    state = {
+        "conj": pairs[1000:1010].conj(), "neg": pairs[50:60].conj().imag,
+        "turned": big[8000:8100].view(10, 10).t(), "row": codes[3], "again": codes[3, 5:9],
+        "parameter": torch.nn.Parameter(big[8050:8060]),
+    }  # fmt: skip
+    snapshot = migrate.Stager().stage(state)
+    assert snapshot.nbytes < 3000
+    for name, x in state.items():
+        made = snapshot[name]
+        assert (made.is_conj(), made.is_neg()) == (x.is_conj(), x.is_neg())
+        assert made.equal(x)
+    assert snapshot["again"].data_ptr() == snapshot["row"].data_ptr() + 5
+    snapshot["turned"].zero_()
+    assert snapshot["parameter"].eq(0).all()
+    # a storage that is a value itself is touched everywhere
+    whole = migrate.Stager().stage([big[3:5], big.untyped_storage()])
+    assert whole.nbytes == 8_000_000
+    assert whole.state[0].data_ptr() == whole.state[1].data_ptr() + 12
+    # and an array of the same memory, which has a storage of its own, keeps all of it
+    tied = migrate.Stager().stage([big[3:5], big[4:6].numpy()])
+    tied.state[0][1] = -1
+    assert tied.state[1][0] == -1
 
 
 def test_what_deepcopy_makes_of_it_is_what_is_staged() -> None:
