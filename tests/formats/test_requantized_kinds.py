@@ -18,6 +18,7 @@ from quantized_streams import stand_ins
 from safetensors.torch import load_file
 
 import migrate
+from migrate.core.errors import MigrateError
 
 Parts = Mapping[str, torch.Tensor]
 HOW = {"params": {"requantize": "w"}, "allow": {"lossy"}}
@@ -143,3 +144,19 @@ def test_integers_with_one_scale_are_encoded_as_torchao_does_by_default(
     codes = torch.round(wanted * (1 / scale)).clamp(-128, 127).to(torch.int8)
     assert torch.equal(made["w.qdata"], codes)
     assert migrate.verify(tmp_path / "out.safetensors", source=tmp_path / "in").equal
+
+
+def test_integers_of_four_bits_stay_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense = torch.zeros(5, 64, dtype=torch.bfloat16)
+    with classes.installed():
+        parts = parts_of("ao-int4", (6, 64), 0, monkeypatch)
+        raw = {
+            name: one.unsqueeze(-1).view(torch.uint8).reshape(*one.shape, -1).numpy()
+            for name, one in parts.items()
+        }
+        held = [wrapped("part", (6, 64), raw), dense]
+        save_shards(tmp_path / "in", (11, 64), rows((11, 64), [6, 5]), {"w": held})
+    with pytest.raises(MigrateError, match="cannot be encoded anew: how its kernels order codes"):
+        migrate.plan(tmp_path / "in", output_format="safetensors", **HOW)
