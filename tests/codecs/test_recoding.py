@@ -296,6 +296,20 @@ def test_exponents_in_a_block_may_differ_by_fourteen(spread: int, fits: bool) ->
     same_numbers(path, arrays, made(path, arrays))
 
 
+@pytest.mark.parametrize(("scale", "top"), [("float32", 254 << 23), ("uint8", 254)])
+def test_a_scale_beyond_the_largest_power_is_refused_with_its_block(scale: str, top: int) -> None:
+    # codes of fnuz stand for half as much
+    one, other = fp8((1, 128), scale), fp8((128, 128), scale, FNUZ)
+    path, arrays = path_of(one, other, (256, 256)), given(one, (256, 256))
+    arrays["weight"][...] = 0x38
+    half = 1 << 23 if scale == "float32" else 1
+    arrays["scale"][...] = top - half
+    same_numbers(path, arrays, made(path, arrays))
+    arrays["scale"][130, 1] = top
+    said = refused(lambda: made(path, arrays)).message
+    assert said.startswith("recode: the scale of block [1, 1] from [0, 0] on would be 2^128")
+
+
 @pytest.mark.parametrize(("spread", "fours"), [(1, True), (11, True), (12, False), (14, False)])
 def test_four_codes_at_a_time_are_shifted_while_they_stay_normal(
     spread: int, fours: bool, monkeypatch: pytest.MonkeyPatch

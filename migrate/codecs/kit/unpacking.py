@@ -38,6 +38,8 @@ def records(raw: Any, nbytes: int) -> Any:
 def field_codes(records: Any, field: Field) -> Any:
     """The codes of a field of records [..., nbytes], as uint8 [..., count]."""
     out = _empty((*records.shape[:-1], field.count), "u1", records)
+    if is_numpy(records) and _put_runs(records, field, out):
+        return out
     for number, piece in enumerate(field.pieces):
         mask = (1 << piece.bits) - 1
         for run in field_runs(piece):
@@ -58,6 +60,37 @@ def field_codes(records: Any, field: Field) -> Any:
             else:
                 target |= found
     return out
+
+
+def _put_runs(records: Any, field: Field, out: Any) -> bool:
+    """Fills `out` with the codes of a field whose runs of one shift together are some bytes of each
+    record; False where they are not. All of them are shifted at once, for numpy takes as long to
+    begin a row as for half of a run.
+    """
+    import numpy as np
+
+    piece, *more = field.pieces
+    if more or piece.left or piece.bits == 8:
+        return False
+    runs = field_runs(piece)
+    first, last = min(run.first for run in runs), max(run.first + run.length for run in runs)
+    length, shifts = last - first, {run.shift for run in runs}
+    short = min(run.length for run in runs) < 8
+    if short or length % 8 or length * len(shifts) != field.count:
+        return False
+    held = np.empty((*records.shape[:-1], length), "u1")
+    held.view(f"V{length}")[...] = records[..., first:last].view(f"V{length}")
+    mask = np.uint64(((1 << piece.bits) - 1) * 0x0101010101010101)
+    for shift in shifts:
+        words = held.view("<u8") >> np.uint64(shift)
+        words &= mask
+        found = words.view("u1")
+        for run in runs:
+            if run.shift == shift:
+                at, kind = run.first - first, f"V{run.length}"
+                target = out[..., run.at : run.at + run.length]
+                target.view(kind)[...] = found[..., at : at + run.length].view(kind)
+    return True
 
 
 def field_numbers(records: Any, field: Field) -> Any:
