@@ -1,7 +1,9 @@
 """A save behind a loop of matmuls, of a snapshot whose tensors are renamed: what it takes from the
 loop, written by a thread of the same process and by a child process.
 
-One thread for the matmuls and one that writes, on a machine of two cores; no fsync.
+One thread for the matmuls and one that writes, on a machine of two cores; no fsync, and what was
+written before is on the disk. Beside it `cp` of the same bytes: what anything that writes takes
+from the loop.
 
     staging_behind.py BYTES FOLDER ROUNDS
 """
@@ -9,7 +11,9 @@ One thread for the matmuls and one that writes, on a machine of two cores; no fs
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -41,12 +45,14 @@ def behind(bench: Bench) -> list[Limit]:
         shutil.rmtree(folder, ignore_errors=True)
     steps, saves = taken["steps"], taken["saves"]
     times = {
-        way: report.spread(report.ratios(steps[way], steps["alone"])) for way in ("thread", "child")
+        way: report.spread(report.ratios(steps[way], steps["alone"]))
+        for way in ("thread", "child", "cp")
     }
     took = {way: report.spread(seconds)[0] for way, seconds in saves.items()}
     note = (
         f" ({report.shown(times['thread'])}, a save takes {took['thread']:.1f} s; by a child "
-        f"process {report.shown(times['child'])}, {took['child']:.1f} s)"
+        f"process {report.shown(times['child'])}, {took['child']:.1f} s; beside cp "
+        f"{report.shown(times['cp'])}, {took['cp']:.1f} s)"
     )
     what = f"{bench.total / 1e9:.1f} GB saved by a thread behind a loop of matmuls: the loop's time"
     return [Limit(what, times["thread"][0], BEHIND_TIMES, note=note)]
@@ -86,8 +92,10 @@ def _measured(nbytes: int, folder: Path, rounds: int) -> dict[str, Any]:
         for way, stager in stagers.items()
     }
     del state
-    steps: dict[str, list[float]] = {"alone": [], "thread": [], "child": []}
-    saves: dict[str, list[float]] = {"thread": [], "child": []}
+    steps: dict[str, list[float]] = {"alone": [], "thread": [], "child": [], "cp": []}
+    saves: dict[str, list[float]] = {"thread": [], "child": [], "cp": []}
+    kept = folder / "kept"
+    renamed["thread"].save(kept, fsync=False)
 
     def saved(way: str) -> float:
         out = folder / way
@@ -99,14 +107,25 @@ def _measured(nbytes: int, folder: Path, rounds: int) -> dict[str, Any]:
         shutil.rmtree(out)
         return step
 
+    def copied() -> float:
+        out = folder / "copy"
+        begun = time.perf_counter()
+        copying = subprocess.Popen(["cp", "-r", "--reflink=never", kept, out])
+        step = _steps(lambda: copying.poll() is None)
+        saves["cp"].append(time.perf_counter() - begun)
+        shutil.rmtree(out)
+        return step
+
     ways: Sequence[tuple[str, Callable[[], float]]] = [
         ("alone", _alone),
         ("thread", lambda: saved("thread")),
         ("child", lambda: saved("child")),
+        ("cp", copied),
     ]
     # once for nothing: imports, and pages of the cache
     for number in range(rounds + 1):
         for way, step in ways[:: -1 if number % 2 else 1]:
+            os.sync()
             steps[way].append(step())
     return {
         "steps": {way: taken[1:] for way, taken in steps.items()},
