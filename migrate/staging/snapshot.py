@@ -16,7 +16,7 @@ import torch
 from ..core.errors import Diagnostic, QuestionError
 from . import paths
 from .copying import Home
-from .tensors import GRAD, PARAMETER, Recipe, make, parts_of
+from .tensors import GRAD, PARAMETER, NotCopiedError, Recipe, make, parts_of
 from .walk import Build, outside_of_modes
 
 if TYPE_CHECKING:
@@ -184,13 +184,18 @@ class Snapshot(Mapping[Any, Any]):
         """The values as they were: in `state`, in place, or in a new state on the same devices.
 
         Returns the state. QuestionError M977 naming the paths where the structures differ; nothing
-        has been changed then.
+        has been changed then. M975 where an object cannot copy itself again.
         """
         image = self._held()
         self.wait()
         with outside_of_modes():
             if state is None:
-                return image.build_apart(self._views)
+                try:
+                    return image.build_apart(self._views)
+                except NotCopiedError as error:
+                    from .refusing import refusal
+
+                    raise refusal(self._state, error) from None
             from .restoring import put_back
 
             put_back(self._state, state)

@@ -243,14 +243,14 @@ def _of_wrapper(walk: Walk, x: Any) -> Reduced:
     if not is_traceable_wrapper_subclass(x):
         return _of_shell(walk, x)
     names, context = x.__tensor_flatten__()
-    inner = {name: getattr(x, name) for name in names}
-    walk.keep(inner)
+    # made here: its id must not become that of another object of the walk
+    inner = walk.keep({name: getattr(x, name) for name in names})
     rest = {name: value for name, value in attributes_of(x).items() if name not in inner}
     made = (
         wrapper,
         (
             type(x),
-            walk.keep(inner),
+            inner,
             context,
             _Whole(x.size()),
             _Whole(x.stride()),

@@ -297,6 +297,25 @@ def test_cycles_are_restored() -> None:
     assert (state[0].item(), state[1]) == (1, 1)
 
 
+class Once:
+    """Copies itself, but no copy of it does."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        if not self.left:
+            raise ValueError("used up")
+        return Once(self.left - 1)
+
+
+def test_what_cannot_copy_itself_again_is_named() -> None:
+    snapshot = migrate.Stager().stage({"a": [Once(1)]})
+    with pytest.raises(migrate.MigrateError, match=r"M975.*\['a'\]\[0\]: .*used up"):
+        snapshot.restore()
+    assert snapshot["a"][0].left == 0
+
+
 def test_a_released_snapshot_restores_nothing() -> None:
     snapshot = migrate.Stager().stage([torch.ones(1)])
     snapshot.release()
