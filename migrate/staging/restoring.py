@@ -36,8 +36,10 @@ def put_back(staged: Any, live: Any) -> None:
                 )
             ]
         )
-    for write in plan.writes:
-        write()
+    # leaves of autograd are written to as they stand
+    with torch.no_grad():
+        for write in plan.writes:
+            write()
 
 
 class _Plan:
@@ -102,11 +104,12 @@ class _Plan:
             if new.layout is not torch.sparse_coo:
                 self._differs(path, "a sparse tensor with another number of elements")
                 return False
-            self.writes.append(partial(_copy, new.detach(), old.detach()))
+            # a detached one has parts of its own: what is put into it does not show
+            self.writes.append(partial(_copy, new, old.detach()))
             return True
         self.writes += [partial(_write, *pair) for pair in zip(into, values, strict=True)]
         if new.layout is torch.sparse_coo:
-            self.writes.append(partial(new.detach()._coalesced_, old.is_coalesced()))
+            self.writes.append(partial(new._coalesced_, old.is_coalesced()))
         return True
 
     def _array(self, path: str, old: Any, new: Any) -> None:
@@ -293,5 +296,6 @@ def _overlaps(x: torch.Tensor) -> bool:
 
 def _copy(into: torch.Tensor, values: torch.Tensor) -> None:
     # tensors that were made under inference mode can be written to under it only
-    with torch.inference_mode(into.is_inference()):
+    # `inference_mode` turns autograd on again where it is not meant
+    with torch.inference_mode(into.is_inference()), torch.no_grad():
         into.copy_(values)

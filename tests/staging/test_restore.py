@@ -297,6 +297,27 @@ def test_cycles_are_restored() -> None:
     assert (state[0].item(), state[1]) == (1, 1)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_sparse_tensor_gets_its_elements_and_whether_it_is_coalesced(grad: bool) -> None:
+    x = (torch.eye(3) * 2).to_sparse().coalesce().requires_grad_(grad)
+    loose = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,)).requires_grad_(grad)
+    snapshot = migrate.Stager().stage([x, loose])
+    with torch.no_grad():
+        x._coalesced_(False)
+        snapshot.restore([x, loose])
+        assert (x.is_coalesced(), loose.is_coalesced()) == (True, False)
+        # no elements any more
+        x.zero_()
+        loose.zero_()
+    assert x._nnz() == 0
+    snapshot.restore([x, loose])
+    assert x.detach().to_dense().equal(torch.eye(3) * 2)
+    assert loose._values().tolist() == [1, 2]
+    assert (x.is_coalesced(), loose.is_coalesced()) == (True, False)
+    assert (x.requires_grad, x.is_leaf) == (grad, True)
+
+
 class Once:
     """Copies itself, but no copy of it does."""
 

@@ -482,6 +482,33 @@ def test_methods_that_raise_are_refused_by_path() -> None:
     assert stager.stage([1]).state == [1]
 
 
+class OnAnother(torch.Tensor):
+    """Says that it is on another device, which needs none."""
+
+    @staticmethod
+    def __new__(cls) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, (2,), device="cuda")  # type: ignore[attr-defined]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(func)
+
+
+class Elsewhere:
+    def __deepcopy__(self, memo: Any) -> Any:
+        return Attributes([OnAnother()])
+
+
+def test_a_copy_on_another_device_is_refused_by_path() -> None:
+    stager = migrate.Stager()
+    with pytest.raises(migrate.MigrateError) as caught:
+        stager.stage({"ok": torch.ones(2), "a": [Elsewhere()]})
+    said = "['a'][0]: the __deepcopy__ of Elsewhere answers with a tensor on cuda"
+    assert said in str(caught.value)
+    stager.trim()
+    assert stager.nbytes == 0
+
+
 class RaisingState:
     def __init__(self) -> None:
         self.a = 1
