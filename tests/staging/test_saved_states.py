@@ -293,12 +293,15 @@ def test_tensors_of_torchao_are_saved_bit_for_bit(name: str, tmp_path: Path) -> 
     assert {part: bits(x) for part, x in components(held).items()} == wanted
 
 
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("way", ["save_async", "migrate"])
-def test_a_job_waits_for_copies_that_are_on_the_way(gpu: Device, way: str, tmp_path: Path) -> None:
+def test_a_job_waits_for_copies_that_are_on_the_way(
+    gpu: Device, way: str, apart: bool, tmp_path: Path
+) -> None:
     """Neither `stage`, `migrate` nor `save_async` waits; the writer does, before it reads."""
     (tmp_path / "rules.yaml").write_text(RENAME)
     state = {"there": torch.ones(100), "here": torch.zeros(3)}
-    snapshot = migrate.Stager().stage(state, non_blocking=True)
+    snapshot = migrate.Stager(process=apart).stage(state, non_blocking=True)
     assert gpu.said == COPIES
     if way == "migrate":
         migration = snapshot.migrate(rules=tmp_path / "rules.yaml")
