@@ -166,7 +166,7 @@ class Job:
             if self._stop.is_set():
                 raise StoppedError
             report = write(work, self._told, self._stop)
-        except BaseException as caught:  # noqa: BLE001 - given to whoever asks
+        except BaseException as caught:  # noqa: BLE001 - `result` raises it
             error = self._ended_by(caught)
         # what was raised holds frames, and these the memory
         work.source.close()

@@ -102,8 +102,9 @@ def outside_of_modes() -> Iterator[None]:
     with (
         torch._C.DisableTorchFunction(),
         _disable_current_modes(),
-        torch.no_grad(),
+        # the end of inference mode turns autograd on
         torch.inference_mode(False),
+        torch.no_grad(),
     ):
         yield
 

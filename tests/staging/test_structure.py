@@ -711,6 +711,22 @@ def test_modes_have_no_say() -> None:
     assert made[1].equal(x.t())
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_nothing_is_recorded_for_autograd(mode: Any) -> None:
+    seen = []
+
+    class Own:
+        def __deepcopy__(self, memo: dict[int, Any]) -> Own:
+            seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+            return self
+
+    with mode():
+        before = torch.is_grad_enabled()
+        staged([Own()])
+        assert torch.is_grad_enabled() is before
+    assert set(seen) == {(False, False)}
+
+
 def test_a_snapshot_is_saved_without_what_no_tensor_uses() -> None:
     big = torch.arange(1_000_000)
     snapshot = migrate.Stager().stage({"a": big[10:20], "b": big[15:25], "c": big[900_000:900_010]})
