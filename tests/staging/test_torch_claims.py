@@ -182,7 +182,8 @@ def test_distributed_tensors_keep_mesh_and_spec(group: None) -> None:
     made = snapshot.state
     for name in ("leaf", "result", "parameter"):
         assert type(made[name]) is type(source[name])
-        assert made[name].device_mesh is mesh
+        # Not `mesh`: torch's cache of operators answers with an equal mesh made before.
+        assert made[name].device_mesh is source[name].device_mesh
         assert made[name]._spec == source[name]._spec
         assert made[name].to_local().equal(source[name].to_local())
         assert (made[name].is_leaf, made[name].requires_grad) == (True, True)
