@@ -147,9 +147,11 @@ class Snapshot(Mapping[Any, Any]):
 
         QuestionError M976 after `release`.
         """
-        self._held()
         self.wait()
-        return self._state
+        state = self._state
+        # another thread may have released it during the wait
+        self._held()
+        return state
 
     @property
     def nbytes(self) -> int:

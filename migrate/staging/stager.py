@@ -164,10 +164,12 @@ class Stager:
         Raises:
             MigrateError: What made a job fail, if nobody has asked that job.
         """
+        # first, for in a forked child nobody runs the jobs of its parent
+        pool = self._own()
         try:
             self._writer.close(wait)
         finally:
-            self._own().trim()
+            pool.trim()
 
     def __enter__(self) -> Stager:
         return self

@@ -12,6 +12,7 @@ import torch
 
 import migrate
 from migrate.staging import walk
+from migrate.staging.streams import Arrival
 
 
 @pytest.fixture
@@ -54,6 +55,21 @@ def test_memory_is_used_again_when_nothing_refers_to_it(without_collector: None)
     assert second["big"].data_ptr() == address
     assert kept.eq(1).all()
     assert second["w"].eq(2).all()
+
+
+def test_a_snapshot_that_is_released_while_its_state_is_read() -> None:
+    snapshot = migrate.Stager().stage({"a": torch.ones(2)})
+
+    class Late:
+        """Copies that come after another thread has let go of the snapshot."""
+
+        def wait(self) -> None:
+            snapshot._copied = Arrival()
+            snapshot.release()
+
+    snapshot._copied = Late()
+    with pytest.raises(migrate.MigrateError, match="M976"):
+        _ = snapshot.state
 
 
 def test_a_released_snapshot_is_refused() -> None:

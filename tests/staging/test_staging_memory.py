@@ -19,6 +19,7 @@ import torch
 from work import HANG
 
 from migrate.core.errors import RunError
+from migrate.staging.jobs import write_here
 from migrate.staging.memory import PAGE, BlockPool, Want, pages
 from migrate.staging.stager import Stager
 
@@ -302,6 +303,24 @@ class TestProcesses:
         assert in_a_process(child) == (1, 8, True)
         assert [x[0].item() for x in kept.state.values()] == [0, 1]
         assert stager.stage(state).state["w1"].eq(1).all()
+
+    def test_a_forked_child_closes_without_the_jobs_of_its_parent(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        go = threading.Event()
+
+        def write(*given: Any) -> Any:
+            assert go.wait(2 * HANG)
+            return write_here(*given)
+
+        monkeypatch.setattr("migrate.staging.stager.write_here", write)
+        stager = Stager()
+        job = stager.stage({"w": torch.ones(3)}).save_async(tmp_path / "out")
+        try:
+            assert in_a_process(stager.close) is None
+        finally:
+            go.set()
+        job.result(HANG)
 
     def test_threads_stage_at_once(self) -> None:
         stager = Stager()
