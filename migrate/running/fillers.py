@@ -231,7 +231,7 @@ class Fillers:
         """The whole of a process."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _die_with_parent()
+        die_with_parent()
         work, window = self._work, Window()
         measured = [] if work.ledger is None else [work.ledger.drain]
         hashed = [] if work.parts is None else [work.parts.drain]
@@ -335,8 +335,10 @@ def _array_of(said: list[Any]) -> Any:
     return np.frombuffer(bytes.fromhex(data), dtype).reshape(shape)
 
 
-def _die_with_parent() -> None:
-    """As the end of the orders does, but at once: until then the journal would stay locked."""
+def die_with_parent() -> None:
+    """Has this process killed once the thread that started it ends, where the system can: before it
+    would find out by a pipe, it would go on writing and keep its journal locked.
+    """
     with suppress(OSError, AttributeError):
         # linux/prctl.h: PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -18,6 +18,7 @@ from typing import Any
 from ..core.errors import Diagnostic, MigrateError, Span, fail, raise_all
 from ..formats.torchstream import StateSource, open_stream
 from ..planning.request import make_request, shape_of
+from ..running.fillers import die_with_parent
 from ..running.job import write_checkpoint
 from ..running.prepare import plan_for
 from ..running.resources import read_options
@@ -61,6 +62,8 @@ def main() -> None:
     """Reads a job from the standard input, does it, and writes lines of JSON to the standard
     output: how far it is, and how it ended.
     """
+    # killed with its trainer, whose job is void then; and nothing is published
+    die_with_parent()
     answers = os.dup(1)
     # what libraries print is no answer
     os.dup2(2, 1)
@@ -71,6 +74,8 @@ def main() -> None:
     with os.fdopen(0, "rb") as given:
         head = json.loads(given.read(int.from_bytes(given.read(LENGTH), "little")))
         stream = given.read()
+    if os.getppid() != head["trainer"]:
+        return
     try:
         source = _source(head, stream)
         request = make_request(**head["arguments"], backwards=None)

@@ -227,13 +227,20 @@ class Writer:
     def submit(self, work: Work) -> Job:
         """The job, behind those before it. M904 if one of these writes the same path."""
         job = Job(work)
-        with self._lock:
-            taken = any(one._path == job._path for one in self._pending())
-            if not taken:
-                self._waiting.append(job)
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name="migrate-writer")
-                    self._thread.start()
+        try:
+            with self._lock:
+                # the running one may have ended, and been asked, a moment before its thread goes on
+                taken = any(one._path == job._path and not one.done() for one in self._pending())
+                if not taken:
+                    self._waiting.append(job)
+                    if self._thread is None:
+                        thread = threading.Thread(target=self._work, name="migrate-writer")
+                        thread.start()
+                        self._thread = thread
+        except BaseException:
+            # an interrupt, or no thread to be had: nobody will ever ask this job
+            self._withdraw(job)
+            raise
         if taken:
             work.source.close()
             fail(
@@ -262,7 +269,19 @@ class Writer:
     def _pending(self) -> list[Job]:
         return [*([] if self._running is None else [self._running]), *self._waiting]
 
+    def _withdraw(self, job: Job) -> None:
+        job.cancel()
+        with self._lock:
+            if job in self._waiting:
+                self._waiting.remove(job)
+                cast("Work", job._work).source.close()
+
     def _work(self) -> None:
+        with self._lock:
+            # one that `submit` was interrupted in starting, and that another has replaced
+            if self._thread not in (None, threading.current_thread()):
+                return
+            self._thread = threading.current_thread()
         while True:
             with self._lock:
                 if not self._waiting:

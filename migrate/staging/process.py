@@ -35,7 +35,14 @@ def write_apart(
     message = work.message()
     descriptors, places = _places(work.source.storages)
     try:
-        head = json.dumps({**message["head"], "out": str(work.out), "storages": places}).encode()
+        head = json.dumps(
+            {
+                **message["head"],
+                "out": str(work.out),
+                "storages": places,
+                "trainer": os.getpid(),
+            }
+        ).encode()
         child = subprocess.Popen(
             [sys.executable, "-c", _CODE.format([str(place) for place in sys.path])],
             stdin=subprocess.PIPE,

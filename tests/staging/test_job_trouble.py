@@ -106,20 +106,20 @@ def test_a_child_that_ends_in_the_middle(
     stager.close()
 
 
-@pytest.mark.parametrize("apart", thorough([False, True]))
-def test_a_trainer_that_is_killed_is_no_obstacle_to_the_next(apart: bool, tmp_path: Path) -> None:
-    """With a thread the save dies with it. A child goes on until it finds nobody to talk to, and is
-    left alone as long as it does.
-    """
+@pytest.mark.parametrize("when", thorough(["thread", "child", "child, all written"]))
+def test_a_trainer_that_is_killed_is_no_obstacle_to_the_next(when: str, tmp_path: Path) -> None:
+    """The save dies with it, even one that had only to be published."""
+    apart = when != "thread"
     script = """
         import os, signal, sys, torch, migrate
         from migrate.staging import jobs
 
         def told(job, done, total):
-            os.kill(os.getpid(), signal.SIGKILL)
+            if done == total or "written" not in sys.argv[2]:
+                os.kill(os.getpid(), signal.SIGKILL)
 
         jobs.Job._told = told
-        stager = migrate.Stager(process=sys.argv[2] == "True")
+        stager = migrate.Stager(process=sys.argv[2] != "thread")
         stager.stage({"w": torch.zeros(1 << 24)}).save_async(sys.argv[1]).result()
     """
     if apart:
@@ -129,7 +129,7 @@ def test_a_trainer_that_is_killed_is_no_obstacle_to_the_next(apart: bool, tmp_pa
             f"from migrate.staging import process\n        process._CODE = {slow!r}\n\n"
             "        def told",
         )
-    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "out"), str(apart)]
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "out"), when]
     run = subprocess.run(command, timeout=HANG, check=False, stderr=subprocess.DEVNULL)
     assert run.returncode == -signal.SIGKILL
     assert os.listdir(tmp_path) == [partial_folder(tmp_path / "out").name]
@@ -184,9 +184,11 @@ def test_an_interrupt_of_a_save_that_is_waited_for_ends_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def write(work: Any, progress: Any, stop: threading.Event) -> Any:
-        # not before somebody waits
+        # not before somebody waits, and sleeps in it: what comes in between, the interpreter sees
+        # only once the wait is over
         while not progress.__self__._asked:
             time.sleep(0.01)
+        time.sleep(0.3)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         assert stop.wait(HANG)
         return jobs.write_here(work, progress, stop)
@@ -197,6 +199,33 @@ def test_an_interrupt_of_a_save_that_is_waited_for_ends_it(
         stager.stage({"w": torch.ones(2)}).save(tmp_path / "out")
     stager.close()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_an_interrupt_before_the_job_is_there_ends_it(
+    started: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nobody could ask the job or cancel it, and what comes after it must find a writer."""
+    stager = migrate.Stager()
+    snapshot = stager.stage({"w": torch.ones(2)})
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if started:
+            start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            snapshot.save_async(tmp_path / "out")
+    assert not stager._writer._waiting
+    job = snapshot.save_async(tmp_path / "next")
+    assert job.result(HANG).tensors == 1
+    stager.close()
+    assert os.listdir(tmp_path) == ["next"]
+    del snapshot, job
+    assert not any(block.lent for block in stager._pool._blocks)
 
 
 @pytest.fixture

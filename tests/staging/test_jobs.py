@@ -293,6 +293,29 @@ def test_a_failure_that_nobody_asked_for_is_logged_and_raised_by_close(
     stager.close()
 
 
+def test_a_path_is_free_as_soon_as_its_job_has_ended(tmp_path, monkeypatch) -> None:
+    """Even if the writer's thread has not gone on since: who got the error saves again at once."""
+    go = threading.Event()
+    run = jobs.Job._run
+
+    def held_after(self, write):
+        run(self, write)
+        assert go.wait(HANG)
+
+    monkeypatch.setattr(jobs.Job, "_run", held_after)
+    stager = migrate.Stager()
+    with monkeypatch.context() as patched:
+        patched.setattr(jobs, "write_checkpoint", lambda *args, **more: 1 / 0)
+        failed = stager.stage(state()).save_async(tmp_path / "out")
+        assert failed.exception(HANG) is not None
+    try:
+        again = stager.stage(state(2.0)).save_async(tmp_path / "out")
+    finally:
+        go.set()
+    assert again.result(HANG).tensors == 2
+    stager.close()
+
+
 def test_cancel_ends_a_job_that_waits_and_one_in_the_middle(tmp_path, monkeypatch) -> None:
     begun, go = threading.Event(), threading.Event()
     stager = migrate.Stager()
