@@ -19,7 +19,7 @@ SOURCES := $(shell find migrate rules schemas -type f -not -name '*.pyc')
 OLDEST ?= python3.10
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: help check test test-oldest marks gpu wheels genuine demo campaign bench peers docs lint clean
+.PHONY: help check test test-oldest marks gpu wheels genuine demo campaign bench peers docs lint constraints clean
 .DELETE_ON_ERROR:
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make bench     the speed and memory table        (SIZE=1.2GB|2GB|4.4GB, BENCH='--rounds 5 --rows pack')"
 	@echo "make peers     .venv-peers, whose libraries make bench compares number formats with: some GB"
 	@echo "make docs      the site of docs/, in site/"
+	@echo "make constraints  constraints.txt again, with the newest release of everything but torch"
 	@echo "make clean     remove environments and everything made"
 
 define environment
@@ -81,6 +82,19 @@ check: lint
 	$(environment)
 	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq -c constraints-oldest.txt -e '.[test]'
 	@touch $@
+
+# a new release of a library is a change to commit, with what it asks for; the pins hold for Python 3.11 and newer
+.venv-newest/.ready:
+	$(environment)
+	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq $$(grep '^torch==' constraints.txt) -e '.[test,dev,docs]'
+	@touch $@
+
+constraints:
+	@rm -rf .venv-newest
+	@$(MAKE) --no-print-directory .venv-newest/.ready
+	@{ sed '/^torch==/q' constraints.txt; .venv-newest/bin/python -m pip freeze --exclude-editable \
+	  | sed -n '/^torch==/d; s/$$/; python_version >= "3.11"/p'; } > .venv-newest/constraints.txt
+	@mv .venv-newest/constraints.txt constraints.txt
 
 # a release that reads what is written here, and has no migrate; for the mark libraries
 .venv-torch26/.ready:
@@ -138,5 +152,5 @@ lint: .venv-test/.lint
 	.venv-test/bin/mypy
 
 clean:
-	rm -rf .venv-test .venv-oldest .venv-peers .venv-demo .venv-lint demo wheels bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv-test .venv-oldest .venv-newest .venv-peers .venv-demo .venv-lint demo wheels bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

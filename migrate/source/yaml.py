@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 20
 MAX_EVENTS = 100_000
 MAX_DEPTH = 32
+TOO_DEEP = f"lists and mappings are nested more than {MAX_DEPTH} deep"
 # int() takes a few more; to read them all would take time that grows with the square
 MAX_DIGITS = 4000
 # problems of one file, after which reading stops: aliases could make a book of them
@@ -362,7 +363,7 @@ class _Builder:
         if type(event).__name__ == "ScalarEvent":
             return self._scalar(event)
         if depth >= MAX_DEPTH:
-            self._limit(event, f"lists and mappings are nested more than {MAX_DEPTH} deep")
+            self._limit(event, TOO_DEEP)
         if type(event).__name__ == "SequenceStartEvent":
             return self._sequence(stream, path, depth + 1)
         return self._mapping(event, stream, path, depth + 1)
@@ -560,6 +561,10 @@ def _explain(document: Document, text: str, error: YAMLError, report: Report) ->
             _unquoted(document, Mark(line, start, line, found.end("value")), found["value"], report)
             return
     problem = str(getattr(error, "problem", None) or error)
+    if "nesting" in problem:
+        # libyaml's own limit, in PyYAML 6.0.4: it reads ahead of the events that are counted here
+        report.add("M109", TOO_DEEP, spans=(document._at(place),))
+        return
     rest = source[place.column :].split(" #")[0].rstrip()
     if "anchor" in str(getattr(error, "context", "")) or "alias" in str(
         getattr(error, "context", "")
