@@ -36,7 +36,7 @@ help:
 	@echo "make bench     the speed and memory table        (SIZE=1.2GB|2GB|4.4GB, BENCH='--rounds 5 --rows pack')"
 	@echo "make peers     .venv-peers, whose libraries make bench compares number formats with: some GB"
 	@echo "make docs      the site of docs/, in site/"
-	@echo "make constraints  constraints.txt again, with the newest release of everything but torch"
+	@echo "make constraints  constraints.txt again, with the newest release of all that is not pinned by hand"
 	@echo "make clean     remove environments and everything made"
 
 define environment
@@ -83,17 +83,19 @@ check: lint
 	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq -c constraints-oldest.txt -e '.[test]'
 	@touch $@
 
-# a new release of a library is a change to commit, with what it asks for; the pins hold for Python 3.11 and newer
+# a new release of a library is a change to commit, with what it asks for; what is pinned by hand stands above the blank line, and the rest
+# holds for Python 3.11 and newer
 .venv-newest/.ready:
 	$(environment)
-	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq $$(grep '^torch==' constraints.txt) -e '.[test,dev,docs]'
+	@sed '/^$$/q' constraints.txt > $(@D)/by-hand.txt
+	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq -c $(@D)/by-hand.txt -e '.[test,dev,docs]'
 	@touch $@
 
 constraints:
 	@rm -rf .venv-newest
 	@$(MAKE) --no-print-directory .venv-newest/.ready
-	@{ sed '/^torch==/q' constraints.txt; .venv-newest/bin/python -m pip freeze --exclude-editable \
-	  | sed -n '/^torch==/d; s/$$/; python_version >= "3.11"/p'; } > .venv-newest/constraints.txt
+	@cd .venv-newest && { cat by-hand.txt; bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' \
+	  | grep -vixFf by-hand.txt | sed 's/$$/; python_version >= "3.11"/'; } > constraints.txt
 	@mv .venv-newest/constraints.txt constraints.txt
 
 # a release that reads what is written here, and has no migrate; for the mark libraries
