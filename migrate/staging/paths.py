@@ -7,8 +7,8 @@ way when a path is asked for: a refusal, the devices of a snapshot, a restore.
 from __future__ import annotations
 
 import copyreg
-from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy
@@ -51,7 +51,7 @@ def children(obj: Any) -> list[Child]:
     if isinstance(obj, (*SCALARS, bytearray)) or by_reference(cls):
         return []
     if cls is dict:
-        return [(f"[{_short(key)}]", value) for key, value in list(obj.items())]
+        return _keyed(list(obj.items()))
     if cls in (list, tuple):
         return [(f"[{at}]", value) for at, value in enumerate(obj)]
     if cls in (set, frozenset):
@@ -77,7 +77,7 @@ def inner_parts(obj: Any) -> list[Child]:
     if isinstance(obj, (list, tuple, set, frozenset, deque)):
         found += [(f"[{at}]", value) for at, value in enumerate(obj)]
     elif isinstance(obj, Mapping):
-        found += [(f"[{_short(key)}]", value) for key, value in list(obj.items())]
+        found += _keyed(list(obj.items()))
     return found
 
 
@@ -140,7 +140,7 @@ def _of_reduced(
         elif part is not None:
             found.append((".__getstate__()", part))
     found += [(f"[{at}]", value) for at, value in enumerate(items or ())]
-    found += [(f"[{_short(key)}]", value) for key, value in pairs or ()]
+    found += _keyed(pairs or ())
     return found
 
 
@@ -151,6 +151,19 @@ def _of_tensor(x: Any) -> list[Child]:
     return [(f".{name}", value) for name, value in found.items()]
 
 
+def _keyed(pairs: Iterable[tuple[Any, Any]]) -> list[Child]:
+    """Parts by key. Keys whose text is the same are told apart by their place among all of them."""
+    found = [(_short(key), value) for key, value in pairs]
+    times = Counter(text for text, _ in found)
+    return [
+        (f"[{text}]" if times[text] == 1 else f"[{text} #{at}]", value)
+        for at, (text, value) in enumerate(found)
+    ]
+
+
 def _short(key: Any) -> str:
-    text = repr(key) if isinstance(key, SCALARS) else f"<{type(key).__name__}>"
+    simple = isinstance(key, SCALARS) or (
+        type(key) is tuple and all(isinstance(part, SCALARS) for part in key)
+    )
+    text = repr(key) if simple else f"<{type(key).__name__}>"
     return text if len(text) < 200 else text[:197] + "..."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -383,6 +384,22 @@ def test_meta_tensors_stay_on_meta() -> None:
     assert snapshot["m"].stride() == (1, 4)
     assert snapshot.nbytes == 4
     assert snapshot.devices == {"['m']": torch.device("meta"), "['c']": torch.device("cpu")}
+
+
+def test_every_tensor_has_a_path_of_its_own_whatever_its_key() -> None:
+    first, second, long = object(), object(), "k" * 300
+    keys = [("a", 1), ("a", 2), (1, (2,)), first, second, long + "1", long + "2", "w", 0, "0"]
+    found = migrate.Stager().stage({key: torch.ones(1) for key in keys}).devices
+    assert len(found) == len(keys)
+    assert {"[('a', 1)]", "[('a', 2)]", "[<tuple>]", "['w']", "[0]", "['0']"} < set(found)
+    assert {"[<object> #3]", "[<object> #4]"} < set(found)
+
+
+def test_a_refusal_tells_keys_of_one_class_apart() -> None:
+    keys = [object(), object()]
+    with pytest.raises(migrate.MigrateError) as caught:
+        migrate.Stager().stage({key: threading.Lock() for key in keys})
+    assert all(f"[<object> #{at}]" in str(caught.value) for at in range(2))
 
 
 def test_lazy_parameters_stay_lazy() -> None:
