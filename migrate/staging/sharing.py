@@ -84,9 +84,9 @@ def _storage(storage: torch.UntypedStorage) -> Any:
 
 def _snapshot(snapshot: Snapshot) -> Any:
     """The structure as it was staged, over the memory as it is."""
-    image = snapshot._held()
+    image, views, _ = snapshot._held()
     snapshot.wait()
-    firsts = map(ctypes.c_ubyte.from_buffer, snapshot._views)
+    firsts = map(ctypes.c_ubyte.from_buffer, views)
     blocks = [shared_at(ctypes.addressof(first)) for first in firsts]
     handles = [BlockHandle.of(block) for block in blocks if block is not None]
     if len(handles) < len(blocks):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import torch
 
@@ -127,19 +127,25 @@ def _once(
     return storage
 
 
+class HeldState(NamedTuple):
+    """What a snapshot holds. It keeps the memory for a caller who is at it during a `release`."""
+
+    image: Image
+    views: list[memoryview]
+    state: Any
+
+
 class Snapshot(Mapping[Any, Any]):
     """What `Stager.stage` answers with. A read-only mapping where the state is one."""
 
-    __slots__ = ("__weakref__", "_copied", "_image", "_nbytes", "_state", "_views", "_writer")
+    __slots__ = ("__weakref__", "_content", "_copied", "_nbytes", "_writer")
 
     def __init__(self, image: Image, views: list[memoryview], nbytes: int, copied: Any) -> None:
-        self._image: Image | None = image
-        self._views: list[memoryview] = views
+        self._content: HeldState | None = HeldState(image, views, image.build(views))
         self._nbytes = nbytes
         self._copied = copied
         # the stager's; a snapshot of another process has one of its own
         self._writer: Writer | None = None
-        self._state = image.build(views)
 
     @property
     def state(self) -> Any:
@@ -148,10 +154,7 @@ class Snapshot(Mapping[Any, Any]):
         QuestionError M976 after `release`.
         """
         self.wait()
-        state = self._state
-        # another thread may have released it during the wait
-        self._held()
-        return state
+        return self._held().state
 
     @property
     def nbytes(self) -> int:
@@ -161,9 +164,9 @@ class Snapshot(Mapping[Any, Any]):
     @property
     def devices(self) -> dict[str, torch.device]:
         """Where each tensor came from, by its path in the state."""
-        image = self._held()
-        tensors = {p: x for p, x, _ in paths.objects(self._state) if isinstance(x, torch.Tensor)}
-        known = {self._address(number): device for number, device in image.devices.items()}
+        held = self._held()
+        tensors = {p: x for p, x, _ in paths.objects(held.state) if isinstance(x, torch.Tensor)}
+        known = {_address(held, number): device for number, device in held.image.devices.items()}
         return {path: _origin(x, known) for path, x in tensors.items()}
 
     def wait(self) -> None:
@@ -188,19 +191,19 @@ class Snapshot(Mapping[Any, Any]):
         Returns the state. QuestionError M977 naming the paths where the structures differ; nothing
         has been changed then. M975 where an object cannot copy itself again.
         """
-        image = self._held()
+        held = self._held()
         self.wait()
         with outside_of_modes():
             if state is None:
                 try:
-                    return image.build_apart(self._views)
+                    return held.image.build_apart(held.views)
                 except NotCopiedError as error:
                     from .refusing import refusal
 
-                    raise refusal(self._state, error) from None
+                    raise refusal(held.state, error) from None
             from .restoring import put_back
 
-            put_back(self._state, state)
+            put_back(held.state, state)
             return state
 
     def migrate(
@@ -242,14 +245,12 @@ class Snapshot(Mapping[Any, Any]):
             MigrateError: What `plan` raises, M945 where `at` fits no dict, or without it where
                 several fit.
         """
-        self._held()
         return self._prepared(
             to=to, from_=from_, rules=rules, params=params, allow=allow, at=at, rest=rest
         )
 
     def save(self, path: PathLike, *, allow: Iterable[str] = (), **options: Any) -> ApplyReport:
         """Write the state as it is and wait until it is there; arguments as `save_async`."""
-        self._held()
         return self._prepared(allow=allow, as_it_is=True).save(path, **options)
 
     def save_async(self, path: PathLike, *, allow: Iterable[str] = (), **options: Any) -> Job:
@@ -269,7 +270,6 @@ class Snapshot(Mapping[Any, Any]):
         Raises:
             MigrateError: What `SnapshotMigration.save_async` raises.
         """
-        self._held()
         return self._prepared(allow=allow, as_it_is=True).save_async(path, **options)
 
     def opened(self, at: str | None = None) -> StateSource:
@@ -278,16 +278,16 @@ class Snapshot(Mapping[Any, Any]):
         """
         from .migration import source_of
 
-        self._held()
-        return source_of(self._state, self._copied.wait, at)
+        return source_of(self._held().state, self._copied.wait, at)
 
     def _prepared(self, **asked: Any) -> SnapshotMigration:
         from .jobs import Writer
         from .migration import prepare
 
+        state = self._held().state
         if self._writer is None:
             self._writer = Writer()
-        return prepare(self._state, self._copied.wait, self._writer, **asked)
+        return prepare(state, self._copied.wait, self._writer, **asked)
 
     @property
     def _metadata(self) -> Any:
@@ -297,9 +297,7 @@ class Snapshot(Mapping[Any, Any]):
     def release(self) -> None:
         """Lets go of the state. Its memory is free once no tensor that was taken out is left."""
         self.wait()
-        self._image = None
-        self._state = None
-        self._views = []
+        self._content = None
 
     def __enter__(self) -> Snapshot:
         return self
@@ -322,7 +320,7 @@ class Snapshot(Mapping[Any, Any]):
         return len(self._mapping())
 
     def __repr__(self) -> str:
-        held = "released" if self._image is None else f"{self._nbytes} bytes"
+        held = "released" if self._content is None else f"{self._nbytes} bytes"
         return f"<migrate.Snapshot, {held}>"
 
     def __reduce__(self) -> NoReturn:
@@ -339,16 +337,9 @@ class Snapshot(Mapping[Any, Any]):
             )
         return state
 
-    def _address(self, number: int) -> int:
-        place = self._held().places[number]
-        if place is None:
-            return 0
-        view = self._views[place.block]
-        first = torch.frombuffer(view, dtype=torch.uint8, count=1, offset=place.at)
-        return int(first.data_ptr())
-
-    def _held(self) -> Image:
-        if self._image is None:
+    def _held(self) -> HeldState:
+        held = self._content
+        if held is None:
             raise QuestionError(
                 [
                     Diagnostic(
@@ -358,7 +349,17 @@ class Snapshot(Mapping[Any, Any]):
                     )
                 ]
             )
-        return self._image
+        return held
+
+
+def _address(held: HeldState, number: int) -> int:
+    """Where the bytes of a storage begin, 0 without bytes."""
+    place = held.image.places[number]
+    if place is None:
+        return 0
+    view = held.views[place.block]
+    first = torch.frombuffer(view, dtype=torch.uint8, count=1, offset=place.at)
+    return int(first.data_ptr())
 
 
 def _origin(x: torch.Tensor, known: Mapping[int, torch.device]) -> torch.device:

@@ -6,6 +6,8 @@ import gc
 import io
 import threading
 from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 import pytest
 import torch
@@ -57,19 +59,43 @@ def test_memory_is_used_again_when_nothing_refers_to_it(without_collector: None)
     assert second["w"].eq(2).all()
 
 
-def test_a_snapshot_that_is_released_while_its_state_is_read() -> None:
-    snapshot = migrate.Stager().stage({"a": torch.ones(2)})
+def released_late(state: Any, **options: Any) -> tuple[migrate.Stager, migrate.Snapshot]:
+    """A snapshot whose copies come after another thread has let go of it and staged again."""
+    stager = migrate.Stager(**options)
+    snapshot = stager.stage(state)
 
     class Late:
-        """Copies that come after another thread has let go of the snapshot."""
-
         def wait(self) -> None:
             snapshot._copied = Arrival()
             snapshot.release()
+            stager.stage({key: torch.full_like(x, 9) for key, x in state.items()})
 
     snapshot._copied = Late()
+    return stager, snapshot
+
+
+def test_a_snapshot_that_is_released_while_its_state_is_read() -> None:
+    _, snapshot = released_late({"a": torch.ones(2)})
     with pytest.raises(migrate.MigrateError, match="M976"):
         _ = snapshot.state
+
+
+@pytest.mark.parametrize("into", [False, True])
+def test_a_restore_that_has_begun_keeps_what_a_release_lets_go_of(into: bool) -> None:
+    state = {"a": torch.ones(2), "b": torch.arange(70_000)}
+    _, snapshot = released_late(state)
+    live = {key: torch.zeros_like(x) for key, x in state.items()} if into else None
+    found = snapshot.restore(live)
+    assert all(found[key].equal(x) for key, x in state.items())
+    with pytest.raises(migrate.MigrateError, match="M976"):
+        snapshot.restore(live)
+
+
+def test_a_snapshot_that_is_released_while_it_is_sent_arrives() -> None:
+    state = {"a": torch.ones(2), "b": torch.arange(70_000)}
+    _, snapshot = released_late(state, share_memory=True)
+    arrived = ForkingPickler.loads(ForkingPickler.dumps(snapshot))
+    assert all(arrived[key].equal(x) for key, x in state.items())
 
 
 def test_a_released_snapshot_is_refused() -> None:
