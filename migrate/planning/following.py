@@ -119,6 +119,9 @@ class Following:
             begun_at.numbers = {name: label for label, name in one.owners.items()}
             begun_at.earlier = () if one.numbering is None else one.numbering.earlier
             begun_at.shapes = _packed_shapes(begun_at, tensors)
+            begun_at.shapes |= {
+                key: shape for key, shape in one.shapes.items() if tensors[key].spec.shape != shape
+            }
             found.append(begun_at)
         return cls(found)
 
@@ -132,7 +135,11 @@ class Following:
                     {key: (key,) for key in one.origins},
                     list(one.origins),
                     one.theirs,
-                    earlier=() if one.of.numbering is None else list(one.of.owners.values()),
+                    earlier=(
+                        ()
+                        if one.of.numbering is None
+                        else [one.of.spell(key) for key in one.of.owners.values()]
+                    ),
                     shapes=dict(one.shapes),
                 )
                 for one in self.states
@@ -299,8 +306,9 @@ class _StateStep:
         # a name that was there before keeps its number, whatever is called so now
         there = {} if one.of.numbering is None else self._called
         order = sorted(origins, key=lambda key: there.get(key, min(place[o] for o in origins[key])))
-        if one.earlier and set(one.earlier) == origins.keys():
-            order = list(one.earlier)
+        called = {one.of.spell(key): key for key in origins}
+        if one.earlier and set(one.earlier) == called.keys():
+            order = [called[name] for name in one.earlier]
         else:
             order = in_modules(order)
         one.origins = {key: origins[key] for key in order}

@@ -21,6 +21,7 @@ from .request import OPTIMIZER_NAMES
 if TYPE_CHECKING:
     from ..source.index import Index
     from ..source.tree import FileTree
+    from .optimizer_states import ObjectCodes
 
 Shape = tuple[int, ...]
 # how numbers are known where torch wrote names beside them
@@ -48,17 +49,20 @@ def parameters_of(
     part: FileTree,
     index: Index,
     given: GivenNames | None,
+    objects: Mapping[str, ObjectCodes],
 ) -> Found | None:
-    """Number -> key of the parameter, number -> group, and how that is known; None where it is not.
+    """Number -> name of the parameter, number -> group, and how that is known; None where it is
+    not.
 
-    `records`: the tensors of each number by moment. M410 where names that a person `given` do not
-    fit; those of a stamp are then not used.
+    `records`: the tensors of each number by moment; `objects`: parameters that are objects. M410
+    where names that a person `given` do not fit; those of a stamp are then not used.
     """
     of_group, names = _groups(groups)
     if not of_group or any(number not in of_group for number in records):
         return None
     shapes = {number: _shape(records.get(number, {})) for number in of_group}
     there = {key: index.tensors[key].spec.shape for key, _ in tensors_of(part.table)}
+    there |= {name: one.shape for name, one in objects.items()}
     if given is not None:
         called = given.names
         if len(called) != len(of_group) and given.known == GIVEN:
@@ -81,7 +85,7 @@ def parameters_of(
         owners = dict(zip(of_group, names, strict=True))
         fit = all(_fits(there.get(name), shapes[number]) for number, name in owners.items())
         return (owners, of_group, NAMED) if fit else None
-    order = _in_order(of_group, shapes, _candidates(part, index))
+    order = _in_order(of_group, shapes, _candidates(part, index, objects))
     return None if order is None else (order, of_group, ORDERED)
 
 
@@ -132,13 +136,21 @@ def _fits(there: Shape | None, wanted: Shape | None) -> bool:
     return there is not None and wanted in (None, there)
 
 
-def _candidates(part: FileTree, index: Index) -> list[tuple[str, Shape]]:
+def _candidates(
+    part: FileTree, index: Index, objects: Mapping[str, ObjectCodes]
+) -> list[tuple[str, Shape]]:
     """The tensors that may be parameters, in the order of the model's dict; of tied ones the first,
     which is all that a module counts.
     """
     out = []
     places: set[Any] = set()
+    starts = {one.components[0]: name for name, one in objects.items()}
+    inside = {key for one in objects.values() for key in one.components}
     for key, _ in tensors_of(part.table):
+        if key in starts:
+            out.append((starts[key], objects[starts[key]].shape))
+        if key in inside:
+            continue
         at = index.tensors[key]
         if not may_train(at.spec):
             continue

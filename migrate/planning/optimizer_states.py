@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import printable
 from ..core.templates import rank_of
@@ -320,6 +320,16 @@ def _tensors(node: Any) -> Iterator[Any]:
 
 def _texts(node: Any) -> Iterator[str]:
     return (key for key, _ in _below(node) if type(key) is str)
+
+
+class ObjectCodes(NamedTuple):
+    """A parameter that is an object: its shape, its components, and the key of the one that holds
+    its codes as the numbers lie; None without one.
+    """
+
+    shape: tuple[int, ...]
+    components: tuple[str, ...]
+    key: str | None
 
 
 def may_train(spec: Spec) -> bool:

@@ -148,13 +148,18 @@ def said_names(composition: Composition) -> list[dict[str, Any]]:
     return [
         {
             "place": one.of.state.place,
-            "before": list(one.of.owners.values()),
-            "after": sorted(one.numbers, key=lambda key: one.numbers[key]),
+            "before": [one.of.spell(key) for key in one.of.owners.values()],
+            "after": _in_order(one),
         }
         for one in following_of(composition)
         if one.of.numbering is not None
         and (one.moved or one.of.numbering.known in (GIVEN, REMEMBERED))
     ]
+
+
+def _in_order(one: MovingState) -> list[str]:
+    """The names of numbered parameters in the order that they have now."""
+    return [one.of.spell(key) for key in sorted(one.numbers, key=lambda key: one.numbers[key])]
 
 
 def _which(state: OptimizerState) -> str:
@@ -169,7 +174,7 @@ def _followed(one: MovingState) -> str:
     said = f"optimizer state at {one.of.state.place} follows its parameters"
     if one.of.numbering is None:
         return said
-    order = sorted(one.numbers, key=lambda key: one.numbers[key])
+    order = _in_order(one)
     return (
         f"{said}; its numbers are known {one.of.numbering.known}, and count in the output "
         f"{listed(order, 4)}: that is right if the new module has its parameters in this order"
@@ -393,8 +398,10 @@ def _broken(state: OptimizerState, fates: TensorFates) -> tuple[list[str], str]:
         )
         broken = [key for key in components if key not in fates.same.get(key, ())]
         if broken:
-            why = "it refers by name to parameters that are objects of several tensors, and no "
-            return [*broken, *wrong], why + "state follows from one object into another"
+            why = (
+                "it refers by name to parameters that are several tensors, and no object says how "
+            )
+            return [*broken, *wrong], why + "the numbers lie in these"
         if owner:
             return list(
                 wrong

@@ -4,23 +4,29 @@ parameter is called otherwise.
 Three spellings are known: `state: {<parameter>: {<moment>: …}}`, the same flattened into keys
 `state.<parameter>.<moment>`, and such keys among the tensors that rules see. What is in another
 spelling has no `StateKeys`.
+
+A parameter that is an object made of tensors is known here by the component that holds its codes:
+that has a code for each number and lies as the numbers do, so what rules do to it is what they do
+to the parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import printable
 from ..core.templates import rank_of
-from ..source.pickle.tree import DictNode, ListNode, TensorRecord, joined
+from ..source.pickle.tree import Composite, DictNode, ListNode, TensorRecord, joined
+from ..source.quantized_layouts import layout_of
 from ..source.tree import tensor_records
-from .optimizer_states import SEEN, Names, OptimizerState, plain
+from .optimizer_states import SEEN, Names, ObjectCodes, OptimizerState, plain
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..source.index import Index
+    from ..source.tree import FileTree
     from .numbered_states import GivenNames
 
 # names longer than this are cut where a checkpoint's index has them
@@ -46,7 +52,8 @@ class StateKeys:
 
     `owners`: what the optimizer calls a parameter -> its key, in the optimizer's order. `tensors`:
     moment -> key of a parameter -> key of the tensor, and `specs` the same of what they are.
-    `seen`: rules see these tensors. `flat`: the dict that holds them has joined keys.
+    `seen`: rules see these tensors. `flat`: the dict that holds them has joined keys. `spell` is
+    what the optimizer calls a key. `shapes` are those of the parameters that are objects.
     """
 
     state: OptimizerState
@@ -60,6 +67,7 @@ class StateKeys:
     numbering: Numbering | None = None
     # the parameters of each group that lists them
     groups: Sequence[Sequence[str]] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def key(self, parameter: str, moment: str) -> str:
         """The key of a tensor of state once its parameter has this key; numbers are not used."""
@@ -105,9 +113,11 @@ def read_state_keys(
     """The tensors of the state by parameter; None where they do not say theirs in a known spelling,
     or where one of them belongs to no parameter.
     """
-    names = Names(key for key in index.tensors if key not in set(state.keys))
+    objects = _objects(index)
     if not state.keys and state.numbered:
-        return read_numbered(state, index, given)
+        return read_numbered(state, index, given, objects)
+    own = set(state.keys)
+    names = _Parameters((key for key in index.tensors if key not in own), objects)
     found = _seen(state, index, names) if state.keys else _outside(state, index, names)
     if found is None:
         return None
@@ -118,8 +128,53 @@ def read_state_keys(
     return found
 
 
+def _objects(index: Index) -> dict[str, ObjectCodes]:
+    """The objects among the tensors that rules see, by name."""
+    parts: Sequence[FileTree] = () if index.tree is None else index.tree.parts
+    found: dict[str, ObjectCodes] = {}
+    # files of ranks hold parts of parameters, each with the state of its part
+    table = parts[0].table if len(parts) == 1 else None
+    for name, value in () if table is None else table.pairs:
+        if type(value) is not Composite or any(not at for at, _ in value.components):
+            continue
+        layout = layout_of(value.encoding)
+        grids = {} if layout is None else layout.grids
+        straight = (
+            at
+            for at, _ in value.components
+            if (grid := grids.get(at)) is not None
+            and grid.deep
+            and grid.rows == 1
+            and not grid.turned
+            and grid.columns in (1, 2)
+        )
+        codes = next(straight, None)
+        found[name] = ObjectCodes(
+            value.encoding.shape,
+            tuple(key for key, _ in value.keys(name)),
+            None if codes is None else f"{name}.{codes}",
+        )
+    return found
+
+
+class _Parameters(Names):
+    """The parameters that a name in an optimizer's state speaks of; objects by their codes."""
+
+    def __init__(self, keys: Iterable[str], objects: Mapping[str, ObjectCodes]) -> None:
+        inside = {key for one in objects.values() for key in one.components}
+        super().__init__([*objects, *(key for key in keys if key not in inside)])
+        self.objects = objects
+
+    def of(self, name: str, rank: str = "") -> str | None:
+        found = super().of(name, rank)
+        return found if found is None or found not in self.objects else self.objects[found].key
+
+
 def read_numbered(
-    state: OptimizerState, index: Index, given: GivenNames | None
+    state: OptimizerState,
+    index: Index,
+    given: GivenNames | None,
+    objects: Mapping[str, ObjectCodes],
 ) -> StateKeys | None:
     """State by number, as `torch.optim` has it; None where nothing says which parameters the
     numbers are, or where several orders fit.
@@ -144,10 +199,16 @@ def read_numbered(
             return None
         records[int(number)] = values
     groups = held.get("param_groups")
-    found = parameters_of(groups, records, tree.parts[0], index, given)
+    found = parameters_of(groups, records, tree.parts[0], index, given, objects)
     if found is None:
         return None
-    owners, of_group, known = found
+    called, of_group, known = found
+    owners: dict[int, str] = {}
+    for number, name in called.items():
+        key = objects[name].key if name in objects else name
+        if key is None:
+            return None
+        owners[number] = key
     # without any shape only names tell a parameter from a buffer
     if known == ORDERED and not any(records.values()):
         return None
@@ -163,7 +224,7 @@ def read_numbered(
     def spelled(name: str, moment: str) -> str:
         return prefix + printable(joined((*path, "state", name, moment), 520), _LONGEST)
 
-    made = _made(state, index, owners, tensors, spelled, seen=False, flat=False)
+    made = _made(state, index, owners, tensors, spelled, objects, seen=False, flat=False)
     text = any(type(number) is str for number, _ in entries.pairs)
     if made is None:
         return None
@@ -174,7 +235,7 @@ def read_numbered(
     return replace(made, numbering=numbering, groups=list(listed.values()))
 
 
-def _seen(state: OptimizerState, index: Index, names: Names) -> StateKeys | None:
+def _seen(state: OptimizerState, index: Index, names: _Parameters) -> StateKeys | None:
     """State among the tensors that rules see, its moment before or behind the parameter."""
     owners: dict[str, str] = {}
     tensors: dict[str, dict[str, str]] = {}
@@ -205,7 +266,7 @@ def _seen(state: OptimizerState, index: Index, names: Names) -> StateKeys | None
         name, mark = _without_rank(name)
         return (f"{home}{moment}.{name}" if before else f"{home}{name}.{moment}") + mark
 
-    return _made(state, index, owners, tensors, spelled, seen=True, flat=True)
+    return _made(state, index, owners, tensors, spelled, names.objects, seen=True, flat=True)
 
 
 def _without_rank(key: str) -> tuple[str, str]:
@@ -215,7 +276,7 @@ def _without_rank(key: str) -> tuple[str, str]:
     return key.removesuffix(f"@{rank}"), f"@{rank}"
 
 
-def _outside(state: OptimizerState, index: Index, names: Names) -> StateKeys | None:
+def _outside(state: OptimizerState, index: Index, names: _Parameters) -> StateKeys | None:
     """State in a dict of its own, beside the one that rules work on."""
     tree, held = index.tree, state.home
     if tree is None or type(held) is not DictNode or len(tree.parts) != 1:
@@ -250,7 +311,7 @@ def _outside(state: OptimizerState, index: Index, names: Names) -> StateKeys | N
         keys = (f"state.{name}.{moment}",) if flat else ("state", name, moment)
         return prefix + printable(joined((*path, *keys), 520), _LONGEST)
 
-    made = _made(state, index, owners, tensors, spelled, seen=False, flat=flat)
+    made = _made(state, index, owners, tensors, spelled, names.objects, seen=False, flat=flat)
     return None if made is None else replace(made, groups=groups)
 
 
@@ -300,12 +361,19 @@ def _made(
     owners: Mapping[Any, str],
     tensors: Mapping[str, Mapping[str, str]],
     key: Callable[[str, str], str],
+    objects: Mapping[str, ObjectCodes],
     *,
     seen: bool,
     flat: bool,
 ) -> StateKeys | None:
     numbered = all(type(name) is int for name in owners)
-    spell = str if numbered else _spelling(owners)
+    named = {one.key: name for name, one in objects.items() if one.key is not None}
+    suffixes = {at.removeprefix(named[at]) for at in owners.values() if at in named}
+
+    def name_of(at: str) -> str:
+        return next((at.removesuffix(s) for s in suffixes if at.endswith(s)), at)
+
+    spell = name_of if numbered else _spelling(owners, name_of)
     if spell is None or not (tensors or numbered) or len(set(owners.values())) != len(owners):
         return None
     every = index.tensors if seen else index.passed_through
@@ -313,14 +381,19 @@ def _made(
         moment: {name: every[at].spec for name, at in held.items()}
         for moment, held in tensors.items()
     }
-    return StateKeys(state, dict(owners), tensors, specs, seen, flat, spell, key)
+    shapes = {at: objects[named[at]].shape for at in owners.values() if at in named}
+    return StateKeys(state, dict(owners), tensors, specs, seen, flat, spell, key, shapes=shapes)
 
 
-def _spelling(owners: Mapping[str, str]) -> Callable[[str], str] | None:
+def _spelling(
+    owners: Mapping[str, str], name_of: Callable[[str], str]
+) -> Callable[[str], str] | None:
     """How the optimizer would call a parameter of a new name: as it is, or without the segments of
     wrappers; None where it calls them otherwise. A name with a prefix more or less may be that of
     another layout already.
     """
-    if all(name == key for name, key in owners.items()):
-        return str
-    return plain if all(name == plain(key) for name, key in owners.items()) else None
+    if all(name == name_of(key) for name, key in owners.items()):
+        return name_of
+    if all(name == plain(name_of(key)) for name, key in owners.items()):
+        return lambda key: plain(name_of(key))
+    return None

@@ -74,6 +74,54 @@ def test_state_is_rearranged_as_its_parameter_is(tmp_path: Path) -> None:
     same(dict(back["optimizer"]["state"]["a.w"]), moments(1))
 
 
+PAD = """rules:
+  - {name: wider, from: a.w, to: b.w, via: [{pad: {dim: 0, size: 6, of: 4, value: 1.0}}]}
+"""
+
+
+def test_state_of_what_is_padded_is_padded_with_zeros(tmp_path: Path) -> None:
+    """Whatever the parameter is padded with: what was added had no gradient so far."""
+    held, rule = saved("a.w", moments(1)), rules(tmp_path, PAD)
+    torch.save(held, tmp_path / "in.pt")
+    answer = migrate.apply(tmp_path / "in.pt", tmp_path / "out.pt", rules=rule)
+    assert answer.to_json()["downgrade"]["exact"]
+    made = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert torch.equal(made["model"]["b.w"][4:], torch.ones(2, 3))
+    state = made["optimizer"]["state"]["b.w"]
+    for moment in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(state[moment][:4], moments(1)[moment])
+        assert torch.equal(state[moment][4:], torch.zeros(2, 3))
+    migrate.downgrade(tmp_path / "out.pt", tmp_path / "back.pt", rules=rule)
+    same(torch.load(tmp_path / "back.pt", weights_only=True), held)
+
+
+OWN = """rules:
+  - {name: weights, from: "{k}.w", to: "{k}.weight", via: [{transpose: {dims: [0, 1]}}]}
+  - {name: all, from: "optimizer.state.{k}.w.{m}", to: "optimizer.state.{k}.weight.{m}"}
+  - name: one
+    from: "optimizer.state.a.w.exp_avg"
+    to: "optimizer.state.a.weight.m"
+    via: [{flip: {dim: 0}}]
+"""
+
+
+def test_state_that_rules_spell_is_theirs(tmp_path: Path) -> None:
+    """Nothing of it follows its parameter: it comes out as the narrowest of these rules says."""
+    given = {"a.w": torch.arange(12.0).reshape(4, 3)}
+    given |= {f"optimizer.state.a.w.{moment}": one for moment, one in moments(0).items()}
+    made = migrate.apply(given, rules=rules(tmp_path, OWN))
+    home = "optimizer.state.a.weight"
+    same(
+        dict(made),
+        {
+            "a.weight": given["a.w"].t(),
+            f"{home}.step": torch.tensor(3.0),
+            f"{home}.m": moments(0)["exp_avg"].flip(0),
+            f"{home}.exp_avg_sq": moments(0)["exp_avg_sq"],
+        },
+    )
+
+
 def test_two_optimizers_of_one_checkpoint_follow_at_once(tmp_path: Path) -> None:
     """Each has the parameters that it steps, as Muon beside AdamW."""
     model = {"a.w": torch.ones(4, 3), "k.w": torch.zeros(4, 3)}
