@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -42,18 +42,23 @@ FORMATS: Registry[Format | None] = Registry("migrate.formats", "migrate.formats"
 
 
 def open(  # noqa: A001 - formats.open reads well
-    path: PathLike, allow_links: bool = False, at: str | None = None, *, lazily: bool = False
+    path: PathLike,
+    allow_links: bool = False,
+    at: str | None = None,
+    *,
+    lazily: Callable[[str], bool] | None = None,
 ) -> Source:
     """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows
     it, else M9xx.
 
     `path` is a file, an index file or a folder. `allow_links` follows links to files wherever they
     lead. `at` is the dict in a nested checkpoint that rules shall work on. `lazily`: chunks that
-    seem alike are taken to be alike until `confirm` of the source looks at those that are read.
+    seem alike of a tensor of which it says so are taken to be alike until `confirm` of the source
+    looks at those that are read.
     """
     place = find_place(path, allow_links, at)
-    if lazily:
-        place = replace(place, lazily=True)
+    if lazily is not None:
+        place = replace(place, lazily=lazily)
     try:
         chosen = _pick(place)
         with log.phase(f"reading the headers of {printable(place.path, 240)}"):

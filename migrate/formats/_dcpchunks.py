@@ -111,9 +111,10 @@ class ChunkReader:
 
     `placed` are the tensors inside of values and objects, by the identity of their records. What is
     wrong is added to `report`, each message under the name that `label` gives a file; `summarize`
-    comes last. `lazily`: of the chunks that are equal in dtype, shape and length the first is read,
-    the others are taken to be of its form until `confirm` looks at them; of objects, the first such
-    chunk of each tensor, and what all chunks of the tensor share is compared by `confirm`, too.
+    comes last. `lazily`, by key: of the chunks that are equal in dtype, shape and length the first
+    is read, the others are taken to be of its form until `confirm` looks at them; of objects, the
+    first such chunk of each tensor, and what all chunks of the tensor share is compared by
+    `confirm`, too.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class ChunkReader:
         blobs: Mapping[str, tuple[int, FileBlob]],
         label: Callable[[str], str],
         report: Report,
-        lazily: bool = False,
+        lazily: Callable[[str], bool] | None = None,
     ) -> None:
         # by number of the blob and place of the first element: form, begin and length
         self._assumed: dict[tuple[int, int], tuple[ArchiveForm, int, int]] = {}
@@ -211,7 +212,7 @@ class ChunkReader:
                 return None
             if isinstance(found, SavedValue):
                 others[number] = found
-                if self._lazily and not part.transforms and self._is_model(found):
+                if self._takes(key) and not part.transforms and self._is_model(found):
                     models[form] = part.offset, found
                 continue
             first = first or found
@@ -392,7 +393,7 @@ class ChunkReader:
             part = self._unpacked(key, part, prod(chunk.sizes) * ITEMSIZE[dtype] + _AROUND)
         number, blob = self._blobs[part.file]
         known = self._forms.get((dtype, chunk.sizes, part.length))
-        if known is not None and self._lazily:
+        if known is not None and self._takes(key):
             form, stored = known[0], _stored(known[0], number, part.offset)
             self._assumed[number, stored.offset] = form, part.offset, part.length
             return form.record, stored
@@ -429,6 +430,10 @@ class ChunkReader:
         crc = archive.records[f"data/{record.storage.key}"].crc
         return record, self._place(form, number, part.offset, crc)
 
+    def _takes(self, key: str) -> bool:
+        """Whether chunks of the tensor are taken to be what others are."""
+        return self._lazily is not None and self._lazily(key)
+
     def _place(self, form: ArchiveForm, number: int, start: int, crc: int | None) -> Stored:
         at = start + len(form.head)
         if form.size:
@@ -443,8 +448,12 @@ class ChunkReader:
         numbered = dict(self._blobs.values())
         for at in places:
             taken = self._assumed.pop((at.blob, at.offset), None)
-            if taken is not None and recognise(taken[0], numbered[at.blob], *taken[1:]) < 0:
-                return False
+            if taken is not None:
+                form, begin, length = taken
+                said = recognise(form, numbered[at.blob], begin, length)
+                if said < 0:
+                    return False
+                self._place(form, at.blob, begin, said or None)
             held = self._taken.pop((at.blob, at.offset), None)
             if held is not None and not self._is_as_taken(held):
                 return False

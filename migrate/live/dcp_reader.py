@@ -19,7 +19,6 @@ import os
 import uuid
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
@@ -65,9 +64,9 @@ from ..source.blobs import chunk_at
 from ..source.component_boxes import views_of
 from ..source.index import FileSource, with_all_tensors
 from ..source.target import torch_form
-from ..source.torn_tensors import REQUANTIZE
 from . import module as modules
 from .box_reading import BoxReader
+from .lazy_opening import closed_if_it_fails, plan_lazily
 from .module import Slot
 from .planner_targets import check_targets, elements_of, local_target, require_no_summands
 from .quantized import TakenApart, held, take_apart
@@ -75,8 +74,9 @@ from .quantized import TakenApart, held, take_apart
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ..source.blobs import Blob
+    from ..planning.plan import Plan
     from ..source.index import Source
+    from .lazy_opening import Lazily
 
 UNEXPECTED = ("ignore", "warn", "error")
 # names for which a near one is looked for, because comparing all with all takes long
@@ -374,28 +374,6 @@ class _Failed(dict[str, Any]):
     get = items = keys = values = _raise
 
 
-class _WatchedBlob:
-    """A blob that remembers whether anything of it was read."""
-
-    identity = None
-
-    def __init__(self, blob: Blob) -> None:
-        self._blob, self.was_read = blob, False
-        self.name, self.size = blob.name, blob.size
-
-    def fileno(self) -> None:
-        """None: all is read by `readinto`."""
-
-    def readinto(self, offset: int, buffer: memoryview) -> None:
-        """As the blob's own."""
-        self.was_read = True
-        self._blob.readinto(offset, buffer)
-
-    def __getattr__(self, name: str) -> Any:
-        self.was_read = True
-        return getattr(self._blob, name)
-
-
 class _Shown(dict[str, Any]):
     """The entries by key; remembers which keys were looked for in vain, and `warns` of them. The
     planner's own error names one, and nothing that is near to it.
@@ -435,46 +413,28 @@ class _Loading:
         self.notes: list[str] = []
         # the numbers of the files that are read here
         self._needed: set[int] = set()
-        self._plan(lazily=True)
+        self._adopt(*plan_lazily(self._open, request, self._described))
 
-    def _plan(self, lazily: bool) -> None:
-        """Opens and plans. With `lazily` not every chunk has been looked at; if planning reads
-        tensors it needs all of them to be what they are taken for. M946 names all tensors that are
-        torn, also those of which that is seen in chunks that were not looked at.
-        """
-        try:
-            self._open(lazily)
-        except MigrateError as error:
-            if not lazily or all(one.code != "M946" for one in error.diagnostics):
-                raise
-            self._open(lazily=False)
-
-    def _open(self, lazily: bool) -> None:
+    def _open(self, lazily: Lazily | None) -> Source:
         path, request = self._path, self._request
         if isinstance(path, Mapping) or modules.is_module(path):
-            self.source: Source = modules.opened(path, at=request.at)
-            lazily = False
-        else:
-            named = path_text("path", path)
-            # which tensors are encoded anew has to be the same on all ranks
-            lazily = lazily and REQUANTIZE not in request.params
-            links = "links" in request.allow
-            self.source = formats.open(named, links, request.at, lazily=lazily)
-            lazily = lazily and self.source.format == DISTRIBUTED
-        try:
-            planned = self.source
-            if lazily:
-                planned = copy(planned)
-                planned.blobs = [_WatchedBlob(blob) for blob in planned.blobs]
-            self._entries = formats.describe_entries()
-            self.plan = plan_for(planned, request, False, _NO_LIMIT, form=self._entries)
-        except BaseException:
-            self.source.close()
-            raise
-        if lazily and any(blob.was_read for blob in planned.blobs):  # type: ignore[attr-defined]
-            self.source.close()
-            self._open(lazily=False)
-            return
+            opened: Source = modules.opened(path, at=request.at)
+            return opened
+        links = "links" in request.allow
+        return formats.open(path_text("path", path), links, request.at, lazily=lazily)
+
+    def _described(self, source: Source) -> Plan:
+        self._entries = formats.describe_entries()
+        return plan_for(source, self._request, False, _NO_LIMIT, form=self._entries)
+
+    def _plan_anew(self) -> None:
+        """Plans from all chunks."""
+        self.source.close()
+        source = self._open(None)
+        self._adopt(source, closed_if_it_fails(source, lambda: self._described(source)))
+
+    def _adopt(self, source: Source, plan: Plan) -> None:
+        self.source, self.plan = source, plan
         self._all = with_all_tensors(self.source)
         outputs = self.plan.outputs
         self._tensors = {key: outputs[name] for key, name in self._entries.tensors.items()}
@@ -584,8 +544,7 @@ class _Loading:
         places = [chunk_at(stored, source) for source in read]
         self._needed = {at.blob for at in places}
         if isinstance(self.source, FileSource) and not self.source.confirm(places):
-            self.source.close()
-            self._plan(lazily=False)
+            self._plan_anew()
         self.notes = [
             f"`{op}` needs all of a tensor: up to {nbytes:,} bytes are read here for "
             f"{list_collapsed(keys, 4)}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -22,20 +22,22 @@ from ..core.errors import MigrateError, Report, fail, listed, option, plural, pr
 from ..core.out_of_memory import guarded
 from ..core.templates import list_collapsed, rank_of
 from ..core.types import PathLike, Progress
+from ..core.view import TooManyPieces
 from ..elements.raw import has_plain_bytes, is_dtensor
 from ..extra_state.states import States
-from ..planning.graph import computations, stored_keys
+from ..planning.graph import computations, stored_keys, stored_sources
 from ..planning.lineages import known_lineages, layouts_of
 from ..planning.request import OUTPUT_FORMATS, Request, make_request, path_text
 from ..results import LoadReport
 from ..running import checks
 from ..running.checks import tensors_equal
 from ..running.error_statistics import Ledger
+from ..running.needed_bytes import NeededBytes
 from ..running.prepare import side_reader, stamp_of
 from ..running.resources import check_threads, memory_of
 from ..running.resources import resolve_device as device_of
-from ..source.blobs import ChunkedTensor, chunks_of
-from ..source.index import SideFile
+from ..source.blobs import ChunkedTensor, chunk_at, chunks_of
+from ..source.index import FileSource, SideFile
 from ..source.pickle.tree import (
     SCALARS,
     Array,
@@ -46,7 +48,8 @@ from ..source.pickle.tree import (
     TensorRecord,
 )
 from . import module as modules
-from .filling import Filling, FillJob, Targets, alike
+from .filling import Filling, FillJob, Targets, alike, local
+from .lazy_opening import plan_lazily
 from .migration import Outputs, prepare
 from .module import Fit, fit
 from .quantized import requantized, take_apart
@@ -55,8 +58,9 @@ from .training import alone
 if TYPE_CHECKING:
     import torch
 
-    from ..source.blobs import Identity
+    from ..source.blobs import ChunkOf, Identity, Stored
     from ..source.index import Source
+    from .lazy_opening import Lazily
     from .migration import Migration
     from .module import Slot
     from .quantized import QuantizedTarget
@@ -132,14 +136,16 @@ def load(
     request = live_request(to, from_, rules, params, allow, at)
     budget = memory_of(max_memory)
     check_threads(threads)
-    if isinstance(path, Mapping):
-        source: Source = modules.opened(_named(alone(path, request.at), model))
-    else:
-        source = formats.open(path_text("path", path), "links" in request.allow, request.at)
-    with closing(source):
-        return _loaded(
-            model, _configured(source, model), request, strict, device, budget, threads, progress
-        )
+
+    def opened(lazily: Lazily | None) -> Source:
+        if isinstance(path, Mapping):
+            source: Source = modules.opened(_named(alone(path, request.at), model))
+        else:
+            place, links = path_text("path", path), "links" in request.allow
+            source = formats.open(place, links, request.at, lazily=lazily)
+        return _configured(source, model)
+
+    return _loaded(model, opened, request, strict, device, budget, threads, progress)
 
 
 @guarded
@@ -201,13 +207,14 @@ def convert_module(
     request = live_request(to, from_, rules, params, allow, None)
     budget = memory_of(max_memory)
     check_threads(threads)
-    with closing(modules.opened(old)) as source:
-        return _loaded(new, source, request, strict, device, budget, threads, progress)
+    return _loaded(
+        new, lambda _: modules.opened(old), request, strict, device, budget, threads, progress
+    )
 
 
 def _loaded(
     model: torch.nn.Module,
-    source: Source,
+    open_source: Callable[[Lazily | None], Source],
     request: Request,
     strict: bool,
     device: Any,
@@ -215,9 +222,35 @@ def _loaded(
     threads: int,
     progress: Progress | None,
 ) -> LoadReport:
-    """Loads; if nothing says a goal and M960 arises, its help names the goals that would fit."""
+    """Loads what `open_source` opens."""
+
+    def planned(source: Source) -> tuple[_Load, Fit]:
+        return _fitted(model, source, request, strict, device, budget)
+
+    source, (one, found) = plan_lazily(open_source, request, planned)
+    with closing(source):
+        if one.confirm(found, source):
+            return one.run(found, threads, progress)
+    with closing(open_source(None)) as source:
+        one, found = planned(source)
+        one.confirm(found, source)
+        return one.run(found, threads, progress)
+
+
+def _fitted(
+    model: torch.nn.Module,
+    source: Source,
+    request: Request,
+    strict: bool,
+    device: Any,
+    budget: int,
+) -> tuple[_Load, Fit]:
+    """The load, and what goes where; if nothing says a goal and M960 arises, its help names the
+    goals that would fit.
+    """
     try:
-        return _Load(model, source, request, strict, device, budget).run(threads, progress)
+        one = _Load(model, source, request, strict, device, budget)
+        return one, one.require_fit()
     except MigrateError as error:
         if request.to or request.rules or not any(d.code == "M960" for d in error.diagnostics):
             raise
@@ -340,6 +373,9 @@ class _Configured:
     def check_unchanged(self) -> None:
         self._source.check_unchanged()
 
+    def confirm(self, places: Iterable[Stored]) -> bool:
+        return not isinstance(self._source, FileSource) or self._source.confirm(places)
+
     def close(self) -> None:
         self._source.close()
 
@@ -372,26 +408,59 @@ class _Load:
         self.ledger = Ledger(self.migration.composition.graph.outputs)
         self.targets = Targets(model, where)
         compute = compute if device is not None else device_of(self.targets.device)[1]
+        # a reference to this object would be a cycle, which keeps the module
+        read = self._read_from = [source]
         self.outputs = Outputs(
             self.migration,
-            lambda: source,
+            lambda: read[0],
             self.objects,
             max_memory=budget,
             device=compute,
             ledger=self.ledger,
+            # of most tensors other processes read the rest
+            sparing=any(is_dtensor(slot.tensor) for slot in self.taken.slots.values()),
         )
         self.others = _others(self.migration, source)
         self.allow = request.allow
         self.slots = self.taken.slots
 
-    def run(self, threads: int, progress: Progress | None) -> LoadReport:
-        found = self.require_fit()
+    def confirm(self, found: Fit, source: Source) -> bool:
+        """Whether the chunks that are read here are what they were taken for. `source` is what is
+        read from now on; planning may have had another view of it.
+        """
+        self.source = self._read_from[0] = source
+        self.read = self._needed(self._jobs(found))
+        if not isinstance(source, (FileSource, _Configured)):
+            return True
+        stored = source.index.tensors
+        conditions = (t for check in self.outputs.graph.checks for t in check.tensors)
+        read = {*self.read, *(at for tensor in conditions for at in stored_sources(tensor))}
+        return source.confirm([chunk_at(stored, at) for at in read])
+
+    def _needed(self, jobs: Iterable[FillJob]) -> dict[str | ChunkOf, int]:
+        """What is read here, and the bytes of it: of the parts of a DTensor that are elsewhere
+        nothing.
+        """
+        _, layouts, values = self.outputs.engine
+        needed = NeededBytes(layouts, values.kind)
+        for job in jobs:
+            tensor = job.tensor
+            if is_dtensor(job.slot.tensor):
+                with suppress(TooManyPieces):
+                    held = local(job.slot.tensor, tensor)
+                    tensor = tensor if held is None else held[1]
+            needed.add(tensor, tuple((0, size) for size in tensor.spec.shape))
+        return needed.stored
+
+    def run(self, found: Fit, threads: int, progress: Progress | None) -> LoadReport:
         jobs = self._jobs(found)
         self._refuse_own(jobs)
         self._refuse_parts(jobs)
         self.outputs.require()
         graph = self.outputs.graph
-        checks.check_records([graph.outputs[job.key] for job in jobs], self.source, {})
+        stored = self.source.index.tensors
+        whole = [at for at, n in self.read.items() if n >= chunk_at(stored, at).spec.nbytes]
+        checks.check_records(whole, self.source, {})
         values = {
             slot: self._value(name) for name, slot in found.places.items() if name in self.others
         }

@@ -246,8 +246,9 @@ class Outputs:
     to `fill` memory that exists, or as a new tensor that is computed.
 
     `opened` answers with the source when something has to be read through it. `objects` are the
-    caller's tensors by key where the source is a state dict. Nothing is read before `require` and
-    the ways to get a tensor. Threads may share it.
+    caller's tensors by key where the source is a state dict. `sparing`: what is read for a part of
+    an output keeps to what it needs. Nothing is read before `require` and the ways to get a tensor.
+    Threads may share it.
     """
 
     def __init__(
@@ -259,10 +260,12 @@ class Outputs:
         max_memory: int = MAX_MEMORY,
         device: Device = CPU,
         ledger: Ledger | None = None,
+        sparing: bool = False,
     ) -> None:
         self.migration, self.graph = migration, migration.composition.graph
         self._opened, self._objects = opened, objects or {}
         self._max_memory, self._device, self._ledger = max_memory, device, ledger
+        self._sparing = sparing
         self._lock = threading.Lock()
         # whether one of them holds no bytes
         self.has_meta = any(getattr(one, "is_meta", False) for one in self._objects.values())
@@ -393,7 +396,7 @@ class Outputs:
     def engine(self) -> tuple[Source, ByteLayouts, Evaluator]:
         """What reads and computes the outputs: the opened source, byte layouts, computed values."""
         with self._lock:
-            layouts, source = ByteLayouts(), self._opened()
+            layouts, source = ByteLayouts(self._sparing), self._opened()
             outputs = self.graph.outputs.values()
             return (
                 source,

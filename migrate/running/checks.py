@@ -19,7 +19,7 @@ from ..core.errors import Report, fail, listed, printable
 from ..core.spec import BITS, Spec, coordinates
 from ..core.view import is_whole
 from ..elements.codes import encode
-from ..planning.graph import ComputedTensor, computations
+from ..planning.graph import ComputedTensor
 from ..source.blobs import ChunkOf, Stored, chunk_at, chunks_of, key_of
 from ..source.zip_archive import combine, compare_crc, crc32
 from .evaluator import Evaluator
@@ -257,10 +257,8 @@ def recorded_checksums(
     return out
 
 
-def check_records(outputs: Iterable[Tensor], source: Source, recorded: Recorded) -> None:
-    """CheckpointError M942 if a record that the outputs read, and that is not among `recorded`,
-    differs.
-    """
+def check_records(read: Iterable[str | ChunkOf], source: Source, recorded: Recorded) -> None:
+    """CheckpointError M942 if a record that is read, and that is not among `recorded`, differs."""
     sums = source.index.sums()
     if not sums:
         return
@@ -268,11 +266,7 @@ def check_records(outputs: Iterable[Tensor], source: Source, recorded: Recorded)
 
     covered = {(one.file, one.record.offset) for found in recorded.values() for one in found}
     starts = _starts(sums)
-    seen: set[str | ChunkOf] = set()
-    tensors = list(outputs)
-    for tensor in (*tensors, *(t for call in computations(tensors) for t in call.inputs)):
-        seen.update(s for s in tensor.sources if not isinstance(s, ComputedTensor))
-    places = (_start(chunk_at(source.index.tensors, s), sums, starts) for s in seen)
+    places = (_start(chunk_at(source.index.tensors, at), sums, starts) for at in set(read))
     for blob, offset in sorted({place for place in places if place is not None}):
         if (source.blobs[blob].name, offset) not in covered:
             check_record(

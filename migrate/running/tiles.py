@@ -38,14 +38,8 @@ from ..core.errors import MigrateError, RunError, printable, with_partial_folder
 from ..core.out_of_memory import lacking, ran_out
 from ..core.spec import BITS
 from ..core.types import PathLike
-from ..planning.graph import ComputedTensor
-from .checks import (
-    FileChecksums,
-    Recorded,
-    check_records,
-    recorded_checksums,
-    require_checks,
-)
+from ..planning.graph import ComputedTensor, stored_sources
+from .checks import FileChecksums, Recorded, check_records, recorded_checksums, require_checks
 from .error_statistics import Ledger
 from .evaluator import Evaluator, longest_step, reading_step
 from .gather import WINDOW, Batch, Gather, Sealed, Segment, Window
@@ -577,7 +571,8 @@ class TargetRun:
             require_checks(checks, self.source, self.options.max_memory)
         if self.source.index.sums():
             self._recorded = recorded_checksums(outputs, files, self.source, self.layouts)
-            check_records(outputs.values(), self.source, self._recorded)
+            read = {at for tensor in outputs.values() for at in stored_sources(tensor)}
+            check_records(read, self.source, self._recorded)
 
     def enter(self, rank: int | None = None) -> Partial:
         """The partial folder, made, or taken over with all that earlier runs claim to have written.

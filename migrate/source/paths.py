@@ -24,7 +24,7 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -385,7 +385,8 @@ class Place:
     """What the operator pointed at: a folder, or one `file` in it, open. Formats sniff and open it.
 
     `at` is the dict in a nested checkpoint that rules shall work on; None if it was not given.
-    `lazily`: of what looks alike a part is read, and the rest before it is used.
+    `lazily`: whether of the chunks of a tensor that look alike a part is read, and the rest before
+    it is used; None for no tensor.
     """
 
     path: str
@@ -393,7 +394,7 @@ class Place:
     file: FileBlob | None
     names: tuple[str, ...]
     at: str | None = None
-    lazily: bool = False
+    lazily: Callable[[str], bool] | None = None
 
     def head(self, size: int = 16) -> bytes:
         """The first bytes of the file, b"" for a folder."""

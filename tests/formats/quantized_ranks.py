@@ -675,7 +675,8 @@ def saves(rank: int, folder: str, kinds: list[str], way: str = "save", cut: str 
 
 def saves_wrong(rank: int, folder: str, kinds: list[str], fault: str) -> None:
     """Tensors whose parts make no whole one, because of what the last rank has: `inside` of a
-    block, what all share is not the same (`shared`), a plain tensor (`dense`).
+    block, what all share is not the same (`shared`), a plain tensor (`dense`), another dtype
+    (`code`) or another setting (`flag`) in as many bytes.
     """
     world = dist.get_world_size()
     cut = "inside" if fault == "inside" else "rows"
@@ -688,6 +689,10 @@ def saves_wrong(rank: int, folder: str, kinds: list[str], fault: str) -> None:
             if rank == world - 1 and fault == "shared":
                 name = next(n for n, part in KINDS[kind].parts.items() if part.shape is not None)
                 found[1].held()[name].mul_(2)
+            elif rank == world - 1 and fault == "code":
+                found[1]._fp8_dtype = classes.code("e5m2", KINDS[kind].release)
+            elif rank == world - 1 and fault == "flag":
+                found[1]._with_gemm_swizzled_scales ^= True
             elif rank == world - 1 and fault == "dense":
                 local = torch.ones(local.shape, dtype=local.dtype)
             model[kind] = spread(kind, rank, cut, local)

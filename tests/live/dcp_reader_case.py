@@ -279,7 +279,9 @@ def is_refused_on_every_rank(rank: int, source: str, rules: str, other: str) -> 
     reader = MigratingReader(source, rules=[rules])
     found = failures(lambda: dcp.load(mine, storage_reader=reader))
     # torch tells the reader of no rank that a planner failed, and this one is still held
+    assert reader.report is None
     assert not opened(source)
+    assert not opened(os.path.dirname(source))
     assert found.keys() == {1}
     assert "Size mismatch" in str(found[1])
     assert "head.weight" in str(found[1])
@@ -333,6 +335,14 @@ def reads_what_its_shards_need(rank: int, source: str, rules: str) -> None:
         needed = state[key].to_local().nbytes
         assert reader.report.bytes_written == needed
         assert needed <= read.data <= most * needed, (key, dim, read.data / needed)
+        made = zeros(shape, device_mesh=mesh, placements=[Shard(dim)])
+        module = nn.Module()
+        module.register_parameter(key, nn.Parameter(made, requires_grad=False))
+        with counted() as read:
+            migrate.load(module, source, rules=[rules], strict=False)
+        assert torch.equal(made.to_local(), state[key].to_local())
+        # of an archive that is read whole the checksum is compared before anything is written
+        assert needed <= read.data <= (most + 1) * needed, (key, dim, read.data / needed)
 
 
 class Counted:

@@ -189,21 +189,31 @@ def test_a_rank_opens_its_chunk_and_the_first_of_a_tensor(
 ) -> None:
     folder, kinds = str(tmp_path / "in"), EVEN if world > 2 else EVEN[:2]
     ranks(world).run("quantized_ranks", "saves", folder, kinds)
-    ranks(world).run("quantized_load_case", "opens_its_chunks", folder, json.dumps(kinds))
+    for way in ("reader", "load"):
+        said = folder, json.dumps(kinds), way
+        ranks(world).run("quantized_load_case", "opens_its_chunks", *said)
+        # all heads are needed of what may be encoded anew, and of nothing else
+        ranks(world).run("quantized_load_case", "opens_its_chunks", *said, kinds[0])
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("fault", ["shared", "code", "flag"])
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_shard_that_differs_is_refused_by_the_rank_that_reads_it(
-    world: int, ranks: Start, tmp_path: Path
+    world: int, fault: str, ranks: Start, tmp_path: Path
 ) -> None:
     even, uneven = "te-nvfp4-2d", "ao-nvfp4"
-    cases = (([even], [world - 1]), ([even, uneven], list(range(world))))
+    cases = [([even], [world - 1]), ([even, uneven], list(range(world)))]
+    if fault != "shared":
+        cases = [(["te-mxfp8"], [world - 1])]
     for number, (kinds, seen_by) in enumerate(cases):
         folder = str(tmp_path / str(number))
-        ranks(world).run("quantized_ranks", "saves_wrong", folder, kinds, "shared")
+        ranks(world).run("quantized_ranks", "saves_wrong", folder, kinds, fault)
         said = json.dumps(kinds), json.dumps(seen_by)
-        ranks(world).run("quantized_load_case", "refuses_what_differs", folder, *said)
+        for way in ("reader", "load"):
+            ranks(world).run("quantized_load_case", "refuses_what_differs", folder, *said, way)
+    if fault != "shared":
+        return
     ranks(world).run("quantized_load_case", "leaves_what_differs", str(tmp_path / "0"), even)
 
 
