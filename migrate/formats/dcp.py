@@ -119,6 +119,7 @@ class Dcp:
                 watched={**beside.identities, **watched},
                 locate=folder.locate,
                 release=partial(_close, folder, reader),
+                suspend=folder.suspend,
                 confirm=reader.confirm,
                 save_id=metadata.save_id,
             )

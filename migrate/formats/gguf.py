@@ -77,6 +77,7 @@ def _open(place: Place) -> Source:
             watched=beside.identities,
             locate=folder.locate,
             release=place.close,
+            suspend=place.folder.suspend,
         )
     except BaseException:
         for blob in blobs:

@@ -288,6 +288,7 @@ def _open_file(place: Place, blob: FileBlob) -> Source:
         [blob],
         history=None if stamp is None else stamp.encode(),
         release=place.folder.close,
+        suspend=place.folder.suspend,
     )
 
 
@@ -416,6 +417,7 @@ def _folder_source(
         watched=beside.identities,
         locate=beside.folder.locate,
         release=place.close,
+        suspend=place.folder.suspend,
     )
 
 

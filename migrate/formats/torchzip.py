@@ -141,6 +141,7 @@ class TorchZip:
             [place.file],
             history=held.history,
             release=place.folder.close,
+            suspend=place.folder.suspend,
         )
 
     def describe(
@@ -239,6 +240,7 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
             watched=beside.identities,
             locate=folder.locate,
             release=place.close,
+            suspend=place.folder.suspend,
         )
     except BaseException:
         for blob in blobs:

@@ -248,8 +248,10 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
         loading = self._require()
         try:
             loading.require(plan.items, self._is_coordinator)
-        finally:
-            loading.suspend()
+        except BaseException:
+            self._close()
+            raise
+        loading.suspend()
         return replace(plan, storage_data=RankPlan(loading.plan.digest))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -324,6 +326,11 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
                 help="load with `dcp.load(…, storage_reader=reader)`, which calls it",
             )
         return self._loading
+
+    def __del__(self) -> None:
+        # a load that another rank or a planner stopped ends without a word to the reader
+        if "_loading" in self.__dict__:
+            self._close()
 
     def _close(self) -> None:
         if self._loading is not None:

@@ -168,7 +168,8 @@ class FileSource:
     """A Source over files: what every format on disk returns.
 
     `side` reads one side file; `watched` are the identities of side files, by path, and `locate`
-    gives what they are now. `release` closes what else is open. `confirm` is the answer to the
+    gives what they are now. `release` closes what else is open, `suspend` does so until it is
+    needed. `confirm` is the answer to the
     method of this name, where tensors were taken to be stored as others are. `save_id` is that of
     the run of `dcp.save` that wrote a distributed checkpoint, None where nothing says it.
     """
@@ -185,6 +186,7 @@ class FileSource:
         watched: Mapping[str, Identity] | None = None,
         locate: Callable[[str], Identity | None] = lambda path: None,
         release: Callable[[], None] | None = None,
+        suspend: Callable[[], None] | None = None,
         confirm: Callable[[Iterable[Stored]], bool] = lambda places: True,
         save_id: str | None = None,
     ) -> None:
@@ -195,12 +197,8 @@ class FileSource:
         self.history = history
         self._files, self._confirm = tuple(blobs), confirm
         self.blobs: Sequence[Blob] = self._files
-        self._side, self._watched, self._locate, self._release = (
-            side,
-            watched or {},
-            locate,
-            release,
-        )
+        self._side, self._watched, self._locate = side, watched or {}, locate
+        self._release, self._suspend = release, suspend
 
     def side_file(self, path: str) -> bytes:
         """The bytes of one of `index.side_files`, else KeyError; M905 if it changed since."""
@@ -229,9 +227,11 @@ class FileSource:
         report.check()
 
     def suspend(self) -> None:
-        """Closes the data files until they are read again, and leaves the folder open."""
+        """Closes the files until they are read again. What was decompressed stays."""
         for blob in self._files:
             blob.suspend()
+        if self._suspend is not None:
+            self._suspend()
 
     def reopen(self, numbers: Iterable[int]) -> None:
         """Opens these of the blobs, so that each read need not. M901 for one that cannot be opened,

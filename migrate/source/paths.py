@@ -33,7 +33,16 @@ from typing import Final, NoReturn
 from ..core import log
 from ..core.errors import MigrateError, Report, did_you_mean, fail, listed, option, printable
 from ..core.types import PathLike
-from .blobs import CHANGED_HELP, DescriptorPool, FileBlob, Identity, difference, identity, release
+from .blobs import (
+    CHANGED_HELP,
+    DescriptorPool,
+    FileBlob,
+    Identity,
+    describe_change,
+    difference,
+    identity,
+    release,
+)
 from .index import SideFile
 
 LARGEST_POINTER: Final = 1024
@@ -161,10 +170,13 @@ def same_when_folded(names: list[str]) -> list[list[str]]:
 class Folder:
     """A directory by its descriptor. Paths are relative to it, with `/` between the parts."""
 
-    __slots__ = ("_descriptor", "_shelf", "allow_links", "path")
+    __slots__ = ("_absolute", "_descriptor", "_shelf", "_was", "allow_links", "path")
 
     def __init__(self, path: str, allow_links: bool = False) -> None:
         self.path, self.allow_links = path, allow_links
+        self._absolute = os.path.abspath(path)
+        # device and inode of a suspended one
+        self._was: tuple[int, int] | None = None
         self._shelf = DescriptorPool(lambda path: self._regular(path)[0])
         # the operator named this path: links up to here are his own
         try:
@@ -322,9 +334,7 @@ class Folder:
     @contextmanager
     def entered(self, parts: list[str]) -> Iterator[int]:
         """The descriptor of the folder `parts` below this one. A link there is always refused."""
-        if self._descriptor is None:
-            raise ValueError(f"{self.path} is closed")
-        here = os.dup(self._descriptor)
+        here = self._again() if self._descriptor is None else os.dup(self._descriptor)
         try:
             for part in parts:
                 try:
@@ -352,10 +362,32 @@ class Folder:
         except OSError:
             return None
 
+    def suspend(self) -> None:
+        """Closes the descriptor. Whatever is asked for from now on opens the folder by its path, as
+        long as that takes; M905 if another one is there by then.
+        """
+        if self._descriptor is not None:
+            status = os.fstat(self._descriptor)
+            self._was = status.st_dev, status.st_ino
+            release(self._descriptor)
+            self._descriptor = None
+
+    def _again(self) -> int:
+        """A descriptor of the suspended folder, which is the caller's. OSError if it is gone."""
+        if self._was is None:
+            raise ValueError(f"{self.path} is closed")
+        here = os.open(self._absolute, FOLLOW | os.O_DIRECTORY)
+        status = os.fstat(here)
+        if (status.st_dev, status.st_ino) != self._was:
+            release(here)
+            change = describe_change(self.path, "another folder has its name")
+            fail("M905", change, help=CHANGED_HELP)
+        return here
+
     def close(self) -> None:
         if self._descriptor is not None:
             release(self._descriptor)
-            self._descriptor = None
+        self._descriptor = self._was = None
 
 
 def _is_called(name: str, child: int, parent: int) -> bool:

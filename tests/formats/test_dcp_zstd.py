@@ -4,8 +4,10 @@ not there everywhere; the shape of the streams is the same.
 
 from __future__ import annotations
 
+import gc
 import gzip
 import io
+import os
 from pathlib import Path
 from typing import IO, Any
 
@@ -183,3 +185,32 @@ def test_an_extension_that_no_reader_is_told_of_is_refused_as_torch_does(tmp_pat
         dcp.load(state, storage_reader=migrate.dcp.MigratingReader(tmp_path / "in"))
     assert not state["w"].any()
     assert not Rot13.asked
+
+
+def open_files() -> list[str]:
+    """What this process has open: files that exist, and those that have no name any more."""
+    here = Path("/proc/self/fd")
+    return sorted(os.readlink(one) for one in here.iterdir() if os.path.islink(one))
+
+
+@pytest.mark.usefixtures("by_gzip")
+def test_a_reader_keeps_nothing_open_of_a_load_that_did_not_come_about(
+    tmp_path: Path,
+) -> None:
+    """torch does not say to a reader that a planner failed: what was decompressed goes with it."""
+    source, before = save(tmp_path / "in", ByGzip()), open_files()
+    wrong = {"w": torch.zeros(5, 3)}
+    reader = migrate.dcp.MigratingReader(source)
+    with pytest.raises(dcp.api.CheckpointException, match="Size mismatch"):
+        dcp.load(wrong, storage_reader=reader)
+    (left,) = [name for name in open_files() if name not in before]
+    assert "deleted" in left
+    del reader
+    gc.collect()
+    assert open_files() == before
+    reader = migrate.dcp.MigratingReader(source)
+    right = {"w": torch.zeros(4, 3), "step": 0}
+    dcp.load(right, storage_reader=reader)
+    assert right["step"] == 7
+    assert torch.equal(right["w"], torch.arange(12.0).reshape(4, 3))
+    assert open_files() == before

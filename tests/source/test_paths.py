@@ -325,3 +325,27 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path):
     if os.access(path, os.R_OK):
         pytest.skip("the superuser may read everything")
     assert "Permission denied" in refused(path, "M901")
+
+
+def test_a_suspended_folder_is_opened_again_where_it_was(tmp_path, monkeypatch):
+    model(tmp_path / "a" / "model.safetensors")
+    (tmp_path / "b").mkdir()
+    monkeypatch.chdir(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    folder = Folder("a")
+    folder.suspend()
+    assert len(os.listdir("/proc/self/fd")) == before
+    monkeypatch.chdir(tmp_path / "b")
+    assert folder.names() == ["model.safetensors"]
+    folder.open("model.safetensors").close()
+    assert folder.locate("model.safetensors") is not None
+    assert len(os.listdir("/proc/self/fd")) == before
+    (tmp_path / "a").rename(tmp_path / "c")
+    assert folder.locate("model.safetensors") is None
+    (tmp_path / "b").rename(tmp_path / "a")
+    with pytest.raises(CheckpointError, match=r"M905.*another folder has its name"):
+        folder.names()
+    assert len(os.listdir("/proc/self/fd")) == before
+    folder.close()
+    with pytest.raises(ValueError, match="closed"):
+        folder.names()
