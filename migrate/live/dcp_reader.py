@@ -675,7 +675,9 @@ class _Loading:
             for plain, key in parts.items()
             for name, output in entries.parts[key].items()
         }
-        taken = take_apart(slots, made, self._all.index, self._request, boxes)
+        # with the tensors that rules do not see there is no tree, which says what objects are
+        index = replace(self._all.index, tree=self.source.index.tree)
+        taken = take_apart(slots, made, index, self._request, boxes)
         if taken.problems:
             raise_all(taken.problems)
         self.notes += taken.notes

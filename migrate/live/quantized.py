@@ -387,20 +387,19 @@ class Origin(NamedTuple):
 def origins(tree: CheckpointTree | None, numbering: str | None) -> dict[str, Origin]:
     """Of each stored tensor that is a component of an object, which one, by its key."""
     out: dict[str, Origin] = {}
-    parts = () if tree is None else tree.parts
-    for rank, part in enumerate(parts):
-        mark = f"@{rank}" if len(parts) > 1 else ""
-        table = part.table
-        objects = (
-            [(key, value) for key, value in table.pairs if type(value) is Composite]
-            if table is not None
-            else []
-        )
-        known = resolve_objects(part, numbering) if objects else {}
-        for key, value in objects:
-            encoding = known.get(key, value).encoding
-            for (name, _), (attribute, _) in zip(value.keys(key), value.components, strict=True):
-                out[f"{name}{mark}"] = Origin(key, encoding, attribute)
+    if tree is None:
+        return out
+    for rank, part in enumerate(tree.parts):
+        mark = f"@{rank}" if len(tree.parts) > 1 else ""
+        seen = {} if part.table is None else dict(part.table.pairs)
+        for key, value in resolve_objects(part, numbering).items():
+            keys = [name for name, _ in value.keys(key)]
+            for name, (attribute, record) in zip(keys, value.components, strict=True):
+                # one object may stand in several places; outside of what rules see it has one name
+                at = f"{name}{mark}" if type(seen.get(key)) is Composite else None
+                at = at or tree.names.get(id(record))
+                if at is not None:
+                    out[at] = Origin(key, value.encoding, attribute)
     return out
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import quantized_classes as classes
@@ -19,6 +20,8 @@ from safetensors.torch import load_file
 
 import migrate
 from migrate.core.errors import MigrateError
+from migrate.planning.object_numbers import codings
+from migrate.source.pickle.tree import Encoding
 
 Parts = Mapping[str, torch.Tensor]
 HOW = {"params": {"requantize": "w"}, "allow": {"lossy"}}
@@ -146,17 +149,63 @@ def test_integers_with_one_scale_are_encoded_as_torchao_does_by_default(
     assert migrate.verify(tmp_path / "out.safetensors", source=tmp_path / "in").equal
 
 
-def test_integers_of_four_bits_stay_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# kinds that no codec encodes as their class does, what is other than in the table of kinds, and why
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "te-block-2d": ({"number": "e5m2"}, "no codec encodes blocks of float8_e5m2"),
+    "te-block-1d": ({"number": "e5m2"}, "no codec encodes blocks of float8_e5m2"),
+    "te-nvfp4-2d": (
+        {"options": {"_nvfp4_use_4over6": True, "_nvfp4_e4m3_max": 256}},
+        "no codec encodes 4 over 6",
+    ),
+    "te-nvfp4-rows": ({}, "no codec makes an amax for each row"),
+    "ao-float8-block": ({"data": "float8_e5m2"}, "no codec has blocks of float8_e5m2"),
+    "ao-int8": ({"scale": "bfloat16"}, "no codec has integers with scales of bfloat16"),
+    "ao-int4": ({}, "how its kernels order codes is known of no GPU"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_codec_encodes_as_its_class_does_stays_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dense = torch.zeros(5, 64, dtype=torch.bfloat16)
+    how, why = REFUSED[name]
+    kind, shape = KINDS[name], (12 * KINDS[name].unit, KINDS[name].shape[1])
+    parts = dict(kind.parts)
+    for component, part in parts.items():
+        other = how.get("data" if component == "qdata" else component)
+        parts[component] = dataclasses.replace(part, dtype=other) if other else part
+    options = {**kind.options_of(), **how.get("options", {})}
+    number = how.get("number", kind.number)
+    kind = dataclasses.replace(kind, parts=parts, number=number, options=options)
+    monkeypatch.setitem(KINDS, name, kind)
+    cut = 5 * kind.unit
+    boxes = rows(shape, [cut, shape[0] - cut])
     with classes.installed():
-        parts = parts_of("ao-int4", (6, 64), 0, monkeypatch)
+        found = parts_of(name, (cut, shape[1]), 0, monkeypatch)
         raw = {
-            name: one.unsqueeze(-1).view(torch.uint8).reshape(*one.shape, -1).numpy()
-            for name, one in parts.items()
+            at: one.unsqueeze(-1).view(torch.uint8).reshape(*one.shape, -1).numpy()
+            for at, one in found.items()
         }
-        held = [wrapped("part", (6, 64), raw), dense]
-        save_shards(tmp_path / "in", (11, 64), rows((11, 64), [6, 5]), {"w": held})
-    with pytest.raises(MigrateError, match="cannot be encoded anew: how its kernels order codes"):
+        dense = torch.zeros(shape[0] - cut, shape[1], dtype=torch.bfloat16)
+        save_shards(
+            tmp_path / "in", shape, boxes, {"w": [wrapped("part", boxes[0][1], raw), dense]}
+        )
+    with pytest.raises(MigrateError) as caught:
         migrate.plan(tmp_path / "in", output_format="safetensors", **HOW)
+    (said,) = caught.value.diagnostics
+    assert said.code == "M946"
+    assert said.message.startswith("w: its 2 chunks")
+    assert f"cannot be encoded anew: {why}" in said.message
+    assert not (tmp_path / "out").exists()
+
+
+def test_integers_that_nothing_encodes_as_torchao_does() -> None:
+    """Classes and settings of which no file of ranks is at hand."""
+    at = {"qdata": "int8", "scale": "float32", "zero_point": "int8"}
+    shape, block = (4, 64), (1, 64)
+    reduced = Encoding("ao-int8", "Int8Tensor", shape, "bfloat16", {}, "int8", block=block)
+    assert isinstance(codings(reduced, at), list)
+    reduced = dataclasses.replace(reduced, options={"reduce_range": True})
+    assert codings(reduced, at) == "no codec has integers of a reduced range"
+    unpacked = dataclasses.replace(reduced, format="ao-intx", name="IntxUnpackedToInt8Tensor")
+    assert str(codings(unpacked, at)).startswith("nothing reads or makes the numbers of ao-intx")

@@ -509,3 +509,71 @@ def saves_turned(rank: int, folder: str, kinds: str) -> None:
                 setattr(local, name, one.t().contiguous().t())
             model[kind] = spread(kind, rank, "rows", local)
         write({"model": model, "step": 3}, folder, "save")
+
+
+def _moments(kind: str, rank: int) -> dict[str, Any]:
+    """State of a parameter as it is spread over the ranks, and a counter of steps."""
+    shape = KINDS[kind].shape
+    torch.manual_seed(len(kind))
+    box = boxes(KINDS[kind], dist.get_world_size())[rank]
+    own = tuple(slice(start, stop) for start, stop in box)
+    held = {name: torch.randn(shape)[own].clone() for name in ("exp_avg", "master_param")}
+    spreads = {name: spread(kind, rank, "rows", one) for name, one in held.items()}
+    return {"step": torch.tensor(3.0), **spreads}
+
+
+def saves_with_state(rank: int, folder: str, kinds: str, flat: bool) -> None:
+    """Quantized parameters under old names, and an optimizer that knows them by these."""
+    names, world = json.loads(kinds), dist.get_world_size()
+    with classes.installed():
+        model, state = {}, {}
+        for kind in names:
+            found = part_of(kind, rank, world)
+            assert found is not None
+            model[f"old.{kind}"] = spread(kind, rank, "rows", found[1])
+            state[f"old.{kind}"] = _moments(kind, rank)
+        optimizer: dict[str, Any] = {
+            "state": state,
+            "param_groups": [{"lr": 0.5, "params": list(state)}],
+        }
+        if flat:
+            optimizer = {
+                f"state.{name}.{moment}": one
+                for name, held in state.items()
+                for moment, one in held.items()
+            } | {f"param_groups.{name}.lr": 0.5 for name in state}
+        write({"model": model, "optimizer": optimizer}, folder, "save")
+
+
+def reads_with_state(rank: int, source: str, rules: str, kinds: str, flat: bool) -> None:
+    """The state comes under the new names of its parameters, each rank its part."""
+    names = json.loads(kinds)
+    with classes.installed():
+        module, local = module_of(rank, names, "rows")
+        due = {kind: _moments(kind, rank) for kind in names}
+        blank = {
+            kind: {moment: torch.zeros_like(one) for moment, one in held.items()}
+            for kind, held in due.items()
+        }
+        optimizer: dict[str, Any] = {
+            "state": blank,
+            "param_groups": [{"lr": 0.0, "params": []}],
+        }
+        if flat:
+            optimizer = {
+                f"state.{name}.{moment}": one
+                for name, held in blank.items()
+                for moment, one in held.items()
+            } | {f"param_groups.{name}.lr": 0.0 for name in names}
+        target = {"model": {kind: getattr(module, kind) for kind in names}, "optimizer": optimizer}
+        dcp.load(target, storage_reader=migrate.dcp.MigratingReader(source, rules=rules))
+        check(rank, names, "rows", local)
+        for kind, held in due.items():
+            assert blank[kind]["step"] == held["step"]
+            for moment in ("exp_avg", "master_param"):
+                found, wanted = blank[kind][moment], held[moment]
+                assert torch.equal(found.to_local(), wanted.to_local()), (kind, moment)
+        if flat:
+            assert all(optimizer[f"param_groups.{kind}.lr"] == 0.5 for kind in names)
+        else:
+            assert optimizer["param_groups"] == [{"lr": 0.5, "params": names}]

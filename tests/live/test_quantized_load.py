@@ -501,3 +501,24 @@ def test_codes_are_not_converted_as_numbers(tmp_path: Path, allow: tuple[str, ..
     module.weight = torch.nn.Parameter(held, requires_grad=False)
     found = refused(module, tmp_path / "in.pt", allow=allow)
     assert "scale is float8_e8m0fnu, the parameter's is uint8" in found["M960"]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("form", ["pt", "dcp"])
+def test_the_reader_fills_objects_of_every_dict_beside_an_optimizer(form, tmp_path):
+    """Tensors that rules do not see are objects, too: those of a second model."""
+    one, two = (stored(GENUINE / f"{name}.pt")["weight"] for name in NAMES[1:3])
+    moment = torch.randn(3)
+    saved = {"model": {"w": one}, "ema": {"w": two}, "optimizer": {"state": {0: {"m": moment}}}}
+    torch.save(saved, tmp_path / "in.pt")
+    source = tmp_path / "in.pt"
+    if form == "dcp":
+        migrate.apply(source, tmp_path / "in", output_format="dcp", at="model")
+        source = tmp_path / "in"
+    held = {"model": live(one).weight, "ema": live(two).weight}
+    state = {name: {"w": each.data} for name, each in held.items()}
+    state["optimizer"] = {"state": {"0": {"m": torch.zeros(3)}}}
+    dcp.load(state, storage_reader=migrate.dcp.MigratingReader(source, at="model"))
+    assert bits(held["model"]) == bits(one)
+    assert bits(held["ema"]) == bits(two)
+    assert torch.equal(state["optimizer"]["state"]["0"]["m"], moment)

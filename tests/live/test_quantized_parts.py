@@ -225,3 +225,19 @@ def test_a_shard_that_is_stored_in_another_way_is_read_as_it_is(
     ranks(4).run("quantized_load_case", "saves_turned", folder, kinds)
     for world in (4, 2):
         ranks(world).run("quantized_load_case", "reads", folder, kinds, "rows")
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("flat", [False, True])
+def test_optimizer_state_follows_objects_onto_other_ranks(
+    flat: bool, ranks: Start, tmp_path: Path
+) -> None:
+    folder, kinds, rules = str(tmp_path / "in"), json.dumps(EVEN), tmp_path / "rules.yaml"
+    rules.write_text(
+        "id: demo/v2/x\ntitle: x\nwhy: x\nlineage: demo\nedge: [v1, v2]\n"
+        'rules: [{name: r, from: "old.{k...}", to: "{k}"}]\n'
+    )
+    ranks(4).run("quantized_load_case", "saves_with_state", folder, kinds, flat)
+    said = folder, str(rules), kinds, flat
+    for world in (4, 2):
+        ranks(world).run("quantized_load_case", "reads_with_state", *said)
