@@ -15,7 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import built
 import dcp_reader_case as case
+import gguf_files
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -72,7 +74,13 @@ def test_any_format_is_read_by_the_rules(old: str, rules: str, tmp_path: Path) -
         dcp.load(state, storage_reader=MigratingReader(source, rules=rules))
         case.same(state["model"], NEW)
         assert state["step"] == 7
-    for given in (old, case.old_layout()):
+    # the shortest step comes first there
+    there = {
+        key: gguf_files.Tensor(one.shape[::-1], gguf_files.F32, one.numpy().tobytes())
+        for key, one in case.old_layout().items()
+    }
+    (tmp_path / "old.gguf").write_bytes(gguf_files.gguf(there))
+    for given in (old, case.old_layout(), tmp_path / "old.gguf"):
         flat = zeros()
         reader = MigratingReader(given, rules=rules)
         dcp.load(flat, storage_reader=reader)
@@ -609,6 +617,31 @@ rules:
     assert torch.equal(up["exp_avg"], torch.stack(list(moments.values())))
     assert up["step"] == 3
     assert target["optimizer"]["param_groups"] == [{"lr": 0.1, "params": ["up"]}]
+
+
+def test_optimizer_state_goes_backwards_with_its_parameters(tmp_path: Path) -> None:
+    """Stacks of experts come apart; a moment comes out as it would if it were the parameter."""
+    model = built.state_of(built.V5)
+    moments = {key: torch.randn(one.shape) for key, one in model.items()}
+    state = {key: {"step": torch.tensor(3.0), "exp_avg": one} for key, one in moments.items()}
+    groups = [{"lr": 0.1, "params": list(model)}]
+    saved = {"model": model, "optimizer": {"state": state, "param_groups": groups}}
+    dcp.save(saved, checkpoint_id=tmp_path / "saved")
+    asked: dict[str, Any] = {"to": "hf-mixtral@v4", "from_": "hf-mixtral@v5"}
+    due: dict[str, Any] = {}
+    reader = MigratingReader(moments, **asked)
+    planner = _EmptyStateDictLoadPlanner()
+    _load_state_dict(due, storage_reader=reader, planner=planner, no_dist=True)
+    assert len(due) > len(moments)
+    found: dict[str, Any] = {}
+    reader = MigratingReader(tmp_path / "saved", **asked)
+    planner = _EmptyStateDictLoadPlanner()
+    _load_state_dict(found, storage_reader=reader, planner=planner, no_dist=True)
+    made = found["optimizer"]["state"]
+    case.same({key: one["exp_avg"] for key, one in made.items()}, due)
+    assert {float(one["step"]) for one in made.values()} == {3.0}
+    assert set(found["optimizer"]["param_groups"][0]["params"]) == due.keys()
+    case.same(found["model"], built.state_of(built.V4))
 
 
 def test_the_metadata_names_the_save_and_the_load_as_torch_does(tmp_path: Path) -> None:
