@@ -31,7 +31,7 @@ def swap_reader() -> None:
         """A reader of checkpoints as they are, with the arguments of torch's."""
 
         def __init__(self, path: Any, _extension_registry: Any = None) -> None:
-            super().__init__(path)
+            super().__init__(path, extensions=_extension_registry)
 
     dcp.FileSystemReader = filesystem.FileSystemReader = Swapped
 

@@ -47,6 +47,7 @@ def open(  # noqa: A001 - formats.open reads well
     at: str | None = None,
     *,
     lazily: Callable[[str], bool] | None = None,
+    extensions: Any = None,
 ) -> Source:
     """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows
     it, else M9xx.
@@ -54,11 +55,12 @@ def open(  # noqa: A001 - formats.open reads well
     `path` is a file, an index file or a folder. `allow_links` follows links to files wherever they
     lead. `at` is the dict in a nested checkpoint that rules shall work on. `lazily`: chunks that
     seem alike of a tensor of which it says so are taken to be alike until `confirm` of the source
-    looks at those that are read.
+    looks at those that are read. `extensions`: torch's registry of stream extensions, whose classes
+    are the caller's own code.
     """
     place = find_place(path, allow_links, at)
-    if lazily is not None:
-        place = replace(place, lazily=lazily)
+    if lazily is not None or extensions is not None:
+        place = replace(place, lazily=lazily, extensions=extensions)
     try:
         chosen = _pick(place)
         with log.phase(f"reading the headers of {printable(place.path, 240)}"):

@@ -114,7 +114,7 @@ class ChunkReader:
     comes last. `lazily`, by key: of the chunks that are equal in dtype, shape and length the first
     is read, the others are taken to be of its form until `confirm` looks at them; of objects, the
     first such chunk of each tensor, and what all chunks of the tensor share is compared by
-    `confirm`, too.
+    `confirm`, too. `extensions` as `formats.open`.
     """
 
     def __init__(
@@ -123,13 +123,14 @@ class ChunkReader:
         label: Callable[[str], str],
         report: Report,
         lazily: Callable[[str], bool] | None = None,
+        extensions: Any = None,
     ) -> None:
         # by number of the blob and place of the first element: form, begin and length
         self._assumed: dict[tuple[int, int], tuple[ArchiveForm, int, int]] = {}
         # by number of the blob and place of a component, and which of them were looked at
         self._taken: dict[tuple[int, int], TakenObject] = {}
         self._confirmed: set[int] = set()
-        self._lazily = lazily
+        self._lazily, self._extensions = lazily, extensions
         self.placed: dict[int, StoredTensor] = {}
         # what the shards of a tensor have alike, by the key of its component
         self.shared: dict[str, bytes] = {}
@@ -560,22 +561,25 @@ class ChunkReader:
 
     def _unpacked(self, key: str, part: SavedPart, most: int) -> SavedPart:
         """A compressed archive where it is decompressed; M914 for more than `most` bytes."""
-        from ._dcpzstd import SpilledBlob, is_known, unpack
+        from ._dcpzstd import SpilledBlob, decompressor, is_known, undone_by, unpack
 
         _, blob = self._blobs[part.file]
         label = f"{self._label(part.file)}: {printable(key)}"
-        if not is_known(part.transforms):
+        known = is_known(part.transforms)
+        undo = decompressor() if known else undone_by(self._extensions, part.transforms)
+        if undo is None and not known:
+            through = listed(list(part.transforms), 4)
             fail(
                 "M938",
-                f"{label}: was written through {listed(list(part.transforms), 4)}, which cannot "
-                "be read",
-                help="load it with torch's `FileSystemReader`, which takes the extensions as "
+                f"{label}: was written through {through}, which cannot be read",
+                help="give `MigratingReader` the registry of your extensions as `extensions`; or "
+                "load it with torch's `FileSystemReader`, which takes it as "
                 "`_extension_registry`, and save it again without them",
             )
         if self.spilled is None:
             self.spilled = SpilledBlob(SPILLED)
             self._blobs[SPILLED] = (len(self._blobs), self.spilled)
-        at, size = unpack(blob, part.offset, part.length, self.spilled, most, label)
+        at, size = unpack(blob, part.offset, part.length, self.spilled, undo, most, label)
         return SavedPart(SPILLED, at, size, ())
 
     def _general(self, key: str, part: SavedPart) -> tuple[Archive, Decoded, int]:

@@ -3,7 +3,9 @@
 
 A compressed archive can only be read from its begin to its end, and tensors are read in any order,
 so all of them are decompressed once, into a file without a name that goes with the process. Python
-can decompress them from 3.14 on, and before with the package zstandard.
+can decompress them from 3.14 on, and before with the package zstandard. What other extensions do is
+code of whoever saved: it is run where a caller hands over a registry with their classes, and only
+then.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from ..core.errors import fail
 from ..source.blobs import Blob, read_bytes
@@ -86,7 +88,11 @@ class _Stretch(io.RawIOBase):
             return view.nbytes
 
 
-def decompressor() -> Callable[[io.BufferedReader], Any] | None:
+# makes the stream of an archive of the one that is stored
+Undo: TypeAlias = Callable[[io.BufferedReader], Any]
+
+
+def decompressor() -> Undo | None:
     """What makes the decompressed stream of a compressed one; None where nothing can."""
     try:
         from compression import zstd  # type: ignore[import-not-found, unused-ignore]
@@ -110,14 +116,39 @@ def is_known(transforms: tuple[str, ...]) -> bool:
     )
 
 
+def undone_by(registry: Any, transforms: tuple[str, ...]) -> Undo | None:
+    """What undoes transforms by the classes of a registry of torch's, None without all of them; as
+    torch's own reader asks it.
+    """
+    if registry is None:
+        return None
+    try:
+        found = registry.from_descriptor_list(transforms)
+    except ValueError:
+        return None
+
+    def undo(raw: Any) -> Any:
+        for one in found:
+            if hasattr(one, "transform_from"):
+                raw = one.transform_from(raw)
+        return raw
+
+    return undo
+
+
 def unpack(
-    blob: Blob, offset: int, length: int, out: SpilledBlob, most: int, label: str
+    blob: Blob,
+    offset: int,
+    length: int,
+    out: SpilledBlob,
+    opened: Undo | None,
+    most: int,
+    label: str,
 ) -> tuple[int, int]:
-    """Where the decompressed archive begins in `out`, and its bytes.
+    """Where the archive begins in `out` that is decompressed by what is `opened`, and its bytes.
 
     M938 where nothing can decompress it, or it is no such stream; M914 for more than `most` bytes.
     """
-    opened = decompressor()
     if opened is None:
         fail(
             "M938",

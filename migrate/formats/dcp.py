@@ -100,7 +100,7 @@ class Dcp:
             report.check()
             beside = look_beside(folder, frozenset((*files, *metadata.files)))
             named = {blob.name: (number, blob) for number, blob in enumerate(blobs)}
-            reader = ChunkReader(named, folder.label, report, place.lazily)
+            reader = ChunkReader(named, folder.label, report, place.lazily, place.extensions)
             with collector_paused():
                 index = _index(metadata, blobs, reader, report, folder, place.at)
             notes = index.notes

@@ -126,6 +126,9 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
             "ignore", as torch does, "warn" or "error". Default: "ignore".
         max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
             Default: 1 GB.
+        extensions: A registry of stream extensions, as torch's reader takes it as
+            `_extension_registry`: classes of your own that the archives were written through. They
+            are run. Default: None, so that zstandard alone is read.
 
     Raises:
         MigrateError: M115 for wrong arguments. What `plan` raises comes out of `dcp.load`, on every
@@ -158,6 +161,7 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
         at: str | None = None,
         unexpected: str = "ignore",
         max_memory: int | str = "1GB",
+        extensions: Any = None,
     ) -> None:
         super().__init__()
         if unexpected not in UNEXPECTED:
@@ -178,6 +182,7 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
             rewrite=True,
         )
         self._path, self._unexpected, self._max_memory = path, unexpected, memory_of(max_memory)
+        self._extensions = extensions
         self._loading: _Loading | None = None
         self._planned: PlanReport | None = None
         self._failed: MigrateError | None = None
@@ -193,7 +198,7 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
         was planned yet; raises what `plan` raises.
         """
         if self._planned is None:
-            loading = self._loading or _Loading(self._path, self._request, self._max_memory)
+            loading = self._loading or self._begun()
             try:
                 self._planned = loading.planned()
             finally:
@@ -225,7 +230,7 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
         self._close()
         self._planned = self.report = self._failed = None
         try:
-            self._loading = _Loading(self._path, self._request, self._max_memory)
+            self._loading = self._begun()
         except Exception as error:  # noqa: BLE001 - it is raised when the metadata is used
             return Metadata(_Failed(error))
         self._loading.suspend()
@@ -317,6 +322,9 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
                 fail("M965", said, notes=(f"the cause: {cause}",), help=way_out)
             except MigrateError as stopped:
                 raise stopped from error
+
+    def _begun(self) -> _Loading:
+        return _Loading(self._path, self._request, self._max_memory, self._extensions)
 
     def _require(self) -> _Loading:
         if self._loading is None:
@@ -414,8 +422,9 @@ class _Read(NamedTuple):
 class _Loading:
     """One load: the opened checkpoint, what it becomes, and what is asked of it."""
 
-    def __init__(self, path: Any, request: Request, max_memory: int) -> None:
+    def __init__(self, path: Any, request: Request, max_memory: int, extensions: Any) -> None:
         self._path, self._request, self._max_memory = path, request, max_memory
+        self._extensions = extensions
         self._shown = _Shown({}, warns=False)
         self.notes: list[str] = []
         # the numbers of the files that are read here
@@ -427,8 +436,8 @@ class _Loading:
         if isinstance(path, Mapping) or modules.is_module(path):
             opened: Source = modules.opened(path, at=request.at)
             return opened
-        links = "links" in request.allow
-        return formats.open(path_text("path", path), links, request.at, lazily=lazily)
+        place, links = path_text("path", path), "links" in request.allow
+        return formats.open(place, links, request.at, lazily=lazily, extensions=self._extensions)
 
     def _described(self, source: Source) -> Plan:
         self._entries = formats.describe_entries()

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from ..core import log
 from ..core.errors import MigrateError, Report, did_you_mean, fail, listed, option, printable
@@ -418,7 +418,8 @@ class Place:
 
     `at` is the dict in a nested checkpoint that rules shall work on; None if it was not given.
     `lazily`: whether of the chunks of a tensor that look alike a part is read, and the rest before
-    it is used; None for no tensor.
+    it is used; None for no tensor. `extensions` undo what archives were written through, see
+    `formats.open`.
     """
 
     path: str
@@ -427,6 +428,7 @@ class Place:
     names: tuple[str, ...]
     at: str | None = None
     lazily: Callable[[str], bool] | None = None
+    extensions: Any = None
 
     def head(self, size: int = 16) -> bytes:
         """The first bytes of the file, b"" for a folder."""

@@ -15,7 +15,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from dcp_folders import Cutter, rows, tensor_of
-from torch.distributed.checkpoint._extension import StreamTransformExtension
+from torch.distributed.checkpoint._extension import (
+    ExtensionRegistry,
+    StreamTransformExtension,
+)
 
 import migrate
 from migrate import formats
@@ -69,6 +72,34 @@ class Rot13(ByGzip):
 
     def get_descriptor(self) -> str:
         return "stream.rot13/1"
+
+
+class Turned(Rot13):
+    """Bytes by the thirteenth behind them."""
+
+    @staticmethod
+    def from_descriptor(version: str) -> Turned:
+        assert version == "1"
+        return Turned()
+
+    def transform_to(self, output: IO[bytes]) -> Any:
+        return _Turning(output)
+
+    def transform_from(self, input: IO[bytes]) -> Any:
+        return io.BytesIO(bytes((byte - 13) % 256 for byte in input.read()))
+
+
+class _Turning(io.RawIOBase):
+    def __init__(self, out: IO[bytes]) -> None:
+        super().__init__()
+        self._out = out
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._out.write(bytes((byte + 13) % 256 for byte in memoryview(data).cast("B")))
+        return memoryview(data).nbytes
 
 
 def save(folder: Path, extension: Any) -> Path:
@@ -185,6 +216,28 @@ def test_an_extension_that_no_reader_is_told_of_is_refused_as_torch_does(tmp_pat
         dcp.load(state, storage_reader=migrate.dcp.MigratingReader(tmp_path / "in"))
     assert not state["w"].any()
     assert not Rot13.asked
+
+
+@pytest.mark.usefixtures("by_gzip")
+def test_an_extension_that_the_caller_hands_over_is_read_through(tmp_path: Path) -> None:
+    """Its classes are the caller's code; a name in the checkpoint chooses among these alone."""
+    registry = ExtensionRegistry()
+    registry.register(Turned)
+    save(tmp_path / "in", Turned())
+    rules = rule(tmp_path)
+    for key, reader in (
+        ("w", dcp.FileSystemReader(tmp_path / "in", _extension_registry=registry)),
+        ("w", migrate.dcp.MigratingReader(tmp_path / "in", extensions=registry)),
+        ("v", migrate.dcp.MigratingReader(tmp_path / "in", rules=rules, extensions=registry)),
+    ):
+        state: dict[str, Any] = {key: torch.zeros(4, 3), "t": torch.zeros(3, 4), "step": 0}
+        dcp.load(state, storage_reader=reader)
+        assert torch.equal(state[key], STATE["w"])  # type: ignore[arg-type]
+        assert torch.equal(state["t"], STATE["t"])  # type: ignore[arg-type]
+        assert state["step"] == 7
+    without = migrate.dcp.MigratingReader(tmp_path / "in", extensions=ExtensionRegistry())
+    with pytest.raises(dcp.api.CheckpointException, match=r"M938.*\n?.*stream\.rot13/1"):
+        dcp.load({"w": torch.zeros(4, 3)}, storage_reader=without)
 
 
 def open_files() -> list[str]:
