@@ -220,8 +220,9 @@ def test_values_other_than_tensors_come_back() -> None:
         "thing": Thing(1), "own": Own([1]), "array": numpy.arange(3), 3: "by number",
         "python": random.Random(1), "numpy": numpy.random.default_rng(1), "tuple": (1, [2]),
         "torch": torch.Generator().manual_seed(4), "storage": torch.ones(1).untyped_storage(),
-        "equal": (1000, float("inf")), "pair": Pair([1], 10**20), None: 1, "k" * 300: 1, ("t", 1): 1,
-        "function": len, "dtype": torch.float32, "lists": Lists([1]), "kept": read_only(1, 2),
+        "equal": (1000, float("inf")), "pair": Pair([1], 10**20), None: 1,
+        "k" * 300: 1, ("t", 1): 1, "function": len, "dtype": torch.float32, "lists": Lists([1]),
+        "kept": read_only(1, 2),
     }  # fmt: skip
     state["lists"].tag = 1
     identities = {key: id(value) for key, value in state.items()}
