@@ -8,6 +8,7 @@ went wrong in a rank, or null.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -16,6 +17,8 @@ import sys
 import traceback
 from multiprocessing import connection, get_context
 from pathlib import Path
+
+from work import HANG
 
 HERE = Path(__file__).parent
 NAMES = ("live", "formats", "cli", "source", "staging")
@@ -67,12 +70,16 @@ def member(rank: int, world: int, folder: str, cases: connection.Connection) -> 
     )
     while case := cases.recv():
         module, function, arguments = case
+        # says where it waits, and ends
+        faulthandler.dump_traceback_later(HANG, exit=True)
         try:
             getattr(importlib.import_module(module), function)(rank, *arguments)
             dist.barrier()
             cases.send(None)
         except BaseException:  # noqa: BLE001 - whatever it is, the others may wait for this one
             cases.send(f"rank {rank}: {traceback.format_exc()[-4000:]}")
+        finally:
+            faulthandler.cancel_dump_traceback_later()
     dist.destroy_process_group()
 
 
@@ -86,21 +93,28 @@ def main() -> None:
     context = get_context("fork")
     ends = [context.Pipe() for _ in range(world)]
     ranks = [
-        context.Process(target=member, args=(n, world, folder, theirs), daemon=True)
+        context.Process(
+            target=member, args=(n, world, folder, theirs), name=f"rank {n}", daemon=True
+        )
         for n, (_, theirs) in enumerate(ends)
     ]
     for rank in ranks:
         rank.start()
-    ours = [end for end, _ in ends]
+    ours = {end: rank for (end, _), rank in zip(ends, ranks, strict=True)}
     for line in sys.stdin:
         for end in ours:
             end.send(json.loads(line))
-        wrong, left = None, list(ours)
+        wrong, left = None, dict(ours)
         while left and not wrong:
-            for end in connection.wait(left):
-                assert isinstance(end, connection.Connection)
-                left.remove(end)
-                wrong = wrong or end.recv()
+            connection.wait([*left, *(rank.sentinel for rank in left.values())])
+            for end, rank in list(left.items()):
+                alive = rank.is_alive()
+                if end.poll():
+                    del left[end]
+                    wrong = wrong or end.recv()
+                elif not alive:
+                    # killed, or in a library that aborts: the others would wait for it
+                    wrong = wrong or f"{rank.name} ended with {rank.exitcode}"
         print(json.dumps(wrong), file=answers, flush=True)
         if wrong:
             # the others may wait for the one that failed

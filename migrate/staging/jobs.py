@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -77,6 +78,7 @@ class Job:
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._progress = (0, 0)
         self._report: ApplyReport | None = None
         self._error: BaseException | None = None
@@ -127,7 +129,9 @@ class Job:
 
         Raises:
             TimeoutError: It has not ended by then.
+            QuestionError: M981 in a forked child, where it never ends.
         """
+        self._in_its_process()
         with self._lock:
             self._asked += 1
         if not self._ended.wait(timeout):
@@ -141,7 +145,11 @@ class Job:
 
         Returns:
             Whether it had not ended; it may still do so in its own way in that moment.
+
+        Raises:
+            QuestionError: M981 in a forked child, which cannot end what its parent writes.
         """
+        self._in_its_process()
         with self._lock:
             if self._ended.is_set():
                 return False
@@ -155,6 +163,10 @@ class Job:
             cancelled = isinstance(self._error, CancelledError)
             state = "done" if self._error is None else "cancelled" if cancelled else "failed"
         return f"<migrate.Job {self.path!r}, {state}>"
+
+    def _in_its_process(self) -> None:
+        if not self._ended.is_set():
+            _check_process(self._process, f"the save of {printable(self.path, 300)} goes on in")
 
     def _told(self, done: int, total: int) -> None:
         self._progress = (done, total)
@@ -199,6 +211,16 @@ class Job:
         )
 
 
+def _check_process(process: int, said: str) -> None:
+    """M981 in a forked child, where the thread that writes is not."""
+    if os.getpid() != process:
+        fail(
+            "M981",
+            f"{said} the process {process}, of which this one was forked",
+            help="save in the process that staged, or make a `Stager` and stage in this one",
+        )
+
+
 def _placed(found: Diagnostic, where: str) -> Diagnostic:
     """The diagnostic with the place that nothing was published at, and without the partial folder,
     which is gone.
@@ -222,7 +244,12 @@ class Writer:
         self._running: Job | None = None
         self._failed: list[Job] = []
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._thread: threading.Thread | None = None
+
+    def check_process(self) -> None:
+        """QuestionError M981 in a forked child."""
+        _check_process(self._process, "this snapshot is written by")
 
     def submit(self, work: Work) -> Job:
         """The job, behind those before it. M904 if one of these writes the same path."""

@@ -45,6 +45,11 @@ def by_reference(cls: type) -> bool:
     return any(c.__name__ in _GROUPS and c.__module__.startswith("torch.") for c in cls.__mro__)
 
 
+def is_fake(cls: type) -> bool:
+    """Whether tensors of a class have a shape and no bytes, by torch's own modes."""
+    return cls.__module__.startswith("torch._subclasses")
+
+
 def copies_itself(cls: type) -> bool:
     """Whether objects of a class have a `__deepcopy__` of their own that is used."""
     return hasattr(cls, "__deepcopy__") and not issubclass(cls, torch.Tensor)

@@ -302,15 +302,10 @@ class BlockPool:
 
     def _refusal(self, message: str, help: str) -> RunError:
         owners: dict[int, int] = {}
-        given = 0
         for block in self._blocks:
             if block.lent:
                 owners[block.owner] = owners.get(block.owner, 0) + block.size
-            elif not block.free():
-                given += block.size
         notes = [f"snapshot {n} holds {size} bytes" for n, size in sorted(owners.items())]
-        if given:
-            notes.append(f"another process holds {given} bytes")
         return RunError([Diagnostic("M919", message, notes=tuple(notes), help=help)])
 
     def _retire(self) -> None:

@@ -146,8 +146,10 @@ class SnapshotMigration:
 
         Raises:
             MigrateError: M904 if `path` exists or another job writes it, M911 beside what a run has
-                left there, and what `plan` raises for an output of this form.
+                left there, M981 in a forked child, and what `plan` raises for an output of this
+                form.
         """
+        self._writer.check_process()
         out = Path(os.path.abspath(path_text("path", path)))
         options = read_options(
             max_shard_size=max_shard_size, threads=1, max_memory=max_memory, fsync=fsync

@@ -15,7 +15,7 @@ import numpy
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .kinds import attributes_of, by_reference, copies_itself
+from .kinds import attributes_of, by_reference, copies_itself, is_fake
 
 # deeper structures are refused: what reads checkpoints counts on a limit as well
 DEEPEST: Final = 400
@@ -145,6 +145,9 @@ def _of_reduced(
 
 
 def _of_tensor(x: Any) -> list[Child]:
+    if is_fake(type(x)):
+        # what its mode remembers is no part of the state
+        return []
     found = attributes_of(x)
     if is_traceable_wrapper_subclass(x):
         found.update((name, getattr(x, name)) for name in x.__tensor_flatten__()[0])

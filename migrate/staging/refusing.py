@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import CodeType
 from typing import Any, Final
 
+import numpy
 import torch
 
-from ..core.errors import Diagnostic, QuestionError, printable
+from ..core.errors import Diagnostic, MigrateError, QuestionError, printable
+from .kinds import copies_itself
 from .paths import DEEPEST, children, objects
 from .tensors import NotCopiedError, Storages, describe
 from .walk import Walk
 
+# stages objects that copy themselves, and raises as they do
+Trial = Callable[[list[Any]], object]
 
-def refusals(state: Any, error: Exception) -> list[tuple[str, str]]:
-    """(path, reason) of all that cannot be staged: tensors, what does not reduce, and what `error`
-    tells of.
+
+def refusals(state: Any, error: Exception, trial: Trial | None = None) -> list[tuple[str, str]]:
+    """(path, reason) of all that cannot be staged: tensors, what does not reduce, what `error`
+    tells of, and what does not copy itself when `trial` asks it to.
     """
     found: list[tuple[str, str]] = []
     culprits = {id(obj): said for obj, said in getattr(error, "culprits", ())}
+    if trial is not None:
+        culprits |= _failing([obj for obj in _own(state) if id(obj) not in culprits], trial)
     code = _called(error)
     for path, obj, depth in objects(state):
         reason = _reason(obj) or culprits.get(id(obj))
@@ -30,6 +38,43 @@ def refusals(state: Any, error: Exception) -> list[tuple[str, str]]:
         if reason is not None:
             found.append((path, reason))
     return found
+
+
+def _own(state: Any) -> list[Any]:
+    """The objects that copy themselves, as far down as a state is staged."""
+    found = []
+    for _, obj, depth in objects(state):
+        if depth > DEEPEST:
+            break
+        if copies_itself(type(obj)) and not isinstance(obj, numpy.ndarray):
+            found.append(obj)
+    return found
+
+
+def _failing(own: Sequence[Any], trial: Trial) -> dict[int, str]:
+    """By id, why some of these objects cannot be staged. All are tried at once, and fewer only
+    where that does not tell which it is.
+    """
+    if not own:
+        return {}
+    try:
+        trial(list(own))
+    except Exception as error:  # noqa: BLE001 - methods of the objects may raise anything
+        told = {id(obj): said for obj, said in getattr(error, "culprits", ())}
+        named = {id(obj): told[id(obj)] for obj in own if id(obj) in told}
+        if named:
+            return named | _failing([obj for obj in own if id(obj) not in named], trial)
+        if len(own) == 1:
+            if isinstance(error, MigrateError):
+                # no memory for the trial
+                return {}
+            said = str(error)
+            if not isinstance(error, NotCopiedError):
+                said = f"a {type(own[0]).__qualname__} cannot be copied: {said}"
+            return {id(own[0]): said}
+        half = len(own) // 2
+        return _failing(own[:half], trial) | _failing(own[half:], trial)
+    return {}
 
 
 def _called(error: Exception) -> CodeType | None:
@@ -64,9 +109,10 @@ def _path(path: str) -> str:
     return printable(path) if path else "the state itself"
 
 
-def refusal(state: Any, error: Exception) -> QuestionError:
+def refusal(state: Any, error: Exception, trial: Trial | None = None) -> QuestionError:
     """M975 with every path that cannot be staged; what `error` says if a walk finds none."""
-    found = [f"{_path(path)}: {printable(reason)}" for path, reason in refusals(state, error)]
+    known = refusals(state, error, trial)
+    found = [f"{_path(path)}: {printable(reason)}" for path, reason in known]
     if not found and isinstance(error, NotCopiedError):
         found = [str(error)]
     elif not found:

@@ -90,7 +90,11 @@ class _Plan:
                 old._nested_tensor_size(), new._nested_tensor_size()
             )
         else:
-            same = (old.dtype, old.layout) == (new.dtype, new.layout) and old.shape == new.shape
+            same = (
+                (old.dtype, old.layout, old.is_nested) == (new.dtype, new.layout, new.is_nested)
+                # one that is nested has none
+                and old.shape == new.shape
+            )
         if not same:
             self._differs(path, f"{_form(new)} instead of {_form(old)}")
             return False
@@ -167,8 +171,12 @@ class _Plan:
             plain = all(map(_plain, new)) and all(map(_plain, old))
             if plain and set(old) != set(new):
                 return None
-            keys = {f"[{key!r}]": key for key in new} if plain else {}
         before, after = inner_parts(old), inner_parts(new)
+        if isinstance(old, MutableMapping):
+            # items are the last parts, unless the mapping is taken apart in another way
+            items = after[len(after) - len(new) :]
+            if all(step.startswith("[") for step, _ in items):
+                keys = {step: key for (step, _), key in zip(items, new, strict=True)}
         if isinstance(old, torch.Tensor):
             # what a wrapper remembers of its sizes may be there or not
             before, after = _lasting(before, after), _lasting(after, before)

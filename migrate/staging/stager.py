@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from traceback import clear_frames
 from types import TracebackType
@@ -96,22 +97,35 @@ class Stager:
         pool = self._own()
         # a collection in the middle looks at everything that is being made, and finds nothing
         with collector_paused(), outside_of_modes():
-            return self._stage(state, pool, non_blocking)
+            return self._stage(state, pool, non_blocking, self._refusal)
 
-    def _stage(self, state: Any, pool: BlockPool, non_blocking: bool) -> Snapshot:
+    def _refusal(self, state: Any, error: Exception) -> Exception:
+        def trial(own: list[Any]) -> None:
+            self._stage(own, BlockPool(limit=self._limit), False, lambda _, error: error)
+
+        return refusal(state, error, trial)
+
+    def _stage(
+        self,
+        state: Any,
+        pool: BlockPool,
+        non_blocking: bool,
+        refused: Callable[[Any, Exception], Exception],
+    ) -> Snapshot:
+        """A snapshot in memory of `pool`. `refused` makes what is raised of what went wrong."""
         try:
             walk, stream = _walked(state)
         except MigrateError:
             raise
         except Exception as error:  # noqa: BLE001 - methods of the state's objects may raise anything
-            raise refusal(state, error) from None
+            raise refused(state, error) from None
         storages = walk.storages
         recipes: list[Recipe] = []
         for x in walk.tensors:
             try:
                 recipes.append(describe(x, storages))
             except NotCopiedError as error:
-                raise refusal(state, error) from None
+                raise refused(state, error) from None
         plan = copying.arrange(storages, together=self._shared)
         if plan.shifted:
             shifts = [None if place is None else place.shift for place in plan.places]
@@ -128,7 +142,7 @@ class Stager:
             try:
                 snapshot = Snapshot(image, views, plan.nbytes, copied)
             except Exception as error:  # noqa: BLE001 - as above
-                raise refusal(state, error) from None
+                raise refused(state, error) from None
         except BaseException as error:
             # an error that is kept, as notebooks do, keeps its frames: not the memory as well
             for one in (error, error.__context__):

@@ -24,7 +24,7 @@ import numpy
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
-from .kinds import attributes_of, by_reference, copies_itself
+from .kinds import attributes_of, by_reference, copies_itself, is_fake
 from .paths import objects, parts_of_own
 from .tensors import NotCopiedError, Storages
 
@@ -180,7 +180,7 @@ def _kind(cls: type) -> Any:
 
 
 def _kind_of_tensor(cls: Any) -> Any:
-    if cls.__module__.startswith("torch._subclasses"):
+    if is_fake(cls):
         return _of_fake
     if issubclass(cls, torch.nn.parameter.UninitializedTensorMixin):
         return _of_lazy

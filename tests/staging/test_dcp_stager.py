@@ -21,6 +21,7 @@ from dcp_stager_case import free
 from quantized_ranks import HAS_STAGERS, KINDS, async_save, boxes, piece
 from ranks import Ranks
 from stored_objects import chunks, of_object
+from work import HANG
 
 import migrate
 from migrate.staging.streams import Arrival
@@ -103,6 +104,7 @@ def test_the_lease_ends_with_the_dict_and_not_with_the_stager(without_collector:
     ours = stager.for_dcp()
     staged = ours.stage(state(1))
     ours.close()
+    assert stager.nbytes > 0
     taken = staged["model"]["row"]
     del staged
     stager.trim()
@@ -112,6 +114,31 @@ def test_the_lease_ends_with_the_dict_and_not_with_the_stager(without_collector:
     stager.trim()
     assert stager.nbytes == 0
     assert ours.stage(state(2))["step"] == 2
+    ours.close()
+    # gives back itself what nothing uses
+    assert stager.nbytes == 0
+
+
+def test_before_the_first_stage_there_is_nothing_to_wait_for() -> None:
+    ours = migrate.Stager().for_dcp(non_blocking=True)
+    ours.guard()
+    ours.synchronize_staging()
+    ours.close()
+
+
+def test_close_waits_for_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    copying = Copying()
+    monkeypatch.setattr("migrate.staging.copying.run", lambda *_: copying)
+    ours = migrate.Stager().for_dcp(non_blocking=True)
+    future = ours.stage({"w": torch.ones(3)})
+    closing = threading.Thread(target=ours.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()
+    copying.there.set()
+    closing.join(HANG)
+    assert not closing.is_alive()
+    assert list(future.result(HANG)) == ["w"]
 
 
 def test_five_saves_take_no_more_memory_than_one(tmp_path: Path, group: None) -> None:

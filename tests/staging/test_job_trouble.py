@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from work import HANG
 
 import migrate
+from migrate.core.errors import fail
 from migrate.running.publish import partial_folder
 from migrate.staging import jobs, process
 
@@ -368,7 +369,7 @@ def test_one_of_many_threads_gets_a_path(failing: threading.Event, tmp_path: Pat
         try:
             taken.append(snapshot.save_async(tmp_path / "out"))
         except migrate.MigrateError as error:
-            refused.append(error)
+            refused.append(str(error))
 
     threads = [threading.Thread(target=saves) for _ in range(8)]
     for one in threads:
@@ -376,9 +377,45 @@ def test_one_of_many_threads_gets_a_path(failing: threading.Event, tmp_path: Pat
     for one in threads:
         one.join(HANG)
     assert (len(taken), len(refused)) == (1, 7)
-    assert all("M904" in str(error) for error in refused)
+    assert all("M904" in said for said in refused)
     failing.set()
     assert taken[0].exception(HANG) is not None
+    ended(stager)
+    snapshot.release()
+    assert not any(block.lent for block in stager._pool._blocks)
+
+
+def test_a_job_that_fails_while_it_is_cancelled_says_what_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun = threading.Event()
+
+    def write(work: Any, progress: Any, stop: threading.Event) -> Any:
+        begun.set()
+        assert stop.wait(HANG)
+        fail("M909", "no room")
+
+    monkeypatch.setattr("migrate.staging.stager.write_here", write)
+    job = migrate.Stager().stage({"w": torch.ones(2)}).save_async(tmp_path / "out")
+    assert repr(job) == f"<migrate.Job '{tmp_path / 'out'}', 0 of 0 bytes>"
+    assert begun.wait(HANG)
+    assert job.cancel()
+    with pytest.raises(migrate.MigrateError, match="M909"):
+        job.result(HANG)
+    assert repr(job) == f"<migrate.Job '{tmp_path / 'out'}', failed>"
+
+
+def test_a_child_whose_trainer_is_gone_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One that was not yet there to be killed with it: it has another parent by then."""
+    run = process._CODE.replace("main()", "import os; os.getppid = lambda: 1; main()")
+    monkeypatch.setattr(process, "_CODE", run)
+    stager = migrate.Stager(process=True)
+    job = stager.stage({"w": torch.ones(2)}).save_async(tmp_path / "out")
+    with pytest.raises(migrate.MigrateError, match=r"M980(.|\n)*ended with status 0"):
+        job.result(HANG)
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("apart", thorough([False, True]))

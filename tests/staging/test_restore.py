@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 import warnings
 from collections import OrderedDict, deque
@@ -24,6 +25,34 @@ class Pair(NamedTuple):
 class Thing:
     def __init__(self, value: Any) -> None:
         self.value = value
+
+
+class Lists(list[Any]):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    n: int
+    x: Any
+
+
+def other(**attributes: Any) -> Thing:
+    made = Thing(1)
+    made.__dict__.update(attributes)
+    return made
+
+
+def held(*values: Any) -> Any:
+    made = numpy.empty(len(values), dtype=object)
+    made[:] = values
+    return made
+
+
+def read_only(*values: int) -> Any:
+    made = numpy.array(values)
+    made.flags.writeable = False
+    return made
 
 
 class Own(Thing):
@@ -191,8 +220,11 @@ def test_values_other_than_tensors_come_back() -> None:
         "thing": Thing(1), "own": Own([1]), "array": numpy.arange(3), 3: "by number",
         "python": random.Random(1), "numpy": numpy.random.default_rng(1), "tuple": (1, [2]),
         "torch": torch.Generator().manual_seed(4), "storage": torch.ones(1).untyped_storage(),
-        "equal": (1000, float("inf")), "pair": Pair([1], 10**20),
+        "equal": (1000, float("inf")), "pair": Pair([1], 10**20), None: 1,
+        "k" * 300: 1, ("t", 1): 1, "function": len, "dtype": torch.float32, "lists": Lists([1]),
+        "kept": read_only(1, 2),
     }  # fmt: skip
+    state["lists"].tag = 1
     identities = {key: id(value) for key, value in state.items()}
     snapshot = migrate.Stager().stage(state)
     expected = (
@@ -214,7 +246,12 @@ def test_values_other_than_tensors_come_back() -> None:
     state["tuple"][1][0] = 9
     state["pair"].left[0] = 9
     state["storage"][0] = 1
+    state.update({None: 2, "k" * 300: 2, ("t", 1): 2, "function": print, "dtype": torch.int8})
+    state["lists"][0] = state["lists"].tag = 2
     snapshot.restore(state)
+    assert (state[None], state["k" * 300], state["lists"][0], state["lists"].tag) == (1, 1, 1, 1)
+    assert state["t", 1] == 1
+    assert (state["function"], state["dtype"]) == (len, torch.float32)
     assert (state["n"], str(state["zero"]), state["flag"] is True) == (1, "0.0", True)
     assert (state["text"], state["list"], state["set"]) == ("a", [1, [2, 3]], {1, 2})
     assert (state["bytes"], list(state["deque"])) == (b"ab", [1, 2])
@@ -224,7 +261,7 @@ def test_values_other_than_tensors_come_back() -> None:
     assert state["python"].random() == expected[0]
     assert state["numpy"].random() == expected[1]
     assert torch.rand(1, generator=state["torch"]).equal(expected[2])
-    scalars = ("n", "zero", "flag", "text", 3)
+    scalars = ("n", "zero", "flag", "text", 3, None, "k" * 300, ("t", 1), "function", "dtype")
     assert {key: id(v) for key, v in state.items() if key not in scalars} == {
         key: number for key, number in identities.items() if key not in scalars
     }
@@ -233,6 +270,12 @@ def test_values_other_than_tensors_come_back() -> None:
 def tied() -> dict[str, Any]:
     x = torch.ones(2)
     return {"a": x, "b": x}
+
+
+def nested(*lengths: int) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.ones(n) for n in lengths])
 
 
 OTHERS: dict[str, tuple[Any, Any, str]] = {
@@ -247,6 +290,15 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
     "tuple": ({"a": (1, 2)}, {"a": Pair(1, 2)}, "['a']: Pair instead of tuple"),
     "in a named tuple": ([Pair(1, torch.ones(1))], [Pair(2, torch.ones(1))], "[0].left: a Pair "),
     "array": ([numpy.ones(2)], [numpy.ones(3)], "[0]: float64 (3,) instead of float64 (2,)"),
+    "set": ({1, 2}, {1, Thing(2)}, "{1}: Thing instead of int"),
+    "nested": ([torch.ones(2)], [nested(2, 3)], "[0]: torch.float32 nested instead of"),
+    "not nested": ([nested(2, 3)], [torch.ones(2)], "instead of torch.float32 nested"),
+    "dtype of nested": ([nested(2)], [nested(2).double()], "[0]: torch.float64 nested instead of"),
+    "shape of nested": ([nested(2, 3)], [nested(3, 2)], "[0]: torch.float32 nested instead of"),
+    "objects": ([held([1], 2)], [held([2], 2)], "[0]: an array of objects"),
+    "read-only": ([read_only(1, 2)], [read_only(1, 3)], "[0]: an array that is read-only"),
+    "frozen": ([Frozen(1, torch.ones(1))], [Frozen(2, torch.ones(1))], "[0].n: a Frozen cannot be"),
+    "attributes": ([Thing(1)], [other(more=2)], "[0]: other parts"),
     "tied": ({"a": torch.ones(2), "b": torch.ones(2)}, tied(), "one object where the "),
 }  # fmt: skip
 
@@ -266,6 +318,31 @@ def test_another_structure_is_refused_by_path_and_nothing_is_written(kind: str) 
     )
     assert guard.tolist() == [0, 0, 0]
     assert target[1] == 6
+
+
+def test_equal_tuples_may_be_one() -> None:
+    """As constants of a program are, whether or not the copies of them are."""
+    x = torch.ones(1)
+    snapshot = migrate.Stager().stage({"a": (1, x), "b": (1, x)})
+    both = (1, x)
+    x.zero_()
+    snapshot.restore({"a": both, "b": both})
+    assert x.item() == 1
+
+
+def test_conj_and_neg_views_are_restored_from_tensors_that_are_none() -> None:
+    plain = torch.tensor([1 + 2j, 3 - 4j])
+    snapshot = migrate.Stager().stage([plain, plain.imag])
+    base = torch.zeros(2, dtype=torch.complex64)
+    other = torch.zeros(2, dtype=torch.complex64)
+    snapshot.restore([base.conj(), other.conj().imag])
+    assert base.conj().equal(plain)
+    assert other.conj().imag.equal(plain.imag)
+
+
+def test_a_new_state_has_tensors_of_no_elements() -> None:
+    new = migrate.Stager().stage([torch.zeros(600_000)[7:7], torch.empty(0, 3)]).restore()
+    assert [tuple(x.shape) for x in new] == [(0,), (0, 3)]
 
 
 def test_all_paths_that_differ_are_named() -> None:

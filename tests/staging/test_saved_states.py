@@ -315,6 +315,27 @@ def test_a_job_waits_for_copies_that_are_on_the_way(
     assert held["new.there" if way == "migrate" else "there"].eq(1).all()
 
 
+def test_a_state_dict_waits_for_copies_that_are_on_the_way(gpu: Device, tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(RENAME)
+    state = {"there": torch.ones(100), "here": torch.zeros(3)}
+    migration = (
+        migrate.Stager().stage(state, non_blocking=True).migrate(rules=tmp_path / "rules.yaml")
+    )
+    assert gpu.said == COPIES
+    assert migration.state_dict()["new.there"].eq(1).all()
+    assert gpu.said == [*COPIES, "synchronize"]
+
+
+def test_what_is_asked_for_and_does_not_exist_is_refused_at_once(tmp_path: Path) -> None:
+    snapshot = migrate.Stager().stage({"a": torch.ones(2)})
+    with pytest.raises(migrate.MigrateError, match=r"M115.*no output format gguff"):
+        snapshot.save_async(tmp_path / "out", output_format="gguff")
+    with pytest.raises(migrate.MigrateError, match=r"M115.*`rest` is 'leaves'"):
+        snapshot.migrate(rest="leaves")  # type: ignore[arg-type]
+    assert repr(snapshot.migrate()) == "<migrate.SnapshotMigration, as it is>"
+    assert os.listdir(tmp_path) == []
+
+
 def test_rules_may_be_handed_over_once(tmp_path: Path) -> None:
     """A generator of paths is gone after its first use."""
     (tmp_path / "rules.yaml").write_text(RENAME)

@@ -46,6 +46,13 @@ def test_a_snapshot_is_a_mapping_where_the_state_is_one() -> None:
         migrate.Stager().stage([1])["a"]
 
 
+def test_a_snapshot_says_what_it_holds_and_that_it_was_released() -> None:
+    snapshot = migrate.Stager().stage({"w": torch.ones(3)})
+    assert repr(snapshot) == "<migrate.Snapshot, 12 bytes>"
+    snapshot.release()
+    assert repr(snapshot) == "<migrate.Snapshot, released>"
+
+
 def test_memory_is_used_again_when_nothing_refers_to_it(without_collector: None) -> None:
     stager = migrate.Stager()
     state = {"w": torch.ones(1000), "big": torch.ones(500_000)}
@@ -122,7 +129,11 @@ def test_what_cannot_be_copied_is_named_by_path_all_at_once() -> None:
 
 
 def test_nothing_but_what_the_walk_writes_is_built() -> None:
-    for stream in (b"cos\nsystem\n(S'true'\ntR.", b"cmigrate.staging.walk\nWalk\n."):
+    for stream in (
+        b"cos\nsystem\n(S'true'\ntR.",
+        b"cmigrate.staging.walk\nWalk\n.",
+        b"cos\nreference\n.",
+    ):
         with pytest.raises(Exception, match="no part of a staged structure"):
             walk.Build(stream, [], [], lambda number: torch.UntypedStorage(0)).run()
 

@@ -7,6 +7,8 @@ import mmap
 import multiprocessing
 import os
 import resource
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -16,9 +18,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from marks import thorough
+from safetensors.torch import load_file
 from work import HANG
 
-from migrate.core.errors import RunError
+from migrate.core.errors import QuestionError, RunError
 from migrate.staging.jobs import write_here
 from migrate.staging.memory import PAGE, BlockPool, Want, pages
 from migrate.staging.stager import Stager
@@ -162,6 +166,15 @@ class TestChanges:
         stager.stage(small)
         assert stager.nbytes == PAGE
 
+    def test_a_storage_that_has_moved_gets_a_block_that_is_free(self, uncollected: None) -> None:
+        stager, kept = Stager(), []
+        for step in range(3):
+            # at another address each time
+            kept.append(torch.full((MIB,), float(step)))
+            assert stager.stage({"w": kept[-1]})["w"].eq(step).all()
+            assert stager.nbytes == 4 * MIB
+        assert len({x.data_ptr() for x in kept}) == 3
+
     def test_storages_that_share_a_slab_are_aligned_and_apart(self) -> None:
         state = {str(n): torch.full((n + 1,), n, dtype=torch.uint8) for n in range(200)}
         stager = Stager()
@@ -236,11 +249,36 @@ class TestLimit:
         del taken
         stager.stage(state)
 
+    def test_what_is_free_is_said_to_be_in_use_by_nobody(self, uncollected: None) -> None:
+        stager, state = Stager(max_memory=7 * MIB), large(2)
+        taken = stager.stage(state).state["w1"]
+        more = {"w0": state["w0"], "new": torch.ones(MIB)}
+        with pytest.raises(RunError, match="are in use") as caught:
+            stager.stage(more)
+        (problem,) = caught.value.diagnostics
+        assert f"a snapshot of {6 * MIB} bytes" in problem.message
+        assert f"of which {2 * MIB} are in use" in problem.message
+        assert problem.notes == (f"snapshot 1 holds {2 * MIB} bytes",)
+        del taken
+        stager.stage(more)
+
+    def test_what_lies_idle_is_given_up_where_the_system_has_no_more(self) -> None:
+        assert in_a_process(_idle) == [0.0, 300 * MIB]
+
     @pytest.mark.parametrize("share", [False, True])
     def test_no_memory_of_the_system_is_a_diagnostic(self, share: bool, tmp_path: Path) -> None:
         """In a process of its own, whose address space and files are limited."""
         answers = in_a_process(_limited, share)
         assert answers == ["M919", 0, "M919", 1.0]
+
+
+def _idle() -> list[Any]:
+    before, after, stager = large(1, 256 * MIB), large(1, 300 * MIB), Stager()
+    stager.stage(before)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (used + 100 * MIB, hard))
+    return [stager.stage(after)["w0"][-1].item(), stager.nbytes]
 
 
 def _limited(share: bool) -> list[Any]:
@@ -304,6 +342,25 @@ class TestProcesses:
         assert [x[0].item() for x in kept.state.values()] == [0, 1]
         assert stager.stage(state).state["w1"].eq(1).all()
 
+    def test_a_forked_child_copies_without_the_threads_of_torch(self) -> None:
+        """These are the parent's, and a copy that is handed to them never ends."""
+        code = """if True:
+            import os, sys, torch, migrate
+
+            torch.set_num_threads(2)
+            large = torch.ones(1 << 22)
+            large.mul_(2)  # the threads are there now
+            stager = migrate.Stager()
+            child = os.fork()
+            if not child:
+                made = stager.stage({"w": large})["w"]
+                os._exit(0 if made.data_ptr() != large.data_ptr() and bytes(
+                    made.untyped_storage()[:8]) == bytes(large.untyped_storage()[:8]) else 3)
+            sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """
+        run = subprocess.run([sys.executable, "-c", code], timeout=HANG, check=False)
+        assert run.returncode == 0
+
     def test_a_forked_child_closes_without_the_jobs_of_its_parent(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -321,6 +378,52 @@ class TestProcesses:
         finally:
             go.set()
         job.result(HANG)
+
+    @pytest.mark.parametrize("share", [False, True])
+    def test_a_forked_child_saves_what_it_staged_and_nothing_of_its_parent(
+        self, share: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whose writer is busy: in the child no thread would ever come to the job."""
+        go = threading.Event()
+
+        def write(*given: Any) -> Any:
+            assert go.wait(2 * HANG)
+            return write_here(*given)
+
+        monkeypatch.setattr("migrate.staging.stager.write_here", write)
+        stager = Stager(share_memory=share)
+        snapshot = stager.stage({"w": torch.ones(3)})
+        migration = snapshot.migrate()
+        job, ended = snapshot.save_async(tmp_path / "out"), snapshot.save_async(tmp_path / "no")
+        ended.cancel()
+
+        def child() -> Any:
+            go.set()
+            asked = (
+                lambda: snapshot.save_async(tmp_path / "a"),
+                lambda: snapshot.save(tmp_path / "a"),
+                lambda: migration.save_async(tmp_path / "a"),
+                lambda: snapshot.migrate().save(tmp_path / "a"),
+                job.result,
+                job.exception,
+                job.cancel,
+            )
+            said = []
+            for one in asked:
+                with pytest.raises(QuestionError) as caught:
+                    one()
+                said += [problem.code for problem in caught.value.diagnostics]
+            mine = stager.stage({"w": torch.full((3,), 5.0)}).save_async(tmp_path / "mine")
+            return said, snapshot["w"].tolist(), mine.result(HANG).path
+
+        try:
+            assert in_a_process(child) == (["M981"] * 7, [1, 1, 1], str(tmp_path / "mine"))
+        finally:
+            go.set()
+        assert job.result(HANG).path == str(tmp_path / "out")
+        assert sorted(os.listdir(tmp_path)) == ["mine", "out"]
+        assert load_file(tmp_path / "mine" / "model.safetensors")["w"].tolist() == [5, 5, 5]
+        assert in_a_process(job.result).path == str(tmp_path / "out")
 
     def test_threads_stage_at_once(self) -> None:
         stager = Stager()
@@ -398,3 +501,42 @@ class TestLeaks:
         for _ in range(2):
             stager.stage(small)
         assert private() - before <= 2 * MIB
+
+    @pytest.mark.parametrize(("apart", "saves"), thorough([(False, 60), (True, 30)]))
+    def test_saves_leave_nothing_behind(self, apart: bool, saves: int, tmp_path: Path) -> None:
+        """Neither descriptors, threads, processes, mappings nor objects: fewer than one a save."""
+        stager = Stager(process=apart)
+        state = {"w": torch.ones(MIB // 2), "small": torch.ones(3), "step": 0}
+        counts: list[dict[str, int]] = []
+        for step in range(10 + saves):
+            if step in (10, 9 + saves):
+                gc.collect()
+                counts.append(held_now(stager))
+            state["step"] = step
+            snapshot = stager.stage(state)
+            job = snapshot.save_async(tmp_path / f"{step}.safetensors", fsync=False)
+            assert job.result(HANG).tensors == 2
+            del snapshot, job
+            (tmp_path / f"{step}.safetensors").unlink()
+        before, after = counts
+        assert after.pop("objects") - before.pop("objects") < saves // 2
+        assert after == before
+        stager.close()
+
+
+def held_now(stager: Stager) -> dict[str, int]:
+    """What a process has of everything that could be left behind."""
+    thread = stager._writer._thread
+    if thread is not None:
+        # it may still be on its way out
+        thread.join(HANG)
+    tasks = Path("/proc/self/task").iterdir()
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "children": sum(len((task / "children").read_text().split()) for task in tasks),
+        "mappings": Path("/proc/self/maps").read_text().count("memfd:migrate-staging"),
+        "blocks": len(stager._pool._blocks),
+        "bytes": stager.nbytes,
+        "objects": len(gc.get_objects()),
+    }

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 from work import HANG
 
 from migrate.staging.copying import Streams
@@ -49,7 +50,7 @@ class Device:
 
             @staticmethod
             def priority_range() -> tuple[int, int]:
-                return 0, -5
+                return 2, -5
 
             def wait_stream(self, other: Any) -> None:
                 outer.said.append(f"{self.name} waits for {other.name}")
@@ -95,11 +96,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 STATE = {"there": torch.ones(100), "here": torch.zeros(3)}
 COPIES = [
-    "side 0 waits for current",
-    "into side 0",
-    "keep 400 for side 0",
-    "out of side 0",
-    "event on side 0",
+    "side 2 waits for current",
+    "into side 2",
+    "keep 400 for side 2",
+    "out of side 2",
+    "event on side 2",
 ]
 
 
@@ -139,7 +140,7 @@ def test_what_is_on_the_cpu_is_there_when_stage_returns(gpu: Device) -> None:
 def test_each_device_has_a_stream(gpu: Device) -> None:
     state = {**STATE, "more": torch.ones(200), "other": torch.full((1000,), 2.0)}
     snapshot = Stager().stage(state, non_blocking=True)
-    for name, kept in (("side 0", [400, 800]), ("side 0 of the other", [4000])):
+    for name, kept in (("side 2", [400, 800]), ("side 2 of the other", [4000])):
         mine = [said for said in gpu.said if re.search(rf"{name}($| waits)", said)]
         assert mine[:2] == [f"{name} waits for current", f"into {name}"]
         assert sorted(mine[2:-2]) == [f"keep {n} for {name}" for n in kept]
@@ -160,6 +161,39 @@ def test_a_stream_is_made_once(gpu: Device) -> None:
     for _ in range(3):
         stager.stage(STATE)
     assert len([args for args in made if args]) == 1
+
+
+def test_devices_without_priorities_have_a_stream(
+    gpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(gpu.Stream, "priority_range")
+    assert Stager().stage(STATE)["there"].eq(1).all()
+    assert gpu.said[0] == "side 0 waits for current"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_devices_are_those_of_what_a_tensor_consists_of(gpu: Device) -> None:
+    x = torch.ones(100)
+    two = TwoTensor(x, torch.ones(100))
+    two.note = torch.ones(2)
+    state = {"two": two, "coo": torch.eye(100).to_sparse(), "here": torch.zeros(3)}
+    found = Stager().stage(state).devices
+    assert (found["['two']"], found["['two'].a"], found["['two'].note"]) == (
+        CUDA,
+        CUDA,
+        torch.device("cpu"),
+    )
+    assert found["['coo']"] == CUDA
+    assert found["['here']"] == torch.device("cpu")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scales_of_channels_are_there_before_they_are_read(gpu: Device) -> None:
+    """torch reads them when such a tensor is made, which cannot wait for a `guard`."""
+    x = torch.quantize_per_channel(torch.ones(2, 3), torch.ones(2), torch.zeros(2), 0, torch.qint8)
+    snapshot = Stager().stage({**STATE, "x": x}, non_blocking=True)
+    assert gpu.said == [*COPIES, "synchronize"]
+    assert snapshot["x"].dequantize().equal(torch.ones(2, 3))
 
 
 def test_memory_is_lent_until_the_copies_are_there(gpu: Device) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 import migrate
+from migrate.staging import walk
 
 DTYPES = sorted(
     {x for x in vars(torch).values() if isinstance(x, torch.dtype) and "torch.q" not in str(x)},
@@ -87,6 +88,8 @@ STRIDED: dict[str, Callable[[], torch.Tensor]] = {
     "conj and neg": lambda: torch.randn(3, dtype=torch.complex128).conj().imag.neg(),
     "parameter": lambda: torch.nn.Parameter(torch.randn(2, 2)),
     "frozen parameter": lambda: torch.nn.Parameter(torch.ones(2), requires_grad=False),
+    "parameter, turned": lambda: torch.nn.Parameter(torch.randn(3, 4).t()),
+    "frozen parameter with gaps": lambda: torch.nn.Parameter(torch.randn(6)[::2], False),
     "parameter of integers": lambda: torch.nn.Parameter(torch.arange(2), requires_grad=False),
     "large": lambda: torch.randn(500, 1000),
 }
@@ -241,7 +244,8 @@ def test_subclasses_keep_class_and_attributes() -> None:
     view = shared[1:]
     view.name_of_it = "view"
     grad = torch.ones(2).as_subclass(Sub).requires_grad_()
-    made = staged([plain, slotted, parameter, view, shared, grad])
+    unset = torch.ones(2).as_subclass(SlottedSub)
+    made = staged([plain, slotted, parameter, view, shared, grad, unset])
     assert [type(x) for x in made] == [
         Sub,
         SlottedSub,
@@ -249,7 +253,9 @@ def test_subclasses_keep_class_and_attributes() -> None:
         torch.Tensor,
         torch.Tensor,
         Sub,
+        SlottedSub,
     ]
+    assert not hasattr(made[6], "scale")
     assert made[0].scale is made[4]
     assert made[1].scale[0] is made[4]
     assert made[2].partition == ("tp", 2)
@@ -407,10 +413,16 @@ def test_lazy_parameters_stay_lazy() -> None:
         "p": torch.nn.UninitializedParameter(requires_grad=False, dtype=torch.float16),
         "b": torch.nn.UninitializedBuffer(dtype=torch.int8),
         "m": torch.nn.LazyLinear(3),
+        "meta": torch.nn.UninitializedParameter(device="meta"),
     }
     made = staged(state)
     assert (made["p"].dtype, made["p"].requires_grad) == (torch.float16, False)
     assert made["b"].dtype is torch.int8
+    assert made["meta"].device.type == "meta"
+    # on a device only what is restored is there again
+    for apart, device in ((False, "cpu"), (True, "cuda")):
+        build = walk.Build(b"", [], [], lambda number: torch.UntypedStorage(0), apart=apart)
+        assert build._device(torch.device("cuda")).type == device
     assert made["m"](torch.ones(1, 5)).shape == (1, 3)
     made["p"].materialize((2, 2))
     assert made["p"].shape == (2, 2)
@@ -483,6 +495,22 @@ def test_a_dispatching_class_with_bytes_keeps_them() -> None:
         assert made[0].untyped_storage().data_ptr() == made[1].data_ptr()
         assert (made[0].storage_offset(), made[0].requires_grad) == (2, True)
     assert made[0].note is made[1]
+    pairs = torch.arange(4.0).view(torch.complex64)
+    for plain in (pairs.conj(), pairs.conj().imag):
+        made = staged([torch.Tensor._make_subclass(Logged, plain)])
+        with torch._C.DisableTorchFunction():
+            assert (made[0].is_conj(), made[0].is_neg()) == (plain.is_conj(), plain.is_neg())
+        same(walk_plain(made[0]), plain)
+
+
+def walk_plain(x: torch.Tensor) -> torch.Tensor:
+    """The tensor without its class, whose methods answer to nothing."""
+    with torch._C.DisableTorchFunction():
+        plain = torch.empty(0, dtype=x.dtype).set_(
+            x.untyped_storage(), x.storage_offset(), x.size(), x.stride()
+        )
+        plain = torch._conj(plain) if x.is_conj() else plain
+        return torch._neg_view(plain) if x.is_neg() else plain
 
 
 def freed() -> torch.Tensor:
@@ -498,6 +526,19 @@ def freed_view() -> torch.Tensor:
     return view
 
 
+def packed() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_channel(
+            torch.ones(4, 8), torch.ones(4), torch.zeros(4), 0, torch.quint4x2
+        )
+
+
+def emptied(x: torch.Tensor) -> torch.Tensor:
+    x.untyped_storage().resize_(4)
+    return x
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "freed": (freed, "its storage was freed or shrunk: it holds 8 bytes"),
     "freed view": (freed_view, "its storage was freed or shrunk"),
@@ -508,6 +549,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "functional": (lambda: torch._to_functional_tensor(torch.ones(2)), "no memory"),
     "zero": (lambda: torch._efficientzerotensor(3), "no memory"),
+    "packed, freed": (lambda: emptied(packed()), "or one whose storage was freed"),
     "in a wrapper": (lambda: TwoTensor(freed(), freed()), "its storage was freed"),
     "in an attribute": (lambda: setattr(x := torch.ones(1), "y", freed()) or x, "was freed"),
 }
@@ -561,10 +603,25 @@ def test_only_what_tensors_touch_of_a_large_storage_is_held() -> None:
     assert snapshot["b"].data_ptr() - snapshot["a"].data_ptr() == 20
     assert len({snapshot[k].untyped_storage().data_ptr() for k in ("a", "b", "far")}) == 1
     # half of it is touched, or it is small: everything is kept where it was
-    for x in (big[100:1_100_000], torch.arange(100_000)[7:9]):
+    for x in (big[100:1_100_000], big[16:1_000_016], torch.arange(100_000)[7:9]):
         made = staged([x])[0]
         assert made.storage_offset() == x.storage_offset()
         assert made.untyped_storage().nbytes() == x.untyped_storage().nbytes()
+
+
+def test_parts_of_many_large_storages_share_pages() -> None:
+    state = [torch.full((300_000,), float(n))[n + 16 : n + 32] for n in range(40)]
+    stager = migrate.Stager()
+    made = stager.stage(state).state
+    assert [x.unique().tolist() for x in made] == [[n] for n in range(40)]
+    assert stager.nbytes <= 2 * 4096
+
+
+def test_gaps_of_an_array_are_not_held() -> None:
+    array = numpy.arange(1_000_000)[5::1000]
+    snapshot = migrate.Stager().stage([array])
+    assert snapshot.nbytes <= 8 * len(array) + 64
+    assert snapshot.state[0].tolist() == array.tolist()
 
 
 @pytest.mark.filterwarnings("ignore")
