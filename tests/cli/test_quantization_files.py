@@ -311,6 +311,46 @@ def test_a_stamp_says_more_than_the_rule_file(tmp_path: Path) -> None:
     assert side(new) == {"model_type": "m", "last": 1}
 
 
+def test_what_a_stamp_restores_may_be_said_otherwise_where_it_is_there(tmp_path: Path) -> None:
+    static = {"in": {"static": True}}
+    groups = {"a": static, "b": {"in": None}, "c": {}, "d": {"in": {"static": 0}}}
+    config = {**CONFIG, "groups": groups, "list": [{"static": True}], "left": 1, "empty": 2}
+    source = folder(tmp_path / "old", MIXED, config=config, hf_quant_config=modelopt_text())
+    file = rules(
+        tmp_path,
+        "files: {config.json: {groups: null, list: null, left: null, empty: null, last: null},"
+        " hf_quant_config.json: null}\n"
+        "files_restored:\n"
+        "  hf_quant_config.json: null\n"
+        "  config.json:\n"
+        '    groups: {"*": {in: {static: false}}}\n'
+        '    list: {"*": {static: false}}\n'
+        "    left: null\n"
+        "    empty: $null\n"
+        "    absent: {deep: 1}\n" + HEAD,
+    )
+    done("apply", source, "-o", tmp_path / "new", "--rules", file, "--undo", tmp_path / "kept")
+    asked = ("downgrade", tmp_path / "new", "--rules", file, "--format", "json", "-o")
+    notes = done(*asked, tmp_path / "back").json["notes"]
+    now = {**groups, "a": {"in": {"static": False}}, "d": {"in": {"static": False}}}
+    wanted = {**config, "groups": now, "empty": None}
+    del wanted["left"]
+    assert files(tmp_path / "back").keys() == {"config.json"}
+    assert side(tmp_path / "back") == wanted
+    assert {n for n in notes if n.startswith("config.json ")} == {
+        f"config.json {says}, as what is written is; it said {was} before"
+        for says, was in (
+            ("says false at groups.a.in.static", "true"),
+            ("says false at groups.d.in.static", "0"),
+            ("has nothing at left", "1"),
+            ("says null at empty", "2"),
+        )
+    }
+    # the tensors themselves come back, and with them what was said of them
+    done(*asked, tmp_path / "all", "--undo", tmp_path / "kept")
+    assert files(tmp_path / "all") == files(source)
+
+
 def test_a_file_that_was_made_again_since_it_went_is_named(tmp_path: Path) -> None:
     source = folder(tmp_path / "old", MIXED, hf_quant_config=modelopt_text())
     file = rules(tmp_path, "files: {hf_quant_config.json: null}\n" + HEAD)
@@ -412,6 +452,9 @@ def test_lists_of_modules_are_for_patches_alone(tmp_path: Path) -> None:
         tmp_path, 'keep: ["{k...}"]\nrules: [{name: m, from: "{m}.weight", to: "{m}.w", '
         "where: {m: $plain_modules}}]\n"
     )  # fmt: skip
+    assert refusal("plan", source, "--rules", file, exit=2)["code"] == "M112"
+    # they are of what comes out, and a stamp restores what was there
+    file = rules(tmp_path, "files_restored: {config.json: {ignore: $plain_modules}}\n" + HEAD)
     assert refusal("plan", source, "--rules", file, exit=2)["code"] == "M112"
 
 

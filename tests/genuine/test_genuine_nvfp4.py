@@ -285,5 +285,5 @@ def test_a_model_that_was_trained_is_encoded_but_for_what_loaders_keep_plain(
     assert {k for k in wanted if k.endswith("weight_scale_2")} <= set(encoded)
     assert not [k for k in encoded if k.split(".")[-2] in ("embed_tokens", "lm_head", "gate")]
     said = json.loads((out / "config.json").read_text())["quantization_config"]
-    assert (said["quant_method"], said["quant_algo"]) == ("modelopt", "NVFP4")
+    assert (said["quant_method"], said["quant_algo"]) == ("modelopt", "W4A16_NVFP4")
     assert {"lm_head", "model.embed_tokens"} <= set(said["ignore"])
