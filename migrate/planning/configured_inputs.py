@@ -64,6 +64,6 @@ def _static_in(place: str, said: Mapping[str, Any]) -> Iterator[tuple[str, Any]]
 
 _HELP = (
     "let the library that serves the model calibrate it again, or correct the configuration to a "
-    "scheme without such scales; where the weights were encoded on a way back, `apply --undo DIR` "
-    "and `downgrade --undo DIR` bring back the scales of the source"
+    "scheme without such scales; what a way there drops comes back where it kept the bytes of the "
+    "source (`undo`)"
 )

@@ -167,4 +167,4 @@ def test_modelopts_fp8_without_scales_of_inputs_is_said_of_each_place(tmp_path: 
     )
     assert [w["message"].partition(":")[0] for w in warned] == [f"{at} is FP8" for at in places] * 2
     assert {w["code"] for w in warned} == {"M519"}
-    assert "--undo" in warned[0]["help"]
+    assert "undo" in warned[0]["help"]
