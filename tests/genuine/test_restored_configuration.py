@@ -27,10 +27,9 @@ GOALS = {
 }  # fmt: skip
 # nothing encodes these, or nothing tells what was encoded
 ONE_WAY = ("awq", "gptq", "gguf", "bnb-int8", "modelopt-mixed")
-# of which the plan warns: experts that are stacked stay plain, and the configuration that
-# transformers wrote for DeepSeek-V4 claims layers that it left plain; ModelOpt has no word for FP8
-# whose inputs have no scales
-MISFITS = {"modelopt-nvfp4-stacked", "deepseek-v4", "modelopt-fp8", "modelopt-fp8-stacked"}
+# of which the plan warns: the configuration that transformers wrote for DeepSeek-V4 claims layers
+# that it left plain, and ModelOpt has no word for FP8 whose inputs have no scales
+MISFITS = {"deepseek-v4", "modelopt-fp8", "modelopt-fp8-stacked"}
 MORE = {"gptq-v1": ("--set", "zeros=words")}
 # one of each kind; all of them take some seconds
 SOME = ("ct-w4a16", "ct-bitmask", "bnb-nf4", "mistral-fp8", "modelopt-mixed")
