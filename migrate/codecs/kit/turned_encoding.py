@@ -68,7 +68,8 @@ class TurnedEncoding:
         return self.rows.needs(role, self._turned(role, box))
 
     def grain(self, role: str) -> tuple[int, ...]:
-        return self._turned(role, self.rows.grain(role))
+        sides: tuple[int, ...] = self._turned(role, self.rows.grain(role))
+        return sides
 
     def encode(
         self,
