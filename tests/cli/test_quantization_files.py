@@ -569,6 +569,44 @@ def test_a_configuration_that_does_not_describe_the_output_is_warned_of(
     assert found == ([] if words is None else [words])
 
 
+STATIC = (
+    "{quant_method: compressed-tensors, ignore: $plain_modules, "
+    "config_groups: {g: {targets: [Linear], weights: {type: float}, input_activations: %s}}}"
+)
+PLAIN = "modules_to_not_convert: $plain_modules"
+
+
+@pytest.mark.parametrize(
+    ("written", "place"),
+    [
+        (STATIC % "{dynamic: true}", None),
+        (STATIC % "null", None),
+        (STATIC % "{num_bits: 8}", "config_groups.g.input_activations.dynamic is False"),
+        (STATIC % "{dynamic: false}", "config_groups.g.input_activations.dynamic is False"),
+        (STATIC % "{dynamic: local}", "config_groups.g.input_activations.dynamic is local"),
+        (
+            f"{{quant_method: fp8, activation_scheme: static, {PLAIN}}}",
+            "activation_scheme is static",
+        ),
+        (
+            "{quant_method: modelopt, quant_algo: NVFP4, ignore: $plain_modules}",
+            "quant_algo is NVFP4",
+        ),
+        ("{quant_method: modelopt, quant_algo: FP8_PB_WO, ignore: $plain_modules}", None),
+    ],
+)
+def test_scales_of_inputs_that_are_declared_and_not_there_are_warned_of(
+    tmp_path: Path, written: str, place: str | None
+) -> None:
+    said = {"quantization_config": {"quant_method": "x"}}
+    asked = ("--rules", rules(tmp_path, WRITE % written))
+    found = warned(folder(tmp_path / "old", MIXED, config=said), *asked)
+    why = "inputs are scaled by numbers that are stored, and no tensor that comes out is one"
+    assert found == ([] if place is None else [f"{THERE}.{place}: {why}"])
+    beside = MIXED | {"l.2.q.input_scale": ("F32", [])}
+    assert warned(folder(tmp_path / "with", beside, config=said), *asked) == []
+
+
 def test_a_configuration_that_stays_is_not_looked_at(tmp_path: Path) -> None:
     config = {"quantization_config": {"quant_method": "gptq", "bits": "four"}, "size": 1}
     source = folder(tmp_path / "old", MIXED, config=config)

@@ -23,6 +23,7 @@ ASKED = {
     "gptq-v2-dynamic": ("gptq@fp16", *LOSSY),
     "gptq-sym": ("gptq@fp16", *LOSSY),
     "awq-gemm": ("awq@fp16", *LOSSY),
+    "awq-gemv": ("awq@fp16", *LOSSY),
 }
 
 

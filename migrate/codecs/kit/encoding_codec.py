@@ -134,7 +134,8 @@ class EncodingCodec(LayoutCodec):
         encoding, turned = self._by_rows(args, spec)
         # the blocks of a flat layout are not those of rows, and some rows have no padding or are
         # columns of what is stored
-        whole = encoding.layout.flat or any(g.padded[0] > 1 for g in encoding.layout.grids())
+        grids = encoding.layout.grids()
+        whole = encoding.layout.flat or any(g.padded[0] > 1 or g.transposed for g in grids)
         return bool(spec.shape) and not whole and (not turned or len(spec.shape) > 2)
 
     def reference_survey(

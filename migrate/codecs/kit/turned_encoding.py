@@ -24,23 +24,29 @@ def by_rows(layout: NumberLayout) -> NumberLayout:
     codes, zero = layout.codes, layout.zero
     return replace(
         layout,
-        codes=replace(codes, transposed=False) if isinstance(codes, Packing) else codes,
-        zero=zero and replace(zero, transposed=False),
+        codes=replace(codes, transposed=False, padded=codes.padded[::-1])
+        if isinstance(codes, Packing)
+        else codes,
+        zero=zero and _grid_by_rows(zero),
         scale=tuple(
-            term._replace(what=replace(term.what, transposed=False))
-            if isinstance(term.what, Grid)
-            else term
+            term._replace(what=_grid_by_rows(term.what)) if isinstance(term.what, Grid) else term
             for term in layout.scale
         ),
     )
 
 
+def _grid_by_rows(grid: Grid) -> Grid:
+    high, wide = grid.padded
+    return replace(grid, transposed=False, padded=(wide, high)) if grid.transposed else grid
+
+
 def turned_roles(layout: NumberLayout) -> set[str]:
-    """The roles of the parts that are stored by columns."""
-    stored = {grid.role for grid in layout.grids() if grid.transposed}
-    if isinstance(layout.codes, Packing) and layout.codes.transposed:
-        stored.add(layout.role)
-    return stored
+    """The roles of the parts that are stored by columns, where codes are; scales alone need no
+    turning.
+    """
+    if not isinstance(layout.codes, Packing) or not layout.codes.transposed:
+        return set()
+    return {layout.role, *(grid.role for grid in layout.grids() if grid.transposed)}
 
 
 def turned_spec(spec: Spec) -> Spec:
