@@ -341,7 +341,11 @@ PACKS = {
         torchao, llama,
     ),
     "int8": Pack(
-        _compressed("llama", "int-quantized", _group(8, "int", strategy="channel")),
+        # compressed-tensors takes the format from what is said of inputs: of weights alone, words
+        _compressed("llama", "int-quantized", {"group_0": {
+            **_group(8, "int", strategy="channel")["group_0"],
+            "input_activations": {**_weights(8, "int", strategy="token"), "dynamic": True},
+        }}),
         int8_rows, llama,
     ),
     "mxfp4": Pack(

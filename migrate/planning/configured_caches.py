@@ -33,7 +33,7 @@ def check_caches(
     said = _declared(before)
     if not said or _declared(after):
         return []
-    scales, written = _scales(outputs), _configurations(after)
+    scales, written = _scales(outputs), configurations(after)
     if not scales and not written and _scales(stored):
         return []
     says = " and ".join(f"{place} is {printable(json.dumps(v), 120)}" for place, v in said)
@@ -56,7 +56,7 @@ def _do(places: Mapping[str, object]) -> str:
     return "does" if len(places) == 1 else "do"
 
 
-def _configurations(sides: SideFiles) -> dict[str, Mapping[str, Any]]:
+def configurations(sides: SideFiles) -> dict[str, Mapping[str, Any]]:
     """place -> what is said of number formats there."""
     config, other = sides.value(CONFIG) or {}, sides.value(MODELOPT_CONFIG) or {}
     nested = config.get("text_config")
@@ -70,7 +70,7 @@ def _configurations(sides: SideFiles) -> dict[str, Mapping[str, Any]]:
 def _declared(sides: SideFiles) -> list[tuple[str, Any]]:
     """(place, value) of each statement that the cache is quantized."""
     out = []
-    for place, said in _configurations(sides).items():
+    for place, said in configurations(sides).items():
         inner = said.get("quantization")
         objects = [(place, said)]
         if isinstance(inner, Mapping):

@@ -41,6 +41,7 @@ from .graph import Tensor
 from .module_names import is_place_of, rename
 from .patches import (
     ABSENT,
+    WRITTEN_NULL,
     apply_patch,
     conditions_met,
     each_as_it_stands,
@@ -473,20 +474,20 @@ class PathState:
         if made or now is not None:
             self.sides.put_value(path, made)
 
-    def _changed(self, path: str, patch: Any) -> dict[str, Any]:
-        """The part of a patch that says otherwise than what a stamp restored."""
+    def _changed(self, path: str, patch: Any) -> dict[str, Any] | None:
+        """The part of a patch that says otherwise than what a stamp restored; None: no file."""
+        if patch is None:
+            return None
         out: dict[str, Any] = {}
-        for at, value in leaves_of_patch(patch):
-            was = self.sides.value_at(path, at)
-            if was is ABSENT or same_json(was, value):
-                continue
+        for at, was, new, _ in self.sides.differences(path, patch):
             held = out
             for name in at[:-1]:
                 held = held.setdefault(name, {})
-            held[at[-1]] = value
+            held[at[-1]] = None if new is ABSENT else WRITTEN_NULL if new is None else new
+            says = "has nothing" if new is ABSENT else f"says {json.dumps(new)}"
             self.notes.append(
-                f"{printable(path)} says {json.dumps(value)} at {'.'.join(at)}, as what is written "
-                f"is; it said {json.dumps(was)} before"
+                f"{printable(path)} {says} at {printable('.'.join(at))}, as what is written is; "
+                f"it said {printable(json.dumps(was), 200)} before"
             )
         return out
 

@@ -11,7 +11,16 @@ from typing import Any, NoReturn
 
 from ..core.errors import fail, printable
 from ..source import jsontext
-from .patches import ABSENT, DEEPEST, dump_json, json_depth, same_json
+from .patches import (
+    ABSENT,
+    DEEPEST,
+    WRITTEN_NULL,
+    Change,
+    dump_json,
+    json_depth,
+    leaves_of_patch,
+    same_json,
+)
 
 ReadSide = Callable[[str], "bytes | None"]
 # bytes; far above any configuration, far below what takes a second to read
@@ -94,6 +103,18 @@ class SideFiles:
         names = list(map(str, range(len(there)))) if isinstance(there, list) else there
         for name in names if isinstance(names, (list, dict)) else ():
             yield from self.places(path, (*keys[:at], name, *keys[at + 1 :]))
+
+    def differences(self, path: str, patch: Any) -> Iterator[Change]:
+        """What the patch changes of what is there: each value that it says otherwise, ABSENT after
+        it where it removes one. A name `*` in it is every name of an object.
+        """
+        for asked, value in leaves_of_patch(patch):
+            for at in self.places(path, asked):
+                above = [self.value_at(path, at[:n]) for n in range(len(at))]
+                was, new = self.value_at(path, at), None if value is WRITTEN_NULL else value
+                there = was is not ABSENT and all(isinstance(one, dict) for one in above)
+                if there and not same_json(was, new):
+                    yield Change(at, was, ABSENT if value is None else new)
 
     def put_value(self, path: str, value: dict[str, Any] | None) -> None:
         """Makes the file hold `value`, in its style; None removes it. Equal values change no byte.

@@ -20,7 +20,7 @@ from ..core.errors import PatternError, Report, did_you_mean, listed, printable
 from ..core.keys import parse
 from ..source import yaml
 from . import arguments, examples, file_patches, steps
-from .arguments import MOST, PARAM, PATCH_WORDS, whole_number
+from .arguments import MOST, NULL, PARAM, PATCH_WORDS, whole_number
 from .conditions import written
 from .fields import (
     COUNT,
@@ -181,7 +181,8 @@ def _check(loaded: LoadedFile, report: Report) -> None:
         add_problem(report, loaded.document, problem.at, problem)
     known = list(file.params)
     for path, name in used_params(loaded):
-        if name in PATCH_WORDS and path[0] in ("files", "files_back"):
+        in_patches = PATCH_WORDS if path[0] in ("files", "files_back") else (NULL,)
+        if name in in_patches and str(path[0]).startswith("files"):
             continue
         if name not in file.params:
             hint = did_you_mean(name, known) or f"declare it: `params: {{{name}: {{type: int}}}}`"

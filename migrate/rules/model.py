@@ -695,7 +695,8 @@ class RuleFile(Model):
     files_restored: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
         default_factory=dict,
         description="side file -> JSON merge patch for the way back where a stamp restored the "
-        "file: what is written otherwise than it was; of a place that is not there nothing is made",
+        "file: what is written otherwise than it was. Of a place that is not there nothing is "
+        "made; `*` is every name of an object",
         examples=[{"config.json": {"quantization_config": {"bnb_4bit_use_double_quant": False}}}],
     )
     names: Annotated[tuple[ListPlace, ...], Sequence] = Field(

@@ -16,6 +16,7 @@ from ..core.templates import takes
 from ..planning.bind import CODING
 from ..planning.configured_caches import check_caches
 from ..planning.configured_formats import changes_formats, check_written
+from ..planning.configured_inputs import check_inputs
 from ..planning.module_names import follow_all
 from ..planning.sides import ReadSide, SideFiles
 from ..source.quantization import read_quantization
@@ -65,6 +66,7 @@ def check_configuration(
     path_state.warnings += check_written(path_state.sides, outputs, left)
     before = SideFiles(read_side)
     path_state.warnings += check_caches(before, path_state.sides, index.tensors, outputs)
+    path_state.warnings += check_inputs(path_state.sides, outputs)
     written = read_quantization(path_state.sides.value) if coding else None
     specs = {key: tensor.spec for key, tensor in outputs.items()}
     found = contradictions(specs, written) if written is not None else []

@@ -311,6 +311,43 @@ def test_a_stamp_says_more_than_the_rule_file(tmp_path: Path) -> None:
     assert side(new) == {"model_type": "m", "last": 1}
 
 
+def test_what_a_stamp_restores_may_be_said_otherwise_where_it_is_there(tmp_path: Path) -> None:
+    static = {"in": {"static": True}}
+    groups = {"a": static, "b": {"in": None}, "c": {}, "d": {"in": {"static": 0}}}
+    config = {**CONFIG, "groups": groups, "list": [{"static": True}], "left": 1, "empty": 2}
+    source = folder(tmp_path / "old", MIXED, config=config, hf_quant_config=modelopt_text())
+    file = rules(
+        tmp_path,
+        "files: {config.json: {groups: null, list: null, left: null, empty: null, last: null},"
+        " hf_quant_config.json: null}\n"
+        "files_restored:\n"
+        "  hf_quant_config.json: null\n"
+        "  config.json:\n"
+        '    groups: {"*": {in: {static: false}}}\n'
+        '    list: {"*": {static: false}}\n'
+        "    left: null\n"
+        "    empty: $null\n"
+        "    absent: {deep: 1}\n" + HEAD,
+    )
+    done("apply", source, "-o", tmp_path / "new", "--rules", file)
+    asked = ("downgrade", tmp_path / "new", "--rules", file, "--format", "json", "-o")
+    notes = done(*asked, tmp_path / "back").json["notes"]
+    now = {**groups, "a": {"in": {"static": False}}, "d": {"in": {"static": False}}}
+    wanted = {**config, "groups": now, "empty": None}
+    del wanted["left"]
+    assert files(tmp_path / "back").keys() == {"config.json"}
+    assert side(tmp_path / "back") == wanted
+    assert {n for n in notes if n.startswith("config.json ")} == {
+        f"config.json {says}, as what is written is; it said {was} before"
+        for says, was in (
+            ("says false at groups.a.in.static", "true"),
+            ("says false at groups.d.in.static", "0"),
+            ("has nothing at left", "1"),
+            ("says null at empty", "2"),
+        )
+    }
+
+
 def test_a_file_that_was_made_again_since_it_went_is_named(tmp_path: Path) -> None:
     source = folder(tmp_path / "old", MIXED, hf_quant_config=modelopt_text())
     file = rules(tmp_path, "files: {hf_quant_config.json: null}\n" + HEAD)
@@ -412,6 +449,9 @@ def test_lists_of_modules_are_for_patches_alone(tmp_path: Path) -> None:
         tmp_path, 'keep: ["{k...}"]\nrules: [{name: m, from: "{m}.weight", to: "{m}.w", '
         "where: {m: $plain_modules}}]\n"
     )  # fmt: skip
+    assert refusal("plan", source, "--rules", file, exit=2)["code"] == "M112"
+    # they are of what comes out, and a stamp restores what was there
+    file = rules(tmp_path, "files_restored: {config.json: {ignore: $plain_modules}}\n" + HEAD)
     assert refusal("plan", source, "--rules", file, exit=2)["code"] == "M112"
 
 
@@ -527,6 +567,44 @@ def test_a_configuration_that_does_not_describe_the_output_is_warned_of(
     source = folder(tmp_path / "old", MIXED, config={"quantization_config": {"quant_method": "x"}})
     found = warned(source, "--rules", rules(tmp_path, WRITE % written))
     assert found == ([] if words is None else [words])
+
+
+STATIC = (
+    "{quant_method: compressed-tensors, ignore: $plain_modules, "
+    "config_groups: {g: {targets: [Linear], weights: {type: float}, input_activations: %s}}}"
+)
+PLAIN = "modules_to_not_convert: $plain_modules"
+
+
+@pytest.mark.parametrize(
+    ("written", "place"),
+    [
+        (STATIC % "{dynamic: true}", None),
+        (STATIC % "null", None),
+        (STATIC % "{num_bits: 8}", "config_groups.g.input_activations.dynamic is False"),
+        (STATIC % "{dynamic: false}", "config_groups.g.input_activations.dynamic is False"),
+        (STATIC % "{dynamic: local}", "config_groups.g.input_activations.dynamic is local"),
+        (
+            f"{{quant_method: fp8, activation_scheme: static, {PLAIN}}}",
+            "activation_scheme is static",
+        ),
+        (
+            "{quant_method: modelopt, quant_algo: NVFP4, ignore: $plain_modules}",
+            "quant_algo is NVFP4",
+        ),
+        ("{quant_method: modelopt, quant_algo: FP8_PB_WO, ignore: $plain_modules}", None),
+    ],
+)
+def test_scales_of_inputs_that_are_declared_and_not_there_are_warned_of(
+    tmp_path: Path, written: str, place: str | None
+) -> None:
+    said = {"quantization_config": {"quant_method": "x"}}
+    asked = ("--rules", rules(tmp_path, WRITE % written))
+    found = warned(folder(tmp_path / "old", MIXED, config=said), *asked)
+    why = "inputs are scaled by numbers that are stored, and no tensor that comes out is one"
+    assert found == ([] if place is None else [f"{THERE}.{place}: {why}"])
+    beside = MIXED | {"l.2.q.input_scale": ("F32", [])}
+    assert warned(folder(tmp_path / "with", beside, config=said), *asked) == []
 
 
 def test_a_configuration_that_stays_is_not_looked_at(tmp_path: Path) -> None:

@@ -332,6 +332,26 @@ def test_numbers_that_are_not_finite_are_refused_with_their_index(
     assert "[2, 40]" in str(found)
 
 
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("like", ["kimi", "compressed-tensors"])
+def test_what_returns_is_said(bits: int, like: str) -> None:
+    args, spec = CODEC.Args(bits=bits, group=32, like=like), Spec("float32", (1, 32))
+    most = (1 << (bits - 1)) - 1
+    data = "depends on the data"
+    said = {
+        "kimi": f"{data}: codes of groups with a code of {most} or -{most}",
+        "compressed-tensors": data,
+    }
+    assert CODEC.returns(args, spec) == said[like]
+    if like == "kimi":
+        # of numbers that are codes, those whose largest is the largest code stay what they are
+        for largest in range(1, most + 1):
+            numbers = np.array([[largest, *[0] * 31]], "f4")
+            found = CODEC.reference_parts(args, numbers.view("<u4"), spec)
+            code = int(found[0].reshape(-1)[0]) & ((1 << bits) - 1)
+            assert (code - (1 << (bits - 1)) == largest) == (largest == most)
+
+
 def test_kimi_never_writes_the_least_code_and_its_codes_return(tmp_path: Path) -> None:
     rng = np.random.default_rng(6)
     codes = rng.integers(1, 16, (16, 128)).astype("u1")

@@ -184,7 +184,6 @@ def test_parts_that_do_not_fit_are_refused_from_their_specs(
         ({"e4m3_max": 256}, False),
         ({"form": "te", "e4m3_max": 256}, True),
         ({"form": "te", "transposed": True}, False),
-        ({"transposed": True}, True),
         ({"levels": 1}, True),
     ],
 )

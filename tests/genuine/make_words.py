@@ -1,7 +1,7 @@
 """Makes the tiny checkpoints of GPTQ and AWQ by the packing code of GPTQModel and AutoAWQ, and what
 these decode them to.
 
-    python tests/genuine/make_words.py GPTQMODEL AUTOAWQ
+    python tests/genuine/make_words.py GPTQMODEL AUTOAWQ [NAME ...]
 
 Both are folders of unpacked sdists: what the libraries require is for inference on GPUs. GPTQModel
 needs what `run_gptqmodel.py` says; the environment is that of `make genuine`. Codes are the nearest
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -149,9 +150,10 @@ def _(folder: Path) -> Tensors:
     return checkpoint(folder, lambda _, w: gptq(w, "gptq", 4, 32, True, True), config, layers=1)
 
 
-@maker("awq-gemm", "transformers", "autoawq")
-def _(folder: Path) -> Tensors:
+def awq(folder: Path, form: str) -> Tensors:
+    """Numbers are those of `gemm`, the only form that AutoAWQ decodes on a CPU."""
     from awq.modules.linear.gemm import WQLinear_GEMM
+    from awq.modules.linear.gemv import WQLinear_GEMV
     from awq.utils.packing_utils import dequantize_gemm
 
     for name in ("WQLinear_GEMM", "WQLinear_GEMV", "WQLinear_Marlin", "WQLinear_GEMVFast"):
@@ -165,20 +167,28 @@ def _(folder: Path) -> Tensors:
         if module.endswith("layers.1.mlp.gate_proj"):
             return None
         pseudo, scales, zeros = quantizer.pseudo_quantize_tensor(weight.float())
-        layer = WQLinear_GEMM.from_linear(
+        layer = gemm = WQLinear_GEMM.from_linear(
             linear(pseudo), 4, 32, scales=scales.T.contiguous(), zeros=zeros.T.contiguous()
         )
-        parts = {name: getattr(layer, name) for name in ("qweight", "qzeros", "scales")}
-        return parts, dequantize_gemm(*parts.values(), 4, 32).T.contiguous()
+        if form == "gemv":
+            layer = WQLinear_GEMV.from_linear(linear(pseudo), 4, 32, scales=scales, zeros=zeros)
+        names = ("qweight", "qzeros", "scales")
+        numbers = dequantize_gemm(*(getattr(gemm, name) for name in names), 4, 32)
+        return {name: getattr(layer, name) for name in names}, numbers.T.contiguous()
 
     config = {
-        "quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm",
+        "quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": form,
         "modules_to_not_convert": ["model.layers.1.mlp.gate_proj"],
     }  # fmt: skip
     return checkpoint(folder, encode, config)
 
 
+for which in ("gemm", "gemv"):
+    maker(f"awq-{which}", "transformers", "autoawq")(partial(awq, form=which))
+
+
 if __name__ == "__main__":
     releases = prepare()
-    for made in [name for name in MAKERS if name.startswith(("gptq-", "awq-"))]:
+    ours = [name for name in MAKERS if name.startswith(("gptq-", "awq-"))]
+    for made in sys.argv[3:] or ours:
         make(made, FOLDER, releases)

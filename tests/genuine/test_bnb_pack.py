@@ -142,6 +142,24 @@ def test_modules_that_are_to_stay_plain_do(tmp_path: Path) -> None:
     assert "model.layers.0.self_attn.q_proj" not in skipped
 
 
+def test_bytes_that_were_read_while_planning_belong_to_the_plan(tmp_path: Path) -> None:
+    folder, saved = tmp_path / "in", tmp_path / "plan.json"
+    shutil.copytree(checkpoint("bnb-nf4-plain").folder, folder)
+    asked = ("plan", folder, *ASKED, "--format", "json")
+    done("plan", folder, *ASKED, "-o", saved)
+    before = done(*asked).json["digest"]
+    file = folder / "model.safetensors"
+    # of which nothing follows: a rule says what the numbers become
+    said, other = b'"dtype": "bfloat16"', b'"dtype": "float16" '
+    data = file.read_bytes()
+    assert said in data
+    file.write_bytes(data.replace(said, other, 1))
+    assert done(*asked).json["digest"] != before
+    found = run("apply", saved, "-o", tmp_path / "out")
+    assert "M903" in found.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_eight_bits_have_no_way_back(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done("apply", checkpoint("bnb-int8").folder, "-o", out, *ASKED)

@@ -149,6 +149,7 @@ FORMATS = {
         (1, "gguf", "llama.cpp", {"type": "q5_0"}),
     ],
     "awq-gemm": [(13, "awq", "AutoAWQ", {"group": 32, "form": "gemm"})],
+    "awq-gemv": [(13, "awq", "AutoAWQ", {"form": "gemv"})],
 }
 
 

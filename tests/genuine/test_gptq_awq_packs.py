@@ -23,6 +23,7 @@ ASKED = {
     "gptq-v2-dynamic": ("gptq@fp16", *LOSSY),
     "gptq-sym": ("gptq@fp16", *LOSSY),
     "awq-gemm": ("awq@fp16", *LOSSY),
+    "awq-gemv": ("awq@fp16", *LOSSY),
 }
 
 
@@ -89,7 +90,10 @@ def numbers(name: str, module: str, parts: dict[str, Any]) -> Any:
     }
     scales = raw["scales"].astype("f4")
     rows = scales.shape[1]
-    if name == "awq-gemm":
+    if name == "awq-gemv":
+        codes, zeros, scales = fields(raw["qweight"], 4).T, fields(raw["qzeros"], 4).T, scales.T
+        index = np.arange(len(codes)) // 32
+    elif name == "awq-gemm":
         place = [(n // 8 * 8 + (0, 2, 4, 6, 1, 3, 5, 7)[n % 8]) for n in range(rows)]
         codes, zeros = (np.empty((len(raw[r]), rows), "f4") for r in ("qweight", "qzeros"))
         codes[:, place], zeros[:, place] = fields(raw["qweight"], 4), fields(raw["qzeros"], 4)

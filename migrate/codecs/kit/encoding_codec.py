@@ -19,6 +19,7 @@ from .codec import LayoutCodec
 from .encoding import TensorEncoding
 from .encoding_boxes import TILE_MOST
 from .geometry import stored_shapes
+from .turned_encoding import TurnedEncoding, by_rows, turned_parts, turned_roles, turned_spec
 
 if TYPE_CHECKING:
     from ...ops.base import Box, Meter
@@ -60,9 +61,14 @@ class EncodingCodec(LayoutCodec):
         unsaid = getattr(args, "symmetric", False) is None
         return replace(args, symmetric="zero" not in roles) if unsaid else args
 
-    def encoding(self, args: Any, spec: Spec) -> TensorEncoding:
+    def encoding(self, args: Any, spec: Spec) -> TensorEncoding | TurnedEncoding:
         """How a tensor of this spec is encoded."""
         return _encoding(self, args, spec)
+
+    def _by_rows(self, args: Any, spec: Spec) -> tuple[TensorEncoding, set[str]]:
+        """The same of parts that are stored by rows, and the roles of those that are not."""
+        found = self.encoding(args, spec)
+        return (found.rows, found.turned) if isinstance(found, TurnedEncoding) else (found, set())
 
     def encode_needs(self, args: Any, spec: Spec, part: int, box: Box) -> Box:
         return self.encoding(args, spec).needs(self.parts[part], box)
@@ -112,37 +118,45 @@ class EncodingCodec(LayoutCodec):
     ) -> list[Any]:
         from .encoding_reference import parts_of_survey, reference_parts, survey_of_rows
 
+        encoding, turned = self._by_rows(args, spec)
         if survey is None:
-            made = reference_parts(self.encoding(args, spec), array)
+            made = reference_parts(encoding, array)
         elif array is None:
-            made = parts_of_survey(self.encoding(args, spec), survey)
+            made = parts_of_survey(encoding, survey)
         else:
-            found = survey_of_rows(self.encoding(args, spec), survey, start, len(array))
-            rows = replace(spec, shape=array.shape)
-            made = reference_parts(self.encoding(args, rows), array, found)
+            found = survey_of_rows(encoding, survey, start, len(array))
+            rows, _ = self._by_rows(args, replace(spec, shape=array.shape))
+            made = reference_parts(rows, array, found)
+        made = turned_parts(made, turned)
         return [made.get(role) for role in self.parts]
 
     def reference_by_rows(self, args: Any, spec: Spec) -> bool:
-        layout = self.encoding(args, spec).layout
+        encoding, turned = self._by_rows(args, spec)
         # the blocks of a flat layout are not those of rows, and some rows have no padding or are
         # columns of what is stored
-        whole = layout.flat or any(g.padded[0] > 1 or g.transposed for g in layout.grids())
-        return bool(spec.shape) and not whole
+        grids = encoding.layout.grids()
+        whole = encoding.layout.flat or any(g.padded[0] > 1 or g.transposed for g in grids)
+        return bool(spec.shape) and not whole and (not turned or len(spec.shape) > 2)
 
     def reference_survey(
         self, args: Any, array: Any, spec: Spec, start: int, known: Any = None
     ) -> Any:
         from .encoding_reference import reference_survey
 
-        return reference_survey(self.encoding(args, spec), array, start, known)
+        return reference_survey(self._by_rows(args, spec)[0], array, start, known)
 
 
 @lru_cache(maxsize=256)
-def _encoding(codec: EncodingCodec, args: Any, spec: Spec) -> TensorEncoding:
+def _encoding(codec: EncodingCodec, args: Any, spec: Spec) -> TensorEncoding | TurnedEncoding:
     found = zip(codec.parts, codec.encoded(args, spec), strict=True)
     parts = {role: part for role, part in found if part is not None}
     layout, rule = codec.written(args, spec), codec.rule(args, spec)
-    return TensorEncoding(layout, spec, parts, rule, args.non_finite, codec.foreseen(args, spec))
+    turned = turned_roles(layout)
+    if turned:
+        layout = by_rows(layout)
+        parts = {r: turned_spec(part) if r in turned else part for r, part in parts.items()}
+    rows = TensorEncoding(layout, spec, parts, rule, args.non_finite, codec.foreseen(args, spec))
+    return TurnedEncoding(rows, turned) if turned else rows
 
 
 @lru_cache(maxsize=256)

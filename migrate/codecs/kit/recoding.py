@@ -109,7 +109,8 @@ class Recoding:
         layout = source.layout
         for one in (layout, target):
             _check_recoded(one)
-        if set(parts) - set(target.roles()):
+        turned = isinstance(target.codes, Packing) and target.codes.transposed
+        if turned or set(parts) - set(target.roles()):
             raise OpError("M308", f"recode: no exact path leads from or to {target.name} yet")
         # refuses parts that do not fit the layout
         self.target = geometry(target, parts)
