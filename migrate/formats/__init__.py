@@ -23,6 +23,7 @@ from ..source.paths import METADATA, Place, find_place, metadata_files, stays_be
 from ..source.registry import Registry
 from ..source.target import Target, TargetTree
 from ..source.tree import FileTree
+from ._runs import resolve
 from .base import SURE
 from .base import Format as Format
 
@@ -47,17 +48,23 @@ def open(  # noqa: A001 - formats.open reads well
     """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows
     it, else M9xx.
 
-    `path` is a file, an index file or a folder. `allow_links` follows links to files wherever they
-    lead. `at` is the dict in a nested checkpoint that rules shall work on. `lazily`: chunks that
-    seem alike are taken to be alike until `confirm` of the source looks at those that are read.
+    `path` is a file, an index file or a folder, also that of a training run. `allow_links` follows
+    links to files wherever they lead. `at` is the dict in a nested checkpoint that rules shall work
+    on. `lazily`: chunks that seem alike are taken to be alike until `confirm` of the source looks
+    at those that are read.
     """
     place = find_place(path, allow_links, at)
-    if lazily:
-        place = replace(place, lazily=True)
+    notes: tuple[str, ...] = ()
     try:
+        if place.file is None:
+            place, notes = resolve(place)
+        if lazily:
+            place = replace(place, lazily=True)
         chosen = _pick(place)
         with log.phase(f"reading the headers of {printable(place.path, 240)}"):
             source = chosen.open(place)
+        if notes:
+            source.index = replace(source.index, notes=(*notes, *source.index.notes))
         held = source.index
         counted = plural(len(held.files), "file"), plural(len(held.tensors), "tensor")
         log.debug("%s is %s: %s, %s", printable(place.path, 240), source.format, *counted)
