@@ -23,7 +23,6 @@ from ..source.paths import METADATA, Place, find_place, metadata_files, stays_be
 from ..source.registry import Registry
 from ..source.target import Target, TargetTree
 from ..source.tree import FileTree
-from ._runs import resolve
 from .base import SURE
 from .base import Format as Format
 
@@ -38,6 +37,8 @@ __all__ = [
 # files of torch.distributed.checkpoint
 _DATA, _DCP = ".distcp", "dcp"
 _GGUF_SUFFIX, _GGUF = ".gguf", "gguf"
+# what the names in the folder of a training run begin with, and hardly any others
+_RUN = ("latest_checkpointed_iteration", "iter_", "release")
 # `memory` has no place on disk: its FORMAT is None
 FORMATS: Registry[Format | None] = Registry("migrate.formats", "migrate.formats", "FORMAT")
 
@@ -56,7 +57,9 @@ def open(  # noqa: A001 - formats.open reads well
     place = find_place(path, allow_links, at)
     notes: tuple[str, ...] = ()
     try:
-        if place.file is None:
+        if any(name.startswith(_RUN) for name in place.names):
+            from ._runs import resolve
+
             place, notes = resolve(place)
         if lazily:
             place = replace(place, lazily=True)
