@@ -39,6 +39,8 @@ _DATA, _DCP = ".distcp", "dcp"
 # what Megatron puts beside them
 _COMMON, _MARKER, _TORCH_DIST = "common.pt", "metadata.json", "torch_dist"
 _GGUF_SUFFIX, _GGUF = ".gguf", "gguf"
+# what the names in the folder of a training run begin with, and hardly any others
+_RUN = ("latest_checkpointed_iteration", "iter_", "release")
 # `memory` has no place on disk: its FORMAT is None
 FORMATS: Registry[Format | None] = Registry("migrate.formats", "migrate.formats", "FORMAT")
 
@@ -49,17 +51,25 @@ def open(  # noqa: A001 - formats.open reads well
     """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows
     it, else M9xx.
 
-    `path` is a file, an index file or a folder. `allow_links` follows links to files wherever they
-    lead. `at` is the dict in a nested checkpoint that rules shall work on. `lazily`: chunks that
-    seem alike are taken to be alike until `confirm` of the source looks at those that are read.
+    `path` is a file, an index file or a folder, also that of a training run. `allow_links` follows
+    links to files wherever they lead. `at` is the dict in a nested checkpoint that rules shall work
+    on. `lazily`: chunks that seem alike are taken to be alike until `confirm` of the source looks
+    at those that are read.
     """
     place = find_place(path, allow_links, at)
-    if lazily:
-        place = replace(place, lazily=True)
+    notes: tuple[str, ...] = ()
     try:
+        if any(name.startswith(_RUN) for name in place.names):
+            from ._runs import resolve
+
+            place, notes = resolve(place)
+        if lazily:
+            place = replace(place, lazily=True)
         chosen = _pick(place)
         with log.phase(f"reading the headers of {printable(place.path, 240)}"):
             source = chosen.open(place)
+        if notes:
+            source.index = replace(source.index, notes=(*notes, *source.index.notes))
         held = source.index
         counted = plural(len(held.files), "file"), plural(len(held.tensors), "tensor")
         log.debug("%s is %s: %s, %s", printable(place.path, 240), source.format, *counted)
