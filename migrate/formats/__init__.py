@@ -36,7 +36,11 @@ __all__ = [
 
 # files of torch.distributed.checkpoint
 _DATA, _DCP = ".distcp", "dcp"
+# what Megatron puts beside them
+_COMMON, _MARKER, _TORCH_DIST = "common.pt", "metadata.json", "torch_dist"
 _GGUF_SUFFIX, _GGUF = ".gguf", "gguf"
+# what the names in the folder of a training run begin with, and hardly any others
+_RUN = ("latest_checkpointed_iteration", "iter_", "release")
 # `memory` has no place on disk: its FORMAT is None
 FORMATS: Registry[Format | None] = Registry("migrate.formats", "migrate.formats", "FORMAT")
 
@@ -52,19 +56,26 @@ def open(  # noqa: A001 - formats.open reads well
     """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows
     it, else M9xx.
 
-    `path` is a file, an index file or a folder. `allow_links` follows links to files wherever they
-    lead. `at` is the dict in a nested checkpoint that rules shall work on. `lazily`: chunks that
-    seem alike of a tensor of which it says so are taken to be alike until `confirm` of the source
-    looks at those that are read. `extensions`: torch's registry of stream extensions, whose classes
-    are the caller's own code.
+    `path` is a file, an index file or a folder, also that of a training run. `allow_links` follows
+    links to files wherever they lead. `at` is the dict in a nested checkpoint that rules shall work
+    on. `lazily`: chunks that seem alike of a tensor of which it says so are taken to be alike until
+    `confirm` of the source looks at those that are read. `extensions`: torch's registry of stream
+    extensions, whose classes are the caller's own code.
     """
     place = find_place(path, allow_links, at)
-    if lazily is not None or extensions is not None:
-        place = replace(place, lazily=lazily, extensions=extensions)
+    notes: tuple[str, ...] = ()
     try:
+        if any(name.startswith(_RUN) for name in place.names):
+            from ._runs import resolve
+
+            place, notes = resolve(place)
+        if lazily is not None or extensions is not None:
+            place = replace(place, lazily=lazily, extensions=extensions)
         chosen = _pick(place)
         with log.phase(f"reading the headers of {printable(place.path, 240)}"):
             source = chosen.open(place)
+        if notes:
+            source.index = replace(source.index, notes=(*notes, *source.index.notes))
         held = source.index
         counted = plural(len(held.files), "file"), plural(len(held.tensors), "tensor")
         log.debug("%s is %s: %s, %s", printable(place.path, 240), source.format, *counted)
@@ -83,8 +94,10 @@ def _pick(place: Place) -> Format:
     chunks = named and (metadata_files(named) or any(name.endswith(_DATA) for name in named))
     # no file beside `.metadata` is the checkpoint, and without chunks its format is not asked; nor
     # is that of GGUF files before the others, where no file is called so
-    idle = {_DCP} if named else {_DCP, _GGUF}
+    idle = {_DCP, _TORCH_DIST} if named else {_DCP, _TORCH_DIST, _GGUF}
     asked = (_DCP,) if chunks and not _left_over(place) else [n for n in builtin if n not in idle]
+    if _MARKER in place.names or place.path.endswith(METADATA):
+        asked = (_TORCH_DIST, *asked)
     # third parties are asked only about what no built-in knows: the scan for entry points is slow
     return (
         _surest(place, asked)

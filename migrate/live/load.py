@@ -9,6 +9,7 @@ device gets memory of its own, which is put into the module when all of it is fi
 
 from __future__ import annotations
 
+import argparse
 import io
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -757,7 +758,11 @@ def _made(  # noqa: RET503 - what fails does not return
             factory = node.node.arguments[0] if node.node.arguments else None
             made = None if factory is None else _FACTORIES[factory.name]
             return defaultdict(made, {visit(key): visit(value) for key, value in node.pairs})
-        case DictNode():
+        case DictNode(kind="Namespace"):
+            made_of = argparse.Namespace()
+            vars(made_of).update({key: visit(value) for key, value in node.pairs})
+            return made_of
+        case DictNode() if node.kind in _DICTS:
             out = _DICTS[node.kind]()
             out.update({visit(key): visit(value) for key, value in node.pairs})
             return out
@@ -777,7 +782,7 @@ def _made(  # noqa: RET503 - what fails does not return
             import numpy as np
 
             return np.dtype(node.text)
-        case Constant():
+        case Constant() if node.kind != "enum":
             return getattr(torch, node.text)
         case Array():
             import numpy as np
