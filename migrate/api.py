@@ -93,6 +93,7 @@ def inspect(
     allow: Iterable[str] = (),
     expand: bool = False,
     at: str | None = None,
+    values: bool = False,
 ) -> InspectReport:
     """Describe a checkpoint from its headers: tensors, layouts, and what else it contains.
 
@@ -108,6 +109,8 @@ def inspect(
         expand: List every key instead of collapsing similar keys. Default: False.
         at: The dict of a nested checkpoint that rules work on, as a path such as
             `model.state_dict`. Default: found automatically.
+        values: List every value that is not a tensor, alike values once, in the report's `values`.
+            Default: False.
 
     Returns:
         An `InspectReport`.
@@ -126,7 +129,7 @@ def inspect(
     request = make_request((), (), rules, params, allow, at=at)
     resolve({}, request.params, known=[PARAMETER])
     with closing(_opened("path", path, request, meta=True)) as source:
-        return describe(source, request, expand=expand)
+        return describe(source, request, expand=expand, values=values)
 
 
 @guarded

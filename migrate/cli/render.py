@@ -349,6 +349,8 @@ def _beside_tensors(doc: Mapping[str, Any]) -> list[str]:
             f"carried as they are: {plural(doc['carried']['tensors'], 'tensor')}, "
             f"{size(doc['carried']['bytes'])}"
         )
+    if doc["values"]:
+        return ["", *out, "values that are not tensors:", *map(_line_of_values, doc["values"])]
     items = [
         f"  {i['path']} = {printable(_value(i['value']), 60)}"
         for i in sorted(doc["items"], key=lambda item: str(item["path"]).count("."))[:MOST_ITEMS]
@@ -361,6 +363,12 @@ def _beside_tensors(doc: Mapping[str, Any]) -> list[str]:
             *([f"  and {hidden:,} more"] if hidden else []),
         ]
     return ["", *out] if out else []
+
+
+def _line_of_values(row: Mapping[str, Any]) -> str:
+    others = row["distinct"] - 1
+    more = f" and {plural(others, 'other value')}" if others else ""
+    return f"  {printable(row['paths'], 200)} = {printable(_value(row['value']), 60)}{more}"
 
 
 def _standing(layouts: Mapping[str, str]) -> str:

@@ -153,3 +153,44 @@ def test_many_fields_are_listed_in_part_and_kept_whole(tmp_path: Path) -> None:
     migrate.apply(source, tmp_path / "out.pt", output_format="torch")
     assert stream(tmp_path / "out.pt")[: 2 << 20] == stream(source)[: 2 << 20]
     assert torch.load(tmp_path / "out.pt", weights_only=False)["args"] == many
+
+
+def test_inspect_lists_all_values_alike_ones_in_one_line(tmp_path: Path) -> None:
+    for rank in range(3):
+        args = arguments(rank=rank, sizes=list(range(9)), same=[7] * 9)
+        torch.save(
+            {"args": args, "model": {"w": torch.ones(1), "w._extra_state": None}},
+            tmp_path / f"consolidated.{rank:02}.pth",
+        )
+    document = migrate.inspect(tmp_path, values=True).to_json()
+    assert migrate.inspect(tmp_path).to_json()["values"] == []
+    rows = {row["paths"]: row for row in document["values"]}
+    assert rows["args.num_layers@{0..2}"] == {
+        "paths": "args.num_layers@{0..2}",
+        "count": 3,
+        "value": 4,
+        "distinct": 1,
+    }
+    assert [rows[f"args.rank@{rank}"]["value"] for rank in range(3)] == [0, 1, 2]
+    assert (
+        rows["args.sizes.{0..8}@{0..2}"]["count"],
+        rows["args.sizes.{0..8}@{0..2}"]["distinct"],
+    ) == (27, 9)
+    assert rows["args.same.{0..8}@{0..2}"]["count"] == 27
+    assert (
+        sum(row["count"] for row in document["values"])
+        == len(document["items"]) + document["items_more"]
+    )
+    shown = done("inspect", tmp_path, "--values").out
+    assert "  args.sizes.{0..8}@{0..2} = 0 and 8 other values" in shown
+    assert "  args.exit_signal@{0..2} = signal.Signals(15)" in shown
+    assert "  model.w._extra_state@{0..2} = null" in shown
+
+
+def test_the_list_of_values_is_bounded(tmp_path: Path) -> None:
+    many = argparse.Namespace(**{f"f{n:05}x": [n] * 3 for n in range(12_000)})
+    document = migrate.inspect(saved(tmp_path / "in.pt", many), values=True).to_json()
+    assert len(document["values"]) == 10_000
+    assert any("more lines of values are not listed" in note for note in document["notes"])
+    long = saved(tmp_path / "long.pt", argparse.Namespace(text="x" * 100_000, **{"n" * 5000: 1}))
+    assert max(map(len, done("inspect", long, "--values").out.splitlines())) < 400
