@@ -29,7 +29,7 @@ from ..source.jsontext import collector_paused
 from ..source.paths import METADATA, Folder, Place, look_beside, metadata_files, read_history
 from ..source.pickle.dcp_metadata import Metadata, read_metadata, read_metadata_of_ranks
 from ..source.pickle.nodes import METADATA as LIMITS
-from ..source.pickle.policy import Outside
+from ..source.pickle.policy import Outside, together
 from ..source.pickle.tree import SCALARS, TOP, TensorRecord, inside
 from ..source.table import choose_table, flatten_table, tensors_at_root
 from ..source.target import Target, items_of, outside_prefix
@@ -388,7 +388,7 @@ def _index(
         metadata.files if reader.spilled is None else (*metadata.files, SPILLED),
         items={} if plain else dict(items_of(part)),
         tree=CheckpointTree((part,), names, carried, {}),
-        outside=tuple(outside),
+        outside=together(outside),
         unread=unread,
         notes=tuple(notes),
         sums=reader.sums,

@@ -9,6 +9,7 @@ import json
 import signal
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -194,3 +195,27 @@ def test_the_list_of_values_is_bounded(tmp_path: Path) -> None:
     assert any("more lines of values are not listed" in note for note in document["notes"])
     long = saved(tmp_path / "long.pt", argparse.Namespace(text="x" * 100_000, **{"n" * 5000: 1}))
     assert max(map(len, done("inspect", long, "--values").out.splitlines())) < 400
+
+
+def test_what_every_rank_repeats_is_told_once_with_all_names(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for rank in range(8):
+        held = arguments(odd=SimpleNamespace(rank=rank), more=Version())
+        torch.save({"args": held, "model": {"w": torch.ones(1)}}, saved_in(tmp_path / "in", rank))
+    found = migrate.inspect(tmp_path / "in").to_json()["outside"]
+    assert [(one["name"], one["count"], one["paths"]) for one in found] == [
+        ("types.SimpleNamespace", 8, ["args.odd"]),
+        (f"{__name__}.Version", 8, ["args.more"]),
+    ]
+    failed = run("apply", tmp_path / "in", "-o", tmp_path / "out", "--output-format", "safetensors")
+    assert failed.exit == 3
+    assert failed.err.count("types.SimpleNamespace (") == 1
+    assert "at args.odd and 7 more" in failed.err
+
+
+class Version:
+    """A class of the program."""
+
+
+def saved_in(folder: Path, rank: int) -> Path:
+    return folder / f"consolidated.{rank:02}.pth"
