@@ -104,13 +104,10 @@ def inspect(
         rules: Folders of lineages that are searched first. Default: none.
         params: Only `te_dtype_numbering`: which releases of Transformer Engine numbered the dtypes
             of quantized tensors, "0.8" or "2.4". Default: none.
-        allow: Permissions: "links" to follow symbolic links out of the folder, "opaque" for values
-            that cannot be read. Default: none.
+        allow: Permissions: "links" to follow links out of the folder, "opaque". Default: none.
         expand: List every key instead of collapsing similar keys. Default: False.
-        at: The dict of a nested checkpoint that rules work on, as a path such as
-            `model.state_dict`. Default: found automatically.
-        values: List every value that is not a tensor, alike values once, in the report's `values`.
-            Default: False.
+        at: The dict of a nested checkpoint that rules work on. Default: found automatically.
+        values: List all values that are no tensors, alike ones once. Default: False.
 
     Returns:
         An `InspectReport`.

@@ -265,17 +265,6 @@ class StoredValue(DocumentPart):
     value: Any
 
 
-class AlikeValues(DocumentPart):
-    """Values that are not tensors and are alike: the places of `count` values, the first of them,
-    and how many of them are `distinct`.
-    """
-
-    paths: str
-    count: int
-    value: Any
-    distinct: int
-
-
 class StoredObject(DocumentPart):
     """A quantized tensor that was saved as an object."""
 
@@ -331,7 +320,7 @@ class InspectReport(DocumentReport):
     at: str | None
     items: tuple[StoredValue, ...]
     items_more: int
-    values: tuple[AlikeValues, ...]
+    values: Mapping[str, Any]
     objects: tuple[StoredObject, ...]
     unjoined: Mapping[str, str]
     carried: CarriedCount

@@ -349,13 +349,15 @@ def _beside_tensors(doc: Mapping[str, Any]) -> list[str]:
             f"carried as they are: {plural(doc['carried']['tensors'], 'tensor')}, "
             f"{size(doc['carried']['bytes'])}"
         )
-    if doc["values"]:
-        return ["", *out, "values that are not tensors:", *map(_line_of_values, doc["values"])]
     items = [
+        f"  {printable(paths, 200)} = {printable(_value(said['value']), 60)}"
+        + f" and {said['distinct'] - 1:,} more" * (said["distinct"] > 1)
+        for paths, said in doc["values"].items()
+    ] or [
         f"  {i['path']} = {printable(_value(i['value']), 60)}"
         for i in sorted(doc["items"], key=lambda item: str(item["path"]).count("."))[:MOST_ITEMS]
     ]
-    hidden = len(doc["items"]) - len(items) + doc["items_more"]
+    hidden = 0 if doc["values"] else len(doc["items"]) - len(items) + doc["items_more"]
     if items:
         out += [
             "values that are not tensors:",
@@ -363,12 +365,6 @@ def _beside_tensors(doc: Mapping[str, Any]) -> list[str]:
             *([f"  and {hidden:,} more"] if hidden else []),
         ]
     return ["", *out] if out else []
-
-
-def _line_of_values(row: Mapping[str, Any]) -> str:
-    others = row["distinct"] - 1
-    more = f" and {plural(others, 'other value')}" if others else ""
-    return f"  {printable(row['paths'], 200)} = {printable(_value(row['value']), 60)}{more}"
 
 
 def _standing(layouts: Mapping[str, str]) -> str:

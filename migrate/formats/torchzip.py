@@ -383,6 +383,7 @@ def index_of(
             if not held.plain:
                 items.update({path + mark: value for path, value in items_of(held.part)})
         every = [held for unit in units for held in unit]
+        outside = tuple(found for held in every for found in held.outside)
         tree = CheckpointTree(tuple(held.part for held in parts), known, carried, {})
         return Index(
             tensors,
@@ -391,7 +392,7 @@ def index_of(
             left_out,
             items=items,
             tree=tree,
-            outside=together(found for held in every for found in held.outside),
+            outside=together(outside) if outside else (),
             unread=unread,
             notes=tuple(dict.fromkeys(note for held in every for note in held.notes)),
             sums=lambda: {

@@ -36,7 +36,6 @@ from ..rules.conditions import ModuleNames
 from ..rules.files import LoadedFile
 from ..rules.packs import load_edge
 from ..source.pickle.tree import PARAMETER
-from ..source.values import Values
 from .bind import CODING, StepResult
 from .graph import Tensor
 from .module_names import is_place_of, rename
@@ -234,23 +233,14 @@ Said = tuple[str, Mapping[str, Any]]
 
 
 class PathState:
-    """What the edges know beside tensors. `given`: from `--set`; `carried`: there are side files;
-    `values`: those beside the tensors of the checkpoint.
+    """What the edges know beside tensors. `given`: from `--set`; `carried`: there are side files.
 
     Call sequence, for each step: `enter_step` before its rules are bound,
     `leave_step` with what they made.
     """
 
-    def __init__(
-        self,
-        given: Mapping[str, Any],
-        sides: SideFiles,
-        *,
-        carried: bool,
-        values: Values | None = None,
-    ) -> None:
+    def __init__(self, given: Mapping[str, Any], sides: SideFiles, *, carried: bool) -> None:
         self._given, self._carried = given, carried
-        self._values = Values([]) if values is None else values
         self.sides = sides
         self.params: dict[str, Any] = {}
         # of each step, for the stamp: its params, and how what it did to side files is undone
@@ -554,8 +544,8 @@ class PathState:
                             and (value := self.sides.value_at(path, keys)) is not ABSENT
                         ):
                             yield f"{path}#{'.'.join(keys)}", {name: value}
-                for place in param.value_places:
-                    yield from ((said, {name: value}) for said, value in self._values.at(place))
+                if param.value is not None:
+                    yield from ((at, {name: said}) for at, said in self.sides.beside(param.value))
                 if param.shape is not None:
                     yield from (
                         (said, {name: size}) for said, size in sizes_of(step, param.shape, tensors)

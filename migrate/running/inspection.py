@@ -89,7 +89,7 @@ def describe(
         left_out=list(index.left_out),
         metadata=dict(index.metadata),
         **describe_items(index, request.params.get(PARAMETER)),
-        values=lines[:MOST_LINES],
+        values=dict(lines[:MOST_LINES]),
         unjoined={one.name: one.why for one in index.torn},
         notes=[*index.notes, *notes],
     )
@@ -147,7 +147,7 @@ def describe_items(index: Index, numbering: str | None = None) -> dict[str, Any]
     }
 
 
-def _alike(index: Index) -> Iterator[dict[str, Any]]:
+def _alike(index: Index) -> Iterator[tuple[str, dict[str, Any]]]:
     """The values, those in one line that are equal and whose paths differ in numbers only; so are
     values of that kind that differ, where there are many.
     """
@@ -164,12 +164,15 @@ def _alike(index: Index) -> Iterator[dict[str, Any]]:
     for said in forms.values():
         distinct = len(set(said.values()))
         for line in collapse(list(said), said.__getitem__ if distinct <= MOST_DISTINCT else None):
-            yield {
-                "paths": _rank_last(line.text) if several else line.text,
-                "count": line.count,
-                "value": json.loads(said[line.sample]),
-                "distinct": distinct if distinct > MOST_DISTINCT else 1,
-            }
+            text = _rank_last(line.text) if several else line.text
+            yield (
+                text,
+                {
+                    "count": line.count,
+                    "value": json.loads(said[line.sample]),
+                    "distinct": distinct if distinct > MOST_DISTINCT else 1,
+                },
+            )
 
 
 def _rank_last(text: str) -> str:

@@ -48,7 +48,6 @@ from ..source.paths import METADATA
 from ..source.pickle.tree import PARAMETER
 from ..source.shards import RANK_NAMES, Naming, by_rank, check_names, naming
 from ..source.torn_tensors import REQUANTIZE, refuse_torn
-from ..source.values import Values
 from . import stamp as stamps
 from .geometry import ByteLayouts
 from .output_tree import (
@@ -118,9 +117,8 @@ def path_state_for(source: Source, migration_path: MigrationPath, folder: bool) 
     there = [f.path for f in source.index.side_files] if carried else ()
     return PathState(
         migration_path.given,
-        SideFiles(side_reader(source), frozenset(source.index.left_out), there),
+        SideFiles(side_reader(source), frozenset(source.index.left_out), there, source.index),
         carried=carried,
-        values=Values.of(source.index),
     )
 
 
