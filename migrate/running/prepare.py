@@ -17,7 +17,7 @@ from ..core.templates import list_collapsed
 from ..core.types import __version__
 from ..extra_state.states import States, lift_states
 from ..ops.base import ValueOp
-from ..planning import optimizer_states, optimizers, restoring, state_keys
+from ..planning import grids, optimizer_states, optimizers, restoring, state_keys
 from ..planning.bind import BindContext
 from ..planning.compose import Composition, compose
 from ..planning.copies import stale_copies
@@ -179,6 +179,8 @@ def compose_for(
         outside=index.passed_through if states else None,
     )
     report.check()
+    if index.grid is not None:
+        composition.graph.checks += grids.replica_checks(index.grid)
     if index.torn:
         refuse_torn(torn_in(composition.graph.outputs, index.tensors))
         if REQUANTIZE in request.params:
@@ -315,6 +317,11 @@ def _plan(
     migration_path = find_path(
         source.index, side_reader(source), stamp, request, states=States(source)
     )
+    cut = grids.GridVerdict()
+    if source.index.grid is not None and form is None:
+        fresh = grids.settle_optimizers(source.index.grid, request, fresh)
+        cut = grids.judge_grid(source.index.grid, request)
+    notes += [*cut.notes, *grids.refuse_way_back(migration_path.steps, request)]
     if undo is not None:
         steps = tuple(replace(step, undo=True) for step in migration_path.steps)
         migration_path = replace(migration_path, steps=steps)
@@ -365,6 +372,8 @@ def _plan(
     ]
     if states and (said := optimizers.said_names(composition)):
         entries = [{**entry, "optimizer_names": said} for entry in entries]
+    if entries and (cut_as := grids.remembered(index.grid)):
+        entries = [{**entries[0], **cut_as}, *entries[1:]]
     if became.became in optimizers.LASTING:
         entries = [{**entry, "optimizer": became.became} for entry in entries]
     called = source.index.files and source.index.files[0].startswith(RANK_NAMES)
@@ -451,11 +460,12 @@ def _plan(
         *(["what the permission `opaque` leaves out"] if source.index.outside else []),
         *(["what the permission `drop` leaves out"] if alone else []),
         *(out.lost if out is not None else ()),
+        *cut.lost,
         *(["the state of the optimizer"] if became.became == "dropped" else []),
     ]
     if ranks is not None:
         notes.append("each rank has one file, of any size: the limit on shards does not apply")
-    cut: dict[str, Any] = {} if request.chunks is None else {"chunks": request.chunks}
+    chunks: dict[str, Any] = {} if request.chunks is None else {"chunks": request.chunks}
     describing: Any = formats.get(written) if form is None else form
     target = None
     if written == source.format == DISTRIBUTED and out is not None and not request.recuts:
@@ -472,8 +482,8 @@ def _plan(
         ranks=ranks,
         tree=None if out is None else out.rest,
         last=_following(made) if computes else (),
-        **cut,
-        **(_anew_at(request) if cut else {}),
+        **chunks,
+        **(_anew_at(request) if chunks else {}),
     )
     if target is None:
         target = described(stamp=text)
@@ -482,7 +492,7 @@ def _plan(
         notes += _note_runs(reading, made, target)
     if target.whole:
         made = initial(with_files(source, target.whole).index.tensors, Views())
-        cut["data"] = "copied"
+        chunks["data"] = "copied"
     if target.copies:
         made = {**made, **{key: copy(made[first]) for key, first in target.copies.items()}}
     if target.cuts:
@@ -523,7 +533,7 @@ def _plan(
             ],
         },
         stored=reading.index.tensors,
-        options={"max_shard_size": max_shard_size, "folder": folder, "format": written, **cut},
+        options={"max_shard_size": max_shard_size, "folder": folder, "format": written, **chunks},
         side_files=[{"path": path, "size": size} for path, size in side_files],
         left_out=source.index.left_out if folder else (),
         shared=source.index.shared,

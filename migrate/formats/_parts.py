@@ -1,0 +1,784 @@
+"""Checkpoints of parts with coordinates, as Megatron writes them: one set of keys out of all parts.
+
+Everything is known from the streams of the parts: which of them there are, what their arguments
+say, which layers and experts each holds. What is missing, what does not agree and what is not
+joined is refused by name before a tensor is read. Parts along the axes that number layers and
+experts are joined for each tensor-parallel rank, and become one tree as a single file would have
+it; what such a file has beside the model is that of the first part.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, NamedTuple, NoReturn
+
+from ..core.errors import CheckpointError, Report, fail, listed, option, plural, printable
+from ..source.blobs import FileBlob, Stored
+from ..source.grids import Axis, Grid, Replica
+from ..source.index import FileSource, Source
+from ..source.jsontext import collector_paused
+from ..source.paths import Place, look_beside, read_history
+from ..source.pickle.jsonform import to_json
+from ..source.pickle.policy import MOST_PATHS, Outside
+from ..source.pickle.tree import Composite, DictNode, ListNode, TensorRecord
+from ..source.shards import MAX_RANKS
+from ..source.target import node_of
+from ..source.tree import is_flat, replace_dict, tensor_records
+from . import _megatron
+from ._megatron import Facts, Numbers
+from .torchzip import Raw, TorchFile, index_of, read_file, read_raw
+
+MODEL = "model"
+_AXES = ("TP", "PP", "EP")
+# what `parts` may say of a second number
+STAGES, EXPERTS = "stages", "experts"
+_FETCH = "fetch them again: the tensors of a checkpoint are whole only with all its parts"
+_MIXED = "move away what does not belong here, or fetch the part again"
+
+
+class PartFile(NamedTuple):
+    """A part's weights, by the path in the checkpoint, and the numbers in its name. `optimizer`:
+    the state of the distributed optimizer lies beside them.
+    """
+
+    path: str
+    called: str
+    numbers: tuple[int, ...]
+    optimizer: str | None
+
+
+class Found(NamedTuple):
+    files: list[PartFile]
+    alone: bool
+
+
+def find(place: Place) -> Found | None:
+    """The parts in a folder, or the part that a folder or a file is; None where there is none.
+
+    M915 where they are not the only weights of the folder.
+    """
+    if place.file is not None:
+        if place.file.name not in _megatron.WEIGHTS:
+            return None
+        called = os.path.basename(os.path.dirname(os.path.abspath(place.path)))
+        state = place.folder.locate(_megatron.OPTIMIZER) and [_megatron.OPTIMIZER]
+        part = _part(called, "", place.file.name, state or ())
+        return part and Found([part], True)
+    called = os.path.basename(os.path.abspath(place.path))
+    if _megatron.PART.fullmatch(called):
+        held = [name for name in _megatron.WEIGHTS if name in place.names]
+        part = _part(called, "", held[0], place.names) if held else None
+        return part and Found([part], True)
+    files = []
+    for name in place.names:
+        if not _megatron.PART.fullmatch(name) or not os.path.isdir(
+            os.path.join(place.folder.path, name)
+        ):
+            continue
+        within = tuple(place.folder.names(name))
+        held = [weights for weights in _megatron.WEIGHTS if weights in within]
+        files += [part for one in held[:1] if (part := _part(name, f"{name}/", one, within))]
+    return Found(files, False) if files else None
+
+
+def _part(called: str, below: str, name: str, beside: Sequence[str]) -> PartFile | None:
+    match = _megatron.PART.fullmatch(called)
+    if match is None:
+        return None
+    numbers = tuple(int(number) for number in match.groups() if number is not None)
+    state = f"{below}{_megatron.OPTIMIZER}" if _megatron.OPTIMIZER in beside else None
+    return PartFile(f"{below}{name}", called, numbers, state)
+
+
+@dataclass(slots=True)
+class _Part:
+    """An opened part. `numbers` are what its dicts count, by virtual stage, and `tensor`, `stage`
+    and `group` its coordinates.
+    """
+
+    file: PartFile
+    raw: Raw
+    facts: Facts
+    tensor: int = 0
+    stage: int = 0
+    group: int = 0
+    numbers: Sequence[Numbers] = ()
+
+    @property
+    def called(self) -> str:
+        return self.file.called
+
+    @property
+    def models(self) -> list[DictNode]:
+        held = self.facts.models
+        return [held[number] for number in sorted(held, key=lambda n: -1 if n is None else n)]
+
+
+@collector_paused()
+def open_parts(place: Place, found: Found) -> Source:
+    """The checkpoint of these parts. Beyond what one file of torch.save is refused for: M914 for
+    too many, M920 naming all that are missing, M924 where they do not agree with each other or with
+    their arguments, M925 for what is not joined.
+    """
+    folder, blobs = place.folder, list[FileBlob]()
+    label = printable(place.path, 240) if place.file is not None else folder.label("")
+    try:
+        parts: list[_Part] = []
+        report = Report()
+        if len(found.files) > MAX_RANKS:
+            fail("M914", f"{label}: {len(found.files)} parts, more than {MAX_RANKS}")
+        for file in found.files:
+            try:
+                blob = place.file or folder.open(file.path)
+                blobs.append(blob)
+                raw = read_raw(blob, folder.label(file.path))
+                parts.append(_Part(file, raw, _megatron.facts_of(raw.root)))
+            except CheckpointError as error:
+                report.diagnostics += error.diagnostics
+                if len(report.diagnostics) >= 20:
+                    break
+        report.check()
+        _agree(parts, label)
+        grid, numbered = _grid_of(parts, found.alone, place.parts, label)
+        # what counts the parameters of a part counts those of no whole model
+        keep = not grid.joined or (found.alone and len(parts[0].models) == 1)
+        held = _read(parts, grid, numbered, place, keep)
+        units, replicas, apart = _join(parts, held, grid, label)
+        names = [part.file.path for part in parts]
+        state = [part.file.optimizer for part in parts if part.file.optimizer is not None]
+        state += [] if keep else _states(parts)
+        grid = replace(grid, replicas=replicas, apart=tuple(apart), optimizers=tuple(state))
+        beside = None
+        if place.file is None:
+            beside = look_beside(folder, frozenset(names))
+        index = index_of(
+            names,
+            [[unit] for unit in units],
+            label,
+            beside.side_files if beside else (),
+            beside.left_out if beside else (),
+        )
+        index = replace(
+            index,
+            grid=grid
+            if parts[0].facts.args is not None or prod(a.size for a in grid.axes) > 1 or state
+            else None,
+            outside=_collapsed(held),
+            sums=lambda: {
+                (one.number, record.offset): (record.size, record.crc)
+                for one in held
+                for record in one.places.values()
+                if record.crc is not None and record.size
+            },
+        )
+        history = read_history(folder, tuple(folder.names())) if beside else None
+        if history is None and len(parts) == 1:
+            history = parts[0].raw.history
+        return FileSource(
+            place.path,
+            "torch",
+            index,
+            blobs,
+            history=history,
+            side=beside.read if beside else None,
+            watched=beside.identities if beside else None,
+            locate=folder.locate,
+            release=place.close if place.file is None else folder.close,
+        )
+    except BaseException:
+        for blob in blobs:
+            blob.close()
+        raise
+
+
+def _refuse(label: str, what: str, *notes: str, help: str = _MIXED) -> NoReturn:
+    fail("M924", f"{label}: {what}", notes=notes, help=help)
+
+
+def _agree(parts: Sequence[_Part], label: str) -> None:
+    """M924 unless all parts say the same of the model and of how far it was trained."""
+    first = parts[0]
+    report = Report()
+    for part in parts:
+        version = part.facts.version
+        if type(version) in (int, float) and version < _megatron.OLDEST_VERSION:
+            fail(
+                "M925",
+                f"{label}: {part.called} is of checkpoint_version {version}, whose rows of "
+                "queries, keys and values are in another order",
+                help="load it with Megatron and save it again",
+            )
+    if any((part.facts.args is None) != (first.facts.args is None) for part in parts):
+        without = [part.called for part in parts if part.facts.args is None]
+        _refuse(label, f"parts without args, beside others that have them: {listed(without, 8)}")
+    for name in ("iteration", *_megatron.DESCRIBING):
+        said = _said(first, name)
+        other = next((part for part in parts if _said(part, name) != said), None)
+        if other is not None:
+            report.add(
+                "M924",
+                f"{label}: `{name}` is {_shown(said)} in {first.called} and "
+                f"{_shown(_said(other, name))} in {other.called}",
+                help=_MIXED,
+            )
+    report.check()
+
+
+def _said(part: _Part, name: str) -> Any:
+    return part.facts.iteration if name == "iteration" else (part.facts.args or {}).get(name)
+
+
+def _shown(value: Any) -> str:
+    return printable(repr(value), 80)
+
+
+def _grid_of(
+    parts: list[_Part], alone: bool, said: str | None, label: str
+) -> tuple[Grid, list[list[int]] | None]:
+    """The grid, with the coordinates of each part entered in it, and the number of the first layer
+    of each virtual stage and stage; None where nothing is numbered anew.
+    """
+    facts = parts[0].facts
+    sizes = _coordinates(parts, alone, said, label)
+    virtual = _virtual(parts, label)
+    if not alone:
+        _complete(parts, sizes, label)
+    parts.sort(key=lambda part: (part.tensor, part.stage, part.group))
+    joined = sizes["PP"] * sizes["EP"] * virtual > 1
+    for part in parts:
+        names = [[key for key, _ in model.pairs if type(key) is str] for model in part.models]
+        part.numbers = [_megatron.numbers_in(held) for held in names]
+        if joined and not (
+            names and all(is_flat(model) or not model.pairs for model in part.models)
+        ):
+            fail(
+                "M925",
+                f"{label}: {part.called} has no flat dict `{MODEL}` of tensors, as older releases "
+                "of Megatron write it, and such parts are not joined",
+                help="load it with Megatron Core and save it again",
+            )
+    first, layers = _layers(parts, sizes["PP"], virtual, alone, label)
+    _experts(parts, sizes["EP"], label)
+    here = parts[0] if alone else None
+    axes = [
+        Axis("TP", sizes["TP"], here and here.tensor),
+        Axis("PP", sizes["PP"], here and here.stage),
+        *([Axis("VPP", virtual)] * (virtual > 1)),
+        Axis("EP", sizes["EP"], here and here.group),
+    ]
+    alone = alone and prod(axis.size for axis in axes if axis.name in _AXES) > 1
+    grid = Grid(
+        tuple(axes),
+        tuple(part.file.path for part in parts),
+        facts.layers if facts.layers is not None else layers,
+        alone,
+        joined,
+    )
+    return grid, first if joined else None
+
+
+def _coordinates(
+    parts: Sequence[_Part], alone: bool, said: str | None, label: str
+) -> dict[str, int]:
+    """The sizes of the axes of files, with the coordinates of the parts entered."""
+    facts, shortest = parts[0].facts, min(len(part.file.numbers) for part in parts)
+    other = next((p for p in parts if len(p.file.numbers) != len(parts[0].file.numbers)), None)
+    if other is not None:
+        _refuse(label, f"{parts[0].called} and {other.called} are not parts of one grid")
+    stages, groups = facts.size("PP"), facts.size("EP")
+    if stages is not None and groups is not None:
+        counted = (stages > 1) + (groups > 1)
+        if counted != shortest - 1:
+            _refuse(
+                label,
+                f"args say PP {stages} x EP {groups}, so that names have {counted + 1} numbers, "
+                f"and there is {parts[0].called}",
+            )
+    second = _second(parts, said, label) if shortest == 2 else "PP"
+    for part in parts:
+        part.tensor, *rest = part.file.numbers
+        part.stage = rest[0] if rest and second == "PP" else 0
+        part.group = rest[-1] if len(rest) == 2 or (rest and second == "EP") else 0
+    most = {
+        "TP": max(part.tensor for part in parts) + 1,
+        "PP": max(part.stage for part in parts) + 1,
+        "EP": max(part.group for part in parts) + 1,
+    }
+    sizes = {axis: facts.size(axis) or most[axis] for axis in _AXES}
+    for axis in _AXES:
+        if most[axis] > sizes[axis]:
+            beyond = [part.called for part in parts if _at(part, axis) >= sizes[axis]]
+            _refuse(
+                label,
+                f"args say {axis} {sizes[axis]}, and beyond that there is {listed(beyond, 8)}",
+            )
+    if prod(sizes.values()) > MAX_RANKS:
+        fail("M914", f"{label}: a grid of {prod(sizes.values())} parts, more than {MAX_RANKS}")
+    return sizes
+
+
+def _at(part: _Part, axis: str) -> int:
+    return {"TP": part.tensor, "PP": part.stage, "EP": part.group}[axis]
+
+
+def _second(parts: Sequence[_Part], said: str | None, label: str) -> str:
+    """What the second of two numbers counts: args decide, then the keys, then a person."""
+    facts = parts[0].facts
+    stages, groups = facts.size("PP"), facts.size("EP")
+    if stages is not None and groups is not None:
+        return "PP" if stages > 1 else "EP"
+    whole = [
+        _megatron.is_whole({key for model in part.models for key, _ in model.pairs})
+        for part in parts
+    ]
+    if said is not None:
+        return "PP" if said == STAGES else "EP"
+    if all(one is None for one in whole):
+        _refuse(
+            label,
+            f"the second number of {parts[0].called} is that of a pipeline stage or of an expert "
+            "group, and neither args nor keys say which",
+            help=f"say it: {option('params', f'parts={STAGES}')} or "
+            f"{option('params', f'parts={EXPERTS}')}",
+        )
+    return "EP" if all(whole) else "PP"
+
+
+def _virtual(parts: Sequence[_Part], label: str) -> int:
+    """How many virtual stages each stage has."""
+    most = max(len(part.facts.models) for part in parts)
+    for part in parts:
+        held = part.facts.models
+        if None in held and len(held) > 1:
+            _refuse(label, f"{part.called} has `{MODEL}` and virtual stages beside it")
+        absent = [f"{MODEL}{n}" for n in range(most) if n not in held] if None not in held else []
+        if len(held) < most and not absent:
+            absent = [f"{MODEL}{n}" for n in range(most)]
+        if held and absent:
+            has = next(other.called for other in parts if len(other.facts.models) == most)
+            _refuse(label, f"{part.called} lacks {listed(absent, 8)}", f"{has} has {most} dicts")
+    said = parts[0].facts.size("VPP")
+    if said is not None and parts[0].facts.models and said != max(most, 1):
+        _refuse(
+            label,
+            f"args say {plural(said, 'virtual stage')}, and {parts[0].called} has {most}",
+        )
+    return max(most, 1)
+
+
+def _complete(parts: Sequence[_Part], sizes: Mapping[str, int], label: str) -> None:
+    """M924 where two files stand for one part, M920 naming all parts that are missing."""
+    there: dict[tuple[int, int, int], _Part] = {}
+    for part in parts:
+        same = there.setdefault((part.tensor, part.stage, part.group), part)
+        if same is not part:
+            _refuse(label, f"two stand for one part: {same.called} and {part.called}")
+    count = prod(sizes.values())
+    if len(there) == count:
+        return
+    absent = []
+    for tensor in range(sizes["TP"]):
+        for stage in range(sizes["PP"]):
+            for group in range(sizes["EP"]):
+                if (tensor, stage, group) not in there:
+                    name = f"mp_rank_{tensor:02}"
+                    name += f"_{stage:03}" if sizes["PP"] > 1 else ""
+                    name += f"_{group:03}" if sizes["EP"] > 1 else ""
+                    absent.append(f"{name} (TP {tensor}, PP {stage}, EP {group})")
+    fail(
+        "M920",
+        f"{label}: {len(absent)} of {count} parts are missing: {listed(absent, 20)}",
+        help=_FETCH,
+    )
+
+
+def _layers(
+    parts: Sequence[_Part], stages: int, virtual: int, alone: bool, label: str
+) -> tuple[list[list[int]] | None, int | None]:
+    """The number of the first layer of each virtual stage and stage, and of all layers; None where
+    nothing says it.
+    """
+    if stages * virtual > 1:
+        _one_stack(parts, label)
+    counts: dict[tuple[int, int], int] = {}
+    for part in parts:
+        for number, held in enumerate(part.numbers):
+            absent = sorted(set(range(max(held.layers, default=-1) + 1)) - held.layers)
+            where = part.called + (f", {MODEL}{number}" if virtual > 1 else "")
+            if absent:
+                _refuse(
+                    label,
+                    f"{where} has {plural(len(held.layers), 'layer')} up to number "
+                    f"{max(held.layers)}, and lacks {listed(list(map(str, absent)), 8)}",
+                )
+            count = counts.setdefault((number, part.stage), len(held.layers))
+            if count != len(held.layers):
+                _refuse(
+                    label,
+                    f"{where} has {plural(len(held.layers), 'layer')}, and another part of its "
+                    f"stage {count}",
+                )
+    said = _megatron.spread(parts[0].facts, stages, virtual)
+    if isinstance(said, str) and stages * virtual == 1:
+        said = None
+    if isinstance(said, str):
+        _refuse(label, f"args contradict themselves: {said}", help="the part was changed by hand")
+    whole = all(not held.others for part in parts for held in part.numbers)
+    for (number, stage), count in counts.items() if said is not None and whole else ():
+        if said[number][stage] != count and (stages * virtual > 1 or count):
+            one = next(part for part in parts if part.stage == stage)
+            _refuse(
+                label,
+                f"by args {one.called} has {plural(said[number][stage], 'layer')}"
+                + (f" in {MODEL}{number}" if virtual > 1 else "")
+                + f", and its keys have {count}",
+            )
+    if said is None:
+        if alone and virtual > 1:
+            _refuse(
+                label,
+                f"nothing says which layers of the model the {virtual} virtual stages of "
+                f"{parts[0].called} have",
+                help="pass the folder of all parts",
+            )
+        if (alone and stages > 1) or not counts:
+            return None, None
+        said = [[counts.get((v, p), 0) for p in range(stages)] for v in range(virtual)]
+    first, at = [], 0
+    for row in said:
+        first.append([at + sum(row[:p]) for p in range(len(row))])
+        at += sum(row)
+    return first, at
+
+
+def _one_stack(parts: Sequence[_Part], label: str) -> None:
+    """M925 unless the layers that are numbered over stages are those of one stack."""
+    homes: dict[str, set[tuple[int, int]]] = {}
+    stacks: set[str] = set()
+    for part in parts:
+        for number, held in enumerate(part.numbers):
+            stacks.update({held.stack} if held.stack else ())
+            for name in held.others:
+                homes.setdefault(name, set()).add((number, part.stage))
+    several = sorted(name for name, there in homes.items() if len(there) > 1)
+    if len(stacks) > 1:
+        several = [f"{stack}.layers" for stack in sorted(stacks)]
+    if several:
+        fail(
+            "M925",
+            f"{label}: layers of {listed(several, 4)} stand in several stages, and only those of "
+            "one decoder, or of one encoder, are numbered over stages",
+            help="load it with Megatron and save it with a single stage",
+        )
+
+
+def _experts(parts: Sequence[_Part], groups: int, label: str) -> None:
+    """M924 unless every group has the same experts; M925 for what holds them otherwise."""
+    facts, counts = parts[0].facts, dict[int, str]()
+    for part in parts:
+        for held in part.numbers:
+            if groups > 1 and held.grouped:
+                fail(
+                    "M925",
+                    f"{label}: {part.called} has all experts of its group in one tensor, "
+                    f"{printable(held.grouped)}, and such groups are not joined",
+                    help="save it with another implementation of experts (`SequentialMLP` or "
+                    "Transformer Engine's), or as a distributed checkpoint",
+                )
+            if not held.experts:
+                continue
+            if facts.expert_tensor is not None:
+                fail(
+                    "M925",
+                    f"{label}: experts are cut for {facts.expert_tensor} tensor-parallel ranks "
+                    f"and the rest for {facts.size('TP')}, and such parts are not joined",
+                    help="save it with expert_tensor_parallel_size equal to "
+                    "tensor_model_parallel_size, or as a distributed checkpoint",
+                )
+            if max(held.experts) + 1 != len(held.experts):
+                absent = sorted(set(range(max(held.experts) + 1)) - held.experts)
+                _refuse(label, f"{part.called} lacks experts: {listed(list(map(str, absent)), 8)}")
+            counts.setdefault(len(held.experts), part.called)
+    if len(counts) > 1:
+        _refuse(
+            label,
+            "expert groups of different sizes: "
+            + ", ".join(f"{called} has {count}" for count, called in list(counts.items())[:4]),
+        )
+    if counts and facts.experts is not None:
+        (count,) = counts
+        if facts.experts % groups or facts.experts // groups != count:
+            _refuse(
+                label,
+                f"args say {facts.experts} experts in {plural(groups, 'group')}, and "
+                f"{counts[count]} has {count}",
+            )
+
+
+def _read(
+    parts: Sequence[_Part],
+    grid: Grid,
+    first: list[list[int]] | None,
+    place: Place,
+    keep: bool,
+) -> list[TorchFile]:
+    """What the files hold, with one dict of the model in each, under the numbers of the whole."""
+    if grid.joined and len(parts) > 1 and place.at not in (None, MODEL):
+        fail(
+            "M945",
+            f"{place.folder.label('')}: parts are joined, and what they have at "
+            f"`{printable(place.at or '')}` is not",
+            help=f"leave {option('at')} out, or pass one part alone",
+        )
+    held = []
+    for number, part in enumerate(parts):
+        raw = part.raw
+        if grid.joined:
+            raw = raw._replace(root=_renamed_root(part, first, keep))
+        named = place.folder.label(part.file.path)
+        held.append(read_file(None, number, named, place.at, raw))
+    return held
+
+
+def _renamed_root(part: _Part, first: list[list[int]] | None, keep: bool) -> DictNode:
+    """The root with one dict `model` in the place of all that the part has; without the state of
+    its optimizer unless that is to `keep`.
+    """
+    pairs: list[tuple[Any, Any]] = []
+    versions: list[tuple[Any, Any]] = []
+    for number, model in enumerate(part.models):
+        held = part.numbers[number]
+        at = first[number][part.stage] if first is not None else 0
+        name = _megatron.renumber(at, part.group * len(held.experts))
+        pairs += [(name(key) if type(key) is str else key, value) for key, value in model.pairs]
+        if type(model.attributes) is DictNode:
+            said = model.attributes.get("_metadata")
+            versions += [
+                (name(key) if type(key) is str else key, value)
+                for key, value in (said.pairs if type(said) is DictNode else ())
+            ]
+    like = part.models[0]
+    attributes = like.attributes
+    if type(attributes) is DictNode and type(attributes.get("_metadata")) is DictNode:
+        known = attributes.get("_metadata")
+        made = DictNode(known.kind, tuple(dict(versions).items()), known.node, known.attributes)
+        attributes = _with(attributes, "_metadata", made)
+    model = DictNode(like.kind, tuple(pairs), like.node, attributes)
+    root, done = list[tuple[Any, Any]](), False
+    for key, value in part.raw.root.pairs:
+        if any(value is one for one in part.models):
+            root += [] if done else [(MODEL, model)]
+            done = True
+        elif keep or not _is_state(key, value):
+            root.append((key, value))
+    given = part.raw.root
+    return DictNode(given.kind, tuple(root), given.node, given.attributes)
+
+
+def _with(node: DictNode, name: str, value: Any) -> DictNode:
+    pairs = tuple((key, value if key == name else held) for key, held in node.pairs)
+    return DictNode(node.kind, pairs, node.node, node.attributes)
+
+
+def _is_state(key: Any, value: Any) -> bool:
+    return type(key) is str and "optim" in key.lower() and type(value) in (DictNode, ListNode)
+
+
+def _states(parts: Sequence[_Part]) -> list[str]:
+    """Where parts have state of optimizers that a joined tree has no place for."""
+    return [
+        f"{part.file.path}: {key}"
+        for part in parts
+        for key, value in part.raw.root.pairs
+        if _is_state(key, value)
+    ]
+
+
+def _join(
+    parts: Sequence[_Part], held: Sequence[TorchFile], grid: Grid, label: str
+) -> tuple[list[TorchFile], dict[str, Sequence[Replica]], list[str]]:
+    """What each tensor-parallel rank holds, what stands in several parts, and the tensors beside
+    the model in parts other than the first of a rank.
+    """
+    by_rank: dict[int, list[tuple[_Part, TorchFile]]] = {}
+    for part, one in zip(parts, held, strict=True):
+        by_rank.setdefault(part.tensor, []).append((part, one))
+    replicas: dict[str, Sequence[Replica]] = {}
+    apart: list[str] = []
+    units: list[TorchFile] = []
+    several = len(by_rank) > 1
+    for tensor, members in by_rank.items():
+        if len(members) == 1:
+            units.append(members[0][1])
+            continue
+        rank = _Rank(members, label)
+        units.append(rank.joined)
+        mark = f"@{tensor}" if several else ""
+        replicas.update(
+            {f"{key}{mark}": found for key, found in rank.replicas.items() if len(found) > 1}
+        )
+        apart += [f"{part.called}: {name}" for part, one in members[1:] for name in one.others]
+    for tensor, unit in enumerate(units[1:], 1):
+        if grid.joined and (unlike := units[0].tensors.keys() ^ unit.tensors.keys()):
+            _refuse(
+                label,
+                f"TP ranks 0 and {tensor} do not have the same keys: {listed(sorted(unlike), 4)}",
+            )
+    return units, replicas, apart
+
+
+class _Rank:
+    """The parts of one tensor-parallel rank, joined: the tree of the first, with what all of them
+    hold in the dict of the model.
+    """
+
+    def __init__(self, members: Sequence[tuple[_Part, TorchFile]], label: str) -> None:
+        self.label = label
+        self.replicas: dict[str, list[Replica]] = {}
+        self._tensors: dict[str, Stored] = {}
+        self._home: dict[str, str] = {}
+        first = members[0][1]
+        values: dict[Any, tuple[Any, str]] = {}
+        names: dict[int, str] = {}
+        versions: dict[Any, Any] = {}
+        tied = members[0][0].facts.tied and len({part.stage for part, _ in members}) > 1
+        self._check_groups(members)
+        for part, one in members:
+            own = one.names
+            for key, value in _pairs(one):
+                if tied and key == _megatron.OUTPUT and _megatron.EMBEDDING in self._tensors:
+                    continue
+                if key not in values:
+                    values[key] = (value, part.called)
+                    names.update(_named(value, own))
+                else:
+                    self._compare(key, values[key], (value, part.called))
+            for key, stored in one.tensors.items():
+                self._add(key, stored, part, tied)
+            versions.update(_versions(one))
+        table = first.part.table
+        if table is None:
+            _refuse(label, f"{members[0][0].called} has no dict `{MODEL}` of tensors")
+        order = sorted(values, key=_in_order(list(values)))
+        made = DictNode(
+            table.kind,
+            tuple((key, values[key][0]) for key in order),
+            table.node,
+            _attributes(table.attributes, versions),
+        )
+        tree = first.part._replace(root=replace_dict(first.part.root, table, made))
+        places = {key: place for place, key in enumerate(order)}
+        tensors = dict(
+            sorted(self._tensors.items(), key=lambda one: places.get(one[0], len(places)))
+        )
+        self.joined = replace(
+            first,
+            part=tree,
+            tensors=tensors,
+            names=names,
+            plain=False,
+            notes=tuple(dict.fromkeys(note for _, one in members for note in one.notes)),
+        )
+
+    def _check_groups(self, members: Sequence[tuple[_Part, TorchFile]]) -> None:
+        """M924 unless all expert groups of a stage have what is no expert's."""
+        known: dict[int, tuple[str, frozenset[Any]]] = {}
+        for part, one in members:
+            dense = frozenset(
+                key
+                for key, _ in _pairs(one)
+                if type(key) is not str or not _megatron.is_of_expert(key)
+            )
+            called, keys = known.setdefault(part.stage, (part.called, dense))
+            if keys != dense:
+                unlike = sorted(map(str, keys ^ dense))
+                _refuse(
+                    self.label,
+                    f"{called} and {part.called} are expert groups of one stage and do not have "
+                    f"the same keys: {listed(unlike, 4)}",
+                )
+
+    def _add(self, key: str, stored: Stored, part: _Part, tied: bool) -> None:
+        if tied and key == _megatron.OUTPUT and _megatron.EMBEDDING in self._tensors:
+            key = _megatron.EMBEDDING
+        if key not in self._tensors:
+            self._tensors[key], self._home[key] = stored, part.called
+            self.replicas[key] = [Replica(part.file.path, stored)]
+            return
+        there = self._tensors[key]
+        if there.spec != stored.spec:
+            _refuse(
+                self.label,
+                f"{printable(key)} is {there.spec} in {self._home[key]} and {stored.spec} in "
+                f"{part.called}",
+            )
+        self.replicas[key].append(Replica(part.file.path, stored))
+
+    def _compare(self, key: Any, one: tuple[Any, str], other: tuple[Any, str]) -> None:
+        """M924 unless two parts have equal values under a key; tensors are compared in a run."""
+        tensors = [type(value) in (TensorRecord, Composite) for value, _ in (one, other)]
+        if all(tensors):
+            return
+        if any(tensors) or to_json(node_of(one[0])) != to_json(node_of(other[0])):
+            _refuse(
+                self.label,
+                f"{printable(str(key))} is not the same in {one[1]} and in {other[1]}",
+            )
+
+
+def _pairs(one: TorchFile) -> Sequence[tuple[Any, Any]]:
+    return one.part.table.pairs if one.part.table is not None else ()
+
+
+def _named(value: Any, own: Mapping[int, str]) -> Iterator[tuple[int, str]]:
+    """The identities and keys of the tensors of one value."""
+    for record in tensor_records([value]):
+        if id(record) in own:
+            yield id(record), own[id(record)]
+
+
+def _versions(one: TorchFile) -> Mapping[Any, Any]:
+    table = one.part.table
+    attributes = table.attributes if table is not None else None
+    said = attributes.get("_metadata") if type(attributes) is DictNode else None
+    return dict(said.pairs) if type(said) is DictNode else {}
+
+
+def _attributes(attributes: Any, versions: Mapping[Any, Any]) -> Any:
+    said = attributes.get("_metadata") if type(attributes) is DictNode else None
+    if type(said) is not DictNode:
+        return attributes
+    made = DictNode(said.kind, tuple(versions.items()), said.node, said.attributes)
+    return _with(attributes, "_metadata", made)
+
+
+def _in_order(keys: Sequence[Any]) -> Callable[[Any], tuple[int, int]]:
+    """The order of the model: what stands before its layers, these by number, the rest."""
+    numbers = {key: _megatron.layer_of(key) if type(key) is str else None for key in keys}
+    start = next((place for place, key in enumerate(keys) if numbers[key] is not None), 0)
+    places = {key: place for place, key in enumerate(keys)}
+
+    def rank(key: Any) -> tuple[int, int]:
+        number, place = numbers[key], places[key]
+        if number is not None:
+            return number, place
+        return (-1 if place < start else len(keys), place)
+
+    return rank
+
+
+def _collapsed(held: Sequence[TorchFile]) -> tuple[Outside, ...]:
+    """What is not read of all parts, each name once."""
+    found: dict[tuple[str, str], tuple[int, list[str]]] = {}
+    for one in held:
+        for outside in one.outside:
+            count, paths = found.setdefault((outside.name, outside.reason), (0, []))
+            paths += [p for p in outside.paths if p not in paths][: MOST_PATHS - len(paths)]
+            found[outside.name, outside.reason] = (count + outside.count, paths)
+    return tuple(
+        Outside(name, reason, count, tuple(paths))
+        for (name, reason), (count, paths) in found.items()
+    )
