@@ -797,4 +797,5 @@ def _opened(
 
         if isinstance(path, Mapping) or is_module(path):
             return opened(path, meta=meta, wrapped=wrapped, at=request.at)
-    return formats.open(path_text(name, path), "links" in request.allow, request.at)
+    links = "links" in request.allow
+    return formats.open(path_text(name, path), links, request.at, parts=request.parts)

@@ -37,6 +37,9 @@ __all__ = [
 # files of torch.distributed.checkpoint
 _DATA, _DCP = ".distcp", "dcp"
 _GGUF_SUFFIX, _GGUF = ".gguf", "gguf"
+# of parts with coordinates, and what they and their weights are called
+_PARTS = "parts"
+_PART_NAMES = ("mp_rank_", "model_optim_rng.pt", "model_rng.pt")
 # what the names in the folder of a training run begin with, and hardly any others
 _RUN = ("latest_checkpointed_iteration", "iter_", "release")
 # `memory` has no place on disk: its FORMAT is None
@@ -44,15 +47,20 @@ FORMATS: Registry[Format | None] = Registry("migrate.formats", "migrate.formats"
 
 
 def open(  # noqa: A001 - formats.open reads well
-    path: PathLike, allow_links: bool = False, at: str | None = None, *, lazily: bool = False
+    path: PathLike,
+    allow_links: bool = False,
+    at: str | None = None,
+    *,
+    lazily: bool = False,
+    parts: str | None = None,
 ) -> Source:
     """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows
     it, else M9xx.
 
     `path` is a file, an index file or a folder, also that of a training run. `allow_links` follows
     links to files wherever they lead. `at` is the dict in a nested checkpoint that rules shall work
-    on. `lazily`: chunks that seem alike are taken to be alike until `confirm` of the source looks
-    at those that are read.
+    on, `parts` what a number in the names of parts counts. `lazily`: chunks that seem alike are
+    taken to be alike until `confirm` of the source looks at those that are read.
     """
     place = find_place(path, allow_links, at)
     notes: tuple[str, ...] = ()
@@ -61,8 +69,8 @@ def open(  # noqa: A001 - formats.open reads well
             from ._runs import resolve
 
             place, notes = resolve(place)
-        if lazily:
-            place = replace(place, lazily=True)
+        if lazily or parts is not None:
+            place = replace(place, lazily=lazily, parts=parts)
         chosen = _pick(place)
         with log.phase(f"reading the headers of {printable(place.path, 240)}"):
             source = chosen.open(place)
@@ -86,8 +94,10 @@ def _pick(place: Place) -> Format:
     chunks = named and (metadata_files(named) or any(name.endswith(_DATA) for name in named))
     # no file beside `.metadata` is the checkpoint, and without chunks its format is not asked; nor
     # is that of GGUF files before the others, where no file is called so
-    idle = {_DCP} if named else {_DCP, _GGUF}
+    idle = {_DCP, _PARTS} if named else {_DCP, _PARTS, _GGUF}
     asked = (_DCP,) if chunks and not _left_over(place) else [n for n in builtin if n not in idle]
+    if any(name.startswith(_PART_NAMES) for name in place.names):
+        asked = (_PARTS, *asked)
     # third parties are asked only about what no built-in knows: the scan for entry points is slow
     return (
         _surest(place, asked)

@@ -21,7 +21,6 @@ from ..source.pickle.nodes import ABSENT, Call, Dict
 from ..source.pickle.tree import DictNode, ListNode, Opaque
 
 PART = re.compile(r"mp_rank_([0-9]{2,5})(?:_([0-9]{3,5}))?(?:_([0-9]{3,5}))?", re.ASCII)
-WEIGHTS = ("model_optim_rng.pt", "model_rng.pt")
 # beside the weights of a part: the state of the distributed optimizer
 OPTIMIZER = "distrib_optim.pt"
 OLDEST_VERSION = 3

@@ -74,13 +74,11 @@ from ..source.unread import StreamPlace, Unread, unread_entries
 from ..source.zip_archive import ArchiveRecord
 from . import _signatures
 from ._legacy import read_legacy
-from ._megatron import WEIGHTS as _MEGATRON
 
 if TYPE_CHECKING:
     from ..source.target import TargetTree
     from ..source.unread import Unread
     from ._header import Origins
-    from ._parts import Found
 
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
@@ -97,6 +95,8 @@ _BESIDE = (
     "dl_state",
     "distrib_optim.",
 )
+# and what Megatron calls the weights of a rank
+MEGATRON = ("model_optim_rng.pt", "model_rng.pt")
 
 
 class TorchZip:
@@ -111,9 +111,7 @@ class TorchZip:
             sure = 1 if any(n.endswith(".safetensors") for n in place.names) else 2
             return (
                 sure
-                if any(_is_weights(n) or n.endswith(_INDEXES) for n in place.names)
-                or _parts(place)
-                or _ranks(place)
+                if any(_is_weights(n) or n.endswith(_INDEXES) for n in place.names) or _ranks(place)
                 else 0
             )
         if place.file.name.endswith(SUFFIXES) or place.file.name.endswith(_INDEXES):
@@ -129,10 +127,6 @@ class TorchZip:
         """The checkpoint at a file, an index or a folder: M901, M905, M907, M908, M914, M915, M920,
         M930 to M945.
         """
-        if (parts := _parts(place)) is not None:
-            from ._parts import open_parts
-
-            return open_parts(place, parts)
         if place.file is None:
             return _open_folder(place, None)
         if place.file.name.endswith(_INDEXES):
@@ -174,19 +168,6 @@ FORMAT = TorchZip()
 
 def _is_weights(name: str) -> bool:
     return name.endswith(SUFFIXES) and not name.startswith(_BESIDE)
-
-
-def _parts(place: Place) -> Found | None:
-    """The parts of a grid in a folder, or the one that the place is."""
-    if place.file is None:
-        called = any(name.startswith(RANK_NAMES[1]) for name in place.names)
-    else:
-        called = place.file.name in _MEGATRON
-    if not (called or any(name in _MEGATRON for name in place.names)):
-        return None
-    from ._parts import find
-
-    return find(place)
 
 
 def _ranks(place: Place) -> list[Entry]:
@@ -284,7 +265,7 @@ def _unit(
     if index_name is not None:
         return indexed(folder, below, names, index_name, opened)
     weights = [n for n in names if _is_weights(n)]
-    called = [n for n in (*_MEGATRON, "pytorch_model.bin") if n in weights]
+    called = [n for n in (*MEGATRON, "pytorch_model.bin") if n in weights]
     if len(called) == 1:
         weights = called
     sets = shard_sets(weights)

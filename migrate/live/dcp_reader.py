@@ -459,7 +459,7 @@ class _Loading:
             # which tensors are encoded anew has to be the same on all ranks
             lazily = lazily and REQUANTIZE not in request.params
             links = "links" in request.allow
-            self.source = formats.open(named, links, request.at, lazily=lazily)
+            self.source = formats.open(named, links, request.at, lazily=lazily, parts=request.parts)
             lazily = lazily and self.source.format == DISTRIBUTED
         try:
             planned = self.source

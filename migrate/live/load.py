@@ -135,7 +135,8 @@ def load(
     if isinstance(path, Mapping):
         source: Source = modules.opened(_named(alone(path, request.at), model))
     else:
-        source = formats.open(path_text("path", path), "links" in request.allow, request.at)
+        links = "links" in request.allow
+        source = formats.open(path_text("path", path), links, request.at, parts=request.parts)
     with closing(source):
         return _loaded(
             model, _configured(source, model), request, strict, device, budget, threads, progress

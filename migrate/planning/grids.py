@@ -5,7 +5,7 @@ compare, what no output holds, and what does not come back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.errors import fail, listed, option, plural, printable, together
 from ..source.blobs import replica_of
@@ -15,7 +15,7 @@ from .request import OPTIMIZER_PARAM, Request
 from .stored import view_of
 
 if TYPE_CHECKING:
-    from ..source.grids import Grid
+    from ..source.grids import PartGrid
     from .pathstate import PathStep
 
 _HELP = (
@@ -27,13 +27,17 @@ _NAMED = 3
 
 
 class GridVerdict(NamedTuple):
-    """Notes for the plan, and what of the source does not come back."""
+    """What becomes of optimizer state, notes, what of the source does not come back, and what a
+    stamp keeps of the grid that was read.
+    """
 
+    optimizer: OptimizerVerdict | None
     notes: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    remembered: str = ""
 
 
-def replica_checks(grid: Grid) -> list[ValueCheck]:
+def replica_checks(grid: PartGrid) -> list[ValueCheck]:
     """The conditions that what stands in several parts is equal to the bit."""
     found = []
     for key, replicas in grid.replicas.items():
@@ -46,40 +50,57 @@ def replica_checks(grid: Grid) -> list[ValueCheck]:
     return found
 
 
-def judge_grid(grid: Grid, request: Request) -> GridVerdict:
-    """What the plan says of the grid. M916 where parts hold tensors beside the model that are in no
-    output, unless dropping is allowed.
+def judge_grid(
+    grid: PartGrid | None,
+    steps: Sequence[PathStep],
+    request: Request,
+    fresh: OptimizerVerdict | None,
+    *,
+    written: bool,
+) -> GridVerdict:
+    """What a plan says of the grid that is read, None without one, and of one that the steps lead
+    back to. `fresh` is what becomes of optimizer state among the tensors; without `written` no
+    output has to hold what the source does.
+
+    M402 and M410 for optimizer state that is in no output, M916 for other tensors that are in none,
+    M925 for a way back to a grid: each unless leaving it out is allowed.
     """
+    back = _way_back(steps, request)
+    if grid is None:
+        return GridVerdict(fresh, back)
+    if written:
+        fresh = _optimizers(grid, request, fresh)
     if grid.alone:
-        return GridVerdict((f"{grid}; the tensors of the other parts are not here",))
+        notes = (f"{grid}; the tensors of the other parts are not here", *back)
+        return GridVerdict(fresh, notes)
     if not grid.joined:
-        return GridVerdict()
-    notes = [f"{grid}: {plural(len(grid.parts), 'part')} joined"]
-    lost = [f"the grid of {plural(len(grid.parts), 'part')}"]
+        return GridVerdict(fresh, back)
+    notes = (f"{grid}: {plural(len(grid.parts), 'part')} joined", *back)
+    lost: tuple[str, ...] = (f"the grid of {plural(len(grid.parts), 'part')}",)
     if len(grid.parts) > 1:
-        notes.append(
-            f"what stands beside the model, `args` among it, is that of {grid.parts[0]}, and "
-            "describes the grid that was read"
-        )
-        lost.append("what the other parts hold beside the model")
-    if grid.apart:
-        if DROP not in request.allow:
-            fail(
-                "M916",
-                f"{plural(len(grid.apart), 'tensor')} beside the model in parts that are joined "
-                f"with others: {listed(list(grid.apart), _NAMED)}",
-                help=f"{option('allow', DROP)} leaves them out",
-                permit=DROP,
-            )
-        notes.append(
-            f"dropped with their parts: {plural(len(grid.apart), 'tensor')} beside the model: "
-            f"{listed(list(grid.apart), _NAMED)}"
-        )
-    return GridVerdict(tuple(notes), tuple(lost))
+        whose = f"what stands beside the model, `args` among it, is that of {grid.parts[0]}"
+        notes += (f"{whose}, and describes the grid that was read",)
+        lost += ("what the other parts hold beside the model",)
+    if grid.apart and written:
+        notes += (_apart(grid, request),)
+    return GridVerdict(fresh, notes, lost, str(grid))
 
 
-def settle_optimizers(
-    grid: Grid, request: Request, fresh: OptimizerVerdict | None
+def _apart(grid: PartGrid, request: Request) -> str:
+    """What is left out with the parts that hold it; M916 unless that is allowed."""
+    count, first = plural(len(grid.apart), "tensor"), listed(list(grid.apart), _NAMED)
+    if DROP not in request.allow:
+        fail(
+            "M916",
+            f"{count} beside the model in parts that are joined with others: {first}",
+            help=f"{option('allow', DROP)} leaves them out",
+            permit=DROP,
+        )
+    return f"dropped with their parts: {count} beside the model: {first}"
+
+
+def _optimizers(
+    grid: PartGrid, request: Request, fresh: OptimizerVerdict | None
 ) -> OptimizerVerdict | None:
     """What becomes of optimizer state that is not among the tensors, beside what is known of that
     which is. M410 unless somebody asked to leave it out, M402 unless that is allowed.
@@ -107,7 +128,7 @@ def settle_optimizers(
     return OptimizerVerdict("dropped", (*known, f"optimizer state is left out: {where}"))
 
 
-def refuse_way_back(steps: Sequence[PathStep], request: Request) -> tuple[str, ...]:
+def _way_back(steps: Sequence[PathStep], request: Request) -> tuple[str, ...]:
     """A note on grids that the steps lead back to; M925 unless it is allowed to leave them out."""
     grids = [said for step in steps if step.backwards and (said := step.memory.get("grid"))]
     if grids and DROP not in request.allow:
@@ -119,8 +140,3 @@ def refuse_way_back(steps: Sequence[PathStep], request: Request) -> tuple[str, .
             permit=DROP,
         )
     return tuple(f"all layers and experts in one part: {printable(said)}" for said in grids)
-
-
-def remembered(grid: Grid | None) -> dict[str, Any]:
-    """What a stamp keeps of the grid that was read."""
-    return {"grid": str(grid)} if grid is not None and grid.joined and not grid.alone else {}

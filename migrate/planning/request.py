@@ -30,8 +30,10 @@ OPTIMIZER_PARAM = "optimizer"
 OPTIMIZER_NAMES = "optimizer_names"
 # and the one that says in the words of which release objects are written
 OBJECT_FORM = "object_form"
+# and the one that says what a number in the names of parts counts, where it has two meanings
+PARTS_PARAM = "parts"
 # params that are no rule's, and about what is beside the tensors that rules see
-BUILT_IN = (OPTIMIZER_PARAM, OPTIMIZER_NAMES, OBJECT_FORM, REQUANTIZE)
+BUILT_IN = (OPTIMIZER_PARAM, OPTIMIZER_NAMES, OBJECT_FORM, REQUANTIZE, PARTS_PARAM)
 # those that are something to do by themselves
 _MAKE_ANEW = frozenset({OBJECT_FORM, REQUANTIZE})
 # what can be written, as `--output-format` and messages call it
@@ -85,6 +87,11 @@ class Request:
     def files(self) -> list[Path]:
         """The rule files given by hand."""
         return [Path(r) for r in self.rules if not Path(r).is_dir()]
+
+    @property
+    def parts(self) -> str | None:
+        """What a number in the names of parts counts, as somebody said; None where nobody did."""
+        return self.params.get(PARTS_PARAM)
 
     @property
     def reshapes(self) -> bool:

@@ -17,7 +17,7 @@ from ..core.templates import list_collapsed
 from ..core.types import __version__
 from ..extra_state.states import States, lift_states
 from ..ops.base import ValueOp
-from ..planning import grids, optimizer_states, optimizers, restoring, state_keys
+from ..planning import optimizer_states, optimizers, restoring, state_keys
 from ..planning.bind import BindContext
 from ..planning.compose import Composition, compose
 from ..planning.copies import stale_copies
@@ -180,7 +180,9 @@ def compose_for(
     )
     report.check()
     if index.grid is not None:
-        composition.graph.checks += grids.replica_checks(index.grid)
+        from ..planning.grids import replica_checks
+
+        composition.graph.checks += replica_checks(index.grid)
     if index.torn:
         refuse_torn(torn_in(composition.graph.outputs, index.tensors))
         if REQUANTIZE in request.params:
@@ -317,13 +319,15 @@ def _plan(
     migration_path = find_path(
         source.index, side_reader(source), stamp, request, states=States(source)
     )
-    cut = grids.GridVerdict()
-    if source.index.grid is not None and form is None:
-        fresh = grids.settle_optimizers(source.index.grid, request, fresh)
-        cut = grids.judge_grid(source.index.grid, request)
-    notes += [*cut.notes, *grids.refuse_way_back(migration_path.steps, request)]
+    steps, cut = migration_path.steps, None
+    if source.index.grid is not None or (steps and steps[-1].memory.get("grid")):
+        from ..planning.grids import judge_grid
+
+        cut = judge_grid(source.index.grid, steps, request, fresh, written=form is None)
+        fresh = cut.optimizer
+        notes += cut.notes
     if undo is not None:
-        steps = tuple(replace(step, undo=True) for step in migration_path.steps)
+        steps = tuple(replace(step, undo=True) for step in steps)
         migration_path = replace(migration_path, steps=steps)
     path_state = path_state_for(source, migration_path, folder)
     states = find_optimizers(source)
@@ -372,8 +376,8 @@ def _plan(
     ]
     if states and (said := optimizers.said_names(composition)):
         entries = [{**entry, "optimizer_names": said} for entry in entries]
-    if entries and (cut_as := grids.remembered(index.grid)):
-        entries = [{**entries[0], **cut_as}, *entries[1:]]
+    if cut is not None and cut.remembered and entries:
+        entries[0]["grid"] = cut.remembered
     if became.became in optimizers.LASTING:
         entries = [{**entry, "optimizer": became.became} for entry in entries]
     called = source.index.files and source.index.files[0].startswith(RANK_NAMES)
@@ -460,7 +464,7 @@ def _plan(
         *(["what the permission `opaque` leaves out"] if source.index.outside else []),
         *(["what the permission `drop` leaves out"] if alone else []),
         *(out.lost if out is not None else ()),
-        *cut.lost,
+        *(cut.lost if cut is not None else ()),
         *(["the state of the optimizer"] if became.became == "dropped" else []),
     ]
     if ranks is not None:

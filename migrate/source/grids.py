@@ -38,7 +38,7 @@ class Replica(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class PartGrid:
     """How a checkpoint was cut.
 
     `parts` are the files, by their names. `alone`: one part is here, and not the others. `joined`:

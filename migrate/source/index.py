@@ -28,7 +28,7 @@ from .blobs import (
 )
 
 if TYPE_CHECKING:
-    from .grids import Grid
+    from .grids import PartGrid
     from .pickle.policy import Outside
     from .torn_tensors import TornTensor
     from .tree import CheckpointTree
@@ -75,7 +75,7 @@ class Index:
     torn: tuple[TornTensor, ...] = ()
     module_versions: Mapping[str, int] | None = None
     inside: Index | None = None
-    grid: Grid | None = None
+    grid: PartGrid | None = None
 
     @property
     def versions(self) -> Mapping[str, int] | None:

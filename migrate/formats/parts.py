@@ -10,33 +10,56 @@ it; what such a file has beside the model is that of the first part.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from ..core.errors import CheckpointError, Report, fail, listed, option, plural, printable
-from ..source.blobs import FileBlob, Stored
-from ..source.grids import Axis, Grid, Replica
+from ..source.blobs import FileBlob
+from ..source.grids import Axis, PartGrid, Replica
 from ..source.index import FileSource, Source
 from ..source.jsontext import collector_paused
 from ..source.paths import Place, look_beside, read_history
-from ..source.pickle.jsonform import to_json
 from ..source.pickle.policy import MOST_PATHS, Outside
-from ..source.pickle.tree import Composite, DictNode, ListNode, TensorRecord
+from ..source.pickle.tree import DictNode, ListNode
 from ..source.shards import MAX_RANKS
-from ..source.target import node_of
-from ..source.tree import is_flat, replace_dict, tensor_records
+from ..source.tree import is_flat
 from . import _megatron
+from ._joinparts import MIXED, Member, RankOfParts, contradict, with_value
 from ._megatron import Facts, Numbers
-from .torchzip import Raw, TorchFile, index_of, read_file, read_raw
+from .base import SURE
+from .torchzip import FORMAT as TORCH
+from .torchzip import MEGATRON, Raw, TorchFile, index_of, read_file, read_raw
 
 MODEL = "model"
 _AXES = ("TP", "PP", "EP")
-# what `parts` may say of a second number
-STAGES, EXPERTS = "stages", "experts"
+# what `parts` may say that a second number counts
+_SECOND = {"stages": "PP", "experts": "EP"}
+_MOST_STAGES = 100_000
 _FETCH = "fetch them again: the tensors of a checkpoint are whole only with all its parts"
-_MIXED = "move away what does not belong here, or fetch the part again"
+
+
+class TorchParts:
+    """The format: `sniff`, `open` and `describe` as `formats.Format` asks."""
+
+    name = "torch"
+    suffixes = MEGATRON
+
+    def sniff(self, place: Place) -> int:
+        return SURE if find(place) is not None else 0
+
+    def open(self, place: Place) -> Source:
+        """The checkpoint of the parts at a folder, or one part of it; raises as `open_parts`."""
+        found = find(place)
+        if found is None:
+            return TORCH.open(place)
+        return open_parts(place, found)
+
+    describe = staticmethod(TORCH.describe)
+
+
+FORMAT = TorchParts()
 
 
 class PartFile(NamedTuple):
@@ -61,7 +84,7 @@ def find(place: Place) -> Found | None:
     M915 where they are not the only weights of the folder.
     """
     if place.file is not None:
-        if place.file.name not in _megatron.WEIGHTS:
+        if place.file.name not in MEGATRON:
             return None
         called = os.path.basename(os.path.dirname(os.path.abspath(place.path)))
         state = place.folder.locate(_megatron.OPTIMIZER) and [_megatron.OPTIMIZER]
@@ -69,7 +92,7 @@ def find(place: Place) -> Found | None:
         return part and Found([part], True)
     called = os.path.basename(os.path.abspath(place.path))
     if _megatron.PART.fullmatch(called):
-        held = [name for name in _megatron.WEIGHTS if name in place.names]
+        held = [name for name in MEGATRON if name in place.names]
         part = _part(called, "", held[0], place.names) if held else None
         return part and Found([part], True)
     files = []
@@ -79,7 +102,7 @@ def find(place: Place) -> Found | None:
         ):
             continue
         within = tuple(place.folder.names(name))
-        held = [weights for weights in _megatron.WEIGHTS if weights in within]
+        held = [weights for weights in MEGATRON if weights in within]
         files += [part for one in held[:1] if (part := _part(name, f"{name}/", one, within))]
     return Found(files, False) if files else None
 
@@ -124,6 +147,11 @@ def open_parts(place: Place, found: Found) -> Source:
     their arguments, M925 for what is not joined.
     """
     folder, blobs = place.folder, list[FileBlob]()
+    if place.parts is not None and place.parts not in _SECOND:
+        fail(
+            "M115",
+            f"`parts` is {printable(repr(place.parts))}; there are {listed(list(_SECOND))}",
+        )
     label = printable(place.path, 240) if place.file is not None else folder.label("")
     try:
         parts: list[_Part] = []
@@ -194,10 +222,6 @@ def open_parts(place: Place, found: Found) -> Source:
         raise
 
 
-def _refuse(label: str, what: str, *notes: str, help: str = _MIXED) -> NoReturn:
-    fail("M924", f"{label}: {what}", notes=notes, help=help)
-
-
 def _agree(parts: Sequence[_Part], label: str) -> None:
     """M924 unless all parts say the same of the model and of how far it was trained."""
     first = parts[0]
@@ -213,7 +237,7 @@ def _agree(parts: Sequence[_Part], label: str) -> None:
             )
     if any((part.facts.args is None) != (first.facts.args is None) for part in parts):
         without = [part.called for part in parts if part.facts.args is None]
-        _refuse(label, f"parts without args, beside others that have them: {listed(without, 8)}")
+        contradict(label, f"parts without args, beside others that have them: {listed(without, 8)}")
     for name in ("iteration", *_megatron.DESCRIBING):
         said = _said(first, name)
         other = next((part for part in parts if _said(part, name) != said), None)
@@ -222,7 +246,7 @@ def _agree(parts: Sequence[_Part], label: str) -> None:
                 "M924",
                 f"{label}: `{name}` is {_shown(said)} in {first.called} and "
                 f"{_shown(_said(other, name))} in {other.called}",
-                help=_MIXED,
+                help=MIXED,
             )
     report.check()
 
@@ -237,13 +261,15 @@ def _shown(value: Any) -> str:
 
 def _grid_of(
     parts: list[_Part], alone: bool, said: str | None, label: str
-) -> tuple[Grid, list[list[int]] | None]:
+) -> tuple[PartGrid, list[list[int]] | None]:
     """The grid, with the coordinates of each part entered in it, and the number of the first layer
     of each virtual stage and stage; None where nothing is numbered anew.
     """
     facts = parts[0].facts
     sizes = _coordinates(parts, alone, said, label)
     virtual = _virtual(parts, label)
+    if sizes["PP"] * virtual > _MOST_STAGES:
+        fail("M914", f"{label}: more than {_MOST_STAGES} virtual stages")
     if not alone:
         _complete(parts, sizes, label)
     parts.sort(key=lambda part: (part.tensor, part.stage, part.group))
@@ -262,15 +288,10 @@ def _grid_of(
             )
     first, layers = _layers(parts, sizes["PP"], virtual, alone, label)
     _experts(parts, sizes["EP"], label)
-    here = parts[0] if alone else None
-    axes = [
-        Axis("TP", sizes["TP"], here and here.tensor),
-        Axis("PP", sizes["PP"], here and here.stage),
-        *([Axis("VPP", virtual)] * (virtual > 1)),
-        Axis("EP", sizes["EP"], here and here.group),
-    ]
+    axes = [Axis(name, sizes[name], _at(parts[0], name) if alone else None) for name in _AXES]
+    axes[2:2] = [Axis("VPP", virtual)] * (virtual > 1)
     alone = alone and prod(axis.size for axis in axes if axis.name in _AXES) > 1
-    grid = Grid(
+    grid = PartGrid(
         tuple(axes),
         tuple(part.file.path for part in parts),
         facts.layers if facts.layers is not None else layers,
@@ -287,12 +308,12 @@ def _coordinates(
     facts, shortest = parts[0].facts, min(len(part.file.numbers) for part in parts)
     other = next((p for p in parts if len(p.file.numbers) != len(parts[0].file.numbers)), None)
     if other is not None:
-        _refuse(label, f"{parts[0].called} and {other.called} are not parts of one grid")
+        contradict(label, f"{parts[0].called} and {other.called} are not parts of one grid")
     stages, groups = facts.size("PP"), facts.size("EP")
     if stages is not None and groups is not None:
         counted = (stages > 1) + (groups > 1)
         if counted != shortest - 1:
-            _refuse(
+            contradict(
                 label,
                 f"args say PP {stages} x EP {groups}, so that names have {counted + 1} numbers, "
                 f"and there is {parts[0].called}",
@@ -311,7 +332,7 @@ def _coordinates(
     for axis in _AXES:
         if most[axis] > sizes[axis]:
             beyond = [part.called for part in parts if _at(part, axis) >= sizes[axis]]
-            _refuse(
+            contradict(
                 label,
                 f"args say {axis} {sizes[axis]}, and beyond that there is {listed(beyond, 8)}",
             )
@@ -329,20 +350,26 @@ def _second(parts: Sequence[_Part], said: str | None, label: str) -> str:
     facts = parts[0].facts
     stages, groups = facts.size("PP"), facts.size("EP")
     if stages is not None and groups is not None:
-        return "PP" if stages > 1 else "EP"
+        decided = "PP" if stages > 1 else "EP"
+        if said is not None and _SECOND[said] != decided:
+            contradict(
+                label,
+                f"args say PP {stages} x EP {groups}, and not that numbers count {said}",
+                help=f"leave {option('params', f'parts={said}')} out",
+            )
+        return decided
     whole = [
         _megatron.is_whole({key for model in part.models for key, _ in model.pairs})
         for part in parts
     ]
     if said is not None:
-        return "PP" if said == STAGES else "EP"
+        return _SECOND[said]
     if all(one is None for one in whole):
-        _refuse(
+        contradict(
             label,
             f"the second number of {parts[0].called} is that of a pipeline stage or of an expert "
             "group, and neither args nor keys say which",
-            help=f"say it: {option('params', f'parts={STAGES}')} or "
-            f"{option('params', f'parts={EXPERTS}')}",
+            help=f"say it: {' or '.join(option('params', f'parts={w}') for w in _SECOND)}",
         )
     return "EP" if all(whole) else "PP"
 
@@ -353,16 +380,16 @@ def _virtual(parts: Sequence[_Part], label: str) -> int:
     for part in parts:
         held = part.facts.models
         if None in held and len(held) > 1:
-            _refuse(label, f"{part.called} has `{MODEL}` and virtual stages beside it")
+            contradict(label, f"{part.called} has `{MODEL}` and virtual stages beside it")
         absent = [f"{MODEL}{n}" for n in range(most) if n not in held] if None not in held else []
         if len(held) < most and not absent:
             absent = [f"{MODEL}{n}" for n in range(most)]
         if held and absent:
             has = next(other.called for other in parts if len(other.facts.models) == most)
-            _refuse(label, f"{part.called} lacks {listed(absent, 8)}", f"{has} has {most} dicts")
+            contradict(label, f"{part.called} lacks {listed(absent, 8)}", f"{has} has {most} dicts")
     said = parts[0].facts.size("VPP")
     if said is not None and parts[0].facts.models and said != max(most, 1):
-        _refuse(
+        contradict(
             label,
             f"args say {plural(said, 'virtual stage')}, and {parts[0].called} has {most}",
         )
@@ -375,7 +402,7 @@ def _complete(parts: Sequence[_Part], sizes: Mapping[str, int], label: str) -> N
     for part in parts:
         same = there.setdefault((part.tensor, part.stage, part.group), part)
         if same is not part:
-            _refuse(label, f"two stand for one part: {same.called} and {part.called}")
+            contradict(label, f"two stand for one part: {same.called} and {part.called}")
     count = prod(sizes.values())
     if len(there) == count:
         return
@@ -406,39 +433,41 @@ def _layers(
     counts: dict[tuple[int, int], int] = {}
     for part in parts:
         for number, held in enumerate(part.numbers):
-            absent = sorted(set(range(max(held.layers, default=-1) + 1)) - held.layers)
+            absent = _absent(held.layers)
             where = part.called + (f", {MODEL}{number}" if virtual > 1 else "")
             if absent:
-                _refuse(
+                contradict(
                     label,
                     f"{where} has {plural(len(held.layers), 'layer')} up to number "
-                    f"{max(held.layers)}, and lacks {listed(list(map(str, absent)), 8)}",
+                    f"{max(held.layers)}, and lacks {listed(absent, 8)}",
                 )
             count = counts.setdefault((number, part.stage), len(held.layers))
             if count != len(held.layers):
-                _refuse(
+                contradict(
                     label,
                     f"{where} has {plural(len(held.layers), 'layer')}, and another part of its "
                     f"stage {count}",
                 )
     said = _megatron.spread(parts[0].facts, stages, virtual)
-    if isinstance(said, str) and stages * virtual == 1:
-        said = None
-    if isinstance(said, str):
-        _refuse(label, f"args contradict themselves: {said}", help="the part was changed by hand")
+    if isinstance(said, str) and stages * virtual > 1:
+        contradict(
+            label, f"args contradict themselves: {said}", help="the part was changed by hand"
+        )
     whole = all(not held.others for part in parts for held in part.numbers)
-    for (number, stage), count in counts.items() if said is not None and whole else ():
-        if said[number][stage] != count and (stages * virtual > 1 or count):
+    expected = said if isinstance(said, list) and whole else None
+    for (number, stage), count in counts.items() if expected is not None else ():
+        due = expected[number][stage] if expected is not None else count
+        if due != count and (stages * virtual > 1 or count):
             one = next(part for part in parts if part.stage == stage)
-            _refuse(
+            contradict(
                 label,
-                f"by args {one.called} has {plural(said[number][stage], 'layer')}"
+                f"by args {one.called} has {plural(due, 'layer')}"
                 + (f" in {MODEL}{number}" if virtual > 1 else "")
                 + f", and its keys have {count}",
             )
-    if said is None:
+    if said is None or isinstance(said, str):
         if alone and virtual > 1:
-            _refuse(
+            contradict(
                 label,
                 f"nothing says which layers of the model the {virtual} virtual stages of "
                 f"{parts[0].called} have",
@@ -452,6 +481,17 @@ def _layers(
         first.append([at + sum(row[:p]) for p in range(len(row))])
         at += sum(row)
     return first, at
+
+
+def _absent(numbers: Collection[int]) -> list[str]:
+    """The first numbers from 0 on that are missing below the largest."""
+    largest, found = max(numbers, default=-1), list[str]()
+    for number in range(largest):
+        if number not in numbers:
+            found.append(str(number))
+            if len(found) == 9:
+                break
+    return found
 
 
 def _one_stack(parts: Sequence[_Part], label: str) -> None:
@@ -498,12 +538,11 @@ def _experts(parts: Sequence[_Part], groups: int, label: str) -> None:
                     help="save it with expert_tensor_parallel_size equal to "
                     "tensor_model_parallel_size, or as a distributed checkpoint",
                 )
-            if max(held.experts) + 1 != len(held.experts):
-                absent = sorted(set(range(max(held.experts) + 1)) - held.experts)
-                _refuse(label, f"{part.called} lacks experts: {listed(list(map(str, absent)), 8)}")
+            if absent := _absent(held.experts):
+                contradict(label, f"{part.called} lacks experts: {listed(absent, 8)}")
             counts.setdefault(len(held.experts), part.called)
     if len(counts) > 1:
-        _refuse(
+        contradict(
             label,
             "expert groups of different sizes: "
             + ", ".join(f"{called} has {count}" for count, called in list(counts.items())[:4]),
@@ -511,7 +550,7 @@ def _experts(parts: Sequence[_Part], groups: int, label: str) -> None:
     if counts and facts.experts is not None:
         (count,) = counts
         if facts.experts % groups or facts.experts // groups != count:
-            _refuse(
+            contradict(
                 label,
                 f"args say {facts.experts} experts in {plural(groups, 'group')}, and "
                 f"{counts[count]} has {count}",
@@ -520,7 +559,7 @@ def _experts(parts: Sequence[_Part], groups: int, label: str) -> None:
 
 def _read(
     parts: Sequence[_Part],
-    grid: Grid,
+    grid: PartGrid,
     first: list[list[int]] | None,
     place: Place,
     keep: bool,
@@ -565,7 +604,7 @@ def _renamed_root(part: _Part, first: list[list[int]] | None, keep: bool) -> Dic
     if type(attributes) is DictNode and type(attributes.get("_metadata")) is DictNode:
         known = attributes.get("_metadata")
         made = DictNode(known.kind, tuple(dict(versions).items()), known.node, known.attributes)
-        attributes = _with(attributes, "_metadata", made)
+        attributes = with_value(attributes, "_metadata", made)
     model = DictNode(like.kind, tuple(pairs), like.node, attributes)
     root, done = list[tuple[Any, Any]](), False
     for key, value in part.raw.root.pairs:
@@ -576,11 +615,6 @@ def _renamed_root(part: _Part, first: list[list[int]] | None, keep: bool) -> Dic
             root.append((key, value))
     given = part.raw.root
     return DictNode(given.kind, tuple(root), given.node, given.attributes)
-
-
-def _with(node: DictNode, name: str, value: Any) -> DictNode:
-    pairs = tuple((key, value if key == name else held) for key, held in node.pairs)
-    return DictNode(node.kind, pairs, node.node, node.attributes)
 
 
 def _is_state(key: Any, value: Any) -> bool:
@@ -598,176 +632,40 @@ def _states(parts: Sequence[_Part]) -> list[str]:
 
 
 def _join(
-    parts: Sequence[_Part], held: Sequence[TorchFile], grid: Grid, label: str
+    parts: Sequence[_Part], held: Sequence[TorchFile], grid: PartGrid, label: str
 ) -> tuple[list[TorchFile], dict[str, Sequence[Replica]], list[str]]:
     """What each tensor-parallel rank holds, what stands in several parts, and the tensors beside
     the model in parts other than the first of a rank.
     """
-    by_rank: dict[int, list[tuple[_Part, TorchFile]]] = {}
+    by_rank: dict[int, list[Member]] = {}
     for part, one in zip(parts, held, strict=True):
-        by_rank.setdefault(part.tensor, []).append((part, one))
+        member = Member(part.file.path, part.called, part.stage, one)
+        by_rank.setdefault(part.tensor, []).append(member)
+    tied = parts[0].facts.tied and len({part.stage for part in parts}) > 1
     replicas: dict[str, Sequence[Replica]] = {}
     apart: list[str] = []
     units: list[TorchFile] = []
     several = len(by_rank) > 1
     for tensor, members in by_rank.items():
         if len(members) == 1:
-            units.append(members[0][1])
+            units.append(members[0].held)
             continue
-        rank = _Rank(members, label)
+        rank = RankOfParts(members, tied, label)
         units.append(rank.joined)
         mark = f"@{tensor}" if several else ""
         replicas.update(
             {f"{key}{mark}": found for key, found in rank.replicas.items() if len(found) > 1}
         )
-        apart += [f"{part.called}: {name}" for part, one in members[1:] for name in one.others]
+        apart += [
+            f"{member.called}: {name}" for member in members[1:] for name in member.held.others
+        ]
     for tensor, unit in enumerate(units[1:], 1):
         if grid.joined and (unlike := units[0].tensors.keys() ^ unit.tensors.keys()):
-            _refuse(
+            contradict(
                 label,
                 f"TP ranks 0 and {tensor} do not have the same keys: {listed(sorted(unlike), 4)}",
             )
     return units, replicas, apart
-
-
-class _Rank:
-    """The parts of one tensor-parallel rank, joined: the tree of the first, with what all of them
-    hold in the dict of the model.
-    """
-
-    def __init__(self, members: Sequence[tuple[_Part, TorchFile]], label: str) -> None:
-        self.label = label
-        self.replicas: dict[str, list[Replica]] = {}
-        self._tensors: dict[str, Stored] = {}
-        self._home: dict[str, str] = {}
-        first = members[0][1]
-        values: dict[Any, tuple[Any, str]] = {}
-        names: dict[int, str] = {}
-        versions: dict[Any, Any] = {}
-        tied = members[0][0].facts.tied and len({part.stage for part, _ in members}) > 1
-        self._check_groups(members)
-        for part, one in members:
-            own = one.names
-            for key, value in _pairs(one):
-                if tied and key == _megatron.OUTPUT and _megatron.EMBEDDING in self._tensors:
-                    continue
-                if key not in values:
-                    values[key] = (value, part.called)
-                    names.update(_named(value, own))
-                else:
-                    self._compare(key, values[key], (value, part.called))
-            for key, stored in one.tensors.items():
-                self._add(key, stored, part, tied)
-            versions.update(_versions(one))
-        table = first.part.table
-        if table is None:
-            _refuse(label, f"{members[0][0].called} has no dict `{MODEL}` of tensors")
-        order = sorted(values, key=_in_order(list(values)))
-        made = DictNode(
-            table.kind,
-            tuple((key, values[key][0]) for key in order),
-            table.node,
-            _attributes(table.attributes, versions),
-        )
-        tree = first.part._replace(root=replace_dict(first.part.root, table, made))
-        places = {key: place for place, key in enumerate(order)}
-        tensors = dict(
-            sorted(self._tensors.items(), key=lambda one: places.get(one[0], len(places)))
-        )
-        self.joined = replace(
-            first,
-            part=tree,
-            tensors=tensors,
-            names=names,
-            plain=False,
-            notes=tuple(dict.fromkeys(note for _, one in members for note in one.notes)),
-        )
-
-    def _check_groups(self, members: Sequence[tuple[_Part, TorchFile]]) -> None:
-        """M924 unless all expert groups of a stage have what is no expert's."""
-        known: dict[int, tuple[str, frozenset[Any]]] = {}
-        for part, one in members:
-            dense = frozenset(
-                key
-                for key, _ in _pairs(one)
-                if type(key) is not str or not _megatron.is_of_expert(key)
-            )
-            called, keys = known.setdefault(part.stage, (part.called, dense))
-            if keys != dense:
-                unlike = sorted(map(str, keys ^ dense))
-                _refuse(
-                    self.label,
-                    f"{called} and {part.called} are expert groups of one stage and do not have "
-                    f"the same keys: {listed(unlike, 4)}",
-                )
-
-    def _add(self, key: str, stored: Stored, part: _Part, tied: bool) -> None:
-        if tied and key == _megatron.OUTPUT and _megatron.EMBEDDING in self._tensors:
-            key = _megatron.EMBEDDING
-        if key not in self._tensors:
-            self._tensors[key], self._home[key] = stored, part.called
-            self.replicas[key] = [Replica(part.file.path, stored)]
-            return
-        there = self._tensors[key]
-        if there.spec != stored.spec:
-            _refuse(
-                self.label,
-                f"{printable(key)} is {there.spec} in {self._home[key]} and {stored.spec} in "
-                f"{part.called}",
-            )
-        self.replicas[key].append(Replica(part.file.path, stored))
-
-    def _compare(self, key: Any, one: tuple[Any, str], other: tuple[Any, str]) -> None:
-        """M924 unless two parts have equal values under a key; tensors are compared in a run."""
-        tensors = [type(value) in (TensorRecord, Composite) for value, _ in (one, other)]
-        if all(tensors):
-            return
-        if any(tensors) or to_json(node_of(one[0])) != to_json(node_of(other[0])):
-            _refuse(
-                self.label,
-                f"{printable(str(key))} is not the same in {one[1]} and in {other[1]}",
-            )
-
-
-def _pairs(one: TorchFile) -> Sequence[tuple[Any, Any]]:
-    return one.part.table.pairs if one.part.table is not None else ()
-
-
-def _named(value: Any, own: Mapping[int, str]) -> Iterator[tuple[int, str]]:
-    """The identities and keys of the tensors of one value."""
-    for record in tensor_records([value]):
-        if id(record) in own:
-            yield id(record), own[id(record)]
-
-
-def _versions(one: TorchFile) -> Mapping[Any, Any]:
-    table = one.part.table
-    attributes = table.attributes if table is not None else None
-    said = attributes.get("_metadata") if type(attributes) is DictNode else None
-    return dict(said.pairs) if type(said) is DictNode else {}
-
-
-def _attributes(attributes: Any, versions: Mapping[Any, Any]) -> Any:
-    said = attributes.get("_metadata") if type(attributes) is DictNode else None
-    if type(said) is not DictNode:
-        return attributes
-    made = DictNode(said.kind, tuple(versions.items()), said.node, said.attributes)
-    return _with(attributes, "_metadata", made)
-
-
-def _in_order(keys: Sequence[Any]) -> Callable[[Any], tuple[int, int]]:
-    """The order of the model: what stands before its layers, these by number, the rest."""
-    numbers = {key: _megatron.layer_of(key) if type(key) is str else None for key in keys}
-    start = next((place for place, key in enumerate(keys) if numbers[key] is not None), 0)
-    places = {key: place for place, key in enumerate(keys)}
-
-    def rank(key: Any) -> tuple[int, int]:
-        number, place = numbers[key], places[key]
-        if number is not None:
-            return number, place
-        return (-1 if place < start else len(keys), place)
-
-    return rank
 
 
 def _collapsed(held: Sequence[TorchFile]) -> tuple[Outside, ...]:
