@@ -197,8 +197,14 @@ class States:
 
     @property
     def beside(self) -> Mapping[str, Spec]:
-        """States that are objects, by the keys that rules see; their length is not known."""
-        return {found.name: spec("uint8", (0,)) for found in objects(self._source.index)}
+        """States that are objects, by the keys that rules see, without those that are None; their
+        length is not known.
+        """
+        return {
+            found.name: spec("uint8", (0,))
+            for found in objects(self._source.index)
+            if found.value is not None
+        }
 
     def age(self) -> Age:
         """Found once. A state that is not understood is of no release."""
@@ -212,6 +218,8 @@ class States:
             if is_state(key):
                 yield key, self._releases(key, stored)
         for found in objects(self._source.index):
+            if found.value is None:
+                continue
             from .write import content
 
             try:

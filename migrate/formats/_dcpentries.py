@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..core.errors import Report, fail, listed, option, printable
 from ..source.blobs import Stored, StoredTensor
 from ..source.index import Index
-from ..source.pickle.tree import Composite, DictNode, ListNode, TensorRecord, joined
+from ..source.pickle.tree import OBJECTS, Composite, DictNode, ListNode, TensorRecord, joined
 from ..source.table import flatten_table
 from ..source.target import items_of, outside_prefix
 from ..source.tree import (
@@ -58,12 +58,12 @@ class Entries:
         self._places = 0
         # paths by what is lost of them
         self._lost: dict[str, list[str]] = {}
-        if type(root) is DictNode:
+        if _is_dict(root):
             self._visit_dict(root, ())
 
     def check(self) -> None:
         """M916 for anything but a dict, and naming keys that collide."""
-        if type(self._root) is not DictNode:
+        if not _is_dict(self._root):
             fail(
                 "M916",
                 "a distributed checkpoint holds a dict, and this checkpoint is something else",
@@ -94,7 +94,7 @@ class Entries:
                 help="no program saves such a checkpoint; do not trust its origin",
             )
         kind = type(value)
-        if kind is DictNode and all(type(key) in _TEXT for key, _ in value.pairs):
+        if _is_dict(value) and all(type(key) in _TEXT for key, _ in value.pairs):
             self._visit_dict(value, path)
         elif kind is ListNode and value.kind == "list" and not _is_terminal(value):
             for number, item in enumerate(value.items):
@@ -132,10 +132,16 @@ class Entries:
             self.whole.append(key)
 
 
+def _is_dict(value: Any) -> bool:
+    """Whether it is a dict; objects that are their fields are values."""
+    return type(value) is DictNode and value.kind not in OBJECTS
+
+
 def _is_terminal(value: Any) -> bool:
     """Whether torch saves a list as one value."""
     return not any(
-        type(item) in (TensorRecord, Composite, DictNode)
+        type(item) in (TensorRecord, Composite)
+        or _is_dict(item)
         or (type(item) is ListNode and item.kind == "list" and not _is_terminal(item))
         for item in value.items
     )
@@ -165,7 +171,7 @@ def saved_tree(part: FileTree, names: Mapping[int, str]) -> SavedTree | None:
     """
     entries = Entries(part.root)
     paths = {entry.key: entry.path for entry in entries.saved}
-    if type(part.root) is not DictNode or len(paths) < len(entries.saved):
+    if not _is_dict(part.root) or len(paths) < len(entries.saved):
         return None
     was: dict[int, str] = {}
     leaves: dict[str, Any] = {}

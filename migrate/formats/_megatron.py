@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..source.pickle.nodes import ABSENT, Call, Dict
-from ..source.pickle.tree import DictNode, ListNode, Opaque
+from ..source.pickle.tree import OBJECTS, Constant, DictNode, ListNode, Opaque
 
 PART = re.compile(r"mp_rank_([0-9]{2,5})(?:_([0-9]{3,5}))?(?:_([0-9]{3,5}))?", re.ASCII)
 # beside the weights of a part: the state of the distributed optimizer
@@ -134,13 +134,18 @@ def _attributes(node: Any) -> Mapping[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Lists as lists; what is no plain value as ABSENT."""
+    """Lists as lists, members of enums by their names; what is no plain value as ABSENT."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is ListNode and value.kind in ("list", "tuple"):
         return [_plain(item) for item in value.items]
     if type(value) in (list, tuple):
         return [_plain(item) for item in value]
+    if type(value) is Constant:
+        return value.text
+    if type(value) is DictNode and value.kind in OBJECTS:
+        # a layout of stages is what it was made of
+        return _plain(value.get("input_data", ABSENT))
     return ABSENT
 
 
@@ -207,7 +212,7 @@ def _laid_out(layout: Any, layers: int, stages: int, virtual: int) -> list[list[
 
 
 def _word(item: Any) -> str:
-    return item.strip().lower() if type(item) is str else ""
+    return item.rpartition(".")[2].strip().lower() if type(item) is str else ""
 
 
 def _unrolled(text: str) -> str | None:

@@ -9,6 +9,7 @@ device gets memory of its own, which is put into the module when all of it is fi
 
 from __future__ import annotations
 
+import argparse
 import io
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -135,8 +136,8 @@ def load(
     if isinstance(path, Mapping):
         source: Source = modules.opened(_named(alone(path, request.at), model))
     else:
-        links = "links" in request.allow
-        source = formats.open(path_text("path", path), links, request.at, parts=request.parts)
+        named = path_text("path", path)
+        source = formats.open(named, request.links, request.at, parts=request.parts)
     with closing(source):
         return _loaded(
             model, _configured(source, model), request, strict, device, budget, threads, progress
@@ -689,7 +690,11 @@ def _made(  # noqa: RET503 - what fails does not return
             factory = node.node.arguments[0] if node.node.arguments else None
             made = None if factory is None else _FACTORIES[factory.name]
             return defaultdict(made, {visit(key): visit(value) for key, value in node.pairs})
-        case DictNode():
+        case DictNode(kind="Namespace"):
+            made_of = argparse.Namespace()
+            vars(made_of).update({key: visit(value) for key, value in node.pairs})
+            return made_of
+        case DictNode() if node.kind in _DICTS:
             out = _DICTS[node.kind]()
             out.update({visit(key): visit(value) for key, value in node.pairs})
             return out
@@ -709,7 +714,7 @@ def _made(  # noqa: RET503 - what fails does not return
             import numpy as np
 
             return np.dtype(node.text)
-        case Constant():
+        case Constant() if node.kind != "enum":
             return getattr(torch, node.text)
         case Array():
             import numpy as np

@@ -89,6 +89,11 @@ class Request:
         return [Path(r) for r in self.rules if not Path(r).is_dir()]
 
     @property
+    def links(self) -> bool:
+        """Whether links to files may be followed wherever they lead."""
+        return "links" in self.allow
+
+    @property
     def parts(self) -> str | None:
         """What a number in the names of parts counts, as somebody said; None where nobody did."""
         return self.params.get(PARTS_PARAM)

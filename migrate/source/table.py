@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.errors import fail, listed, option, plural, printable
 from .nesting import flatten, values_below
-from .pickle.tree import Composite, DictNode, ListNode, TensorRecord, holders, segment
+from .pickle.tree import (
+    OBJECTS,
+    Composite,
+    DictNode,
+    ListNode,
+    TensorRecord,
+    holders,
+    segment,
+)
 from .tree import (
     NODES,
     TENSORS,
@@ -184,7 +192,7 @@ def _given(root: Any, at: str) -> tuple[str, ...] | None:
     dots itself, and an integer is written in decimal.
     """
     if at in ("", "."):
-        return () if type(root) is DictNode else None
+        return () if type(root) is DictNode and root.kind not in OBJECTS else None
     pending: list[tuple[Any, tuple[str, ...], str]] = [(root, (), at)]
     while pending:
         here, path, rest = pending.pop()
@@ -199,7 +207,7 @@ def _given(root: Any, at: str) -> tuple[str, ...] | None:
             if type(key) is not str or not rest.startswith(key) or kind not in NODES:
                 continue
             if rest == key:
-                if kind is DictNode:
+                if kind is DictNode and value.kind not in OBJECTS:
                     return (*path, key)
             elif rest[len(key)] == "." and key:
                 pending.append((value, (*path, key), rest[len(key) + 1 :]))

@@ -19,6 +19,7 @@ from ..core.spec import ALIASES, PACKED, Spec, spec
 from .blobs import Stored, StoredTensor
 from .pickle.tree import (
     ITEMSIZE,
+    OBJECTS,
     Composite,
     DictNode,
     Encoding,
@@ -148,7 +149,7 @@ def dict_at(root: Any, path: tuple[str, ...]) -> DictNode | None:
                 here = integer_item(held, part)
         else:
             return None
-    return here if type(here) is DictNode else None
+    return here if type(here) is DictNode and here.kind not in OBJECTS else None
 
 
 def integer_item(node: DictNode, name: str) -> Any:

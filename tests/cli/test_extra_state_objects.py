@@ -363,3 +363,24 @@ def test_odd_numbers_are_carried_and_said(tmp_path: Path) -> None:
         "notes"
     ]
     assert not any("not finite" in note for note in notes)
+
+
+def test_states_that_are_none_say_nothing_and_stay_none(tmp_path: Path) -> None:
+    held = {
+        "decoder.layers.0.input_layernorm.weight": torch.ones(2),
+        "decoder.layers.0.mlp.linear_fc1.weight": torch.ones(2, 2),
+        "decoder.layers.0.mlp.linear_fc1._extra_state": None,
+        "output_layer.weight": torch.ones(2),
+        "output_layer._extra_state": None,
+    }
+    source = saved(tmp_path, {"model": held})
+    shown = done("inspect", source, "--format", "json").json
+    assert shown["layouts"] == []
+    migrate.apply(source, tmp_path / "out.pt", output_format="torch")
+    made = torch.load(tmp_path / "out.pt", weights_only=True)["model"]
+    assert list(made) == list(held)
+    assert made["output_layer._extra_state"] is None
+    # a state beside them is still of its release
+    held["decoder.layers.1.mlp.linear_fc1._extra_state"] = as_dict()
+    shown = done("inspect", saved(tmp_path, {"model": held}), "--format", "json").json
+    assert "te-extra-state@0.x" in {f"{x['lineage']}@{x['layout']}" for x in shown["layouts"]}

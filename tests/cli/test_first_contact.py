@@ -198,12 +198,12 @@ LOSSES = (
 
 def test_all_permissions_that_are_missing_are_told_at_once(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    import argparse
+    from types import SimpleNamespace
 
     rule = rules(tmp_path, LOSSES)
     source = tmp_path / "in.pt"
     torch.save(
-        {"model": {"a": torch.zeros(2), "b": torch.zeros(2)}, "args": argparse.Namespace(lr=1)},
+        {"model": {"a": torch.zeros(2), "b": torch.zeros(2)}, "args": SimpleNamespace(lr=1)},
         source,
     )
     question = ["plan", source, "--rules", rule]

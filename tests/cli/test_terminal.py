@@ -4,7 +4,6 @@ is written.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -14,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -196,7 +196,7 @@ def test_the_next_line_repeats_what_no_stamp_holds(tmp_path: Path) -> None:
     weights = {"a": torch.ones(2)}
     state = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0]}]}
     torch.save(
-        {"model": weights, "optimizer": state, "args": argparse.Namespace(lr=1)},
+        {"model": weights, "optimizer": state, "args": SimpleNamespace(lr=1)},
         tmp_path / "old.pt",
     )
     (tmp_path / "links").mkdir()

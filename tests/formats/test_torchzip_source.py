@@ -4,9 +4,9 @@ what name.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,14 +149,14 @@ def test_what_is_outside_the_allow_list_is_listed_with_its_places_and_refused_by
 ) -> None:
     value = {
         "model": {"w": torch.ones(2)},
-        "args": argparse.Namespace(lr=1),
+        "args": SimpleNamespace(lr=1),
         "config": {"deep": [1, Config()]},
         "epoch": 3,
     }
     path = write(tmp_path / "m.pt", value)
     found = migrate.inspect(path)
     assert {(o["name"], *o["paths"]) for o in found.to_json()["outside"]} == {
-        ("argparse.Namespace", "args"),
+        ("types.SimpleNamespace", "args"),
         (f"{Config.__module__}.Config", "config.deep.1"),
     }
     with pytest.raises(CheckpointError) as caught:
@@ -170,7 +170,7 @@ def test_with_permission_entries_that_hold_something_opaque_are_dropped_and_name
 ) -> None:
     value = {
         "model": {"w": torch.ones(2)},
-        "args": argparse.Namespace(lr=1),
+        "args": SimpleNamespace(lr=1),
         "config": {"deep": [1, Config()], "lr": 2},
         "epoch": 3,
     }

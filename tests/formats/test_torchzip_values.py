@@ -4,10 +4,10 @@ rule, nested dicts, `--at`.
 
 from __future__ import annotations
 
-import argparse
 import io
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -239,7 +239,7 @@ def test_a_downgrade_is_not_exact_where_something_was_left_out(
     held = {
         "model": {"w": torch.ones(1)},
         "ema": {"w": torch.ones(1)},
-        "odd": argparse.Namespace(lr=1) if allow == "opaque" else 1,
+        "odd": SimpleNamespace(lr=1) if allow == "opaque" else 1,
     }
     answer = migrate.apply(
         write(tmp_path / "in.pt", held),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import enum
 import io
@@ -12,6 +11,7 @@ import zipfile
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,7 +54,7 @@ def difference(a: Path, b: Path, **options: Any) -> dict[str, Any]:
     return migrate.diff(a, b, **options)
 
 
-def namespace(**changed: Any) -> argparse.Namespace:
+def namespace(**changed: Any) -> SimpleNamespace:
     inside = {
         "rate": 0.1,
         "seen": {"b", "a", "c"},
@@ -63,7 +63,7 @@ def namespace(**changed: Any) -> argparse.Namespace:
         "t": torch.arange(4.0),
         "n": (1, (2, "x")),
     }
-    return argparse.Namespace(**{**inside, **changed})
+    return SimpleNamespace(**{**inside, **changed})
 
 
 OTHERS: dict[str, Any] = {
@@ -90,7 +90,7 @@ def test_a_namespace_that_differs_in_one_thing_is_another(what: str, tmp_path: P
     assert [
         text
         for text in found.to_json()["others"]
-        if text.startswith("value args (argparse.Namespace, not decoded) differs")
+        if text.startswith("value args (types.SimpleNamespace, not decoded) differs")
     ]
 
 
@@ -98,8 +98,8 @@ VALUES: dict[str, Any] = {
     "namespace": namespace(), "enum": [Colour.RED, {Colour.BLUE: 1}],
     "dataclass": Settings(0.5, ["a", "b"], OrderedDict(z=1, y=[2])),
     "in a list": [1, [Settings(0.5, [])]], "a subclass of str": Text("x"),
-    "nested": argparse.Namespace(a=argparse.Namespace(b={1: 2})),
-    "complex and bytearray": argparse.Namespace(a=1j, b=bytearray(b"xy"), c=frozenset({1, (2, 3)}),
+    "nested": SimpleNamespace(a=SimpleNamespace(b={1: 2})),
+    "complex and bytearray": SimpleNamespace(a=1j, b=bytearray(b"xy"), c=frozenset({1, (2, 3)}),
     d=2**80, e=b""),
 }  # fmt: skip
 
@@ -135,17 +135,17 @@ def test_protocol_and_container_do_not_count(
 
 def test_texts_that_are_one_object_or_two_are_the_same_and_lists_are_not(tmp_path: Path) -> None:
     text, one = "".join(["a", "b"]), [1]
-    a = saved(tmp_path / "a.pt", argparse.Namespace(x=text, y=text, l=one, m=one))
-    b = saved(tmp_path / "b.pt", argparse.Namespace(x=text, y="".join(["a", "b"]), l=one, m=one))
-    c = saved(tmp_path / "c.pt", argparse.Namespace(x=text, y=text, l=one, m=[1]))
+    a = saved(tmp_path / "a.pt", SimpleNamespace(x=text, y=text, l=one, m=one))
+    b = saved(tmp_path / "b.pt", SimpleNamespace(x=text, y="".join(["a", "b"]), l=one, m=one))
+    c = saved(tmp_path / "c.pt", SimpleNamespace(x=text, y=text, l=one, m=[1]))
     assert difference(a, b).equal
     assert not difference(a, c).equal
 
 
 def test_a_stream_whose_memo_is_numbered_otherwise_is_the_same(tmp_path: Path) -> None:
-    a = saved(tmp_path / "a.pt", argparse.Namespace(x="one", y=["two"]))
+    a = saved(tmp_path / "a.pt", SimpleNamespace(x="one", y=["two"]))
     stream = zipfile.ZipFile(a).read("a/data.pkl")
-    value = argparse.Namespace(x="one", y=["two"])
+    value = SimpleNamespace(x="one", y=["two"])
     plain = pickle.dumps(value, 2)
     padded = pickle.dumps(("unused", value), 2)
     # the pickler without a memo: each PUT is left out, and nothing is read from it
@@ -162,14 +162,14 @@ def test_a_stream_whose_memo_is_numbered_otherwise_is_the_same(tmp_path: Path) -
         )
     }
     assert len(digests) == 1
-    assert b"argparse" in stream
+    assert b"SimpleNamespace" in stream
 
 
 def test_two_tensors_of_one_storage_are_not_two_storages(tmp_path: Path) -> None:
     base = torch.arange(4.0)
-    a = saved(tmp_path / "a.pt", argparse.Namespace(x=base, y=base[:]))
-    b = saved(tmp_path / "b.pt", argparse.Namespace(x=base, y=base.clone()))
-    again = saved(tmp_path / "again.pt", argparse.Namespace(x=base, y=base[:]))
+    a = saved(tmp_path / "a.pt", SimpleNamespace(x=base, y=base[:]))
+    b = saved(tmp_path / "b.pt", SimpleNamespace(x=base, y=base.clone()))
+    again = saved(tmp_path / "again.pt", SimpleNamespace(x=base, y=base[:]))
     assert difference(a, again).equal
     assert not difference(a, b).equal
 
@@ -178,9 +178,9 @@ def test_the_attributes_of_a_dict_and_a_whole_file_count_too(tmp_path: Path) -> 
     paths = []
     for number in (1, 2):
         state = OrderedDict(w=torch.ones(2))
-        state.args = argparse.Namespace(a=number)  # type: ignore[attr-defined]
+        state.args = SimpleNamespace(a=number)  # type: ignore[attr-defined]
         torch.save(state, tmp_path / f"state{number}.pt")
-        torch.save([torch.ones(2), argparse.Namespace(a=number)], tmp_path / f"list{number}.pt")
+        torch.save([torch.ones(2), SimpleNamespace(a=number)], tmp_path / f"list{number}.pt")
         paths.append((tmp_path / f"state{number}.pt", tmp_path / f"list{number}.pt"))
     for a, b in zip(*paths, strict=True):
         assert not difference(a, b).equal
@@ -247,11 +247,11 @@ def test_what_has_too_many_values_is_compared_by_its_bytes_and_that_is_said(
 ) -> None:
     kept = Canonical.__init__
     monkeypatch.setattr(Canonical, "__init__", lambda self, content: kept(self, content, 50))
-    many = argparse.Namespace(x=[[number] for number in range(100)], t=torch.ones(3))
+    many = SimpleNamespace(x=[[number] for number in range(100)], t=torch.ones(3))
     a, b = saved(tmp_path / "a.pt", many), saved(tmp_path / "b.pt", many)
     other = saved(
         tmp_path / "c.pt",
-        argparse.Namespace(x=[[number] for number in range(100)], t=torch.zeros(3)),
+        SimpleNamespace(x=[[number] for number in range(100)], t=torch.zeros(3)),
     )
     assert difference(a, b).to_json()["notes"] == [
         "not decoded, and equal by the bytes of the whole pickle: args"
@@ -277,7 +277,7 @@ def test_storages_are_read_once_whatever_refers_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     big = torch.arange(1000.0)
-    a = saved(tmp_path / "a.pt", [argparse.Namespace(t=big[i:]) for i in range(50)])
+    a = saved(tmp_path / "a.pt", [SimpleNamespace(t=big[i:]) for i in range(50)])
     reads: list[int] = []
     one = unread._File._read
     monkeypatch.setattr(

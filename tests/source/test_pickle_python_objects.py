@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 from collections import Counter, OrderedDict, defaultdict, deque
 from functools import partial
@@ -124,13 +123,6 @@ def test_a_factory_that_is_no_plain_type_is_outside() -> None:
         (f"{__name__}.unknown_factory", ("a",)),
         ("functools.partial", ("b",)),
     }
-
-
-def test_arguments_of_a_program_are_outside_and_said_so_in_its_words() -> None:
-    found = decoded({"args": argparse.Namespace(lr=1), "hparams": {"x": argparse.Namespace()}})
-    (row,) = found.outside
-    assert (row.name, row.count, row.paths) == ("argparse.Namespace", 2, ("args", "hparams.x"))
-    assert "vars(args)" in row.reason
 
 
 CONTRADICTORY = {

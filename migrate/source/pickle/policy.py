@@ -15,7 +15,7 @@ from typing import Any
 
 from ...core.errors import Diagnostic, option, printable, raise_all
 from ..jsontext import collector_paused
-from . import python_objects, quantized_tensors, torch_objects
+from . import python_objects, quantized_tensors, settings, torch_objects
 from .decoding import (
     STORAGES,
     ContradictionError,
@@ -26,10 +26,21 @@ from .decoding import (
     Table,
 )
 from .nodes import ABSENT, JSON_SCALARS, Call, Dict, Global, Persistent, Set, kind_of
-from .tree import Constant, DictNode, ListNode, Opaque, Storage, dotted
+from .tree import (
+    SCALARS,
+    Constant,
+    DictNode,
+    ListNode,
+    Opaque,
+    Storage,
+    TensorRecord,
+    dotted,
+    inside,
+)
 
 DECODERS: Table = {
-    **torch_objects.DECODERS, **python_objects.DECODERS, **quantized_tensors.DECODERS
+    **torch_objects.DECODERS, **python_objects.DECODERS, **quantized_tensors.DECODERS,
+    **settings.DECODERS,
 }  # fmt: skip
 # names that are values, or that may stand where a class is asked for
 NAMES = frozenset(
@@ -88,8 +99,8 @@ def decode(root: Any, name: str, records: Mapping[str, int] | None = None) -> De
     with collector_paused():
         tree = walker.run(root)
     decoding = walker.decoding
-    seen = frozenset(decoding.storages)
     outside = walker.names() if walker.places else ()
+    hidden = frozenset(decoding.storages) - _seen_storages(tree) if outside else frozenset()
     if records is not None:
         for key in records:
             if key not in decoding.storages:
@@ -103,7 +114,27 @@ def decode(root: Any, name: str, records: Mapping[str, int] | None = None) -> De
     decoding.check_expansion(tree)
     if decoding.problems.count:
         decoding.problems.check()
-    return Decoded(tree, decoding.storages, outside, frozenset(decoding.storages) - seen)
+    return Decoded(tree, decoding.storages, outside, hidden)
+
+
+def _seen_storages(tree: Any) -> set[str]:
+    """The keys of the storages that decoded values refer to."""
+    keys: set[str] = set()
+    met: set[int] = set()
+    stack = [tree]
+    while stack:
+        value = stack.pop()
+        if type(value) in SCALARS or id(value) in met:
+            continue
+        met.add(id(value))
+        if type(value) is TensorRecord:
+            keys.add(value.storage.key)
+        elif type(value) is Storage:
+            keys.add(value.key)
+        elif type(value) is DictNode:
+            stack += [key for key, _ in value.pairs]
+        stack += [held for _, held in inside(value)]
+    return keys
 
 
 def refusal(outside: tuple[Outside, ...], name: str, help: str | None = None) -> Diagnostic:

@@ -441,7 +441,6 @@ REFUSED: dict[tuple[str, str], str] = {
     ("torch._C", "Generator"): "a torch.Generator; save its get_state()",
     ("torch.storage", "_load_from_bytes"): "a torch.save stream inside a string of bytes",
     UNNAMED: "a function, process group or other object that no file holds",
-    ("argparse", "Namespace"): "the arguments of the program; save vars(args)",
 }
 
 QSCHEMES = (

@@ -289,9 +289,20 @@ class Composite:
         ]
 
 
+# objects that are their fields, by the kind of their nodes
+OBJECTS = {
+    "Namespace": ("argparse", "Namespace"),
+    "PipelineParallelLayerLayout": (
+        "megatron.core.transformer.pipeline_parallel_layer_layout",
+        "PipelineParallelLayerLayout",
+    ),
+}
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DictNode:
-    """A mapping in its own order; `kind` is "dict", "OrderedDict", "Counter" or "defaultdict".
+    """A mapping in its own order; `kind` is "dict", "OrderedDict", "Counter" or "defaultdict", or
+    one of `OBJECTS`, whose pairs are its fields.
 
     `attributes` is the decoded state, such as the `_metadata` of a state dict, or None.
     """
@@ -325,7 +336,8 @@ class ListNode:
 class Constant:
     """A name or a tag that is a value: `text` without its module ("float32", "cuda:3").
 
-    `kind` is "dtype", "device", "layout", "qscheme" or "numpy.dtype".
+    `kind` is "dtype", "device", "layout", "qscheme", "numpy.dtype" or "enum" (`text` is then the
+    class and its member).
     """
 
     kind: str
@@ -533,6 +545,11 @@ def _mapping(value: DictNode, made: dict[int, Any]) -> Any:
         if value.kind == "dict":
             return plain
         return Call("reduce", _function(value.node, "Counter"), (plain,))
+    if value.kind in OBJECTS:
+        made_of = Call("newobj", Global(*OBJECTS[value.kind]), ())
+        if pairs or value.node is None or value.node.state is not ABSENT:
+            made_of.state = Dict(pairs)
+        return made_of
     call = Call(
         "reduce",
         _function(value.node, value.kind),
