@@ -6,6 +6,7 @@ PIP = bin/python -m pip --disable-pip-version-check install -qq -c $(CONSTRAINTS
 SIZE ?= 1.2GB
 BENCH ?=
 GENUINE ?=
+MEGATRON ?=
 PYTEST ?=
 MARKS ?= thorough or ranks or libraries or servers or filesystems or hypothesis
 
@@ -19,7 +20,7 @@ SOURCES := $(shell find migrate rules schemas -type f -not -name '*.pyc')
 OLDEST ?= python3.10
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: help check test test-oldest marks gpu wheels genuine demo campaign bench peers docs lint constraints clean
+.PHONY: help check test test-oldest marks gpu wheels genuine genuine-megatron demo campaign bench peers docs lint constraints clean
 .DELETE_ON_ERROR:
 
 help:
@@ -30,6 +31,7 @@ help:
 	@echo "make gpu       the tests and rows that need a GPU, by PYTHON as it is; without a GPU it lists them"
 	@echo "make wheels    fill wheels/ with what make gpu may lack where there is no network"
 	@echo "make genuine   make tests/data/genuine again, by the libraries themselves (GENUINE='ct-nvfp4 modelopt-fp8')"
+	@echo "make genuine-megatron  make tests/data/megatron again, by megatron-core (MEGATRON='llama qwen3')"
 	@echo "make demo      a checkpoint there and back again"
 	@echo "make lint      ruff and mypy"
 	@echo "make campaign  hundreds of random cases, kills and injected failures"
@@ -116,6 +118,15 @@ peers: .venv-peers/.ready
 genuine: .venv-peers/.ready
 	.venv-peers/bin/python tests/genuine/make_genuine.py $(GENUINE)
 
+# Megatron's library, which needs neither a GPU nor anything of .venv-peers to write what the tests read
+.venv-megatron/.ready: pyproject.toml constraints.txt
+	$(environment)
+	@$(@D)/$(PIP) megatron-core==0.16.1 psutil torch transformers
+	@touch $@
+
+genuine-megatron: .venv-megatron/.ready
+	.venv-megatron/bin/python tests/genuine/make_megatron.py $(MEGATRON)
+
 test-oldest: .venv-oldest/.ready
 	.venv-oldest/bin/python -m pytest -q $(PARALLEL) $(PYTEST)
 
@@ -154,5 +165,5 @@ lint: .venv-test/.lint
 	.venv-test/bin/mypy
 
 clean:
-	rm -rf .venv-test .venv-oldest .venv-newest .venv-peers .venv-demo .venv-lint demo wheels bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv-test .venv-oldest .venv-newest .venv-peers .venv-megatron .venv-demo .venv-lint demo wheels bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -36,6 +36,8 @@ __all__ = [
 
 # files of torch.distributed.checkpoint
 _DATA, _DCP = ".distcp", "dcp"
+# what Megatron puts beside them
+_COMMON, _MARKER, _TORCH_DIST = "common.pt", "metadata.json", "torch_dist"
 _GGUF_SUFFIX, _GGUF = ".gguf", "gguf"
 # of parts with coordinates, and what they and their weights are called
 _PARTS = "parts"
@@ -94,8 +96,10 @@ def _pick(place: Place) -> Format:
     chunks = named and (metadata_files(named) or any(name.endswith(_DATA) for name in named))
     # no file beside `.metadata` is the checkpoint, and without chunks its format is not asked; nor
     # is that of GGUF files before the others, where no file is called so
-    idle = {_DCP, _PARTS} if named else {_DCP, _PARTS, _GGUF}
+    idle = {_DCP, _TORCH_DIST, _PARTS, *(() if named else (_GGUF,))}
     asked = (_DCP,) if chunks and not _left_over(place) else [n for n in builtin if n not in idle]
+    if _MARKER in place.names or place.path.endswith(METADATA):
+        asked = (_TORCH_DIST, *asked)
     if any(name.startswith(_PART_NAMES) for name in place.names):
         asked = (_PARTS, *asked)
     # third parties are asked only about what no built-in knows: the scan for entry points is slow

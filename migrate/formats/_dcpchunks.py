@@ -572,7 +572,7 @@ class ChunkReader:
     def _general(self, key: str, part: SavedPart) -> tuple[Archive, Decoded, int]:
         """What an archive holds, by the readers for all archives. CheckpointError as of a file."""
         number, blob = self._blobs[part.file]
-        label = f"{self._label(part.file)}: {printable(key)}"
+        label = self._label(part.file) + (f": {printable(key)}" if key else "")
         archive = zip_archive.read_archive(blob, start=part.offset, size=part.length, label=label)
         stream = zip_archive.read_record(blob, archive.records["data.pkl"], ARCHIVE.size, label)
         nodes = read_pickle(stream, ARCHIVE, name=f"{label}: data.pkl", persistent=True)

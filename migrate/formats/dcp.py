@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ..core.errors import CheckpointError, Report, fail, listed, plural, printable
 from ..core.spec import Spec
@@ -27,10 +27,16 @@ from ..source.blobs import (
 from ..source.index import FileSource, Index, Source
 from ..source.jsontext import collector_paused
 from ..source.paths import METADATA, Folder, Place, look_beside, metadata_files, read_history
-from ..source.pickle.dcp_metadata import Metadata, read_metadata, read_metadata_of_ranks
+from ..source.pickle.dcp_metadata import (
+    BytesEntry,
+    Metadata,
+    read_metadata,
+    read_metadata_of_ranks,
+)
+from ..source.pickle.dcp_stream import SavedPart
 from ..source.pickle.nodes import METADATA as LIMITS
 from ..source.pickle.policy import Outside
-from ..source.pickle.tree import SCALARS, TOP, TensorRecord, inside
+from ..source.pickle.tree import SCALARS, TOP, DictNode, TensorRecord, inside
 from ..source.table import choose_table, flatten_table, tensors_at_root
 from ..source.target import Target, items_of, outside_prefix
 from ..source.tree import (
@@ -52,12 +58,9 @@ if TYPE_CHECKING:
     from ..source.shards import Naming
     from ..source.target import TargetTree
 
-# what Megatron puts beside its tensors (`torch_dist`)
-DATA, _COMMON = ".distcp", "common.pt"
-_NOT_CARRIED = (
-    f"{_COMMON}, in which Megatron keeps its arguments and counters, is not carried: none of it is "
-    "a tensor of the checkpoint, and it may hold code"
-)
+DATA = ".distcp"
+# what Megatron puts beside them: `torch_dist.py`
+COMMON, MARKER = "common.pt", "metadata.json"
 _DATA_FILES = (DATA, ".safetensors")
 _DATA_OF_RANK = re.compile(r"__([0-9]{1,7})_[0-9]+" + re.escape(DATA))
 
@@ -83,54 +86,7 @@ class Dcp:
             place.file.close()
         else:
             _check_alone(place)
-        folder = place.folder
-        files = metadata_files(folder.names())
-        if not files:
-            refuse_without_metadata(place)
-        metadata, watched = _read_metadata(folder, files)
-        blobs: list[FileBlob] = []
-        reader: ChunkReader | None = None
-        try:
-            report = Report()
-            for name in metadata.files:
-                try:
-                    blobs.append(folder.open(name))
-                except CheckpointError as error:
-                    report.diagnostics += error.diagnostics
-            report.check()
-            beside = look_beside(folder, frozenset((*files, *metadata.files)))
-            named = {blob.name: (number, blob) for number, blob in enumerate(blobs)}
-            reader = ChunkReader(named, folder.label, report, place.lazily)
-            with collector_paused():
-                index = _index(metadata, blobs, reader, report, folder, place.at)
-            notes = index.notes
-            if _COMMON in beside.left_out:
-                notes += (_NOT_CARRIED,)
-            index = replace(
-                index, side_files=beside.side_files, left_out=beside.left_out, notes=notes
-            )
-            source = FileSource(
-                place.path,
-                "dcp",
-                index,
-                blobs,
-                history=read_history(folder, tuple(folder.names())),
-                side=partial(_side_file, folder, watched, beside.read),
-                watched={**beside.identities, **watched},
-                locate=folder.locate,
-                release=partial(_close, folder, reader),
-                confirm=reader.confirm,
-                save_id=metadata.save_id,
-            )
-            if reader.spilled is not None:
-                source.blobs = (*blobs, reader.spilled)
-            return source
-        except BaseException:
-            for blob in blobs:
-                blob.close()
-            if reader is not None and reader.spilled is not None:
-                reader.spilled.close()
-            raise
+        return open_folder(place, self.name)
 
     def rename(
         self, source: Source, origins: Mapping[str, str], tree: TargetTree, stamp: str | None
@@ -169,6 +125,76 @@ class Dcp:
 
 
 FORMAT = Dcp()
+
+
+class EntryArrangement(NamedTuple):
+    """How the entries of a folder stand in the tree of the checkpoint, where not `planner_data`
+    says it.
+
+    `common` is a file of torch.save with the values beside the entries, `others` are more files
+    that are read and not carried. `arrange` makes the tree of the entries and these values; it
+    gives the tensors that it makes their places.
+    """
+
+    common: str
+    others: tuple[str, ...]
+    arrange: Callable[[Mapping[str, Any], Any, dict[int, StoredTensor], str, Report], DictNode]
+
+
+def open_folder(place: Place, name: str, arrangement: EntryArrangement | None = None) -> Source:
+    """The checkpoint whose `.metadata` is in the folder of a place, as one of the format `name`.
+    Raises as `Dcp.open`.
+    """
+    folder = place.folder
+    files = metadata_files(folder.names())
+    if not files:
+        refuse_without_metadata(place)
+    metadata, watched = _read_metadata(folder, files)
+    if arrangement is None and (metadata.megatron or metadata.planner is None):
+        _check_whole(folder)
+    beside_them = () if arrangement is None else (arrangement.common,)
+    blobs: list[FileBlob] = []
+    reader: ChunkReader | None = None
+    try:
+        report = Report()
+        for file in (*metadata.files, *beside_them):
+            try:
+                blobs.append(folder.open(file))
+            except CheckpointError as error:
+                report.diagnostics += error.diagnostics
+        report.check()
+        others = () if arrangement is None else arrangement.others
+        watched.update({path: at for path in others if (at := folder.locate(path)) is not None})
+        beside = look_beside(folder, frozenset((*files, *metadata.files, *beside_them, *others)))
+        named = {blob.name: (number, blob) for number, blob in enumerate(blobs)}
+        # places in what an arrangement cuts up do not tell which form it was taken to have
+        lazily = place.lazily and arrangement is None
+        reader = ChunkReader(named, folder.label, report, lazily)
+        with collector_paused():
+            index = _index(metadata, blobs, reader, report, folder, place.at, arrangement)
+        index = replace(index, side_files=beside.side_files, left_out=beside.left_out)
+        source = FileSource(
+            place.path,
+            name,
+            index,
+            blobs,
+            history=read_history(folder, tuple(folder.names())),
+            side=partial(_side_file, folder, watched, beside.read),
+            watched={**beside.identities, **watched},
+            locate=folder.locate,
+            release=partial(_close, folder, reader),
+            confirm=reader.confirm,
+            save_id=metadata.save_id,
+        )
+        if reader.spilled is not None:
+            source.blobs = (*blobs, reader.spilled)
+        return source
+    except BaseException:
+        for blob in blobs:
+            blob.close()
+        if reader is not None and reader.spilled is not None:
+            reader.spilled.close()
+        raise
 
 
 def _check_alone(place: Place) -> None:
@@ -214,6 +240,17 @@ def refuse_without_metadata(place: Place) -> NoReturn:
         help="saving it was interrupted, or it was copied in part: take an earlier checkpoint, or "
         "fetch it again",
     )
+
+
+def _check_whole(folder: Folder) -> None:
+    """M937 for a checkpoint that Megatron did not finish; `metadata.json` is written last."""
+    if COMMON in folder.names():
+        fail(
+            "M937",
+            f"{folder.label('')}: a checkpoint of Megatron without its `{MARKER}`",
+            help="saving it was interrupted, or it was copied in part: take an earlier "
+            "checkpoint, or fetch it again",
+        )
 
 
 def _ranks(names: Iterable[str], files: Sequence[str]) -> list[int]:
@@ -291,6 +328,7 @@ def _index(
     report: Report,
     folder: Folder,
     at: str | None,
+    arrangement: EntryArrangement | None,
 ) -> Index:
     """What the folder holds. Everything that contradicts `.metadata` comes out at once.
 
@@ -308,7 +346,8 @@ def _index(
     placed: dict[int, StoredTensor] = {}
     archives: dict[int, tuple[SavedValue, ...]] = {}
     outside: list[Outside] = []
-    unused = sum(blob.size for blob in blobs) - _used(metadata)
+    data = frozenset(metadata.files)
+    unused = sum(blob.size for blob in blobs if blob.name in data) - _used(metadata)
     for key in list(metadata.tensors):
         # there may be a million, and each is needed once
         saved = reader.tensor(key, metadata.tensors.pop(key))
@@ -335,10 +374,20 @@ def _index(
     for copy in metadata.copies:
         if not reader.enough:
             reader.compare(copy)
+    common = None
+    if arrangement is not None and not reader.enough:
+        size = next(blob.size for blob in blobs if blob.name == arrangement.common)
+        common = reader.value("", BytesEntry(SavedPart(arrangement.common, 0, size, ())))
     reader.summarize()
     report.check()
     label = folder.label(METADATA)
-    root, gaps = build_tree(leaves, metadata.planner, label, report)
+    gaps: list[str] = []
+    if arrangement is None or common is None:
+        root, gaps = build_tree(leaves, metadata.planner, label, report)
+    else:
+        archives[id(common.value)] = (common,)
+        outside += common.outside
+        root = arrangement.arrange(leaves, common.value, placed, label, report)
     report.check()
     leaves.clear()
     left_out, more = unfit(root)
@@ -383,9 +432,10 @@ def _index(
         prefix = outside_prefix(tensors)
         carried = {prefix + name: placed[id(record)] for name, record in beside}
         names.update({id(record): prefix + name for name, record in beside})
+    files = tuple(blob.name for blob in blobs)
     return Index(
         tensors,
-        metadata.files if reader.spilled is None else (*metadata.files, SPILLED),
+        (*files, SPILLED) if reader.spilled is not None else files,
         items={} if plain else dict(items_of(part)),
         tree=CheckpointTree((part,), names, carried, {}),
         outside=tuple(outside),

@@ -40,6 +40,8 @@ _MAKE_ANEW = frozenset({OBJECT_FORM, REQUANTIZE})
 OUTPUT_FORMATS = ("safetensors", "torch", "dcp")
 # the one whose tensors are cut, and that is always a folder
 DISTRIBUTED = OUTPUT_FORMATS[2]
+# those that `.metadata` describes; Megatron's is only read
+DESCRIBED = (DISTRIBUTED, "torch_dist")
 # of the ranks that an output can be cut for
 MOST_CHUNKS = 65_536
 # of a file of entries

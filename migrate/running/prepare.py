@@ -28,6 +28,7 @@ from ..planning.pathstate import PathState
 from ..planning.pipeline import Views
 from ..planning.plan import Plan, document
 from ..planning.request import (
+    DESCRIBED,
     DISTRIBUTED,
     OBJECT_FORM,
     OPTIMIZER_NAMES,
@@ -105,7 +106,7 @@ def is_folder(source: Source, single_file: bool | None, written: str = "") -> bo
         return not single_file
     if source.format == "memory":
         return bool(source.index.side_files)
-    if source.format in (DISTRIBUTED, "gguf"):
+    if source.format in (*DESCRIBED, "gguf"):
         # `.metadata` names it too, and what becomes of a GGUF file has its key-values beside it
         return True
     return os.path.isdir(source.path) or source.path.endswith(".index.json")
@@ -533,7 +534,7 @@ def _plan(
                     _state(f.path, f.size, watched.get(f.path))
                     for f in (source.index.side_files if folder else ())
                 ),
-                *(_metadata_states(watched) if source.format == DISTRIBUTED else ()),
+                *(_metadata_states(watched) if source.format in DESCRIBED else ()),
             ],
         },
         stored=reading.index.tensors,

@@ -18,7 +18,7 @@ FOLDERS: list[Row] = []
 # what is wrong with them stands in their archives, against what .metadata says
 BEYOND_METADATA = {"dcp-transformed"}
 # nothing is wrong with them but a value that is not known
-CARRIED = {"call-in-a-byte-entry"}
+CARRIED = {"call-in-a-byte-entry", "call-in-common"}
 
 ITEM = archive(data_pkl(o.stream(o.tensor(), 2)))
 
@@ -67,6 +67,15 @@ def bytes_item(folder: Path, canary: str) -> Path:
     )
 
 
+def in_common(folder: Path, canary: str) -> Path:
+    """A call among the values that Megatron keeps beside its tensors."""
+    made = written(folder, good(planner=None))
+    raw = archive(data_pkl(o.stream(o.value({"args": touch(canary), "iteration": 3}))))
+    (made / "common.pt").write_bytes(raw)
+    (made / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    return made
+
+
 live(
     "call-in-planner-data",
     "D1 P1",
@@ -99,6 +108,7 @@ live(
     ),
 )
 live("call-in-a-byte-entry", "D1 P1 P2", bytes_item)
+live("call-in-common", "D1 P1 P2", in_common)
 live(
     "call-as-path",
     "D1 P1",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import io
-import json
 import pickle
 import sys
 import types
@@ -27,8 +26,6 @@ from migrate.source.blobs import ChunkedTensor, Stored, chunks_of
 from migrate.source.tree import object_encodings
 from migrate.source.unread import entry_contents
 from migrate.source.zip_archive import crc32
-
-MEGATRON = Path(__file__).resolve().parents[1] / "data" / "megatron"
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -634,33 +631,22 @@ def by_megatron(folder: Path, monkeypatch: pytest.MonkeyPatch, **notes: Any) -> 
 def test_a_torch_dist_folder_of_megatron_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = {"decoder.layers.w": seeded(4, 3), "decoder.layers._extra_state/shard_0_1": (1, 2)}
+    state = {"decoder.layers.w": seeded(4, 3), "rng_state/shard_0.0_1.1": (1, 2)}
     folder = save(tmp_path / "c", state, {"decoder.layers.w": rows((4, 3), [2, 2])})
     torch.save({"iteration": 3}, folder / "common.pt")
+    (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
     same_shape = {"nd_reformulated_orig_global_shape": torch.Size((4, 3))}
     by_megatron(folder, monkeypatch, **{"decoder.layers.w": same_shape})
     with formats.open(folder) as source:
-        (stored,) = source.index.tensors.values()
-        assert same(tensor_of(source, stored), state["decoder.layers.w"])  # type: ignore[arg-type]
-        assert source.index.left_out == ("common.pt",)
-        assert [note.partition(",")[0] for note in source.index.notes] == ["common.pt"]
+        assert source.format == "torch_dist"
+        assert list(source.index.tensors) == [f"decoder.layers.{n}.w" for n in range(4)]
+        found = [tensor_of(source, stored) for stored in source.index.tensors.values()]
+        assert same(torch.stack(found), state["decoder.layers.w"])  # type: ignore[arg-type]
     other = {"nd_reformulated_orig_global_shape": (2, 6)}
     by_megatron(folder, monkeypatch, **{"decoder.layers.w": other})
     (found,) = refused(folder)
     assert found.startswith("M937: ")
     assert "Megatron saved 1 tensor in another shape than they have: decoder.layers.w" in found
-
-
-def test_a_folder_that_megatron_core_wrote_is_read() -> None:
-    """Two ranks of Megatron Core 0.16: rows, columns under an axis of layers, a replica, an object;
-    made by save_by_megatron.py.
-    """
-    values = json.loads((MEGATRON / "core-0.16.json").read_text(encoding="utf-8"))
-    with formats.open(MEGATRON / "core-0.16") as source:
-        found = {key: tensor_of(source, stored) for key, stored in source.index.tensors.items()}
-        assert source.index.left_out == ("common.pt",)
-    assert {key: tensor.float().tolist() for key, tensor in found.items()} == values
-    assert [tensor.dtype for tensor in found.values()].count(torch.bfloat16) == 1
 
 
 def replace_archives(folder: Path, key: str, value: Any) -> None:

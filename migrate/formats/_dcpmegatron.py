@@ -1,0 +1,444 @@
+"""The entries of a distributed checkpoint of Megatron, under the keys that its model has.
+
+Megatron's keys there are not those of its modules: all layers of one kind are one tensor with the
+layers along its first axis, experts along the next, the two halves of a gated projection may be
+entries of their own, and what is no tensor is an entry for each layer, expert or rank
+(`…/shard_2_8`: number 2 of 8). Here every layer and every expert gets its own tensor back, which is
+a part of the stored one where it lies; no element moves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice, product
+from math import prod
+from typing import Any, NamedTuple
+
+from ..core.errors import Report, fail, listed, printable
+from ..core.spec import BITS, spec
+from ..source.blobs import ChunkedTensor, Stored, StoredTensor, chunks_of
+from ..source.pickle.nodes import ABSENT
+from ..source.pickle.tree import DictNode, ListNode, TensorRecord
+from ..source.shards import in_natural_order
+from ..source.tree import STATE
+
+# keys that layers and experts may make; no model comes near
+MOST_KEYS = 1_000_000
+_SHARD = re.compile(r"(.+)/shard_([0-9]{1,9}(?:\.[0-9]{1,9})*)_([0-9]{1,9}(?:\.[0-9]{1,9})*)")
+_LAYERS, _EXPERTS, _OPTIMIZER, _MODEL = "layers", "experts", "optimizer", ("model",)
+# of a gated projection, in the order of their rows
+_HALVES, _GATED = ("_w", "_v"), ("linear_fc1.weight", "linear_fc1.bias")
+# the place of a number in a key
+_GAP = "\0"
+# of which the arguments say how many layers they have
+_STACKS = ("decoder.layers", "encoder.layers")
+# what a rank's generators were is kept for each
+_RANDOM = "rng_state"
+# the entries of `common.pt` behind which the training script puts the model
+_BEFORE = ("iteration", "checkpoint_version", "args")
+
+
+class ModelKey(NamedTuple):
+    """What an entry is of a model: `pieces` are the key with a gap for each leading axis.
+
+    `layers` is the path of the layers that it belongs to and the number of its own, None where all
+    of them are along an axis; `experts` the same of experts.
+    """
+
+    pieces: tuple[str, ...]
+    layers: tuple[str, int | None] | None = None
+    experts: tuple[str, int | None] | None = None
+
+    @property
+    def axes(self) -> int:
+        return len(self.pieces) - 1
+
+    def key(self, numbers: Sequence[int]) -> str:
+        """The key of one layer and expert, by their places along the axes."""
+        said = [piece + str(number) for piece, number in zip(self.pieces, numbers, strict=False)]
+        return "".join((*said, self.pieces[-1]))
+
+
+def read_name(key: str) -> ModelKey:
+    """The name that an entry's key spells, without the ending of a half or a shard."""
+    parts = key.split(".")
+    if _GAP in key:
+        return ModelKey((key,))
+    layers: tuple[str, int | None] | None = None
+    experts: tuple[str, int | None] | None = None
+    if (at := _behind(parts, _LAYERS)) is not None:
+        layers = ".".join(parts[:at]), _number(parts[at])
+        if layers[1] is None:
+            parts.insert(at, _GAP)
+    if (at := _behind(parts, _EXPERTS, _EXPERTS)) is not None:
+        number = _number(parts[at])
+        experts = ".".join(part for part in parts[: at - 1] if part != _GAP), number
+        # all that has an expert's number is called after it: its weight, and a module of its state
+        del parts[at - 1 : at + (number is not None)]
+        said = _GAP if number is None else str(number)
+        parts[-1:] = [said, STATE] if parts[-1] == STATE else [parts[-1] + said]
+    return ModelKey(tuple(".".join(parts).split(_GAP)), layers, experts)
+
+
+def _behind(parts: Sequence[str], *words: str) -> int | None:
+    """Where the parts go on behind the first of these words in a row; None where they do not."""
+    size = len(words)
+    for at in range(size, len(parts)):
+        if tuple(parts[at - size : at]) == words:
+            return at
+    return None
+
+
+def _number(part: str) -> int | None:
+    return int(part) if _is_number(part) else None
+
+
+def _is_number(part: str) -> bool:
+    return part.isascii() and part.isdecimal() and len(part) < 10
+
+
+class ShardKey(NamedTuple):
+    """Which of how many an entry is that is no tensor, along each axis."""
+
+    key: str
+    numbers: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+def read_shard(key: str) -> ShardKey | None:
+    """The shard that a key names; None for any other key."""
+    found = _SHARD.fullmatch(key) if "/shard_" in key else None
+    if found is None:
+        return None
+    numbers, counts = (tuple(map(int, found[group].split("."))) for group in (2, 3))
+    if len(numbers) != len(counts) or any(n >= c for n, c in zip(numbers, counts, strict=True)):
+        return None
+    return ShardKey(found[1], numbers, counts)
+
+
+def arrange(
+    leaves: Mapping[str, Any],
+    common: Any,
+    placed: dict[int, StoredTensor],
+    label: str,
+    report: Report,
+) -> DictNode:
+    """The tree that Megatron's training script saved, of the entries of a distributed checkpoint
+    and the values of `common.pt`; tensors that are made get their places in `placed`.
+
+    M937 in `report` for what is not read, M938 for what contradicts itself; M914 for too many keys.
+    """
+    made = _Arranged(placed, label, report)
+    for key, value in leaves.items():
+        if type(value) is TensorRecord:
+            made.take_tensor(key, value, leaves)
+        elif (shard := read_shard(key)) is not None:
+            made.take_shard(key, shard, value)
+        else:
+            made.put(*_home(key), value, key)
+    made.spread()
+    made.check()
+    if type(common) is not DictNode or any(type(key) is not str for key, _ in common.pairs):
+        fail("M938", f"{label}: the file beside it holds no dict by names")
+    made.compare(common)
+    return made.tree(common)
+
+
+class _Arranged:
+    """The entries of one checkpoint, while they get their keys."""
+
+    def __init__(self, placed: dict[int, StoredTensor], label: str, report: Report) -> None:
+        self._placed, self._label, self._report = placed, label, report
+        # by the path of the dict that they stand in
+        self._tables: dict[tuple[str, ...], dict[str, Any]] = {}
+        # path of layers or experts -> how many there are, with an entry that says so; and the
+        # numbers of those that have entries of their own
+        self._counts: dict[str, dict[int, str]] = {}
+        self._numbers: dict[str, set[int]] = {}
+        self._shards: dict[str, tuple[tuple[int, ...], dict[tuple[int, ...], Any]]] = {}
+        self._left = MOST_KEYS
+
+    def _wrong(self, what: str, code: str = "M938", help: str | None = None) -> None:
+        self._report.add(code, f"{self._label}: {what}", help=help)
+
+    def put(self, path: tuple[str, ...], key: str, value: Any, origin: str) -> None:
+        table = self._tables.setdefault(path, {})
+        if key in table:
+            self._wrong(f"{printable(origin)}: another entry is {printable(key)} as well")
+        table[key] = value
+
+    def take_tensor(self, key: str, record: TensorRecord, leaves: Mapping[str, Any]) -> None:
+        half = next((end for end in _HALVES if key.endswith(end)), "")
+        whole = key.removesuffix(half) if half else key
+        if half and any(type(leaves.get(whole + end)) is not TensorRecord for end in _HALVES):
+            if whole.endswith(_GATED):
+                self._wrong(f"{printable(key)}: half of a tensor, and there is no other half")
+                return
+            half, whole = "", key
+        if half == _HALVES[1]:
+            return
+        path, rest = _home(whole)
+        name = read_name(rest)
+        parts = self._cut(key, name, record)
+        if half and parts is not None:
+            other = self._cut(whole + _HALVES[1], name, leaves[whole + _HALVES[1]])
+            parts = None if other is None else self._join(whole, parts, other)
+        if parts is None:
+            return
+        for numbers, at in parts.items():
+            shape = at.spec.shape
+            leaf = record._replace(shape=shape, strides=_row_major(shape))
+            self._placed[id(leaf)] = at
+            self.put(path, name.key(numbers), leaf, key)
+        if path == _MODEL:
+            self._note(key, name, record.shape)
+
+    def _cut(
+        self, key: str, name: ModelKey, record: TensorRecord
+    ) -> dict[tuple[int, ...], StoredTensor] | None:
+        """The parts of a tensor, by their places along its leading axes; a problem without."""
+        at = self._placed.get(id(record))
+        if at is None or (isinstance(at, ChunkedTensor) and at.view is not None):
+            self._wrong(f"{printable(key)}: a tensor made of several, which is not read", "M937")
+            return None
+        if not name.axes:
+            return {(): at}
+        shape = at.spec.shape
+        if len(shape) < name.axes or BITS[at.spec.dtype] % 8:
+            self._wrong(f"{printable(key)}: {at.spec}, which has no axis of layers or experts")
+            return None
+        self._left -= prod(shape[: name.axes])
+        if self._left < 0:
+            fail(
+                "M914",
+                f"{self._label}: its axes of layers and experts make more than {MOST_KEYS:,} "
+                f"tensors; {printable(key)} is {at.spec}",
+            )
+        return _unbound(at, name.axes)
+
+    def _join(
+        self,
+        whole: str,
+        first: Mapping[tuple[int, ...], StoredTensor],
+        second: Mapping[tuple[int, ...], StoredTensor],
+    ) -> dict[tuple[int, ...], StoredTensor] | None:
+        """The tensors of two halves; a problem where they do not fit each other."""
+        joined = {
+            numbers: made
+            for numbers, at in first.items()
+            if numbers in second and (made := _joined(at, second[numbers])) is not None
+        }
+        if len(joined) == len(first) == len(second):
+            return joined
+        self._wrong(f"{printable(whole)}: its halves {' and '.join(_HALVES)} differ in shape")
+        return None
+
+    def _note(self, key: str, name: ModelKey, shape: tuple[int, ...]) -> None:
+        """Remembers how many layers and experts an entry has, or which of them it is."""
+        axis = 0
+        for group in (name.layers, name.experts):
+            if group is None:
+                continue
+            where, number = group
+            if number is None:
+                self._counts.setdefault(where, {}).setdefault(shape[axis], key)
+                axis += 1
+            else:
+                self._numbers.setdefault(where, set()).add(number)
+
+    def take_shard(self, key: str, shard: ShardKey, value: Any) -> None:
+        # a rank saves a list of all that it has of it, which is one
+        if type(value) is ListNode and value.kind == "list" and len(value.items) == 1:
+            value = value.items[0]
+        counts, held = self._shards.setdefault(shard.key, (shard.counts, {}))
+        if counts != shard.counts:
+            self._wrong(
+                f"{printable(key)}: one of {_text(shard.counts)}, and others of it are of "
+                f"{_text(counts)}"
+            )
+            return
+        held[shard.numbers] = value
+
+    def spread(self) -> None:
+        """Puts what is saved for each layer, expert or rank where it belongs."""
+        for key, (counts, held) in self._shards.items():
+            if (lost := prod(counts) - len(held)) > 0:
+                self._wrong(
+                    f"{printable(key)}: {lost:,} of its {prod(counts):,} shards are missing"
+                )
+                continue
+            path, rest = _home(key)
+            if rest.rpartition(".")[2] != STATE:
+                parts = [(_part_name(key, n, counts), value) for n, value in sorted(held.items())]
+                alone = len(parts) == 1
+                value = parts[0][1] if alone else DictNode("dict", tuple(parts), None)
+                self.put(() if path == _MODEL else path, rest, value, key)
+                continue
+            name = read_name(rest)
+            if len(counts) != max(name.axes, 1) or (not name.axes and counts != (1,)):
+                self._wrong(f"{printable(key)}: {_text(counts)} shards, which are no layers")
+                continue
+            for numbers, value in sorted(held.items()):
+                self.put(path, name.key(numbers if name.axes else ()), value, key)
+            self._note(key, name, counts)
+
+    def check(self) -> None:
+        """Problems for layers and experts that are missing, or differ in number."""
+        for where, counts in self._counts.items():
+            if len(counts) > 1:
+                said = [f"{count:,} in {printable(key)}" for count, key in sorted(counts.items())]
+                self._wrong(f"{printable(where)}: entries differ in number: {listed(said, 4)}")
+        for where, numbers in self._numbers.items():
+            top = max(numbers) + 1
+            if top > len(numbers):
+                lost = [str(n) for n in islice((n for n in range(top) if n not in numbers), 9)]
+                self._wrong(
+                    f"{printable(where)}: {top - len(numbers):,} of {top:,} are missing: "
+                    f"{listed(lost, 8)}",
+                    help="fetch the checkpoint again, or take an earlier one",
+                )
+
+    def compare(self, common: DictNode) -> None:
+        """Problems where the arguments in `common.pt` are those of another model."""
+        args = common.get("args")
+        if type(args) is not DictNode:
+            return
+        held = {where: next(iter(counts)) for where, counts in self._counts.items()}
+        held.update({where: max(numbers) + 1 for where, numbers in self._numbers.items()})
+        layers = [where for where in _STACKS if where in held]
+        experts = [where for where in held if where.endswith(f".{_EXPERTS}")]
+        said = {
+            "num_layers": [(where, held[where]) for where in layers if len(layers) == 1],
+            "num_experts": [(where, held[where]) for where in experts] or [(_EXPERTS, 0)],
+        }
+        for field, found in said.items():
+            due = args.get(field, ABSENT)
+            due = 0 if due is None else due
+            wrong = [where for where, count in found if type(due) is int and count != due]
+            for where in wrong[:1]:
+                self._wrong(
+                    f"has {dict(found)[where]:,} of {printable(where)}, and the arguments in "
+                    f"common.pt say `{field}` {due:,}",
+                    help="these are files of two checkpoints: fetch the one you want again",
+                )
+
+    def tree(self, common: DictNode) -> DictNode:
+        """All of it, in the order in which the training script saves."""
+        new: dict[str, Any] = {}
+        for path, table in self._tables.items():
+            if not path:
+                new.update(table)
+                continue
+            keys = in_natural_order(table) if path == _MODEL else list(table)
+            node = DictNode("dict", tuple((key, table[key]) for key in keys), None)
+            for part in reversed(path[1:]):
+                node = DictNode("dict", ((part, node),), None)
+            new[path[0]] = self._merged(path[0], new.get(path[0], node), node)
+        said = dict(common.pairs)
+        both = {key: self._merged(key, said[key], new[key]) for key in said if key in new}
+        first = [key for key in (*_MODEL, _OPTIMIZER) if key in new]
+        more = [
+            (key, new[key])
+            for key in (*first, *(key for key in new if key not in first))
+            if key not in said
+        ]
+        behind = next((key for key in _BEFORE if key in said), None)
+        pairs = [] if behind else more
+        for key, value in common.pairs:
+            pairs.append((key, both.get(key, value)))
+            pairs += more if key == behind else []
+        return DictNode(common.kind, tuple(pairs), common.node, common.attributes)
+
+    def _merged(self, where: str, one: Any, two: Any) -> Any:
+        """Two dicts as one; a problem where both say something else of one key."""
+        if one is two:
+            return one
+        if type(one) is not DictNode or type(two) is not DictNode:
+            self._wrong(f"{printable(where)}: stands there, and beside it in common.pt")
+            return one
+        new = dict(two.pairs)
+        pairs = [
+            (key, self._merged(f"{where}.{key}", value, new.pop(key)) if key in new else value)
+            for key, value in one.pairs
+        ]
+        return replace(one, pairs=(*pairs, *new.items()))
+
+
+def _home(key: str) -> tuple[tuple[str, ...], str]:
+    """The path of the dict that an entry stands in, and its key there: the model's, or those of an
+    optimizer, whose state has the names of parameters below the name of each moment.
+    """
+    parts = key.split(".")
+    if _OPTIMIZER not in parts or not (parts[0] == _OPTIMIZER or parts[0].startswith("chained_")):
+        return _MODEL, key
+    at = parts.index(_OPTIMIZER) + 1
+    if parts[at : at + 1] == ["state"] and len(parts) > at + 2:
+        at += 2
+    if len(parts) == at:
+        return tuple(parts[:-1]), parts[-1]
+    return tuple(parts[:at]), ".".join(parts[at:])
+
+
+def _unbound(at: StoredTensor, axes: int) -> dict[tuple[int, ...], StoredTensor]:
+    """The parts of a stored tensor at each place along its first axes, where they lie."""
+    whole = at.spec.shape
+    starts = at.starts if isinstance(at, ChunkedTensor) else ((0,) * len(whole),)
+    size = BITS[at.spec.dtype] // 8
+    found: dict[tuple[int, ...], list[tuple[tuple[int, ...], Stored]]] = {}
+    for chunk, start in zip(chunks_of(at), starts, strict=True):
+        shape = chunk.spec.shape
+        strides = chunk.strides or _row_major(shape)
+        inner = spec(at.spec.dtype, shape[axes:])
+        below = chunk.strides[axes:] if chunk.strides is not None else None
+        for place in product(*map(range, shape[:axes])):
+            by = sum(n * stride for n, stride in zip(place, strides, strict=False)) * size
+            numbers = tuple(n + first for n, first in zip(place, start, strict=False))
+            part = chunk._replace(spec=inner, offset=chunk.offset + by, strides=below)
+            found.setdefault(numbers, []).append((start[axes:], part))
+    due = spec(at.spec.dtype, whole[axes:])
+    out: dict[tuple[int, ...], StoredTensor] = {}
+    for numbers in product(*map(range, whole[:axes])):
+        parts = sorted(found[numbers], key=lambda one: one[0])
+        alone = len(parts) == 1
+        out[numbers] = (
+            parts[0][1]
+            if alone
+            else ChunkedTensor(due, tuple(p for _, p in parts), tuple(s for s, _ in parts))
+        )
+    return out
+
+
+def _joined(first: StoredTensor, second: StoredTensor) -> StoredTensor | None:
+    """Two halves one after the other along the first axis; None where they do not fit."""
+    one, two = first.spec, second.spec
+    if not one.shape or one != two:
+        return None
+    rows = one.shape[0]
+    zeros = (0,) * len(one.shape)
+    chunks: list[Stored] = []
+    starts: list[tuple[int, ...]] = []
+    for at, by in ((first, 0), (second, rows)):
+        chunks += chunks_of(at)
+        begins = at.starts if isinstance(at, ChunkedTensor) else (zeros,)
+        starts += [(start[0] + by, *start[1:]) for start in begins]
+    return ChunkedTensor(spec(one.dtype, (2 * rows, *one.shape[1:])), tuple(chunks), tuple(starts))
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _part_name(key: str, numbers: tuple[int, ...], counts: tuple[int, ...]) -> str:
+    """What a shard is called that belongs to a rank: generators as the rank's own folder is in
+    Megatron's other format.
+    """
+    if key == _RANDOM and len(numbers) == 2:
+        stage, rank = numbers
+        return f"mp_rank_{rank:02}" + (f"_{stage:03}" if counts[0] > 1 else "")
+    return _text(numbers)
+
+
+def _text(numbers: Sequence[int]) -> str:
+    return " x ".join(map(str, numbers))
