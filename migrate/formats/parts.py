@@ -30,7 +30,7 @@ from ._joinparts import MIXED, Member, RankOfParts, contradict, with_value
 from ._megatron import Facts, Numbers
 from .base import SURE
 from .torchzip import FORMAT as TORCH
-from .torchzip import MEGATRON, Raw, TorchFile, index_of, read_file, read_raw
+from .torchzip import MEGATRON, Raw, TorchFile, index_of, is_weights, read_file, read_raw
 
 MODEL = "model"
 _AXES = ("TP", "PP", "EP")
@@ -104,6 +104,13 @@ def find(place: Place) -> Found | None:
         within = tuple(place.folder.names(name))
         held = [weights for weights in MEGATRON if weights in within]
         files += [part for one in held[:1] if (part := _part(name, f"{name}/", one, within))]
+    if files and (others := [name for name in place.names if is_weights(name)]):
+        fail(
+            "M915",
+            f"{place.folder.label('')}: holds {plural(len(files), 'part')} of a checkpoint, and "
+            f"beside them {listed(others)}",
+            help="pass the file that you mean, or move away what does not belong here",
+        )
     return Found(files, False) if files else None
 
 
@@ -227,6 +234,8 @@ def _agree(parts: Sequence[_Part], label: str) -> None:
     first = parts[0]
     report = Report()
     for part in parts:
+        if len(part.file.numbers) != len(first.file.numbers):
+            contradict(label, f"{first.called} and {part.called} are not parts of one grid")
         version = part.facts.version
         if type(version) in (int, float) and version < _megatron.OLDEST_VERSION:
             fail(
@@ -305,20 +314,17 @@ def _coordinates(
     parts: Sequence[_Part], alone: bool, said: str | None, label: str
 ) -> dict[str, int]:
     """The sizes of the axes of files, with the coordinates of the parts entered."""
-    facts, shortest = parts[0].facts, min(len(part.file.numbers) for part in parts)
-    other = next((p for p in parts if len(p.file.numbers) != len(parts[0].file.numbers)), None)
-    if other is not None:
-        contradict(label, f"{parts[0].called} and {other.called} are not parts of one grid")
+    facts, numbers = parts[0].facts, len(parts[0].file.numbers)
     stages, groups = facts.size("PP"), facts.size("EP")
     if stages is not None and groups is not None:
         counted = (stages > 1) + (groups > 1)
-        if counted != shortest - 1:
+        if counted != numbers - 1:
             contradict(
                 label,
                 f"args say PP {stages} x EP {groups}, so that names have {counted + 1} numbers, "
                 f"and there is {parts[0].called}",
             )
-    second = _second(parts, said, label) if shortest == 2 else "PP"
+    second = _second(parts, said, label) if numbers == 2 else "PP"
     for part in parts:
         part.tensor, *rest = part.file.numbers
         part.stage = rest[0] if rest and second == "PP" else 0
@@ -378,9 +384,10 @@ def _virtual(parts: Sequence[_Part], label: str) -> int:
     """How many virtual stages each stage has."""
     most = max(len(part.facts.models) for part in parts)
     for part in parts:
-        held = part.facts.models
-        if None in held and len(held) > 1:
+        if None in part.facts.models and len(part.facts.models) > 1:
             contradict(label, f"{part.called} has `{MODEL}` and virtual stages beside it")
+    for part in parts:
+        held = part.facts.models
         absent = [f"{MODEL}{n}" for n in range(most) if n not in held] if None not in held else []
         if len(held) < most and not absent:
             absent = [f"{MODEL}{n}" for n in range(most)]

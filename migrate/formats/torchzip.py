@@ -111,7 +111,7 @@ class TorchZip:
             sure = 1 if any(n.endswith(".safetensors") for n in place.names) else 2
             return (
                 sure
-                if any(_is_weights(n) or n.endswith(_INDEXES) for n in place.names) or _ranks(place)
+                if any(is_weights(n) or n.endswith(_INDEXES) for n in place.names) or _ranks(place)
                 else 0
             )
         if place.file.name.endswith(SUFFIXES) or place.file.name.endswith(_INDEXES):
@@ -166,7 +166,8 @@ class TorchZip:
 FORMAT = TorchZip()
 
 
-def _is_weights(name: str) -> bool:
+def is_weights(name: str) -> bool:
+    """Whether a file is called as weights are, and not as what trainers leave beside them."""
     return name.endswith(SUFFIXES) and not name.startswith(_BESIDE)
 
 
@@ -264,7 +265,7 @@ def _unit(
     index_name = index_name or index_in(names, SUFFIXES, label)
     if index_name is not None:
         return indexed(folder, below, names, index_name, opened)
-    weights = [n for n in names if _is_weights(n)]
+    weights = [n for n in names if is_weights(n)]
     called = [n for n in (*MEGATRON, "pytorch_model.bin") if n in weights]
     if len(called) == 1:
         weights = called

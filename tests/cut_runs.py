@@ -93,9 +93,7 @@ def write_run(
     for r in range(tp):
         for p, of_stage in enumerate(stages):
             for g in range(ep):
-                name = part_name(
-                    r, p if len(stages) > 1 else None, g if ep > 1 else None
-                )
+                name = part_name(r, p if len(stages) > 1 else None, g if ep > 1 else None)
                 root: dict[str, Any] = {}
                 if args is not None:
                     said = arguments(
