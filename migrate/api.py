@@ -124,7 +124,7 @@ def inspect(
     from .running.inspection import describe
 
     request = make_request((), (), rules, params, allow, at=at)
-    resolve({}, request.params, known=[PARAMETER])
+    resolve({}, request.params, known=[PARAMETER, "parts"])
     with closing(_opened("path", path, request, meta=True)) as source:
         return describe(source, request, expand=expand)
 

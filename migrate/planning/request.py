@@ -98,7 +98,8 @@ class Request:
     @property
     def parts(self) -> str | None:
         """What a number in the names of parts counts, as somebody said; None where nobody did."""
-        return self.params.get(PARTS_PARAM)
+        said = self.params.get(PARTS_PARAM)
+        return None if said is None else str(said)
 
     @property
     def reshapes(self) -> bool:
