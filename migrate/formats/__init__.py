@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -41,7 +42,7 @@ _COMMON, _MARKER, _TORCH_DIST = "common.pt", "metadata.json", "torch_dist"
 _GGUF_SUFFIX, _GGUF = ".gguf", "gguf"
 # of parts with coordinates, and what they and their weights are called
 _PARTS = "parts"
-_PART_NAMES = ("mp_rank_", "model_optim_rng.pt", "model_rng.pt")
+_PART_NAME = re.compile(r"^(?:mp_rank_|model_(?:optim_)?rng\.pt)", re.MULTILINE)
 # what the names in the folder of a training run begin with, and hardly any others
 _RUN = ("latest_checkpointed_iteration", "iter_", "release")
 # `memory` has no place on disk: its FORMAT is None
@@ -100,7 +101,7 @@ def _pick(place: Place) -> Format:
     asked = (_DCP,) if chunks and not _left_over(place) else [n for n in builtin if n not in idle]
     if _MARKER in place.names or place.path.endswith(METADATA):
         asked = (_TORCH_DIST, *asked)
-    if any(name.startswith(_PART_NAMES) for name in place.names):
+    if _PART_NAME.search("\n".join(place.names)):
         asked = (_PARTS, *asked)
     # third parties are asked only about what no built-in knows: the scan for entry points is slow
     return (

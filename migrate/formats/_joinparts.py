@@ -32,7 +32,7 @@ class Member(NamedTuple):
     path: str
     called: str
     stage: int
-    held: TorchFile
+    content: TorchFile
 
 
 class RankOfParts:
@@ -45,7 +45,7 @@ class RankOfParts:
         self.replicas: dict[str, list[Replica]] = {}
         self._tensors: dict[str, Stored] = {}
         self._home: dict[str, str] = {}
-        first = members[0].held
+        first = members[0].content
         values: dict[Any, tuple[Any, str]] = {}
         names: dict[int, str] = {}
         versions: dict[Any, Any] = {}
@@ -84,7 +84,7 @@ class RankOfParts:
             tensors=tensors,
             names=names,
             plain=False,
-            notes=tuple(dict.fromkeys(note for member in members for note in member.held.notes)),
+            notes=tuple(dict.fromkeys(note for member in members for note in member.content.notes)),
         )
 
     def _check_groups(self, members: Sequence[Member]) -> None:

@@ -655,7 +655,7 @@ def _join(
     several = len(by_rank) > 1
     for tensor, members in by_rank.items():
         if len(members) == 1:
-            units.append(members[0].held)
+            units.append(members[0].content)
             continue
         rank = RankOfParts(members, tied, label)
         units.append(rank.joined)
@@ -664,7 +664,7 @@ def _join(
             {f"{key}{mark}": found for key, found in rank.replicas.items() if len(found) > 1}
         )
         apart += [
-            f"{member.called}: {name}" for member in members[1:] for name in member.held.others
+            f"{member.called}: {name}" for member in members[1:] for name in member.content.others
         ]
     for tensor, unit in enumerate(units[1:], 1):
         if grid.joined and (unlike := units[0].tensors.keys() ^ unit.tensors.keys()):

