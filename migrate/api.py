@@ -797,4 +797,4 @@ def _opened(
 
         if isinstance(path, Mapping) or is_module(path):
             return opened(path, meta=meta, wrapped=wrapped, at=request.at)
-    return formats.open(path_text(name, path), request.links, request.at, parts=request.parts)
+    return formats.open(path_text(name, path), **request.opening)

@@ -458,8 +458,7 @@ class _Loading:
             named = path_text("path", path)
             # which tensors are encoded anew has to be the same on all ranks
             lazily = lazily and REQUANTIZE not in request.params
-            links = "links" in request.allow
-            self.source = formats.open(named, links, request.at, lazily=lazily, parts=request.parts)
+            self.source = formats.open(named, lazily=lazily, **request.opening)
             lazily = lazily and self.source.format == DISTRIBUTED
         try:
             planned = self.source

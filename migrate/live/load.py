@@ -136,8 +136,7 @@ def load(
     if isinstance(path, Mapping):
         source: Source = modules.opened(_named(alone(path, request.at), model))
     else:
-        named = path_text("path", path)
-        source = formats.open(named, request.links, request.at, parts=request.parts)
+        source = formats.open(path_text("path", path), **request.opening)
     with closing(source):
         return _loaded(
             model, _configured(source, model), request, strict, device, budget, threads, progress

@@ -91,15 +91,14 @@ class Request:
         return [Path(r) for r in self.rules if not Path(r).is_dir()]
 
     @property
-    def links(self) -> bool:
-        """Whether links to files may be followed wherever they lead."""
-        return "links" in self.allow
-
-    @property
-    def parts(self) -> str | None:
-        """What a number in the names of parts counts, as somebody said; None where nobody did."""
+    def opening(self) -> dict[str, Any]:
+        """What decides how a checkpoint is opened, as `formats.open` takes it."""
         said = self.params.get(PARTS_PARAM)
-        return None if said is None else str(said)
+        return {
+            "allow_links": "links" in self.allow,
+            "at": self.at,
+            "parts": None if said is None else str(said),
+        }
 
     @property
     def reshapes(self) -> bool:
