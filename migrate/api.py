@@ -124,7 +124,7 @@ def inspect(
     from .running.inspection import describe
 
     request = make_request((), (), rules, params, allow, at=at)
-    resolve({}, request.params, known=[PARAMETER])
+    resolve({}, request.params, known=[PARAMETER, "parts"])
     with closing(_opened("path", path, request, meta=True)) as source:
         return describe(source, request, expand=expand, values=values)
 
@@ -797,4 +797,4 @@ def _opened(
 
         if isinstance(path, Mapping) or is_module(path):
             return opened(path, meta=meta, wrapped=wrapped, at=request.at)
-    return formats.open(path_text(name, path), "links" in request.allow, request.at)
+    return formats.open(path_text(name, path), **request.opening)

@@ -305,6 +305,7 @@ class InspectReport(DocumentReport):
     format: str
     index_hash: str
     files: tuple[FileSize, ...]
+    grid: str | None
     tensors: int
     bytes: int
     parameters: int

@@ -26,7 +26,8 @@ from .options import as_json, opening, params
     "assignments",
     multiple=True,
     metavar="NAME=VALUE",
-    help="te_dtype_numbering=0.8|2.4: how to read a dtype of 7.",
+    help="te_dtype_numbering=0.8|2.4: how to read a dtype of 7; parts=stages|experts: what the "
+    "second number of mp_rank_00_001 counts.",
 )
 @opening()
 @as_json

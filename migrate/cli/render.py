@@ -185,6 +185,8 @@ def inspection(doc: Mapping[str, Any]) -> str:
         else ""
     )
     out.append(f"holds    {plural(doc['parameters'], 'parameter')}{held}")
+    if doc["grid"] is not None:
+        out.append(f"grid     {doc['grid']}")
     for layout in doc["layouts"]:
         out.append(f"layout   {layout['lineage']}@{layout['layout']}")
         out += [f"           {sign}" for sign in layout["evidence"]]
@@ -441,10 +443,8 @@ def plan(doc: Mapping[str, Any]) -> str:
             f"{', '.join(map(_shown, loss['keys']))}{why}"
         )
     for check in doc["checks"]:
-        out.append(
-            f"      values are checked first: {check['kind']}, {check['count']:,}×, rule "
-            f"{check['rule']}"
-        )
+        whose = f"rule {check['rule']}" if check["rule"] else "in all parts that have them"
+        out.append(f"      values are checked first: {check['kind']}, {check['count']:,}×, {whose}")
     out += [f"      note: {note}" for note in doc["notes"]]
     out += _way_back(doc["path"], doc["downgrade"], "      ")
     out += [f"      {line}" for line in _undo(doc)]

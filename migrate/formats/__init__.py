@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -39,6 +40,9 @@ _DATA, _DCP = ".distcp", "dcp"
 # what Megatron puts beside them
 _COMMON, _MARKER, _TORCH_DIST = "common.pt", "metadata.json", "torch_dist"
 _GGUF_SUFFIX, _GGUF = ".gguf", "gguf"
+# of parts with coordinates, and what they and their weights are called
+_PARTS = "parts"
+_PART_NAME = re.compile(r"^(?:mp_rank_|model_(?:optim_)?rng\.pt)", re.MULTILINE)
 # what the names in the folder of a training run begin with, and hardly any others
 _RUN = ("latest_checkpointed_iteration", "iter_", "release")
 # `memory` has no place on disk: its FORMAT is None
@@ -52,15 +56,17 @@ def open(  # noqa: A001 - formats.open reads well
     *,
     lazily: Callable[[str], bool] | None = None,
     extensions: Any = None,
+    parts: str | None = None,
 ) -> Source:
     """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows
     it, else M9xx.
 
     `path` is a file, an index file or a folder, also that of a training run. `allow_links` follows
     links to files wherever they lead. `at` is the dict in a nested checkpoint that rules shall work
-    on. `lazily`: chunks that seem alike of a tensor of which it says so are taken to be alike until
-    `confirm` of the source looks at those that are read. `extensions`: torch's registry of stream
-    extensions, whose classes are the caller's own code.
+    on, `parts` what a number in the names of parts counts. `lazily`: chunks that seem alike of a
+    tensor of which it says so are taken to be alike until `confirm` of the source looks at those
+    that are read. `extensions`: torch's registry of stream extensions, whose classes are the
+    caller's own code.
     """
     place = find_place(path, allow_links, at)
     notes: tuple[str, ...] = ()
@@ -69,8 +75,8 @@ def open(  # noqa: A001 - formats.open reads well
             from ._runs import resolve
 
             place, notes = resolve(place)
-        if lazily is not None or extensions is not None:
-            place = replace(place, lazily=lazily, extensions=extensions)
+        if lazily is not None or extensions is not None or parts is not None:
+            place = replace(place, lazily=lazily, extensions=extensions, parts=parts)
         chosen = _pick(place)
         with log.phase(f"reading the headers of {printable(place.path, 240)}"):
             source = chosen.open(place)
@@ -94,10 +100,12 @@ def _pick(place: Place) -> Format:
     chunks = named and (metadata_files(named) or any(name.endswith(_DATA) for name in named))
     # no file beside `.metadata` is the checkpoint, and without chunks its format is not asked; nor
     # is that of GGUF files before the others, where no file is called so
-    idle = {_DCP, _TORCH_DIST} if named else {_DCP, _TORCH_DIST, _GGUF}
+    idle = {_DCP, _TORCH_DIST, _PARTS, *(() if named else (_GGUF,))}
     asked = (_DCP,) if chunks and not _left_over(place) else [n for n in builtin if n not in idle]
     if _MARKER in place.names or place.path.endswith(METADATA):
         asked = (_TORCH_DIST, *asked)
+    if _PART_NAME.search("\n".join(place.names)):
+        asked = (_PARTS, *asked)
     # third parties are asked only about what no built-in knows: the scan for entry points is slow
     return (
         _surest(place, asked)

@@ -96,7 +96,7 @@ _BESIDE = (
     "distrib_optim.",
 )
 # and what Megatron calls the weights of a rank
-_MEGATRON = ("model_optim_rng.pt", "model_rng.pt")
+MEGATRON = ("model_optim_rng.pt", "model_rng.pt")
 
 
 class TorchZip:
@@ -111,7 +111,7 @@ class TorchZip:
             sure = 1 if any(n.endswith(".safetensors") for n in place.names) else 2
             return (
                 sure
-                if any(_is_weights(n) or n.endswith(_INDEXES) for n in place.names) or _ranks(place)
+                if any(is_weights(n) or n.endswith(_INDEXES) for n in place.names) or _ranks(place)
                 else 0
             )
         if place.file.name.endswith(SUFFIXES) or place.file.name.endswith(_INDEXES):
@@ -167,7 +167,8 @@ class TorchZip:
 FORMAT = TorchZip()
 
 
-def _is_weights(name: str) -> bool:
+def is_weights(name: str) -> bool:
+    """Whether a file is called as weights are, and not as what trainers leave beside them."""
     return name.endswith(SUFFIXES) and not name.startswith(_BESIDE)
 
 
@@ -266,8 +267,8 @@ def _unit(
     index_name = index_name or index_in(names, SUFFIXES, label)
     if index_name is not None:
         return indexed(folder, below, names, index_name, opened)
-    weights = [n for n in names if _is_weights(n)]
-    called = [n for n in (*_MEGATRON, "pytorch_model.bin") if n in weights]
+    weights = [n for n in names if is_weights(n)]
+    called = [n for n in (*MEGATRON, "pytorch_model.bin") if n in weights]
     if len(called) == 1:
         weights = called
     sets = shard_sets(weights)
@@ -512,7 +513,7 @@ def read_file(
     """
     with collector_paused():
         if raw is None:
-            raw = _raw(cast("FileBlob", blob), label)
+            raw = read_raw(cast("FileBlob", blob), label)
         root, refused, notes, unread = raw.root, raw.outside, [], {}
         if not rest:
             root, path, beside = _alone(root, at, label)
@@ -583,7 +584,8 @@ def _alone(root: Any, at: str | None, label: str) -> tuple[Any, tuple[str, ...],
     return dict_at(root, path) or root, path, around
 
 
-def _raw(blob: FileBlob, label: str) -> Raw:
+def read_raw(blob: FileBlob, label: str) -> Raw:
+    """The tree of a file, decoded and not yet looked at."""
     size = blob.size
     head = blob.read(0, min(_signatures.HEAD, size))
     found = "zip"

@@ -436,8 +436,8 @@ class _Loading:
         if isinstance(path, Mapping) or modules.is_module(path):
             opened: Source = modules.opened(path, at=request.at)
             return opened
-        place, links = path_text("path", path), "links" in request.allow
-        return formats.open(place, links, request.at, lazily=lazily, extensions=self._extensions)
+        place, extensions = path_text("path", path), self._extensions
+        return formats.open(place, lazily=lazily, extensions=extensions, **request.opening)
 
     def _described(self, source: Source) -> Plan:
         self._entries = formats.describe_entries()

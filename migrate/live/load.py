@@ -142,8 +142,7 @@ def load(
         if isinstance(path, Mapping):
             source: Source = modules.opened(_named(alone(path, request.at), model))
         else:
-            place, links = path_text("path", path), "links" in request.allow
-            source = formats.open(place, links, request.at, lazily=lazily)
+            source = formats.open(path_text("path", path), lazily=lazily, **request.opening)
         return _configured(source, model)
 
     return _loaded(model, opened, request, strict, device, budget, threads, progress)

@@ -104,6 +104,7 @@ class ValueCheck(NamedTuple):
     """A condition on values, to be met before anything is published.
 
     kind "equal": all tensors hold the same bytes; kind "filled": each element equals `value`.
+    `rule` is "" for what the checkpoint itself promises.
     """
 
     kind: str
@@ -113,6 +114,10 @@ class ValueCheck(NamedTuple):
     message: str
     rule: str
     keys: tuple[str, ...]
+    help: str = (
+        "the checkpoint is not what the rule assumes: correct the rule, or leave these keys to "
+        "another one"
+    )
 
 
 @dataclass(slots=True)

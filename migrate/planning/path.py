@@ -542,6 +542,7 @@ def _remembered(
         "params": params,
         "files": before.get("files", {}),
         "ranks": before.get("ranks", ""),
+        "grid": before.get("grid", ""),
         "kept": kept,
         "absent": undone[-1].get("absent") if undone else None,
         "optimizer": left,

@@ -30,8 +30,10 @@ OPTIMIZER_PARAM = "optimizer"
 OPTIMIZER_NAMES = "optimizer_names"
 # and the one that says in the words of which release objects are written
 OBJECT_FORM = "object_form"
+# and the one that says what a number in the names of parts counts, where it has two meanings
+PARTS_PARAM = "parts"
 # params that are no rule's, and about what is beside the tensors that rules see
-BUILT_IN = (OPTIMIZER_PARAM, OPTIMIZER_NAMES, OBJECT_FORM, REQUANTIZE)
+BUILT_IN = (OPTIMIZER_PARAM, OPTIMIZER_NAMES, OBJECT_FORM, REQUANTIZE, PARTS_PARAM)
 # those that are something to do by themselves
 _MAKE_ANEW = frozenset({OBJECT_FORM, REQUANTIZE})
 # what can be written, as `--output-format` and messages call it
@@ -87,6 +89,16 @@ class Request:
     def files(self) -> list[Path]:
         """The rule files given by hand."""
         return [Path(r) for r in self.rules if not Path(r).is_dir()]
+
+    @property
+    def opening(self) -> dict[str, Any]:
+        """What decides how a checkpoint is opened, as `formats.open` takes it."""
+        said = self.params.get(PARTS_PARAM)
+        return {
+            "allow_links": "links" in self.allow,
+            "at": self.at,
+            "parts": None if said is None else str(said),
+        }
 
     @property
     def reshapes(self) -> bool:

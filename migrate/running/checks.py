@@ -20,7 +20,7 @@ from ..core.spec import BITS, Spec, coordinates
 from ..core.view import is_whole
 from ..elements.codes import encode
 from ..planning.graph import ComputedTensor
-from ..source.blobs import ChunkOf, Stored, chunk_at, chunks_of, key_of
+from ..source.blobs import ChunkOf, ReplicaOf, Stored, chunk_at, chunks_of, key_of
 from ..source.zip_archive import combine, compare_crc, crc32
 from .evaluator import Evaluator
 from .gather import WINDOW, Batch, Gather, Sealed, Segment
@@ -48,9 +48,8 @@ def require_checks(
             report.add(
                 check.code,
                 check.message,
-                notes=(f"{check.rule}: {listed(list(check.keys))}", detail),
-                help="the checkpoint is not what the rule assumes: correct the rule, or "
-                "leave these keys to another one",
+                notes=(*[f"{check.rule}: {listed(list(check.keys))}"] * bool(check.rule), detail),
+                help=check.help,
             )
     report.check()
 
@@ -95,6 +94,8 @@ def evaluate_check(
 def _name(tensor: Tensor, number: int) -> str:
     """The stored key the tensor is made of, or its number where it has several or is computed."""
     only = tensor.sources[0] if len(tensor.sources) == 1 else None
+    if isinstance(only, ReplicaOf):
+        return f"{printable(only.key)} of {printable(only.part)}"
     return printable(only) if isinstance(only, str) else f"tensor {number}"
 
 

@@ -76,6 +76,7 @@ def describe(
             {"name": name, "size": blob.size}
             for name, blob in zip(index.files, source.blobs, strict=True)
         ],
+        grid=None if index.grid is None else str(index.grid),
         tensors=len(specs),
         bytes=index.nbytes,
         **_counted(specs.values()),

@@ -180,6 +180,10 @@ def compose_for(
         outside=index.passed_through if states else None,
     )
     report.check()
+    if index.grid is not None:
+        from ..planning.grids import replica_checks
+
+        composition.graph.checks += replica_checks(index.grid)
     if index.torn:
         refuse_torn(torn_in(composition.graph.outputs, index.tensors))
         if REQUANTIZE in request.params:
@@ -316,8 +320,15 @@ def _plan(
     migration_path = find_path(
         source.index, side_reader(source), stamp, request, states=States(source)
     )
+    steps, cut = migration_path.steps, None
+    if source.index.grid is not None or (steps and steps[-1].memory.get("grid")):
+        from ..planning.grids import judge_grid
+
+        cut = judge_grid(source.index.grid, steps, request, fresh, written=form is None)
+        fresh = cut.optimizer
+        notes += cut.notes
     if undo is not None:
-        steps = tuple(replace(step, undo=True) for step in migration_path.steps)
+        steps = tuple(replace(step, undo=True) for step in steps)
         migration_path = replace(migration_path, steps=steps)
     path_state = path_state_for(source, migration_path, folder)
     states = find_optimizers(source)
@@ -366,6 +377,8 @@ def _plan(
     ]
     if states and (said := optimizers.said_names(composition)):
         entries = [{**entry, "optimizer_names": said} for entry in entries]
+    if cut is not None and cut.remembered and entries:
+        entries[0]["grid"] = cut.remembered
     if became.became in optimizers.LASTING:
         entries = [{**entry, "optimizer": became.became} for entry in entries]
     called = source.index.files and source.index.files[0].startswith(RANK_NAMES)
@@ -452,11 +465,12 @@ def _plan(
         *(["what the permission `opaque` leaves out"] if source.index.outside else []),
         *(["what the permission `drop` leaves out"] if alone else []),
         *(out.lost if out is not None else ()),
+        *(cut.lost if cut is not None else ()),
         *(["the state of the optimizer"] if became.became == "dropped" else []),
     ]
     if ranks is not None:
         notes.append("each rank has one file, of any size: the limit on shards does not apply")
-    cut: dict[str, Any] = {} if request.chunks is None else {"chunks": request.chunks}
+    chunks: dict[str, Any] = {} if request.chunks is None else {"chunks": request.chunks}
     describing: Any = formats.get(written) if form is None else form
     target = None
     if written == source.format == DISTRIBUTED and out is not None and not request.recuts:
@@ -473,8 +487,8 @@ def _plan(
         ranks=ranks,
         tree=None if out is None else out.rest,
         last=_following(made) if computes else (),
-        **cut,
-        **(_anew_at(request) if cut else {}),
+        **chunks,
+        **(_anew_at(request) if chunks else {}),
     )
     if target is None:
         target = described(stamp=text)
@@ -483,7 +497,7 @@ def _plan(
         notes += _note_runs(reading, made, target)
     if target.whole:
         made = initial(with_files(source, target.whole).index.tensors, Views())
-        cut["data"] = "copied"
+        chunks["data"] = "copied"
     if target.copies:
         made = {**made, **{key: copy(made[first]) for key, first in target.copies.items()}}
     if target.cuts:
@@ -524,7 +538,7 @@ def _plan(
             ],
         },
         stored=reading.index.tensors,
-        options={"max_shard_size": max_shard_size, "folder": folder, "format": written, **cut},
+        options={"max_shard_size": max_shard_size, "folder": folder, "format": written, **chunks},
         side_files=[{"path": path, "size": size} for path, size in side_files],
         left_out=source.index.left_out if folder else (),
         shared=source.index.shared,

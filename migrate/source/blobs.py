@@ -87,6 +87,22 @@ class ChunkOf(NamedTuple):
     number: int
 
 
+class ReplicaOf(ChunkOf):
+    """Names what part `number` of a grid has under a key that several parts have, `stored` there;
+    `part` is the name of its file.
+    """
+
+    part: str
+    stored: Stored
+
+
+def replica_of(key: str, number: int, part: str, stored: Stored) -> ReplicaOf:
+    """The name of one of several. Its number is less than 0, as that of no chunk is."""
+    found = ReplicaOf(key, -1 - number)
+    found.part, found.stored = part, stored
+    return found
+
+
 StoredTensor: TypeAlias = "Stored | ChunkedTensor"
 
 
@@ -100,6 +116,8 @@ def chunk_at(tensors: Mapping[str, StoredTensor], source: str | ChunkOf) -> Stor
     whole of a torn tensor.
     """
     if isinstance(source, ChunkOf):
+        if isinstance(source, ReplicaOf):
+            return source.stored
         stored = tensors[source.key]
         chunks = chunks_of(stored)
         if source.number == len(chunks) and isinstance(stored, ChunkedTensor) and stored.torn:

@@ -28,6 +28,7 @@ from .blobs import (
 )
 
 if TYPE_CHECKING:
+    from .grids import PartGrid
     from .pickle.policy import Outside
     from .torn_tensors import TornTensor
     from .tree import CheckpointTree
@@ -56,7 +57,7 @@ class Index:
     while the checkpoint was opened, by key: they decided what it holds. `torn` are tensors whose
     shards make none without loss. `module_versions` are those
     of a state dict in memory. Where files stand for tensors, `inside` is the index of what is in
-    them.
+    them. `grid` is how it was cut, where it is of parts with coordinates.
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -74,6 +75,7 @@ class Index:
     torn: tuple[TornTensor, ...] = ()
     module_versions: Mapping[str, int] | None = None
     inside: Index | None = None
+    grid: PartGrid | None = None
 
     @property
     def versions(self) -> Mapping[str, int] | None:

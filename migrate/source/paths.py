@@ -419,7 +419,8 @@ class Place:
     `at` is the dict in a nested checkpoint that rules shall work on; None if it was not given.
     `lazily`: whether of the chunks of a tensor that look alike a part is read, and the rest before
     it is used; None for no tensor. `extensions` undo what archives were written through, see
-    `formats.open`.
+    `formats.open`. `parts`: what a person says of numbers in the names of parts, where these have
+    two meanings.
     """
 
     path: str
@@ -429,6 +430,7 @@ class Place:
     at: str | None = None
     lazily: Callable[[str], bool] | None = None
     extensions: Any = None
+    parts: str | None = None
 
     def head(self, size: int = 16) -> bytes:
         """The first bytes of the file, b"" for a folder."""

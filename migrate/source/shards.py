@@ -385,7 +385,8 @@ def check_names(index: Index, path: str) -> None:
     several = called is not None and any(
         not f.startswith(called.name(0, "").partition("/")[0]) for f in index.files
     )
-    if not several:
+    joined = index.tree is not None and len(index.tree.parts) > 1
+    if not (several or joined):
         refuse_literal(index.tensors, printable(path, 240))
 
 

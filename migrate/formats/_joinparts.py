@@ -1,0 +1,180 @@
+"""Parts of one rank as one: a tree as a single file would have it, the tensors of all of them under
+the keys of the whole model, and which of these stand in several parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, NoReturn
+
+from ..core.errors import fail, listed, printable
+from ..source.blobs import Stored
+from ..source.grids import Replica
+from ..source.pickle.jsonform import to_json
+from ..source.pickle.tree import Composite, DictNode, TensorRecord
+from ..source.target import node_of
+from ..source.tree import replace_dict, tensor_records
+from . import _megatron
+from .torchzip import TorchFile
+
+MIXED = "move away what does not belong here, or fetch the part again"
+
+
+def contradict(label: str, what: str, *notes: str, help: str = MIXED) -> NoReturn:
+    """M924: parts that do not agree."""
+    fail("M924", f"{label}: {what}", notes=notes, help=help)
+
+
+class Member(NamedTuple):
+    """A part of the rank: the path of its file, what it is called, its stage, what it holds."""
+
+    path: str
+    called: str
+    stage: int
+    content: TorchFile
+
+
+class RankOfParts:
+    """The parts of one tensor-parallel rank, joined: the tree of the first, with what all of them
+    hold in the dict of the model.
+    """
+
+    def __init__(self, members: Sequence[Member], tied: bool, label: str) -> None:
+        self.label = label
+        self.replicas: dict[str, list[Replica]] = {}
+        self._tensors: dict[str, Stored] = {}
+        self._home: dict[str, str] = {}
+        first = members[0].content
+        values: dict[Any, tuple[Any, str]] = {}
+        names: dict[int, str] = {}
+        versions: dict[Any, Any] = {}
+        self._check_groups(members)
+        for path, called, _, one in members:
+            own = one.names
+            for key, value in _pairs(one):
+                if tied and key == _megatron.OUTPUT and _megatron.EMBEDDING in self._tensors:
+                    continue
+                if key not in values:
+                    values[key] = (value, called)
+                    names.update(_named(value, own))
+                else:
+                    self._compare(key, values[key], (value, called))
+            for key, stored in one.tensors.items():
+                self._add(key, stored, path, called, tied)
+            versions.update(_versions(one))
+        table = first.part.table
+        if table is None:
+            contradict(label, f"{members[0].called} has no dict of tensors")
+        order = sorted(values, key=_in_order(list(values)))
+        made = DictNode(
+            table.kind,
+            tuple((key, values[key][0]) for key in order),
+            table.node,
+            _attributes(table.attributes, versions),
+        )
+        tree = first.part._replace(root=replace_dict(first.part.root, table, made))
+        places = {key: place for place, key in enumerate(order)}
+        tensors = dict(
+            sorted(self._tensors.items(), key=lambda one: places.get(one[0], len(places)))
+        )
+        self.joined = replace(
+            first,
+            part=tree,
+            tensors=tensors,
+            names=names,
+            plain=False,
+            notes=tuple(dict.fromkeys(note for member in members for note in member.content.notes)),
+        )
+
+    def _check_groups(self, members: Sequence[Member]) -> None:
+        """M924 unless all expert groups of a stage have what is no expert's."""
+        known: dict[int, tuple[str, frozenset[Any]]] = {}
+        for _, called, stage, one in members:
+            dense = frozenset(
+                key
+                for key, _ in _pairs(one)
+                if type(key) is not str or not _megatron.is_of_expert(key)
+            )
+            first, keys = known.setdefault(stage, (called, dense))
+            if keys != dense:
+                unlike = sorted(map(str, keys ^ dense))
+                contradict(
+                    self.label,
+                    f"{first} and {called} are expert groups of one stage and do not have "
+                    f"the same keys: {listed(unlike, 4)}",
+                )
+
+    def _add(self, key: str, stored: Stored, path: str, called: str, tied: bool) -> None:
+        if tied and key == _megatron.OUTPUT and _megatron.EMBEDDING in self._tensors:
+            key = _megatron.EMBEDDING
+        if key not in self._tensors:
+            self._tensors[key], self._home[key] = stored, called
+            self.replicas[key] = [Replica(path, stored)]
+            return
+        there = self._tensors[key]
+        if there.spec != stored.spec:
+            contradict(
+                self.label,
+                f"{printable(key)} is {there.spec} in {self._home[key]} and {stored.spec} in "
+                f"{called}",
+            )
+        self.replicas[key].append(Replica(path, stored))
+
+    def _compare(self, key: Any, one: tuple[Any, str], other: tuple[Any, str]) -> None:
+        """M924 unless two parts have equal values under a key; tensors are compared in a run."""
+        tensors = [type(value) in (TensorRecord, Composite) for value, _ in (one, other)]
+        if all(tensors):
+            return
+        if any(tensors) or to_json(node_of(one[0])) != to_json(node_of(other[0])):
+            contradict(
+                self.label,
+                f"{printable(str(key))} is not the same in {one[1]} and in {other[1]}",
+            )
+
+
+def _pairs(one: TorchFile) -> Sequence[tuple[Any, Any]]:
+    return one.part.table.pairs if one.part.table is not None else ()
+
+
+def _named(value: Any, own: Mapping[int, str]) -> Iterator[tuple[int, str]]:
+    """The identities and keys of the tensors of one value."""
+    for record in tensor_records([value]):
+        if id(record) in own:
+            yield id(record), own[id(record)]
+
+
+def _versions(one: TorchFile) -> Mapping[Any, Any]:
+    table = one.part.table
+    attributes = table.attributes if table is not None else None
+    said = attributes.get("_metadata") if type(attributes) is DictNode else None
+    return dict(said.pairs) if type(said) is DictNode else {}
+
+
+def _attributes(attributes: Any, versions: Mapping[Any, Any]) -> Any:
+    said = attributes.get("_metadata") if type(attributes) is DictNode else None
+    if type(said) is not DictNode:
+        return attributes
+    made = DictNode(said.kind, tuple(versions.items()), said.node, said.attributes)
+    return with_value(attributes, "_metadata", made)
+
+
+def _in_order(keys: Sequence[Any]) -> Callable[[Any], tuple[int, int]]:
+    """The order of the model: what stands before its layers, these by number, the rest."""
+    numbers = {key: _megatron.layer_of(key) if type(key) is str else None for key in keys}
+    start = next((place for place, key in enumerate(keys) if numbers[key] is not None), 0)
+    places = {key: place for place, key in enumerate(keys)}
+
+    def rank(key: Any) -> tuple[int, int]:
+        number, place = numbers[key], places[key]
+        if number is not None:
+            return number, place
+        return (-1 if place < start else len(keys), place)
+
+    return rank
+
+
+def with_value(node: DictNode, name: str, value: Any) -> DictNode:
+    """The dict with another value under a key."""
+    pairs = tuple((key, value if key == name else held) for key, held in node.pairs)
+    return DictNode(node.kind, pairs, node.node, node.attributes)
