@@ -689,6 +689,7 @@ class HistoryReport(DocumentReport):
     KIND = "history"
     path: str
     output: str
+    carried: tuple[str, ...]
     layouts: Mapping[str, str]
     standing: Mapping[str, str]
     lineages: tuple[LineageReport, ...]

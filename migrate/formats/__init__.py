@@ -42,7 +42,12 @@ FORMATS: Registry[Format | None] = Registry("migrate.formats", "migrate.formats"
 
 
 def open(  # noqa: A001 - formats.open reads well
-    path: PathLike, allow_links: bool = False, at: str | None = None, *, lazily: bool = False
+    path: PathLike,
+    allow_links: bool = False,
+    at: str | None = None,
+    *,
+    lazily: bool = False,
+    carry: bool = False,
 ) -> Source:
     """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows
     it, else M9xx.
@@ -50,10 +55,11 @@ def open(  # noqa: A001 - formats.open reads well
     `path` is a file, an index file or a folder. `allow_links` follows links to files wherever they
     lead. `at` is the dict in a nested checkpoint that rules shall work on. `lazily`: chunks that
     seem alike are taken to be alike until `confirm` of the source looks at those that are read.
+    `carry`: what is outside the allow-list stands in the tree, to be written again.
     """
     place = find_place(path, allow_links, at)
-    if lazily:
-        place = replace(place, lazily=True)
+    if lazily or carry:
+        place = replace(place, lazily=lazily, carry=carry)
     try:
         chosen = _pick(place)
         with log.phase(f"reading the headers of {printable(place.path, 240)}"):

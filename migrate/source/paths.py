@@ -385,7 +385,8 @@ class Place:
     """What the operator pointed at: a folder, or one `file` in it, open. Formats sniff and open it.
 
     `at` is the dict in a nested checkpoint that rules shall work on; None if it was not given.
-    `lazily`: of what looks alike a part is read, and the rest before it is used.
+    `lazily`: of what looks alike a part is read, and the rest before it is used. `carry`: what is
+    outside the allow-list is to be written again as it is.
     """
 
     path: str
@@ -394,6 +395,7 @@ class Place:
     names: tuple[str, ...]
     at: str | None = None
     lazily: bool = False
+    carry: bool = False
 
     def head(self, size: int = 16) -> bytes:
         """The first bytes of the file, b"" for a folder."""
