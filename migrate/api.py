@@ -102,8 +102,7 @@ def inspect(
     Args:
         path: A checkpoint (a folder, a file, an index of shards), a state dict or a module.
         rules: Folders of lineages that are searched first. Default: none.
-        params: Only `te_dtype_numbering`: which releases of Transformer Engine numbered the dtypes
-            of quantized tensors, "0.8" or "2.4". Default: none.
+        params: Only `te_dtype_numbering`, "0.8" or "2.4": how a dtype of 7 is read. Default: none.
         allow: Permissions: "links" to follow links out of the folder, "opaque". Default: none.
         expand: List every key instead of collapsing similar keys. Default: False.
         at: The dict of a nested checkpoint that rules work on. Default: found automatically.
@@ -797,4 +796,5 @@ def _opened(
 
         if isinstance(path, Mapping) or is_module(path):
             return opened(path, meta=meta, wrapped=wrapped, at=request.at)
-    return formats.open(path_text(name, path), **request.opening)
+    carry = "carry" in request.allow
+    return formats.open(path_text(name, path), carry=carry, **request.opening)

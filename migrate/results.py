@@ -690,6 +690,7 @@ class HistoryReport(DocumentReport):
     KIND = "history"
     path: str
     output: str
+    carried: tuple[str, ...]
     layouts: Mapping[str, str]
     standing: Mapping[str, str]
     lineages: tuple[LineageReport, ...]

@@ -169,7 +169,7 @@ def _again(question: Mapping[str, Any]) -> str:
     said += f" --at {render.word(at)}" if (at := question["at"]) is not None else ""
     said += " --set optimizer=drop" if "optimizer" in question["params"] else ""
     return said + "".join(
-        f" --allow {word}" for word in ("links", "opaque") if word in question["allow"]
+        f" --allow {word}" for word in ("links", "opaque", "carry") if word in question["allow"]
     )
 
 

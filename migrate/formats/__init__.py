@@ -57,6 +57,7 @@ def open(  # noqa: A001 - formats.open reads well
     lazily: Callable[[str], bool] | None = None,
     extensions: Any = None,
     parts: str | None = None,
+    carry: bool = False,
 ) -> Source:
     """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows
     it, else M9xx.
@@ -66,17 +67,17 @@ def open(  # noqa: A001 - formats.open reads well
     on, `parts` what a number in the names of parts counts. `lazily`: chunks that seem alike of a
     tensor of which it says so are taken to be alike until `confirm` of the source looks at those
     that are read. `extensions`: torch's registry of stream extensions, whose classes are the
-    caller's own code.
+    caller's own code. `carry`: what is outside the allow-list stands in the tree, to be written
+    again.
     """
     place = find_place(path, allow_links, at)
+    place = replace(place, lazily=lazily, extensions=extensions, parts=parts, carry=carry)
     notes: tuple[str, ...] = ()
     try:
         if any(name.startswith(_RUN) for name in place.names):
             from ._runs import resolve
 
             place, notes = resolve(place)
-        if lazily is not None or extensions is not None or parts is not None:
-            place = replace(place, lazily=lazily, extensions=extensions, parts=parts)
         chosen = _pick(place)
         with log.phase(f"reading the headers of {printable(place.path, 240)}"):
             source = chosen.open(place)

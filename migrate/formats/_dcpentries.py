@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 from ..core.errors import Report, fail, listed, option, printable
 from ..source.blobs import Stored, StoredTensor
 from ..source.index import Index
-from ..source.pickle.tree import OBJECTS, Composite, DictNode, ListNode, TensorRecord, joined
+from ..source.pickle.tree import (
+    OBJECTS,
+    Carried,
+    Composite,
+    DictNode,
+    ListNode,
+    TensorRecord,
+    holders,
+    joined,
+)
 from ..source.table import flatten_table
 from ..source.target import items_of, outside_prefix
 from ..source.tree import (
@@ -68,6 +77,13 @@ class Entries:
                 "M916",
                 "a distributed checkpoint holds a dict, and this checkpoint is something else",
                 help=f"write another format: {option('output_format', 'torch')}",
+            )
+        if holders(self._root, frozenset({Carried})):
+            fail(
+                "M916",
+                "a distributed checkpoint cannot hold what is carried without being read",
+                help="write a .pt file or safetensors, or leave it out: "
+                f"{option('allow', 'opaque')}",
             )
         if self._twice:
             fail(

@@ -193,7 +193,12 @@ def file(
             state=state_node(found, states),
         )
 
-    stream = emit(nodes(part.root, tensor), name=f"{name}: data.pkl", names=WRITTEN)
+    written = WRITTEN
+    if tree.carries:
+        from ..source.carrying import carried_names
+
+        written |= carried_names(part.root)
+    stream = emit(nodes(part.root, tensor), name=f"{name}: data.pkl", names=written)
     return archive(name, stream, [(key, specs[key].nbytes) for key in numbers], stamp)
 
 

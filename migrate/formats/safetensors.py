@@ -20,7 +20,7 @@ import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from json.encoder import encode_basestring
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import CheckpointError, Report, fail, listed, printable
 from ..core.spec import Spec
@@ -30,7 +30,8 @@ from ..source.index import FileSource, Index, Source, specs_hash
 from ..source.jsontext import collector_paused, parse
 from ..source.paths import HISTORY, ITEMS, Beside, Folder, Place, look_beside, read_history
 from ..source.pickle.jsonform import Ref, from_json, to_json
-from ..source.pickle.tree import DictNode, TensorRecord
+from ..source.pickle.nodes import Persistent
+from ..source.pickle.tree import CarriedStorage, DictNode, TensorRecord
 from ..source.shards import (
     INDEX,
     RANK_NAMES,
@@ -53,10 +54,12 @@ from ..source.tree import (
     CheckpointTree,
     FileTree,
     dict_at,
+    prune,
     tensor_records,
     tensors_of,
     tensors_outside,
 )
+from ..source.zip_archive import ArchiveRecord
 from ._header import (
     MAX_HEADER,
     RELEASE,
@@ -67,6 +70,10 @@ from ._header import (
     read_header,
     write_header,
 )
+
+if TYPE_CHECKING:
+    from ..source.pickle.policy import Outside
+    from ..source.unread import Unread
 
 TENSORS = "migrate.items.safetensors"
 IN_HEADER = "migrate.items"
@@ -137,9 +144,11 @@ def read_items(
     tensors: Mapping[str, StoredTensor],
     carried: Mapping[str, StoredTensor],
     label: str,
-) -> tuple[CheckpointTree | None, dict[str, Any], str | None]:
-    """The tree that the text describes over these tensors, its items by path, and a note if it
-    was written for others.
+    carrying: bool = False,
+) -> tuple[CheckpointTree | None, dict[str, Any], str | None, tuple[Outside, ...], dict[str, Any]]:
+    """The tree that the text describes over these tensors, its items by path, a note if it was
+    written for others, and what of it is outside the allow-list: names, and entries by path, which
+    stand in the tree only if it is for `carrying`.
 
     `tensors` are those that rules see, by their keys with ranks. M906 for any other text,
     M930 to M936 as for a pickle.
@@ -158,21 +167,19 @@ def read_items(
             case _:
                 fail("M906", f"{label}: is not what migrate writes beside tensors", help=_HELP)
         if version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
-            return None, {}, f"{label}: is of another version ({version[:20]!a}) and is left alone"
+            note = f"{label}: is of another version ({version[:20]!a}) and is left alone"
+            return None, {}, note, (), {}
         every = {**tensors, **carried}
         fits = all(type(name) is str for name in names) and set(names) == set(carried)
         if not parts:
             fail("M906", f"{label}: describes no file", help=_HELP)
         if not fits or specs_hash({key: stored.spec for key, stored in every.items()}) != output:
-            return (
-                None,
-                {},
-                (
-                    f"{label}: was written for other tensors (the index hash differs) and is left "
-                    "alone"
-                ),
+            note = (
+                f"{label}: was written for other tensors (the index hash differs) and is left alone"
             )
-        return (*_read(parts, every, carried, label), None)
+            return None, {}, note, (), {}
+        tree, items, outside, unread = _read(parts, every, carried, label, carrying)
+        return tree, items, None, outside, unread
 
 
 def _read(
@@ -180,10 +187,11 @@ def _read(
     every: Mapping[str, StoredTensor],
     carried: Mapping[str, StoredTensor],
     label: str,
-) -> tuple[CheckpointTree, dict[str, Any]]:
+    carrying: bool,
+) -> tuple[CheckpointTree, dict[str, Any], tuple[Outside, ...], dict[str, Any]]:
     # what reads pickles; most checkpoints have no such file
     from ..source.pickle.emit import Rebuilder
-    from ..source.pickle.policy import decode
+    from ..source.pickle.policy import decode, together
     from .torchzip import unfit
 
     numbers = {key: str(number) for number, key in enumerate(every)}
@@ -192,6 +200,9 @@ def _read(
     made: list[FileTree] = []
     names: dict[int, str] = {}
     items: dict[str, Any] = {}
+    outside: list[Outside] = []
+    unread: dict[str, Any] = {}
+    hidden: set[str] = set()
     for rank, part in enumerate(parts):
         at = part.get("at") if type(part) is dict else None
         if (
@@ -202,7 +213,12 @@ def _read(
             fail("M906", f"{label}: part {rank} is not what migrate writes", help=_HELP)
         rebuilder, used = Rebuilder(), set[str]()
 
-        def tensor(found: Ref, rebuilder: Rebuilder = rebuilder, used: set[str] = used) -> Any:
+        def tensor(found: Any, rebuilder: Rebuilder = rebuilder, used: set[str] = used) -> Any:
+            if type(found) is CarriedStorage:
+                if found.at.key not in carried:
+                    fail("M906", f"{label}: names a tensor that is not there", help=_HELP)
+                used.add(number := numbers[found.at.key])
+                return Persistent(("storage", found.cls, number, found.location, found.numel))
             if found.key not in every or (found.tied is not None and found.tied not in every):
                 fail("M906", f"{label}: names a tensor that is not there", help=_HELP)
             if found.tied is not None and found.tied != found.key:
@@ -225,18 +241,50 @@ def _read(
         decoded = decode(
             root, label, {number: every[keys[int(number)]].spec.nbytes for number in used}
         )
-        if decoded.outside or unfit(decoded.tree)[1]:
-            fail("M906", f"{label}: holds values that migrate does not write", help=_HELP)
-        path = None if at is None else tuple(at)
-        if path is not None and dict_at(decoded.tree, path) is None:
-            fail("M906", f"{label}: part {rank} has no dict at its path", help=_HELP)
-        one = flatten_table(FileTree(decoded.tree, path), label)
-        names.update({id(leaf): keys[int(leaf.storage.key)] for leaf in tensor_records([one.root])})
+        tree = decoded.tree
         mark = f"@{rank}" if len(parts) > 1 else ""
+        left_out, more = unfit(tree)
+        if decoded.outside or more:
+            storages = {number: every[keys[int(number)]] for number in used}
+            tree, gone = _outside(tree, left_out, carrying, storages)
+            if tree is None:
+                fail("M906", f"{label}: holds values that migrate does not write", help=_HELP)
+            outside += (*decoded.outside, *more)
+            hidden |= {keys[int(number)] for number in used}
+            unread.update({path + mark: one for path, one in gone.items()})
+        path = None if at is None else tuple(at)
+        if path is not None and dict_at(tree, path) is None:
+            fail("M906", f"{label}: part {rank} has no dict at its path", help=_HELP)
+        one = flatten_table(FileTree(tree, path), label)
+        names.update({id(leaf): keys[int(leaf.storage.key)] for leaf in tensor_records([one.root])})
         items.update({where + mark: value for where, value in items_of(one)})
         made.append(one)
-    _check_complete(made, every, carried, names, label)
-    return CheckpointTree(tuple(made), names, carried, ties), items
+    shown = set(names.values())
+    left = {key: stored for key, stored in carried.items() if key in shown or key not in hidden}
+    every = {key: stored for key, stored in every.items() if key in left or key not in carried}
+    _check_complete(made, every, left, names, label)
+    tree = CheckpointTree(tuple(made), names, left, ties)
+    return tree, items, together(outside), unread
+
+
+def _outside(
+    tree: Any, left_out: Mapping[int, str], carrying: bool, storages: Mapping[str, Any]
+) -> tuple[Any, dict[str, Unread]]:
+    """The tree with what is outside the allow-list, or without it, and these entries by path."""
+    from ..source.carrying import carry
+    from ..source.unread import StreamPlace, unread_entries
+
+    kept, gone = prune(tree, left_out)
+    # what is carried lies in the last file, behind those of the rules' tensors
+    blob = max((at.blob for at in storages.values()), default=0)
+    places = {
+        number: ArchiveRecord(number, at.offset, at.spec.nbytes, None)
+        for number, at in storages.items()
+        if at.blob == blob
+    }
+    entries = unread_entries(gone, StreamPlace(blob, (0, 0), places, frozenset(storages)))
+    sizes = {number: at.spec.nbytes for number, at in storages.items()}
+    return (carry(tree, left_out, sizes) if carrying else kept), entries
 
 
 def _check_complete(
@@ -280,6 +328,7 @@ def _open_file(place: Place, blob: FileBlob) -> Source:
             written.encode("utf-8", "surrogatepass"),
             {},
             f"{printable(place.path, 240)}: {IN_HEADER}",
+            place.carry,
         )
     return FileSource(
         place.path,
@@ -330,7 +379,7 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
         index = Index(tensors, tuple(names), metadata=metadata, notes=notes)
         taken: tuple[str, ...] = ()
         if ITEMS in present and (place.file is None or index_name is not None):
-            index, taken = _items_beside(folder, present, index, blobs)
+            index, taken = _items_beside(folder, present, index, blobs, place.carry)
         beside = look_beside(folder, frozenset((*names, *indexes, *taken)))
         history = read_history(folder, present)
         return _folder_source(place, index, blobs, beside, history)
@@ -341,7 +390,7 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
 
 
 def _items_beside(
-    folder: Folder, present: tuple[str, ...], index: Index, blobs: list[FileBlob]
+    folder: Folder, present: tuple[str, ...], index: Index, blobs: list[FileBlob], carrying: bool
 ) -> tuple[Index, tuple[str, ...]]:
     """The index with what lies beside the tensors in migrate's own files, and their names."""
     blob = folder.open(ITEMS)
@@ -353,11 +402,11 @@ def _items_beside(
         blob.close()
     carried: Mapping[str, StoredTensor] = {}
     if TENSORS not in present:
-        return _with_items(index, data, {}, folder.label(ITEMS)), (ITEMS,)
+        return _with_items(index, data, {}, folder.label(ITEMS), carrying), (ITEMS,)
     beside = folder.open(TENSORS)
     try:
         carried = read_header(beside, len(blobs), folder.label(TENSORS)).tensors
-        made = _with_items(index, data, carried, folder.label(ITEMS))
+        made = _with_items(index, data, carried, folder.label(ITEMS), carrying)
     except BaseException:
         beside.close()
         raise
@@ -369,11 +418,24 @@ def _items_beside(
 
 
 def _with_items(
-    index: Index, data: bytes, carried: Mapping[str, StoredTensor], label: str
+    index: Index,
+    data: bytes,
+    carried: Mapping[str, StoredTensor],
+    label: str,
+    carrying: bool = False,
 ) -> Index:
-    tree, items, note = read_items(data, index.tensors, carried, label)
+    tree, items, note, outside, unread = read_items(data, index.tensors, carried, label, carrying)
     notes = index.notes if note is None else (*index.notes, note)
-    return replace(index, tree=tree, items=items, notes=notes)
+    kept, refused = (outside, ()) if carrying else ((), outside)
+    return replace(
+        index,
+        tree=tree,
+        items=items,
+        notes=notes,
+        carried=kept,
+        outside=refused,
+        unread=unread,
+    )
 
 
 def _part_of_rank(folder: Folder, entry: Entry) -> Unit:
@@ -403,6 +465,7 @@ def _folder_source(
             written.encode("utf-8", "surrogatepass"),
             {},
             f"{printable(place.path, 240)}: {IN_HEADER}",
+            place.carry,
         )
     complete = replace(
         index, side_files=beside.side_files, left_out=beside.left_out, metadata=metadata

@@ -132,8 +132,9 @@ class TorchZip:
         if place.file.name.endswith(_INDEXES):
             return _open_folder(place, place.file.name)
 
-        held = read_file(place.file, 0, printable(place.path, 240), place.at)
-        index = index_of([place.file.name], [[held]], printable(place.path, 240))
+        label = printable(place.path, 240)
+        held = read_file(place.file, 0, label, place.at, carrying=place.carry)
+        index = index_of([place.file.name], [[held]], label)
         return FileSource(
             place.path,
             "torch",
@@ -217,7 +218,9 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
                 at = place.at if len(unit.names) == 1 else "."
                 try:
                     blobs.append(folder.open(name))
-                    held[-1].append(read_file(blobs[-1], number, folder.label(name), at))
+                    held[-1].append(
+                        read_file(blobs[-1], number, folder.label(name), at, carrying=place.carry)
+                    )
                 except CheckpointError as error:
                     report.diagnostics += error.diagnostics
                 number += 1
@@ -387,6 +390,7 @@ def index_of(
                 items.update({path + mark: value for path, value in items_of(held.part)})
         every = [held for unit in units for held in unit]
         outside = tuple(found for held in every for found in held.outside)
+        carries = tuple(found for held in every for found in held.carried)
         tree = CheckpointTree(tuple(held.part for held in parts), known, carried, {})
         return Index(
             tensors,
@@ -396,6 +400,7 @@ def index_of(
             items=items,
             tree=tree,
             outside=together(outside) if outside else (),
+            carried=together(carries) if carries else (),
             unread=unread,
             notes=tuple(dict.fromkeys(note for held in every for note in held.notes)),
             sums=lambda: {
@@ -473,6 +478,7 @@ class TorchFile:
     names: dict[int, str]
     paths: dict[int, str]
     outside: tuple[Outside, ...]
+    carried: tuple[Outside, ...]
     notes: tuple[str, ...]
     places: Mapping[str, ArchiveRecord]
     number: int
@@ -503,6 +509,7 @@ def read_file(
     raw: Raw | None = None,
     *,
     rest: bool = True,
+    carrying: bool = False,
 ) -> TorchFile:
     """What the file that is blob `number` holds; `label` names it in messages, `at` is the dict
     that rules work on. `raw` is what was decoded of it, or of no file; without the `rest` that dict
@@ -530,10 +537,20 @@ def read_file(
             ] * bool(beside)
         left_out, more = unfit(root)
         outside = (*refused, *more)
+        carried: tuple[Outside, ...] = ()
         if left_out or outside:
+            kept = None
+            if carrying:
+                from ..source.carrying import carry
+
+                sizes = {key: place.size for key, place in raw.places.items()}
+                kept = carry(root, left_out, sizes)
             root, gone = prune(root, left_out)
-            notes += [dropped_note([printable(one.path) for one in gone])] * bool(gone)
             unread = unread_entries(gone, StreamPlace(number, raw.stream, raw.places, raw.hidden))
+            if kept is not None:
+                root, carried, outside = kept, outside, ()
+            else:
+                notes += [dropped_note([printable(one.path) for one in gone])] * bool(gone)
         part = flatten_table(FileTree(root, choose_table(root, at, label)), label)
         if part.at is None and (why := tensors_at_root(root)) is not None:
             notes.append(f"{label}: {why}")
@@ -562,6 +579,7 @@ def read_file(
         names,
         paths,
         outside,
+        carried,
         tuple(notes),
         raw.places,
         number,
@@ -757,13 +775,11 @@ def _others(
 ) -> tuple[dict[str, Stored], dict[int, str]]:
     """Tensors of all other places by path, and their paths by identity; shared ones are in both."""
     named = name_tensors_outside(part)
-    others = {
-        name: place_tensor(
-            record,
-            tensor_form(record.dtype, record.shape, record.strides),
-            places[record.storage.key],
-            number,
-        )
-        for name, record in named
-    }
+    others = {}
+    for name, record in named:
+        form = tensor_form(record.dtype, record.shape, record.strides)
+        others[name] = place_tensor(record, form, places[record.storage.key], number)
+        if record.node is None:
+            # the bytes of a carried value's storage, which are nobody else's in the output
+            others[name] = others[name]._replace(storage=None)
     return others, {id(record): name for name, record in named}

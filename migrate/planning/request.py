@@ -19,6 +19,7 @@ ALLOWANCES = (
     "lossy",
     "drop",
     "opaque",
+    "carry",
     "links",
     DELAYED_SCALING,
     STALE_OPTIMIZER,

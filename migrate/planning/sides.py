@@ -129,9 +129,9 @@ class SideFiles:
         asked = [places] if isinstance(places, str) else places
         if self._index is not None and any(place not in self._beside for place in asked):
             # most rules ask for none
-            from ..source.values import Values
+            from ..source.values import PlacedValues
 
-            values = Values.of(self._index)
+            values = PlacedValues.of(self._index)
             self._beside.update({place: list(values.at(place)) for place in asked})
         return [said for place in asked for said in self._beside.get(place, ())]
 

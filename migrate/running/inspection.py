@@ -143,7 +143,7 @@ def describe_items(index: Index, numbering: str | None = None) -> dict[str, Any]
         },
         "outside": [
             {"name": o.name, "reason": o.reason, "count": o.count, "paths": list(o.paths)}
-            for o in index.outside
+            for o in (*index.outside, *index.carried)
         ],
     }
 
@@ -212,6 +212,7 @@ def describe_history(source: Source, request: Request, lineage: str | None) -> H
     return HistoryReport.of(
         path=source.path,
         output=index_hash,
+        **({"carried": list(stamp.carried)} if stamp.carried else {}),
         layouts=dict(stamp.layouts),
         standing=standing,
         lineages=[row for name in standing for row in known_lineages(request.rules, name)],

@@ -131,7 +131,11 @@ def output_tree(
         if first.get(key, key) != key or any(f == key for f in first.values())
     ]
     return OutputTree(
-        TargetTree(parts, names, specs, first), every, tuple(used), tuple(notes), tuple(gone)
+        TargetTree(parts, names, specs, first, bool(index.carried)),
+        every,
+        tuple(used),
+        tuple(notes),
+        tuple(gone),
     )
 
 

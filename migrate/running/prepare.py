@@ -209,6 +209,9 @@ def require_known(source: Source, request: Request, *, empty: bool = False) -> l
             help=f"`{command('inspect')}` shows what it holds",
         )
     report.check()
+    if index.carried:
+        names = listed([printable(one.name) for one in index.carried], 1000)
+        return [*index.notes, f"carried without being read ({option('allow', 'carry')}): {names}"]
     return [*index.notes]
 
 
@@ -423,6 +426,7 @@ def _plan(
         migration_path.layouts,
         output_hash=output_hash,
         at=request.at,
+        carried=[one.name for one in index.carried],
     )
     text = stamp_text(with_hash(entries, kept, NO_HASH) if alone_hash else entries)
     alone: list[str] = []

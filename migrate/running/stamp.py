@@ -28,11 +28,14 @@ NAME = "migrate.history.json"
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """`layouts` by lineage, and applied edges, oldest first. `ignored`: why a stamp is unused."""
+    """`layouts` by lineage, applied edges, oldest first, and the names of what was carried without
+    being read. `ignored`: why a stamp is unused.
+    """
 
     layouts: Mapping[str, str] = field(default_factory=dict)
     applied: tuple[Mapping[str, Any], ...] = ()
     ignored: str = field(default="", compare=False)
+    carried: tuple[str, ...] = ()
 
 
 # where nothing was applied
@@ -78,7 +81,9 @@ def _read(raw: bytes, index_hash: str) -> Stamp:
             ignored="the stamp was made for other contents (the index hash differs) and is "
             f"ignored{where}"
         )
-    return Stamp(layouts, tuple(applied))
+    carried = document.get("carried", [])
+    fits = isinstance(carried, list) and all(map(_is_line, carried))
+    return Stamp(layouts, tuple(applied), carried=tuple(carried) if fits else ())
 
 
 def _is_entry(entry: Any) -> bool:
@@ -160,13 +165,17 @@ def write_stamp(
     entries: Sequence[Mapping[str, Any]],
     output_hash: str,
     at: str | None = None,
+    carried: Sequence[str] = (),
 ) -> str:
-    """The new stamp's text: what was applied, then `entries`. `at`: the dict, if it was named."""
+    """The new stamp's text: what was applied, then `entries`. `at`: the dict, if it was named;
+    `carried`: names of what went along without being read.
+    """
     document: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "kind": "history",
         "output": output_hash,
         **({} if at is None else {"at": at}),
+        **({"carried": list(carried)} if carried else {}),
         "layouts": {**before.layouts, **layouts},
         "applied": [*before.applied, *entries],
     }

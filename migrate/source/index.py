@@ -51,7 +51,8 @@ class Index:
     that never are. `items` are the non-tensor values by path, `metadata` is the format's own map of
     strings. `tree` is the structure of a checkpoint that is more than a flat dict of tensors; it
     also has the tensors that rules do not see, under keys that no other tensor has. `outside` lists
-    what the reader refused to read, `unread` the entries that were left out with it, by path, and
+    what the reader refused to read, `carried` what of it stands in the tree to be written again,
+    `unread` the entries that were left out with it, by path, and
     `notes` what it noticed. `sums()` maps (blob, offset) to the length and the CRC-32 of the bytes
     there, if the format records it. `shared` are the bytes of small tensors that were compared
     while the checkpoint was opened, by key: they decided what it holds. `torn` are tensors whose
@@ -68,6 +69,7 @@ class Index:
     metadata: Mapping[str, str] = field(default_factory=dict)
     tree: CheckpointTree | None = None
     outside: tuple[Outside, ...] = ()
+    carried: tuple[Outside, ...] = ()
     unread: Mapping[str, Unread] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     sums: Callable[[], Mapping[tuple[int, int], tuple[int, int]]] = dict

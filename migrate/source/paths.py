@@ -420,7 +420,7 @@ class Place:
     `lazily`: whether of the chunks of a tensor that look alike a part is read, and the rest before
     it is used; None for no tensor. `extensions` undo what archives were written through, see
     `formats.open`. `parts`: what a person says of numbers in the names of parts, where these have
-    two meanings.
+    two meanings. `carry`: what is outside the allow-list is to be written again as it is.
     """
 
     path: str
@@ -431,6 +431,7 @@ class Place:
     lazily: Callable[[str], bool] | None = None
     extensions: Any = None
     parts: str | None = None
+    carry: bool = False
 
     def head(self, size: int = 16) -> bytes:
         """The first bytes of the file, b"" for a folder."""

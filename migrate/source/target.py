@@ -18,6 +18,7 @@ from .pickle.jsonform import Ref, to_json
 from .pickle.nodes import JSON_SCALARS
 from .pickle.tree import (
     ITEMSIZE,
+    Carried,
     Composite,
     DictNode,
     ListNode,
@@ -86,13 +87,15 @@ class TargetTree:
 
     `parts` are its trees, by rank, and `names` has the key of each tensor in them, by the record's
     identity. `passed_through` are the specs of tensors outside of the dicts that rules work on.
-    `first` has for each key the first key that shares its bytes: often itself.
+    `first` has for each key the first key that shares its bytes: often itself. `carries`: there are
+    values outside the allow-list among it.
     """
 
     parts: tuple[FileTree, ...]
     names: Mapping[int, str]
     passed_through: Mapping[str, Spec]
     first: Mapping[str, str]
+    carries: bool = False
 
 
 CARRIED = "/"
@@ -157,7 +160,7 @@ def items_of(part: FileTree) -> Iterator[tuple[str, Any]]:
 
 def node_of(value: Any, tree: CheckpointTree | None = None) -> Any:
     """The nodes of a value; tensors become their keys in the `tree`, nothing without one."""
-    if type(value) in (DictNode, ListNode):
+    if type(value) in (DictNode, ListNode, Carried):
         return to_nodes(
             value, lambda record: None if tree is None else ("a tensor", tree.names.get(id(record)))
         )

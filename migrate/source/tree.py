@@ -20,6 +20,7 @@ from .blobs import Stored, StoredTensor
 from .pickle.tree import (
     ITEMSIZE,
     OBJECTS,
+    Carried,
     Composite,
     DictNode,
     Encoding,
@@ -268,9 +269,15 @@ def tensors_outside(
                 (record, (*path, *attribute.split(".")))
                 for attribute, record in reversed(node.components)
             ]
+        elif kind is Carried:
+            stack += [(record, (*path, place)) for place, record in reversed(inside(node))]
         elif (kind is DictNode or kind is ListNode) and id(node) not in seen:
             seen.add(id(node))
-            held = [pair for pair in inside(node) if node is not table or type(pair[1]) in NODES]
+            held = [
+                pair
+                for pair in inside(node)
+                if node is not table or type(pair[1]) in NODES or type(pair[1]) is Carried
+            ]
             stack += [
                 (child, (*path, str(key) if type(key) in (str, int) else "~"))
                 for key, child in reversed(held)
@@ -365,7 +372,7 @@ def tensor_records(roots: list[Any]) -> Iterator[TensorRecord]:
 
 
 TENSORS = frozenset({TensorRecord, Composite, LocalShard})
-_HOLDING = frozenset({TensorRecord, Composite, DictNode, ListNode, LocalShard})
+_HOLDING = frozenset({TensorRecord, Composite, DictNode, ListNode, LocalShard, Carried})
 
 
 class TreeLeaf(NamedTuple):

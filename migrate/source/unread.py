@@ -285,6 +285,9 @@ class _File:
     def __init__(self, blob: Blob, written: StreamPlace) -> None:
         self._blob, self._written = blob, written
         self._canonical = Canonical(self._storage)
+        if not written.stream[1]:
+            # there are no other bytes to compare, and the text has a limit of its own
+            self._canonical = Canonical(self._storage, MOST_NODES * MOST_NODES)
         self._storages: dict[str, bytes] = {}
         self._whole: bytes | None = None
 

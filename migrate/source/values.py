@@ -40,7 +40,7 @@ class Unlike:
         return self.text
 
 
-class Values:
+class PlacedValues:
     """The values of a checkpoint's `parts`: what each is called in messages, and its root."""
 
     __slots__ = ("_names", "_parts")
@@ -51,7 +51,7 @@ class Values:
         self._names: dict[int, dict[str, Any]] = {}
 
     @classmethod
-    def of(cls, index: Index) -> Values:
+    def of(cls, index: Index) -> PlacedValues:
         """Those of a checkpoint, part by part as it is read; a state dict in memory is one."""
         if index.tree is None:
             return cls([("", dict(index.items))] if index.items else [])

@@ -114,7 +114,14 @@ def _attacks() -> list[Attack]:
     ]
     folders = (*hostile_safetensors.FOLDERS, *hostile_items.FOLDERS)
     out += [
-        Attack(f"safetensors-{name}", rows, "safetensors", False, build)
+        Attack(
+            f"safetensors-{name}",
+            rows,
+            "safetensors",
+            False,
+            build,
+            carried=name in hostile_items.CARRIED,
+        )
         for name, rows, build in folders
     ]
     out += [

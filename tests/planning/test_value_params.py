@@ -19,7 +19,7 @@ from work import steps
 import migrate
 from migrate.core.errors import MigrateError
 from migrate.source.pickle.tree import DictNode
-from migrate.source.values import Unlike, Values
+from migrate.source.values import PlacedValues, Unlike
 
 RULE = """\
 id: demo/2/x
@@ -207,7 +207,7 @@ def test_a_place_is_names_with_dots_between(place: str, tmp_path: Path) -> None:
 def test_many_parts_and_fields_cost_no_more_than_they_have() -> None:
     def work(count: int) -> int:
         node = DictNode("Namespace", tuple((f"f{n}", n) for n in range(count)), None)
-        values = Values([("", DictNode("dict", (("args", node),), None))])
+        values = PlacedValues([("", DictNode("dict", (("args", node),), None))])
         return steps(lambda: [list(values.at(f"args.f{n}")) for n in range(100)])
 
     assert work(8000) < 10 * work(1000)
@@ -215,7 +215,7 @@ def test_many_parts_and_fields_cost_no_more_than_they_have() -> None:
 
 def test_an_integer_key_is_spelled_in_decimal_and_text_counts_first() -> None:
     node = DictNode("dict", ((7, "number"), ("7", "text"), (8, {"x"})), None)
-    values = Values([("", node)])
+    values = PlacedValues([("", node)])
     assert list(values.at("7")) == [("7", "text")]
     ((_, other),) = values.at("8")
     assert type(other) is Unlike

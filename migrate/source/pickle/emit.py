@@ -20,7 +20,7 @@ from typing import Any
 from ...core.errors import fail, printable
 from ..jsontext import collector_paused
 from .decoding import TYPED
-from .machine import TO_PYTHON2_MODULES, TO_PYTHON2_NAMES
+from .machine import PYTHON2_MODULES, PYTHON2_NAMES, TO_PYTHON2_MODULES, TO_PYTHON2_NAMES
 from .nodes import (
     ABSENT,
     ARCHIVE,
@@ -160,6 +160,11 @@ class _StreamWriter:
         _require_name(module, name)
         self.names[module, name] = self.entries
         old = TO_PYTHON2_NAMES.get((module, name)) or (TO_PYTHON2_MODULES.get(module, module), name)
+        read = PYTHON2_MODULES.get(old[0], old[0]), PYTHON2_NAMES.get(old, old[1])
+        if read != (module, name):
+            raise WrongError(
+                "M933", f"{printable(module)}.{printable(name)} would be read as {'.'.join(read)}"
+            )
         self.parts.append(b"c%b\n%b\n" % (old[0].encode(), old[1].encode()))
         self.put()
 

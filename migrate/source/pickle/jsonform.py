@@ -10,6 +10,7 @@ text and lists stand for themselves; all else is an object with one telling name
     {"float": "7ff8000000000000"}   a float that JSON has no word for, by its bits
     {"name": ["torch", "float32"]}  a name that is a value
     {"call": [name, arguments], "how", "state", "items", "pairs"}
+    {"storage": key, "of", "at", "numel"}   a storage of a carried value, which lies beside
     {"tensor": key, …}              a tensor, which lies beside; in a dict, a plain tensor called by
                                     its key is the key alone: [key]
     {"id": n, "is": …} {"ref": n}   one object that stands in several places
@@ -28,6 +29,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ...core.errors import fail, printable
 from .nodes import ABSENT, JSON_SCALARS, Call, Dict, Global, Set, WrongError, forms_of
+from .tree import CarriedStorage
 
 MAX_DEPTH = 200
 _LONG = frozenset({str, bytes, bytearray})
@@ -101,6 +103,13 @@ class _Speller:
             return {"dict": self.pairs(node.pairs)}
         if kind is Ref:
             return self.tensor(node)
+        if kind is CarriedStorage:
+            said = {
+                "of": [node.cls.module, node.cls.name],
+                "at": node.location,
+                "numel": node.numel,
+            }
+            return {"storage": node.at.key if type(node.at) is Ref else None, **said}
         if kind is Global:
             return {"name": [node.module, node.name]}
         if kind is Call:
@@ -181,7 +190,7 @@ def _held(node: Any) -> list[Any]:
     return []
 
 
-def from_json(document: Any, tensor: Callable[[Ref], Any], label: str) -> Any:
+def from_json(document: Any, tensor: Callable[[Ref | CarriedStorage], Any], label: str) -> Any:
     """The nodes that a JSON value spells, each tensor as `tensor` makes it. M906 naming `label` for
     anything `to_json` does not write.
     """
@@ -189,7 +198,7 @@ def from_json(document: Any, tensor: Callable[[Ref], Any], label: str) -> Any:
 
 
 class _JsonReader:
-    def __init__(self, tensor: Callable[[Ref], Any], label: str) -> None:
+    def __init__(self, tensor: Callable[[Ref | CarriedStorage], Any], label: str) -> None:
         self.tensor_of, self.label = tensor, label
         self.known: dict[int, Any] = {}
         self.names: dict[tuple[str, str], Global] = {}
@@ -236,6 +245,16 @@ class _JsonReader:
                 return struct.unpack(">d", self.hex(text))[0]
             case {"name": [str(module), str(name)], **rest} if not rest:
                 return self.name(module, name)
+            case {
+                "storage": str(key),
+                "of": [str(module), str(name)],
+                "at": str(location),
+                "numel": int(numel),
+                **rest,
+            } if not rest:
+                return self.tensor_of(
+                    CarriedStorage(Ref(key), self.name(module, name), location, numel)
+                )
             case {"tensor": str(key), **rest}:
                 return self.tensor(key, rest, depth)
             case {"call": [[str(module), str(name)], list(arguments)], **rest} if rest.keys() <= {

@@ -168,8 +168,9 @@ def refusal(outside: tuple[Outside, ...], name: str, help: str | None = None) ->
         "executed",
         notes=tuple(notes),
         help=help
-        or f"{option('allow', 'opaque')} drops these entries and says so; or save the checkpoint "
-        "again without them",
+        or f"{option('allow', 'opaque')} drops these entries and says so; "
+        f"{option('allow', 'carry')} writes them again as they are, without reading them; or save "
+        "the checkpoint again without them",
         permit="" if help else "opaque",
     )
 

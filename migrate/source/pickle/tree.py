@@ -23,7 +23,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...core.errors import fail, listed, option, printable
-from .nodes import ABSENT, JSON_SCALARS, Call, Dict, Global, Set
+from .nodes import ABSENT, COMPOSITES, JSON_SCALARS, Call, Dict, Global, Persistent, Set
 
 # the dtypes of quantized tensors in each numbering, named by its first release
 NUMBERINGS: dict[str, dict[int, str]] = {
@@ -390,6 +390,29 @@ class Opaque:
     node: Any
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Carried:
+    """What is outside the allow-list and is written again from its node: `storages` are the bytes
+    of those that the node refers to, by their keys in it.
+    """
+
+    name: str
+    reason: str
+    node: Any
+    storages: tuple[tuple[str, TensorRecord], ...]
+
+
+class CarriedStorage(NamedTuple):
+    """A storage in a carried value, whose bytes lie elsewhere: where a tensor of bytes is written
+    as `at`, what the class, the location and the size of the storage are.
+    """
+
+    at: Any
+    cls: Any
+    location: str
+    numel: int
+
+
 def segment(key: Any) -> str:
     """A key as a part of a printed path; never a composite's contents."""
     kind = type(key)
@@ -436,6 +459,8 @@ def inside(value: Any) -> list[tuple[Any, Any]]:
         return [(".state", value.state)]
     if kind is Composite:
         return list(value.components)
+    if kind is Carried:
+        return [(f"storage {number}", held) for number, (_, held) in enumerate(value.storages)]
     if kind is LocalShard:
         return [(".local", value.local), (".spec", value.state)]
     if kind is Described:
@@ -516,7 +541,7 @@ def to_nodes(tree: Any, tensor: Callable[[Any], Any], made: dict[int, Any] | Non
         kind = type(value)
         if kind is TensorRecord or kind is Storage:
             made[id(value)] = tensor(value)
-        elif kind is DictNode or kind is ListNode or kind is Composite:
+        elif kind is DictNode or kind is ListNode or kind is Composite or kind is Carried:
             if ready:
                 made[id(value)] = _WRITE[kind](value, made)
             else:
@@ -530,7 +555,9 @@ def to_nodes(tree: Any, tensor: Callable[[Any], Any], made: dict[int, Any] | Non
 _LEAVES = (LocalShard, Constant, Array, Buffer, Described, Opaque)
 
 
-def _held(value: DictNode | ListNode | Composite) -> list[Any]:
+def _held(value: DictNode | ListNode | Composite | Carried) -> list[Any]:
+    if isinstance(value, Carried):
+        return [record for _, record in value.storages]
     if isinstance(value, Composite):
         return [record for _, record in value.components]
     if isinstance(value, ListNode):
@@ -613,6 +640,46 @@ def _object(value: Composite, made: dict[int, Any]) -> Any:
     return copy(value.node)
 
 
+def _carried(value: Carried, made: dict[int, Any]) -> Any:
+    """The node of a carried value, its storages where their bytes are now."""
+    places = {key: made[id(record)] for key, record in value.storages}
+
+    def copy(node: Any) -> Any:
+        kind = type(node)
+        if kind not in COMPOSITES:
+            return node
+        if id(node) not in made:
+            made[id(node)] = renewed(node, kind)
+        return made[id(node)]
+
+    def renewed(node: Any, kind: type) -> Any:
+        if kind is tuple:
+            return tuple(map(copy, node))
+        if kind is list:
+            return list(map(copy, node))
+        if kind is Dict:
+            return Dict([(copy(key), copy(held)) for key, held in node.pairs])
+        if kind is Set:
+            return Set(node.frozen, list(map(copy, node.items)))
+        if kind is Persistent:
+            _, cls, key, location, numel = node.id[:5]
+            at = places[key]
+            if type(at) is not Call:
+                # where the bytes lie nowhere, the value is only compared
+                return CarriedStorage(at, cls, location if at is not None else "", numel)
+            return Persistent(("storage", cls, at.arguments[0].id[2], "cpu", numel))
+        new = Call(node.how, node.function, tuple(map(copy, node.arguments)))
+        if node.items is not None:
+            new.items = list(map(copy, node.items))
+        if node.pairs is not None:
+            new.pairs = [(copy(key), copy(held)) for key, held in node.pairs]
+        if node.state is not ABSENT:
+            new.state = copy(node.state)
+        return new
+
+    return copy(value.node)
+
+
 _COPIED = frozenset({tuple, list, Dict, Call})
 # the attribute of a grouped tensor that holds views of its own components
 MEMBERS = "quantized_tensors"
@@ -620,6 +687,7 @@ _WRITE: dict[type, Callable[[Any, dict[int, Any]], Any]] = {
     DictNode: _mapping,
     ListNode: _sequence,
     Composite: _object,
+    Carried: _carried,
 }
 
 
