@@ -93,6 +93,7 @@ def inspect(
     allow: Iterable[str] = (),
     expand: bool = False,
     at: str | None = None,
+    values: bool = False,
 ) -> InspectReport:
     """Describe a checkpoint from its headers: tensors, layouts, and what else it contains.
 
@@ -103,11 +104,10 @@ def inspect(
         rules: Folders of lineages that are searched first. Default: none.
         params: Only `te_dtype_numbering`: which releases of Transformer Engine numbered the dtypes
             of quantized tensors, "0.8" or "2.4". Default: none.
-        allow: Permissions: "links" to follow symbolic links out of the folder, "opaque" for values
-            that cannot be read. Default: none.
+        allow: Permissions: "links" to follow links out of the folder, "opaque". Default: none.
         expand: List every key instead of collapsing similar keys. Default: False.
-        at: The dict of a nested checkpoint that rules work on, as a path such as
-            `model.state_dict`. Default: found automatically.
+        at: The dict of a nested checkpoint that rules work on. Default: found automatically.
+        values: List all values that are no tensors, alike ones once. Default: False.
 
     Returns:
         An `InspectReport`.
@@ -126,7 +126,7 @@ def inspect(
     request = make_request((), (), rules, params, allow, at=at)
     resolve({}, request.params, known=[PARAMETER])
     with closing(_opened("path", path, request, meta=True)) as source:
-        return describe(source, request, expand=expand)
+        return describe(source, request, expand=expand, values=values)
 
 
 @guarded

@@ -321,6 +321,7 @@ class InspectReport(DocumentReport):
     at: str | None
     items: tuple[StoredValue, ...]
     items_more: int
+    values: Mapping[str, Any]
     objects: tuple[StoredObject, ...]
     unjoined: Mapping[str, str]
     carried: CarriedCount

@@ -56,11 +56,11 @@ def runs(format: str) -> list[tuple[str, str]]:
     ]
 
 
-def run(name: str, format: str, grid: str) -> Path:
+def run_folder(name: str, format: str, grid: str) -> Path:
     """The run folder of a family."""
     return family(name) / f"{format}-{grid}"
 
 
 def checkpoint(name: str, format: str, grid: str) -> Path:
     """The folder of the one iteration of a run."""
-    return run(name, format, grid) / "iter_0000010"
+    return run_folder(name, format, grid) / "iter_0000010"

@@ -12,6 +12,9 @@ from .options import as_json, opening, params
 @click.argument("checkpoint")
 @click.option("--all", "expand", is_flag=True, help="List every key instead of collapsing them.")
 @click.option(
+    "--values", is_flag=True, help="List every value that is not a tensor, alike ones once."
+)
+@click.option(
     "--rules",
     "rules",
     multiple=True,
@@ -30,6 +33,7 @@ from .options import as_json, opening, params
 def command(
     checkpoint: str,
     expand: bool,
+    values: bool,
     rules: tuple[str, ...],
     assignments: tuple[str, ...],
     allow: tuple[str, ...],
@@ -43,7 +47,13 @@ def command(
     from .. import api
 
     document = api.inspect(
-        checkpoint, rules=rules, params=params(assignments), allow=allow, expand=expand, at=at
+        checkpoint,
+        rules=rules,
+        params=params(assignments),
+        allow=allow,
+        expand=expand,
+        values=values,
+        at=at,
     ).to_json()
     render.emit(document, form, render.inspection)
 

@@ -352,10 +352,14 @@ def _beside_tensors(doc: Mapping[str, Any]) -> list[str]:
             f"{size(doc['carried']['bytes'])}"
         )
     items = [
+        f"  {printable(paths, 200)} = {printable(_value(said['value']), 60)}"
+        + f" and {said['distinct'] - 1:,} more" * (said["distinct"] > 1)
+        for paths, said in doc["values"].items()
+    ] or [
         f"  {i['path']} = {printable(_value(i['value']), 60)}"
         for i in sorted(doc["items"], key=lambda item: str(item["path"]).count("."))[:MOST_ITEMS]
     ]
-    hidden = len(doc["items"]) - len(items) + doc["items_more"]
+    hidden = 0 if doc["values"] else len(doc["items"]) - len(items) + doc["items_more"]
     if items:
         out += [
             "values that are not tensors:",

@@ -35,7 +35,7 @@ from ..source.pickle.dcp_metadata import (
 )
 from ..source.pickle.dcp_stream import SavedPart
 from ..source.pickle.nodes import METADATA as LIMITS
-from ..source.pickle.policy import Outside
+from ..source.pickle.policy import Outside, together
 from ..source.pickle.tree import SCALARS, TOP, DictNode, TensorRecord, inside
 from ..source.table import choose_table, flatten_table, tensors_at_root
 from ..source.target import Target, items_of, outside_prefix
@@ -438,7 +438,7 @@ def _index(
         (*files, SPILLED) if reader.spilled is not None else files,
         items={} if plain else dict(items_of(part)),
         tree=CheckpointTree((part,), names, carried, {}),
-        outside=tuple(outside),
+        outside=together(outside),
         unread=unread,
         notes=tuple(notes),
         sums=reader.sums,

@@ -40,7 +40,7 @@ class TorchDist:
         names = place.names if place.file is None else place.folder.names()
         if MARKER not in names or (place.file is not None and place.file.name != METADATA):
             return 0
-        if COMMON in names:
+        if COMMON in names and METADATA in names:
             return SURE
         # anybody may call a file so
         try:

@@ -22,7 +22,7 @@ from ..source.paths import HISTORY, MAX_HISTORY, Folder, Place, look_beside, rea
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.machine import read_pickle
 from ..source.pickle.nodes import ARCHIVE
-from ..source.pickle.policy import Outside, decode
+from ..source.pickle.policy import Outside, decode, together
 from ..source.pickle.tree import (
     ITEMSIZE,
     SCALARS,
@@ -384,6 +384,7 @@ def index_of(
             if not held.plain:
                 items.update({path + mark: value for path, value in items_of(held.part)})
         every = [held for unit in units for held in unit]
+        outside = tuple(found for held in every for found in held.outside)
         tree = CheckpointTree(tuple(held.part for held in parts), known, carried, {})
         return Index(
             tensors,
@@ -392,7 +393,7 @@ def index_of(
             left_out,
             items=items,
             tree=tree,
-            outside=tuple(found for held in every for found in held.outside),
+            outside=together(outside) if outside else (),
             unread=unread,
             notes=tuple(dict.fromkeys(note for held in every for note in held.notes)),
             sums=lambda: {

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import fail
@@ -19,7 +20,7 @@ from ..formats import memory
 from ..running.output_tree import output_tree
 from ..source.index import with_all_tensors
 from ..source.pickle.nodes import Global
-from ..source.pickle.tree import SCALARS, Constant, DictNode, ListNode, TensorRecord
+from ..source.pickle.tree import OBJECTS, SCALARS, Constant, DictNode, ListNode, TensorRecord
 from ..source.table import choose_table, flatten_table, model_at_root
 from ..source.target import items_of, output_record, outside_prefix
 from ..source.tree import CheckpointTree, FileTree, dict_at, name_tensors_outside, tensors_of
@@ -102,6 +103,15 @@ class _Opening:
         elif kind in _LISTS:
             items = tuple(self.tree(item, depth + 1) for item in value)
             made = ListNode(kind.__name__, items, None)
+        elif (kind.__module__, kind.__name__) == OBJECTS["Namespace"] and not _has_tensors(
+            list(vars(value).values())
+        ):
+            pairs = tuple((key, self.tree(held, depth + 1)) for key, held in vars(value).items())
+            made = DictNode("Namespace", pairs, None)
+        elif isinstance(value, Enum):
+            made = Constant(
+                "enum", f"{kind.__name__}.{value.name}", Global("object", str(id(value)))
+            )
         else:
             # it is compared by what it is, and by nothing in it
             made = Constant("object", kind.__name__, Global("object", str(id(value))))

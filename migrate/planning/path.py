@@ -729,6 +729,7 @@ def _asks_checkpoint(step: PathStep, file: LoadedFile, name: str) -> bool:
     return (
         (param.groups is not None and _may_name(step, param.groups))
         or bool(param.places)
+        or bool(param.value_places)
         or param.shape is not None
         or param.dtype is not None
         or param.absent is not None

@@ -544,6 +544,8 @@ class PathState:
                             and (value := self.sides.value_at(path, keys)) is not ABSENT
                         ):
                             yield f"{path}#{'.'.join(keys)}", {name: value}
+                if param.value is not None:
+                    yield from ((at, {name: said}) for at, said in self.sides.beside(param.value))
                 if param.shape is not None:
                     yield from (
                         (said, {name: size}) for said, size in sizes_of(step, param.shape, tensors)

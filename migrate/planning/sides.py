@@ -7,11 +7,14 @@ before it would have left, and what is different at the end is written with the 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.errors import fail, printable
 from ..source import jsontext
 from .patches import ABSENT, DEEPEST, dump_json, json_depth, same_json
+
+if TYPE_CHECKING:
+    from ..source.index import Index
 
 ReadSide = Callable[[str], "bytes | None"]
 # bytes; far above any configuration, far below what takes a second to read
@@ -44,13 +47,18 @@ def refuse_clash(file: str, below: str) -> NoReturn:
 
 class SideFiles:
     """JSON objects beside the tensors. `left_out` are files that are there and are not carried,
-    `carried` those that are.
+    `carried` those that are; `index` is that of the checkpoint whose values params may name.
     """
 
     def __init__(
-        self, read: ReadSide, left_out: Collection[str] = (), carried: Collection[str] = ()
+        self,
+        read: ReadSide,
+        left_out: Collection[str] = (),
+        carried: Collection[str] = (),
+        index: Index | None = None,
     ) -> None:
         self._read_source, self._left_out, self._carried = read, left_out, carried
+        self._index, self._beside = index, dict[str, list[tuple[str, Any]]]()
         self._values: dict[str, dict[str, Any] | None] = {}
         # path -> what stands in it now, None: it is gone; only files that differ from the source's
         self.changed: dict[str, bytes | None] = {}
@@ -94,6 +102,17 @@ class SideFiles:
         names = list(map(str, range(len(there)))) if isinstance(there, list) else there
         for name in names if isinstance(names, (list, dict)) else ():
             yield from self.places(path, (*keys[:at], name, *keys[at + 1 :]))
+
+    def beside(self, places: str | Sequence[str]) -> list[tuple[str, Any]]:
+        """(where it stands, the value) of what is at these places among the checkpoint's values."""
+        asked = [places] if isinstance(places, str) else places
+        if self._index is not None and any(place not in self._beside for place in asked):
+            # most rules ask for none
+            from ..source.values import Values
+
+            values = Values.of(self._index)
+            self._beside.update({place: list(values.at(place)) for place in asked})
+        return [said for place in asked for said in self._beside.get(place, ())]
 
     def put_value(self, path: str, value: dict[str, Any] | None) -> None:
         """Makes the file hold `value`, in its style; None removes it. Equal values change no byte.

@@ -450,6 +450,9 @@ PATH = {"type": "string", "pattern": match_whole(_SIDE_PATH)}
 PLACE = {"type": "string", "pattern": match_whole(rf"(?:{_SIDE_PATH}#)?{_PLACE_KEYS}")}
 PLACES = {**PLACE, "type": ["string", "array"], "items": PLACE, "minItems": 1}
 LIST = {"type": "string", "pattern": match_whole(rf"{_SIDE_PATH}#{_PLACE_KEYS}")}
+# a place among the values of the checkpoint
+VALUE = {"type": "string", "pattern": match_whole(_PLACE_KEYS)}
+VALUES = {**VALUE, "type": ["string", "array"], "items": VALUE, "minItems": 1}
 
 
 def _read_path(value: Any) -> str:
@@ -479,25 +482,37 @@ def _place_reader(schema: dict[str, Any], what: str, form: str) -> Callable[[Any
     return read
 
 
-_read_place = _place_reader(PLACE, "is not a place in a side file", "[file.json#]key.path")
+def _places_reader(read: Callable[[Any], str], form: str) -> Callable[[Any], str | tuple[str, ...]]:
+    """Reads one place, or several; a list of one is that one."""
+
+    def read_all(value: Any) -> str | tuple[str, ...]:
+        if not isinstance(value, (list, tuple)):
+            if isinstance(value, Mapping):
+                wrong(
+                    "M106", f"a place or a list of places is expected, not {kind_of(value)}", form
+                )
+            return read(value)
+        found = tuple(each(value, read)) or wrong("M114", "an empty list names no place")
+        return found[0] if len(found) == 1 else found
+
+    return read_all
 
 
-def _read_places(value: Any) -> str | tuple[str, ...]:
-    """One place, or several; a list of one is that one."""
-    if not isinstance(value, (list, tuple)):
-        if isinstance(value, Mapping):
-            wrong(
-                "M106",
-                f"a place or a list of places is expected, not {kind_of(value)}",
-                "[file.json#]key.path",
-            )
-        return _read_place(value)
-    found = tuple(each(value, _read_place)) or wrong("M114", "an empty list names no place")
-    return found[0] if len(found) == 1 else found
+_PLACE_FORM, _VALUE_FORM = "[file.json#]key.path", "args.num_layers"
+_read_places = _places_reader(
+    _place_reader(PLACE, "is not a place in a side file", _PLACE_FORM), _PLACE_FORM
+)
+_read_values = _places_reader(
+    _place_reader(VALUE, "is not a place among the values of a checkpoint", _VALUE_FORM),
+    _VALUE_FORM,
+)
 
 
 SidePath = Annotated[str, BeforeValidator(_read_path), WithJsonSchema(PATH)]
 Places = Annotated[str | tuple[str, ...], BeforeValidator(_read_places), WithJsonSchema(PLACES)]
+ValuePlaces = Annotated[
+    str | tuple[str, ...], BeforeValidator(_read_values), WithJsonSchema(VALUES)
+]
 ListPlace = Annotated[
     str,
     BeforeValidator(

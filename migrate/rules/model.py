@@ -47,6 +47,7 @@ from .fields import (
     Scalars,
     SidePath,
     Text,
+    ValuePlaces,
     arithmetic,
     count,
     each,
@@ -494,6 +495,12 @@ class Param(Model):
         "and those that speak must agree; `*` stands for every name or item",
         examples=["num_local_experts", ["num_attention_heads", "params.json#n_heads"]],
     )
+    value: ValuePlaces | None = Field(
+        None,
+        description="key.path of a value beside the tensors, from the root of the file on: keys of "
+        "dicts, fields of an `argparse.Namespace`; or several, and those that speak must agree",
+        examples=["args.num_attention_heads", ["args.num_experts", "args.moe_num_experts"]],
+    )
     shape: Shape | None = Field(None, description="the place in a tensor's shape that says it")
     dtype: Dtype | None = Field(None, description="the tensors whose dtype it is")
     absent: Annotated[tuple[str, ...] | None, BeforeValidator(_keys), WithJsonSchema(_KEYS)] = (
@@ -524,6 +531,11 @@ class Param(Model):
     def places(self) -> tuple[str, ...]:
         """Where the configuration says it."""
         return (self.config,) if isinstance(self.config, str) else self.config or ()
+
+    @property
+    def value_places(self) -> tuple[str, ...]:
+        """Where the values of the checkpoint say it."""
+        return (self.value,) if isinstance(self.value, str) else self.value or ()
 
     @property
     def has_default(self) -> bool:

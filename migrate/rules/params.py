@@ -456,6 +456,11 @@ def _about(param: Param, lost: str | None) -> tuple[str, ...]:
             f"its {'place' if one else 'places'} in the configuration {'is' if one else 'are'} "
             f"{there}, and nothing is there"
         )
+    if param.value_places:
+        notes.append(
+            f"among the values of the checkpoint it would be {listed([*param.value_places])}, and "
+            "nothing is there"
+        )
     if param.dtype:
         notes.append(
             f"it is the dtype of {listed(list(param.dtype.key))}, and no such tensor is there"

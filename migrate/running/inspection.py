@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from .number_formats import describe_formats, read_elements
 from .prepare import side_reader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from ..core.spec import Spec
     from ..planning.request import Request
@@ -31,10 +32,18 @@ if TYPE_CHECKING:
 MOST_ITEMS = 1000
 # characters of one value
 LONGEST = 10_000
+# lines of values that are alike, and how many values of one form are told apart
+MOST_LINES, MOST_DISTINCT = 10_000, 4
+# a segment of a path that is a number
+_NUMBER = re.compile(r"(?:(?<=\.)|^)[0-9]+(?=\.|$)")
 
 
-def describe(source: Source, request: Request, *, expand: bool) -> InspectReport:
-    """What the checkpoint holds and which layouts it fits; `expand` lists every key."""
+def describe(
+    source: Source, request: Request, *, expand: bool, values: bool = False
+) -> InspectReport:
+    """What the checkpoint holds and which layouts it fits; `expand` lists every key, `values` all
+    values that are no tensors.
+    """
     index = source.index
     specs = {key: stored.spec for key, stored in index.tensors.items()}
     index_hash = index.hash()
@@ -55,6 +64,9 @@ def describe(source: Source, request: Request, *, expand: bool) -> InspectReport
         ]
     read_side, states = side_reader(source), States(source)
     match = Matcher(index, states)
+    lines = list(_alike(index)) if values else []
+    if len(lines) > MOST_LINES:
+        notes.append(f"{len(lines) - MOST_LINES:,} more lines of values are not listed")
     layouts = layouts_of(index, read_side, request.rules, stamp.layouts, states, match)
     return InspectReport.of(
         path=source.path,
@@ -78,6 +90,7 @@ def describe(source: Source, request: Request, *, expand: bool) -> InspectReport
         left_out=list(index.left_out),
         metadata=dict(index.metadata),
         **describe_items(index, request.params.get(PARAMETER)),
+        values=dict(lines[:MOST_LINES]),
         unjoined={one.name: one.why for one in index.torn},
         notes=[*index.notes, *notes],
     )
@@ -133,6 +146,40 @@ def describe_items(index: Index, numbering: str | None = None) -> dict[str, Any]
             for o in index.outside
         ],
     }
+
+
+def _alike(index: Index) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The values, those in one line that are equal and whose paths differ in numbers only; so are
+    values of that kind that differ, where there are many.
+    """
+    several = index.tree is not None and len(index.tree.parts) > 1
+    known: dict[int, Any] = {}
+    forms: dict[str, dict[str, str]] = {}
+    for path, value in index.items.items():
+        if several:
+            # the rank is a number in front while lines are made
+            path, _, rank = path.rpartition("@")
+            path = f"{rank}.{path}"
+        text = json.dumps(_shortened(value, known))
+        forms.setdefault(_NUMBER.sub("#", path), {})[path] = text
+    for said in forms.values():
+        distinct = len(set(said.values()))
+        for line in collapse(list(said), said.__getitem__ if distinct <= MOST_DISTINCT else None):
+            text = _rank_last(line.text) if several else line.text
+            yield (
+                text,
+                {
+                    "count": line.count,
+                    "value": json.loads(said[line.sample]),
+                    "distinct": distinct if distinct > MOST_DISTINCT else 1,
+                },
+            )
+
+
+def _rank_last(text: str) -> str:
+    """`args.x@{0..7}` of `{0..7}.args.x`."""
+    end = text.index(".", text.find("}") if text.startswith("{") else 0)
+    return f"{text[end + 1 :]}@{text[:end]}"
 
 
 def _shortened(value: Any, known: dict[int, Any]) -> Any:

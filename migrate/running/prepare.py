@@ -118,7 +118,7 @@ def path_state_for(source: Source, migration_path: MigrationPath, folder: bool) 
     there = [f.path for f in source.index.side_files] if carried else ()
     return PathState(
         migration_path.given,
-        SideFiles(side_reader(source), frozenset(source.index.left_out), there),
+        SideFiles(side_reader(source), frozenset(source.index.left_out), there, source.index),
         carried=carried,
     )
 

@@ -40,6 +40,9 @@ def checkpoint_folder(path: Path) -> None:
     import torch
     import torch.distributed.checkpoint as dcp
 
+    # Megatron begins with its own values
+    if (path / "common.pt").exists():
+        torch_file(path / "common.pt")
     dcp.load({"w": torch.zeros(4), "step": [0]}, checkpoint_id=path, no_dist=True)
 
 

@@ -9,6 +9,7 @@ import json
 import signal
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,3 +154,59 @@ def test_many_fields_are_listed_in_part_and_kept_whole(tmp_path: Path) -> None:
     migrate.apply(source, tmp_path / "out.pt", output_format="torch")
     assert stream(tmp_path / "out.pt")[: 2 << 20] == stream(source)[: 2 << 20]
     assert torch.load(tmp_path / "out.pt", weights_only=False)["args"] == many
+
+
+def test_inspect_lists_all_values_alike_ones_in_one_line(tmp_path: Path) -> None:
+    for rank in range(3):
+        args = arguments(rank=rank, sizes=list(range(9)), same=[7] * 9)
+        torch.save(
+            {"args": args, "model": {"w": torch.ones(1), "w._extra_state": None}},
+            tmp_path / f"consolidated.{rank:02}.pth",
+        )
+    document = migrate.inspect(tmp_path, values=True).to_json()
+    assert migrate.inspect(tmp_path).to_json()["values"] == {}
+    rows = document["values"]
+    assert rows["args.num_layers@{0..2}"] == {"count": 3, "value": 4, "distinct": 1}
+    assert [rows[f"args.rank@{rank}"]["value"] for rank in range(3)] == [0, 1, 2]
+    assert rows["args.sizes.{0..8}@{0..2}"] == {"count": 27, "value": 0, "distinct": 9}
+    assert rows["args.same.{0..8}@{0..2}"] == {"count": 27, "value": 7, "distinct": 1}
+    assert sum(row["count"] for row in rows.values()) == (
+        len(document["items"]) + document["items_more"]
+    )
+    shown = done("inspect", tmp_path, "--values").out
+    assert "  args.sizes.{0..8}@{0..2} = 0 and 8 more" in shown
+    assert "  args.exit_signal@{0..2} = signal.Signals(15)" in shown
+    assert "  model.w._extra_state@{0..2} = null" in shown
+
+
+def test_the_list_of_values_is_bounded(tmp_path: Path) -> None:
+    many = argparse.Namespace(**{f"f{n:05}x": [n] * 3 for n in range(12_000)})
+    document = migrate.inspect(saved(tmp_path / "in.pt", many), values=True).to_json()
+    assert len(document["values"]) == 10_000
+    assert any("more lines of values are not listed" in note for note in document["notes"])
+    long = saved(tmp_path / "long.pt", argparse.Namespace(text="x" * 100_000, **{"n" * 5000: 1}))
+    assert max(map(len, done("inspect", long, "--values").out.splitlines())) < 400
+
+
+def test_what_every_rank_repeats_is_told_once_with_all_names(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for rank in range(8):
+        held = arguments(odd=SimpleNamespace(rank=rank), more=Version())
+        torch.save({"args": held, "model": {"w": torch.ones(1)}}, saved_in(tmp_path / "in", rank))
+    found = migrate.inspect(tmp_path / "in").to_json()["outside"]
+    assert [(one["name"], one["count"], one["paths"]) for one in found] == [
+        ("types.SimpleNamespace", 8, ["args.odd"]),
+        (f"{__name__}.Version", 8, ["args.more"]),
+    ]
+    failed = run("apply", tmp_path / "in", "-o", tmp_path / "out", "--output-format", "safetensors")
+    assert failed.exit == 3
+    assert failed.err.count("types.SimpleNamespace (") == 1
+    assert "at args.odd and 7 more" in failed.err
+
+
+class Version:
+    """A class of the program."""
+
+
+def saved_in(folder: Path, rank: int) -> Path:
+    return folder / f"consolidated.{rank:02}.pth"

@@ -19,7 +19,7 @@ import torch
 from commandline import done, run
 from dcp_folders import Box, rows, save, tensor_of
 from marks import thorough
-from megatron_runs import GRIDS, RUNS, checkpoint, runs
+from megatron_runs import GRIDS, RUNS, checkpoint, run_folder, runs
 
 from migrate import formats
 from migrate.core.errors import CheckpointError
@@ -219,6 +219,16 @@ def test_is_migrated_and_verified(tmp_path: Path) -> None:
     same(found, {key.replace("decoder.layers.", "h."): tensor for key, tensor in due.items()})
 
 
+def test_a_run_folder_is_its_newest_checkpoint(tmp_path: Path) -> None:
+    one = run_folder("qwen2", "torch_dist", "pp2")
+    said = done("inspect", one).out
+    assert "torch_dist, 5 files" in said
+    assert "latest_checkpointed_iteration.txt names" in said
+    done("apply", one, "-o", tmp_path / "out", "--output-format", "safetensors")
+    with formats.open(tmp_path / "out") as source:
+        same(tensors(source), legacy_model("qwen2", "pp2"))
+
+
 def test_is_not_written(tmp_path: Path) -> None:
     failed = run(
         "apply",
@@ -246,6 +256,29 @@ def test_optimizer_state_is_refused_or_left_out_by_a_word(tmp_path: Path) -> Non
     done("apply", folder, "-o", out, *asked, "--set", "optimizer=drop", "--allow", "drop")
     with formats.open(out) as source:
         assert not [key for key in source.index.passed_through if "exp_avg" in key]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.bucket_idx_0.exp_avg",
+        "chained_1.optimizer.state.exp_avg.decoder.layers.a.weight",
+        "optimizer.state.fp32_param.decoder.layers.a.weight",
+    ],
+)
+def test_no_spelling_of_optimizer_state_goes_stale_in_silence(key: str, tmp_path: Path) -> None:
+    rule, out = tmp_path / "r.yaml", tmp_path / "out"
+    # other shapes, for what counts elements and names no parameter
+    rule.write_text(RENAME.replace('{k}"}', '{k}", via: [{flip: {dim: 0}}]}', 1))
+    state = {"decoder.layers.a.weight": seeded(2, 3), "norm": seeded(2), key: seeded(2, 3)}
+    folder = made(tmp_path / "c", state)
+    failed = run("apply", folder, "-o", out, "--rules", rule)
+    assert (failed.exit, "error[M410]" in failed.err) == (3, True)
+    asked = ("--rules", rule, "--set", "optimizer=drop")
+    done("apply", folder, "-o", out, *asked, "--allow", "drop")
+    with formats.open(out) as source:
+        assert list(source.index.tensors) == ["h.0.a.weight", "h.1.a.weight", "norm"]
+        assert not source.index.passed_through
 
 
 MARKER = {
@@ -439,6 +472,13 @@ class TestWhatIsNotWhole:
             path.unlink()
         (found,) = refused(folder)
         assert found.startswith("M937: ")
+
+    @pytest.mark.parametrize("keep", [0, 100, -1])
+    def test_with_damaged_values(self, keep: int, folder: Path) -> None:
+        data = (folder / "common.pt").read_bytes()
+        (folder / "common.pt").write_bytes(data[:keep])
+        (found,) = refused(folder)
+        assert re.match(r"M94[01]: .*/common\.pt: ", found), found
 
     def test_metadata_names_the_folder(self, folder: Path) -> None:
         with formats.open(folder / ".metadata") as source:

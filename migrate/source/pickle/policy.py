@@ -8,7 +8,7 @@ the caller's question. What contradicts itself is no question: all of it is rais
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -137,15 +137,29 @@ def _seen_storages(tree: Any) -> set[str]:
     return keys
 
 
+def together(outside: Iterable[Outside]) -> tuple[Outside, ...]:
+    """What several streams hold outside the allow-list, each name once: files of ranks repeat each
+    other.
+    """
+    found: dict[tuple[str, str], Outside] = {}
+    for one in outside:
+        before = found.get((one.name, one.reason))
+        if before is not None:
+            paths = dict.fromkeys((*before.paths, *one.paths))
+            count = before.count + one.count
+            one = Outside(one.name, one.reason, count, tuple(paths)[:MOST_PATHS])
+        found[one.name, one.reason] = one
+    return tuple(found.values())
+
+
 def refusal(outside: tuple[Outside, ...], name: str, help: str | None = None) -> Diagnostic:
     """The M935 that says which names are outside the allow-list, why, and where they sit."""
     shown = ", ".join(printable(o.name) for o in outside[:MOST_PATHS])
     more = f" and {len(outside) - MOST_PATHS} more" if len(outside) > MOST_PATHS else ""
     notes = []
     for found in outside[:MOST_PATHS]:
-        places = ", ".join(found.paths[:3]) + (
-            f" and {found.count - 3:,} more" if found.count > 3 else ""
-        )
+        others = found.count - len(found.paths[:3])
+        places = ", ".join(found.paths[:3]) + (f" and {others:,} more" if others else "")
         notes.append(f"{printable(found.name)} ({found.reason}) at {places}")
     names = "a name" if len(outside) == 1 else f"{len(outside)} names"
     return Diagnostic(
