@@ -55,6 +55,7 @@ def open(  # noqa: A001 - formats.open reads well
     *,
     lazily: bool = False,
     parts: str | None = None,
+    side: str | None = None,
 ) -> Source:
     """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows
     it, else M9xx.
@@ -62,7 +63,8 @@ def open(  # noqa: A001 - formats.open reads well
     `path` is a file, an index file or a folder, also that of a training run. `allow_links` follows
     links to files wherever they lead. `at` is the dict in a nested checkpoint that rules shall work
     on, `parts` what a number in the names of parts counts. `lazily`: chunks that seem alike are
-    taken to be alike until `confirm` of the source looks at those that are read.
+    taken to be alike until `confirm` of the source looks at those that are read. The side files of
+    the folder `side` are taken as if they lay beside it.
     """
     place = find_place(path, allow_links, at)
     notes: tuple[str, ...] = ()
@@ -81,6 +83,10 @@ def open(  # noqa: A001 - formats.open reads well
         held = source.index
         counted = plural(len(held.files), "file"), plural(len(held.tensors), "tensor")
         log.debug("%s is %s: %s, %s", printable(place.path, 240), source.format, *counted)
+        if side is not None:
+            from ..source.reference_folder import with_reference
+
+            source = with_reference(source, side, allow_links)
         return source
     except OSError as error:
         place.close()

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.errors import fail, printable
 from ..source import jsontext
-from .patches import ABSENT, DEEPEST, dump_json, json_depth, same_json
+from .patches import (
+    ABSENT,
+    DEEPEST,
+    apply_patch,
+    dump_json,
+    json_depth,
+    leaves_of_patch,
+    same_json,
+)
 
 if TYPE_CHECKING:
     from ..source.index import Index
@@ -134,6 +142,23 @@ class SideFiles:
         self.changed[path] = made
         if self._read_source(path) == made:
             del self.changed[path]
+
+    def patch(self, path: str, patch: Any) -> None:
+        """Makes the file what the filled patch makes of it."""
+        now = self.value(path)
+        made = apply_patch(now, patch)
+        # a file is not begun for a patch that only removes
+        if made or now is not None:
+            self.put_value(path, made)
+
+    def touches(self, path: str, patch: Any) -> bool:
+        """Whether the patch says anything about what stands in the file."""
+        if patch is None or self.value(path) is None:
+            return patch is None
+        return any(
+            value is None or self.value_at(path, at) is not ABSENT
+            for at, value in leaves_of_patch(patch)
+        )
 
     def put_text(self, path: str, text: str) -> None:
         """Makes the file hold this text. M513, M906 or M914 if that is not a JSON object."""
