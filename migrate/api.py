@@ -145,6 +145,7 @@ def plan(
     chunks: int | None = None,
     rewrite: bool = False,
     undo: bool = False,
+    side: PathLike | None = None,
     expand: bool = False,
 ) -> Plan:
     """Work out a migration from headers: all output names, shapes, dtypes, offsets, and problems.
@@ -166,13 +167,11 @@ def plan(
         backwards: Plan what `downgrade` would do. Default: False.
         at: The dict of a nested checkpoint that rules work on, as a path such as
             `model.state_dict`. Default: found automatically.
-        output_format: "safetensors", "torch" or "dcp" (torch.distributed.checkpoint). Default: as
-            the source.
-        chunks: Cut each tensor as FSDP2 on so many ranks would hold it; for "dcp". Default: None,
-            chunks of at most 512 MiB.
-        rewrite: Write the data files of a "dcp" checkpoint anew even where names alone change.
-            Default: False, they are copied as they are.
+        output_format: "safetensors", "torch" or "dcp" (distributed). Default: as the source.
+        chunks: Cut tensors as FSDP2 on so many ranks holds them; for "dcp". Default: None.
+        rewrite: Write data files of "dcp" anew where names alone change. Default: False.
         undo: Plan what `apply` would do with `undo=`. Default: False.
+        side: A folder whose side files (tokenizer, …) are taken as well. Default: none.
         expand: List every tensor in a row of its own. Default: False.
 
     Returns:
@@ -201,6 +200,7 @@ def plan(
         chunks=chunks,
         rewrite=rewrite,
         undo=undo and not backwards,
+        side=side,
     )
     with closing(_opened("path", path, request, meta=True)) as source:
         folder = is_folder(source, single_file, output_format_of(source.format, request))
@@ -258,6 +258,7 @@ def apply(
     source: PathLike | None = None,
     ranks: Ranks | None = None,
     undo: PathLike | None = None,
+    side: PathLike | None = None,
 ) -> ApplyReport | PlanReport | OrderedDict[str, Any]:
     """Migrate a checkpoint into a new one, or a state dict in memory.
 
@@ -295,10 +296,8 @@ def apply(
             `model.state_dict`. Default: found automatically.
         output_format: "safetensors", "torch" or "dcp" (torch.distributed.checkpoint). Default: as
             the suffix of the name says, else as the source.
-        chunks: Cut each tensor as FSDP2 on so many ranks would hold it; for "dcp". Default: None,
-            chunks of at most 512 MiB.
-        rewrite: Write the data files of a "dcp" checkpoint anew even where names alone change.
-            Default: False, they are copied as they are.
+        chunks: Cut tensors as FSDP2 on so many ranks holds them; for "dcp". Default: None.
+        rewrite: Write data files of "dcp" anew where names alone change. Default: False.
         dry_run: Return the plan and write nothing; `out` may then be left out. Default: False.
         source: A copy of the checkpoint that a saved plan was made for, to run it on. Default: the
             checkpoint itself.
@@ -307,6 +306,7 @@ def apply(
             looked at.
         undo: A folder, which must not exist, for the tensors that a downgrade does not restore bit
             for bit. Default: None.
+        side: As for `plan`. Default: None.
 
     Returns:
         An `ApplyReport`; with `dry_run` a `PlanReport`; without `out` the new state dict, whose
@@ -343,6 +343,7 @@ def apply(
         chunks=chunks,
         rewrite=rewrite,
         undo=undo is not None,
+        side=side,
         planned=saved is not None,
     )
     if out is None and live and not dry_run:
@@ -475,10 +476,8 @@ def downgrade(
             `model.state_dict`. Default: found automatically.
         output_format: "safetensors", "torch" or "dcp" (torch.distributed.checkpoint). Default: as
             the suffix of the name says, else as the source.
-        chunks: Cut each tensor as FSDP2 on so many ranks would hold it; for "dcp". Default: None,
-            chunks of at most 512 MiB.
-        rewrite: Write the data files of a "dcp" checkpoint anew even where names alone change.
-            Default: False, they are copied as they are.
+        chunks: Cut tensors as FSDP2 on so many ranks holds them; for "dcp". Default: None.
+        rewrite: Write data files of "dcp" anew where names alone change. Default: False.
         dry_run: Return the plan and write nothing. Default: False.
         ranks: The place of this process among several that make the same call and share the work, a
             `migrate.core.types.Ranks`. Default: None, this process alone; the environment is not

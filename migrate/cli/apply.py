@@ -12,7 +12,16 @@ import click
 from ..running.resources import NAMES
 from . import render
 from .launcher import ending_with_the_others, ranks, ranks_of, threads_of
-from .options import as_json, output_format, params, question, quiet, require_savable, save_document
+from .options import (
+    as_json,
+    output_format,
+    params,
+    question,
+    quiet,
+    require_savable,
+    save_document,
+    side,
+)
 from .terminal import Progress, safe, say
 
 
@@ -210,6 +219,7 @@ def _interrupted(output: str, stood: bool) -> str:
 )
 @question
 @output_format
+@side
 @running
 @quiet
 @as_json

@@ -51,6 +51,17 @@ def output_format(command: F) -> F:
     return option(chunks(rewrite(command)))
 
 
+def side(command: F) -> F:
+    """`--side DIR`."""
+    option: Callable[[F], F] = click.option(
+        "--side",
+        "side",
+        metavar="DIR",
+        help="Take the files beside the weights in DIR too: tokenizer, generation config.",
+    )
+    return option(command)
+
+
 def quiet(command: F) -> F:
     """`-q`."""
     option: Callable[[F], F] = click.option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from . import render
-from .options import as_json, output_format, params, question, require_savable, save_document
+from .options import as_json, output_format, params, question, require_savable, save_document, side
 
 
 @click.command()
@@ -31,6 +31,7 @@ from .options import as_json, output_format, params, question, require_savable, 
     default=None,
     help="One file or a folder; by default like the source.",
 )
+@side
 @click.option("--undo", "undo", is_flag=True, help="Plan what `migrate apply --undo DIR` would do.")
 @click.option("--expand", is_flag=True, help="List every tensor in a row of its own.")
 @click.option("--check", is_flag=True, help="Exit with 1 if there is anything to do.")
@@ -53,6 +54,7 @@ def command(
     chunks: int | None,
     rewrite: bool,
     undo: bool,
+    side: str | None,
     expand: bool,
 ) -> int:
     """Show what a migration would do, and save it for review.
@@ -76,6 +78,7 @@ def command(
         chunks=chunks,
         rewrite=rewrite,
         undo=undo,
+        side=side,
         expand=expand,
     )
     if output == "-":

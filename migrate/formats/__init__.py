@@ -58,6 +58,7 @@ def open(  # noqa: A001 - formats.open reads well
     extensions: Any = None,
     parts: str | None = None,
     carry: bool = False,
+    side: str | None = None,
 ) -> Source:
     """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows
     it, else M9xx.
@@ -68,7 +69,7 @@ def open(  # noqa: A001 - formats.open reads well
     tensor of which it says so are taken to be alike until `confirm` of the source looks at those
     that are read. `extensions`: torch's registry of stream extensions, whose classes are the
     caller's own code. `carry`: what is outside the allow-list stands in the tree, to be written
-    again.
+    again. The side files of the folder `side` are taken as if they lay beside it.
     """
     place = find_place(path, allow_links, at)
     place = replace(place, lazily=lazily, extensions=extensions, parts=parts, carry=carry)
@@ -86,6 +87,10 @@ def open(  # noqa: A001 - formats.open reads well
         held = source.index
         counted = plural(len(held.files), "file"), plural(len(held.tensors), "tensor")
         log.debug("%s is %s: %s, %s", printable(place.path, 240), source.format, *counted)
+        if side is not None:
+            from ..source.reference_folder import with_reference
+
+            source = with_reference(source, side, allow_links)
         return source
     except OSError as error:
         place.close()

@@ -37,8 +37,9 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
                 'write `requires: ">=0.1"`',
             )
         used = {name for _, name in used_params(file.loaded)}
-        for name in file.model.params:
-            if name not in used:
+        for name, param in file.model.params.items():
+            # one with choices refuses a checkpoint that says something else
+            if name not in used and not (param.choices and (param.value or param.config)):
                 yield finding(
                     "M607",
                     f"nothing uses the param `{name}`",

@@ -145,7 +145,7 @@ def _agree(one: str, other: str) -> bool:
 
 
 def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
-    """M612 to M618, M625, M650 and M651."""
+    """M612 to M619, M625, M650 and M651."""
     for file in fileset.files:
         yield from _keeps(file)
         yield from _foreign(file)
@@ -174,7 +174,7 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
         yield from _twice(reads, read["M615"])
         yield from _written_twice(writes, reads, written, turned=(lineage, goal, start) in edges)
         yield from _not_compared(
-            [code for code, near in (*read.items(), ("M617", written)) if near.short],
+            [code for code, near in (*read.items(), ("M617 and M619", written)) if near.short],
             f"{start} to {goal}",
             files[0],
         )
@@ -444,7 +444,8 @@ def _written_twice(
 
     One may stand for the other where only one of the sources is ever there, if the rules say so:
     `optional`, and `inverse: skip` for the way back, on which a narrower target decides as well as
-    a narrower source does forwards.
+    a narrower source does forwards. Of two that are both optional it would decide by how they are
+    written: M619.
     """
     one_way: set[int] | None = None
     found = 0
@@ -456,8 +457,9 @@ def _written_twice(
             or _rewrites(other)
         ):
             continue
-        key = _undecided(one, other)
         pair = (one, other)
+        alternatives = all(side.rule.rule.may_be_idle for side in pair)
+        key = _undecided(one, other) or (alternatives and shared_key(one.pattern, other.pattern))
         made_of = [_made_of(side, key, reads) for side in pair if key]
         if not key or None in made_of:
             continue
@@ -477,25 +479,32 @@ def _written_twice(
         ):
             continue
         names = " and ".join(dict.fromkeys(f"`{side.rule.rule.name}`" for side in pair))
-        who = (
-            f"rules {names} both write"
-            if one.rule is not other.rule
-            else f"two targets of rule {names} are both"
-        )
         notes = [f"it would be made of {' and of '.join(map(str, dict.fromkeys(made_of)))}"]
-        if not settled:
-            notes.append("on a downgrade nothing decides which of them takes it")
-        hint = (
-            "correct one `to`; rules of which only one finds its keys say `optional: true` "
-            "and, all but one, `inverse: skip`"
-        )
-        yield Diagnostic(
-            "M617",
-            f"{who} `{printable(key)}`",
-            (other.span("to"), one.span("to")),
-            tuple(notes),
-            hint,
-        )
+        spans = (other.span("to"), one.span("to"))
+        if alternatives and one.rule is not other.rule:
+            yield Diagnostic(
+                "M619",
+                f"rules {names} are alternatives for `{printable(key)}`, and nothing says which "
+                "of its sources a downgrade makes",
+                spans,
+                tuple(notes),
+                "write `where` with a param in both, such as `where: {$spec: te}`; or, where one "
+                "spelling is never written again, `inverse: skip`",
+            )
+        else:
+            who = (
+                f"rules {names} both write"
+                if one.rule is not other.rule
+                else f"two targets of rule {names} are both"
+            )
+            if not settled:
+                notes.append("on a downgrade nothing decides which of them takes it")
+            hint = (
+                "correct one `to`; rules of which only one finds its keys say `optional: true` "
+                "and, all but one, `inverse: skip`"
+            )
+            what = f"{who} `{printable(key)}`"
+            yield Diagnostic("M617", what, spans, tuple(notes), hint)
         if (found := found + 1) == MOST_FOUND:
             near.stop()
 

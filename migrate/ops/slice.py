@@ -102,10 +102,14 @@ class Slice(Op):
         ]
 
     def loss(self, args: Args) -> Loss:
+        if args.start == 0 and args.stop is None:
+            return Loss.LOSSLESS
         known = args.of is not None and (args.value is not None or _cuts_nothing(args))
         return Loss.LOSSLESS if known else Loss.DESTRUCTIVE
 
     def invert(self, args: Args, enumerated: bool = False) -> OpCall | OneWay:
+        if args.of is None and args.start == 0 and args.stop is None:
+            return step("slice", dim=args.dim, only=args.only)
         if args.of is None:
             return OneWay(
                 "slice does not say how long the axis was",
@@ -134,6 +138,7 @@ class Slice(Op):
         yield {"dim": 1, "start": 1, "of": 3, "value": 0}, [(2, 3, 2)]
         yield {"dim": 0, "start": 1, "stop": 2}, [(3,)]
         yield {"dim": 0, "stop": 3, "of": 3}, [(3,)]
+        yield {"dim": 1}, [(2, 3)]
 
 
 def _cuts_nothing(args: Slice.Args) -> bool:

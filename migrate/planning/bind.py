@@ -174,6 +174,12 @@ def bind(
     if any(r.rule.where for r in matching.readers):
         out.unmatched = _unmatched_values(matching.readers)
     out.idle = _idle_alternatives(matching.readers, context)
+    for reader in matching.readers:
+        if reader.yielded and reader.rule.backwards:
+            from .match import chosen_alternatives
+
+            out.notes += chosen_alternatives(matching.readers)
+            break
     out.notes += [
         f"{what}, and stays as it is: {listed(keys, 4)}" for what, keys in out.odd.items()
     ]

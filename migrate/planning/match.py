@@ -625,6 +625,8 @@ def _report_contest(key: str, entries: list[_Entry], count: int, report: Report)
     mend = (
         "files of one edge must not read the same keys"
         if len(files) > 1
+        else "the rules are alternatives: let a param under `where` say which one applies"
+        if all(e.reader.rule.backwards and e.reader.rule.optional for e in entries)
         else "make one pattern a special case of the other, or exclude keys with `where`"
     )
     report.add(
@@ -635,6 +637,37 @@ def _report_contest(key: str, entries: list[_Entry], count: int, report: Report)
         + ((f"{count} keys of this form",) if count > 1 else ()),
         help=mend,
     )
+
+
+def chosen_alternatives(readers: Sequence[Reader]) -> list[str]:
+    """Which of two optional rules makes its sources again of what either may have made: the one
+    whose target is narrower, which no key of the checkpoint asks for.
+    """
+    contested = [
+        reader
+        for reader in readers
+        if reader.yielded and reader.rule.backwards and reader.rule.optional
+    ]
+    if not contested:
+        return []
+    takers = {
+        taken.key: reader.rule
+        for reader in readers
+        if reader.rule.backwards and reader.rule.optional
+        for taken in reader.taken
+    }
+    notes = []
+    for reader in contested:
+        lost: dict[str, list[str]] = {}
+        for one in reader.yielded:
+            if one.key in takers:
+                lost.setdefault(takers[one.key].name, []).append(one.key)
+        notes += [
+            f"rule {name!r} takes {listed(keys, 4)}, which rule {reader.rule.name!r} could take as "
+            "well: its pattern is narrower; nothing says which of them made these keys"
+            for name, keys in lost.items()
+        ]
+    return notes
 
 
 def keep_rest(

@@ -289,6 +289,40 @@ def list_changes(
     ]
 
 
+def account(
+    path: str, old: Mapping[str, Any] | None, now: Mapping[str, Any] | None, leg: str
+) -> dict[str, Any]:
+    """What became of a file on the step called `leg`, for the plan."""
+    rows: list[dict[str, Any]] = []
+    for change in list_changes(old or {}, now or {}):
+        row: dict[str, Any] = {"at": ".".join(change.at)}
+        if change.before is not ABSENT:
+            row["before"] = change.before
+        if change.after is not ABSENT:
+            row["after"] = change.after
+        rows.append(row)
+    kind = "added" if old is None else "removed" if now is None else "changed"
+    return {
+        "path": path,
+        "change": kind,
+        "leg": leg,
+        "changes": rows,
+    }
+
+
+def decides(patch: Any, keys: Sequence[str]) -> bool:
+    """Whether the patch of a file decides the value at `keys`."""
+    if isinstance(patch, (list, tuple)):
+        return any(decides(one, keys) for one in patch)
+    for key in keys:
+        if not isinstance(patch, Mapping) or is_choice(patch) or is_each(patch):
+            return True
+        if key not in patch:
+            return False
+        patch = patch[key]
+    return True
+
+
 def undo_steps(
     before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, text: str | None = None
 ) -> list[dict[str, Any]]:

@@ -85,6 +85,11 @@ class MigrationPath:
         """
         return remarks(origin for origin in self.origins if origin["origin"] != "file")
 
+    @property
+    def makes_files(self) -> bool:
+        """Whether a layout on the way says of what its side files are made."""
+        return any(step.layouts is not None and step.layouts[1].files for step in self.steps)
+
     def decided_patterns(self) -> list[Pattern]:
         """What rules name whose ops decide about each tensor by what it holds: extra states."""
         return [
@@ -507,11 +512,17 @@ def _refuse_unknown_start(lineage: Lineage, findings: Sequence[LayoutFinding]) -
 
 
 def _walk(packs: Packs, name: str, start: str, goal: str, down: bool | None) -> list[PathStep]:
+    lineage = packs.load_lineage(name)
     return [
         PathStep(
-            name, edge.start, edge.end, edge.backwards, files=tuple(load_edge(edge.edge.files))
+            name,
+            edge.start,
+            edge.end,
+            edge.backwards,
+            files=tuple(load_edge(edge.edge.files)),
+            layouts=(lineage.layout(edge.start), lineage.layout(edge.end)),
         )
-        for edge in path(packs.load_lineage(name), start, goal, down=down)
+        for edge in path(lineage, start, goal, down=down)
     ]
 
 
@@ -699,7 +710,13 @@ def check_params(
         for name, value in step.memory["params"].items()
         if name in alone
     }
-    asked = {name: value for name, value in given.items() if name in alone or name not in declared}
+    reached = [step.layouts[1].params for step in steps if step.layouts is not None]
+    made = [name for params in reached for name in params if name not in declared]
+    asked = {
+        name: value
+        for name, value in given.items()
+        if name in alone or name not in (*declared, *made)
+    }
     if not (alone or asked):
         return
     spans = {name: f.span("params", name) for f in reversed(files) for name in f.model.params}
@@ -713,7 +730,7 @@ def check_params(
         asked,
         [(parameters.STAMP, remembered)],
         spans,
-        known=[*declared, *elsewhere, PARAMETER],
+        known=[*declared, *made, *elsewhere, PARAMETER],
         from_tensors=from_tensors,
     )
 

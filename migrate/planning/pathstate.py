@@ -23,7 +23,7 @@ from ..extra_state.record import how_to_leave
 from ..ops.base import OneWay
 from ..ops.base import step as call_of
 from ..rules import params as parameters
-from ..rules.arguments import PARAM, is_choice, is_each
+from ..rules.arguments import PARAM, is_each
 from ..rules.compiled import (
     CompiledCall,
     CompiledRule,
@@ -34,6 +34,7 @@ from ..rules.compiled import (
 )
 from ..rules.conditions import ModuleNames
 from ..rules.files import LoadedFile
+from ..rules.lineage import Layout
 from ..rules.packs import load_edge
 from ..source.pickle.tree import PARAMETER
 from .bind import CODING, StepResult
@@ -42,8 +43,10 @@ from .module_names import is_place_of, rename
 from .patches import (
     ABSENT,
     WRITTEN_NULL,
+    account,
     apply_patch,
     conditions_met,
+    decides,
     each_as_it_stands,
     fill_patch,
     leaves_of_patch,
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..rules.model import Param
+    from .made_files import ReachedLayout, Says
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -86,6 +90,8 @@ class PathStep:
     back: tuple[Path, ...] = ()
     # what the way back does not bring back is kept elsewhere
     undo: bool = False
+    # the layouts at both ends; None of rule files given by hand
+    layouts: tuple[Layout, Layout] | None = None
 
     def reads(self) -> list[Pattern]:
         """The patterns of the keys that its rules take, in the direction in which it is walked;
@@ -257,6 +263,8 @@ class PathState:
         self._assumed: dict[str, Any] = {}
         # and how they let a person leave state of delayed scaling behind, if they do
         self._leave: str | None = None
+        # the tensors that it begins with
+        self._entered: Mapping[str, Tensor] = {}
         # the steps whose patches stand or were undone, in order
         self._steps: list[PathStep] = []
         # why the way back would not bring the side files back
@@ -269,7 +277,9 @@ class PathState:
     def enter_step(self, step: PathStep, tensors: Mapping[str, Tensor]) -> PathStep:
         """The step with its rules' params. Raises what is wrong with them or with their files."""
         undone = _undone(step) if step.backwards else None
-        patching = any(
+        self._entered = tensors
+        patching = step.layouts is not None and bool(step.layouts[1].files)
+        patching = patching or any(
             m.files or m.names or m.files_back or m.files_restored
             for m in (file.model for file in step.files)
         )
@@ -420,7 +430,15 @@ class PathState:
                 filled = fill_patch(patch, values, PARAM)
                 if undone:
                     filled = self._changed(path, filled)
-                self._patch(path, filled)
+                self.sides.patch(path, filled)
+        goal = None if step.layouts is None else step.layouts[1]
+        # what a stamp restores is all that there was
+        if goal is not None and goal.files and self._carried and _undone(step) is None:
+            from .made_files import make_files
+
+            self.notes += make_files(
+                goal, self.sides, self._given, self._says(params, bound.tensors)
+            )
         if not step.backwards:
             self._steps.append(step)
         if step.backwards:
@@ -431,7 +449,9 @@ class PathState:
             if not self._carried or same_json(old, now):
                 continue
             files[path] = undo_steps(old, now, self._texts.get(path))
-            self.changes.append(_account(step, path, old, now))
+            self.changes.append(
+                account(path, old, now, f"{step.lineage} {step.start} -> {step.goal}")
+            )
         if files:
             memory["files"] = files
 
@@ -463,16 +483,16 @@ class PathState:
         going = [p for f in step.files for p, patch in _patches(step, f).items() if patch is None]
         there = {path: self.sides.read_file(path) for path in going}
         self._texts = {path: raw.decode("utf-8", "replace") for path, raw in there.items() if raw}
+        paths += () if step.layouts is None else step.layouts[1].files
         return {
             path: self.sides.value(path) for path in dict.fromkeys([*paths, *(_undone(step) or {})])
         }
 
-    def _patch(self, path: str, patch: Any) -> None:
-        now = self.sides.value(path)
-        made = apply_patch(now, patch)
-        # a file is not begun for a patch that only removes
-        if made or now is not None:
-            self.sides.put_value(path, made)
+    def _says(self, params: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Says:
+        """What is said of a layout's params by those of the rules and by tensors in the layout."""
+        from .made_files import ReachedLayout
+
+        return lambda asked: [("the rules", params), *self._said(ReachedLayout(), asked, tensors)]
 
     def _changed(self, path: str, patch: Any) -> dict[str, Any] | None:
         """The part of a patch that says otherwise than what a stamp restored; None: no file."""
@@ -507,7 +527,7 @@ class PathState:
                 self.sides.put_value(path, restore_value(now, undo))
         for file in step.files if steps is None and self._carried else ():
             for path, patch in file.model.files.items():
-                if path not in file.model.files_back and self._touches(path, patch):
+                if path not in file.model.files_back and self.sides.touches(path, patch):
                     there = "whether it was there" if patch is None else "what was there before"
                     self.warnings.append(
                         Diagnostic(
@@ -524,41 +544,42 @@ class PathState:
                         f"is not as it was before {file.model.id}"
                     )
 
-    def _touches(self, path: str, patch: Any) -> bool:
-        if patch is None or self.sides.value(path) is None:
-            return patch is None
-        return any(
-            value is None or self.sides.value_at(path, at) is not ABSENT
-            for at, value in leaves_of_patch(patch)
-        )
-
     def _sources(self, step: PathStep, tensors: Mapping[str, Tensor]) -> Iterator[Said]:
         """What the checkpoint says of the step's params: (source for messages, {param: value})."""
         for file in step.files:
             for path in file.model.files if step.backwards and _leaves_patches(step) else ():
                 yield from self._written(file, path)
-            for name, param in file.model.params.items():
-                for path, asked in map(parameters.place, param.places):
-                    for keys in self.sides.places(path, asked) if "*" in asked else (asked,):
-                        if (
-                            not (self._steps and _foreign(self._steps, path, keys))
-                            and (value := self.sides.value_at(path, keys)) is not ABSENT
-                        ):
-                            yield f"{path}#{'.'.join(keys)}", {name: value}
-                if param.value is not None:
-                    yield from ((at, {name: said}) for at, said in self.sides.beside(param.value))
-                if param.shape is not None:
-                    yield from (
-                        (said, {name: size}) for said, size in sizes_of(step, param.shape, tensors)
-                    )
-                if param.dtype is not None:
-                    known = self._given.get(name, step.memory.get("params", {}).get(name))
-                    yield from (
-                        (said, {name: dtype})
-                        for said, dtype in dtypes_of(step, param.dtype, tensors, known)
-                    )
-                if param.absent is not None and not step.backwards:
-                    yield whether_absent(step, name, param.absent, tensors)
+            yield from self._said(step, file.model.params, tensors)
+
+    def _said(
+        self,
+        step: PathStep | ReachedLayout,
+        params: Mapping[str, Param],
+        tensors: Mapping[str, Tensor],
+    ) -> Iterator[Said]:
+        """What side files and tensors say of the params."""
+        for name, param in params.items():
+            for path, asked in map(parameters.place, param.places):
+                for keys in self.sides.places(path, asked) if "*" in asked else (asked,):
+                    if (
+                        not (self._steps and _foreign(self._steps, path, keys))
+                        and (value := self.sides.value_at(path, keys)) is not ABSENT
+                    ):
+                        yield f"{path}#{'.'.join(keys)}", {name: value}
+            if param.value is not None:
+                yield from ((at, {name: said}) for at, said in self.sides.beside(param.value))
+            if param.shape is not None:
+                yield from (
+                    (said, {name: size}) for said, size in sizes_of(step, param.shape, tensors)
+                )
+            if param.dtype is not None:
+                known = self._given.get(name, step.memory.get("params", {}).get(name))
+                yield from (
+                    (said, {name: dtype})
+                    for said, dtype in dtypes_of(step, param.dtype, tensors, known)
+                )
+            if param.absent is not None and not step.backwards:
+                yield whether_absent(step, name, param.absent, tensors)
 
     def _lost(self, step: PathStep) -> dict[str, str]:
         """Param -> why its place in the configuration does not give it, without a stamp."""
@@ -608,6 +629,12 @@ class PathState:
         for path, steps in undone.items():
             gone = before[path] is None and all(step["at"] for step in steps)
             again: Any = (restore_value({}, steps) if gone else self.sides.value(path)) or {}
+            if not again and step.layouts is not None and path in step.layouts[0].files:
+                # it was made, and is made again
+                from .made_files import make_file
+
+                says = self._says(values, self._entered)
+                again = make_file(step.layouts[0], path, self._given, says)[0] or {}
             for file in step.files:
                 patch = each_as_it_stands(file.model.files.get(path, {}), before[path])
                 again = apply_patch(again, fill_patch(patch, values, PARAM)) or {}
@@ -756,43 +783,9 @@ def _foreign(steps: Sequence[PathStep], path: str, keys: Sequence[str]) -> list[
         found = [
             f
             for f in step.files
-            if _patched(f.model.files.get(path, {}), keys)
+            if decides(f.model.files.get(path, {}), keys)
             or any(parameters.place(name) == (path, tuple(keys)) for name in f.model.names)
         ]
         if found:
             return found if _leaves_patches(step) else []
     return []
-
-
-def _patched(patch: Any, keys: Sequence[str]) -> bool:
-    """Whether the patch of a file decides the value at `keys`."""
-    if isinstance(patch, (list, tuple)):
-        return any(_patched(one, keys) for one in patch)
-    for key in keys:
-        if not isinstance(patch, Mapping) or is_choice(patch) or is_each(patch):
-            return True
-        if key not in patch:
-            return False
-        patch = patch[key]
-    return True
-
-
-def _account(
-    step: PathStep, path: str, old: dict[str, Any] | None, now: dict[str, Any] | None
-) -> dict[str, Any]:
-    """What a step did to a side file, for the plan."""
-    rows: list[dict[str, Any]] = []
-    for change in list_changes(old or {}, now or {}):
-        row: dict[str, Any] = {"at": ".".join(change.at)}
-        if change.before is not ABSENT:
-            row["before"] = change.before
-        if change.after is not ABSENT:
-            row["after"] = change.after
-        rows.append(row)
-    kind = "added" if old is None else "removed" if now is None else "changed"
-    return {
-        "path": path,
-        "change": kind,
-        "leg": f"{step.lineage} {step.start} -> {step.goal}",
-        "changes": rows,
-    }

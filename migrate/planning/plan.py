@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..core.errors import fail, option
 from ..core.spec import BITS, total_bytes
 from ..core.templates import Collapsed, collapse
 from ..core.types import FORMAT_VERSION
@@ -139,10 +140,18 @@ def document(
     side_files: Sequence[Mapping[str, Any]],
     left_out: Sequence[str],
     shared: Mapping[str, bytes],
+    reference: Mapping[str, str],
 ) -> dict[str, Any]:
     """The plan as JSON. `source` has path, format, index_hash, tensors, bytes; `options` what
-    `describe` was asked for. `shared` is that of the source's index.
+    `describe` was asked for. `shared` is that of the source's index, `reference` that of the
+    source.
     """
+    if reference and not target.folder:
+        fail(
+            "M115",
+            f"{option('side')}: an output that is one file has no files beside it",
+            help="name a folder as the output, or leave it out",
+        )
     outputs = composition.graph.outputs
     path = steps_of(composition)
     files = [
@@ -171,6 +180,7 @@ def document(
         "patched": list(path_state.changes),
         "decided": decided,
         **({"undo": True} if request.undo else {}),
+        **({"reference": dict(reference)} if reference else {}),
     }
     if values := {key: seen for _, b in composition.steps for key, seen in b.values.items()}:
         # there may be one for each tensor of a number format
@@ -213,6 +223,7 @@ def document(
             "small": sorted(target.small),
         },
         "side_files": list(side_files),
+        **({"reference": dict(reference)} if reference else {}),
         "left_out": list(left_out),
         "patched": list(path_state.changes),
         "bytes_read": read,

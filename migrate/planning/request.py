@@ -71,7 +71,7 @@ class Request:
     work on; `output_format` the name of the format to write; `chunks` for how many ranks tensors
     are cut, in a format that cuts them. None: not said. `rewrite`: data files are written anew even
     where names alone change. `undo`: what the way back does not bring back is kept, or, backwards,
-    is there.
+    is there. `side` is a folder whose side files are taken as if they lay beside the checkpoint.
     """
 
     to: tuple[str, ...] = ()
@@ -85,6 +85,7 @@ class Request:
     chunks: int | None = None
     rewrite: bool = False
     undo: bool = False
+    side: str | None = None
 
     @property
     def files(self) -> list[Path]:
@@ -99,6 +100,7 @@ class Request:
             "allow_links": "links" in self.allow,
             "at": self.at,
             "parts": None if said is None else str(said),
+            "side": self.side,
         }
 
     @property
@@ -136,6 +138,7 @@ class Request:
             **({} if self.chunks is None else {"chunks": self.chunks}),
             **({"rewrite": True} if self.rewrite else {}),
             **({"undo": True} if self.undo else {}),
+            **({} if self.side is None else {"side": os.path.abspath(self.side)}),
         }
 
 
@@ -152,6 +155,7 @@ def make_request(
     chunks: int | None = None,
     rewrite: bool = False,
     undo: bool = False,
+    side: PathLike | None = None,
     planned: bool = False,
 ) -> Request:
     """The request, with one word taken for a list of one. M115 for an unknown allowance or format,
@@ -219,6 +223,7 @@ def make_request(
         chunks,
         rewrite,
         undo,
+        None if side is None else path_text("side", side),
     )
 
 

@@ -62,7 +62,7 @@ def _is_whole(saved: Mapping[str, Any]) -> bool:
             (asked["params"], dict),
             (asked["backwards"], bool),
         ]
-        kinds += [(asked.get(name) or "", str) for name in ("at", "output_format")]
+        kinds += [(asked.get(name) or "", str) for name in ("at", "output_format", "side")]
         kinds += [(asked.get("chunks", 1), int), (asked.get("rewrite", False), bool)]
     except (KeyError, TypeError):
         return False
@@ -275,4 +275,5 @@ def request_of(saved: Mapping[str, Any]) -> Request:
         chunks=asked.get("chunks"),
         rewrite=asked.get("rewrite", False),
         undo=asked.get("undo", False),
+        side=asked.get("side"),
     )

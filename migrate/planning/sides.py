@@ -16,6 +16,7 @@ from .patches import (
     DEEPEST,
     WRITTEN_NULL,
     Change,
+    apply_patch,
     dump_json,
     json_depth,
     leaves_of_patch,
@@ -155,6 +156,23 @@ class SideFiles:
         self.changed[path] = made
         if self._read_source(path) == made:
             del self.changed[path]
+
+    def patch(self, path: str, patch: Any) -> None:
+        """Makes the file what the filled patch makes of it."""
+        now = self.value(path)
+        made = apply_patch(now, patch)
+        # a file is not begun for a patch that only removes
+        if made or now is not None:
+            self.put_value(path, made)
+
+    def touches(self, path: str, patch: Any) -> bool:
+        """Whether the patch says anything about what stands in the file."""
+        if patch is None or self.value(path) is None:
+            return patch is None
+        return any(
+            value is None or self.value_at(path, at) is not ABSENT
+            for at, value in leaves_of_patch(patch)
+        )
 
     def put_text(self, path: str, text: str) -> None:
         """Makes the file hold this text. M513, M906 or M914 if that is not a JSON object."""

@@ -1,5 +1,6 @@
 """What is written under `files` and `files_back`, checked when the rule file is read: the params it
-names, the conditions and choices in it, and which paths it makes.
+names, the conditions and choices in it, and which paths it makes. And the same of the files that a
+layout makes where a checkpoint has none.
 """
 
 from __future__ import annotations
@@ -7,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..core.errors import printable
+from ..core.errors import did_you_mean, printable
 from .arguments import (
     BY,
     CODEC,
     EACH,
     ENCODED_MODULES,
     MOST_OF,
+    NULL,
     PARAM,
     PATCH_WORDS,
     is_choice,
@@ -21,7 +23,7 @@ from .arguments import (
     is_each,
 )
 from .fields import Problem
-from .model import RuleFile
+from .model import Param, RuleFile
 from .params import never
 
 _Path = tuple[Any, ...]
@@ -56,7 +58,7 @@ def problems(file: RuleFile) -> Iterator[Problem]:
                         at=path,
                     )
             else:
-                yield from (problem.below(*path) for problem in _conditions(file, held))
+                yield from (problem.below(*path) for problem in _conditions(file.params, held))
         for name in patches:
             if below := next((other for other in patches if other.startswith(f"{name}/")), None):
                 yield Problem(
@@ -65,6 +67,30 @@ def problems(file: RuleFile) -> Iterator[Problem]:
                     key=True,
                     at=(field, name),
                 )
+
+
+def made_problems(
+    files: Mapping[str, Any], params: Mapping[str, Param], path: _Path
+) -> Iterator[Problem]:
+    """What can be said against the objects of `files`, which stand at `path` and which a layout
+    makes of `params` (M106, M112, M114).
+    """
+    for at, name in _references(files, path):
+        if name not in params and name != NULL:
+            yield Problem(
+                "M112",
+                f"`${name}` is not a param of this file",
+                did_you_mean(name, list(params)) or "declare it under `params`",
+                at,
+            )
+    for at, held in _objects(files, path):
+        if not (is_choice(held) or is_each(held)):
+            yield from (problem.below(*at) for problem in _conditions(params, held))
+
+
+def made_params(files: Mapping[str, Any]) -> set[str]:
+    """The names of the params of which the objects of `files` are made."""
+    return {name for _, name in _references(files, ())} - {NULL}
 
 
 def references(file: RuleFile) -> Iterator[tuple[_Path, str]]:
@@ -109,7 +135,7 @@ def _objects(value: Any, path: _Path) -> Iterator[tuple[_Path, Mapping[str, Any]
             yield from _objects(item, (*path, number))
 
 
-def _conditions(file: RuleFile, held: Mapping[str, Any]) -> Iterator[Problem]:
+def _conditions(params: Mapping[str, Param], held: Mapping[str, Any]) -> Iterator[Problem]:
     """What is wrong with the conditions of an object: such an object would never be written."""
     asked = {name: wanted for name, wanted in held.items() if is_condition(name)}
     for name, wanted in asked.items():
@@ -132,7 +158,7 @@ def _conditions(file: RuleFile, held: Mapping[str, Any]) -> Iterator[Problem]:
                 at=(name,),
             )
         else:
-            for _, why in never({name: wanted}, file.params, "an object of a patch"):
+            for _, why in never({name: wanted}, params, "an object of a patch"):
                 yield Problem("M114", why, at=(name,))
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import Diagnostic, did_you_mean, fail, listed, option, printable
 from ..core.keys import Pattern, parse
@@ -25,6 +25,9 @@ from ..core.spec import Spec
 from ..core.templates import Template, fitting, group, matches, without_rank
 from ..extra_state.states import States, ranges
 from ..source.index import Index
+
+if TYPE_CHECKING:
+    from .model import Param
 
 LATEST = "latest"
 _STEPS = re.compile(r"[+-][1-9][0-9]{0,3}")
@@ -60,7 +63,8 @@ class Layout:
     """One arrangement of names and tensors. `status` is current, supported or deprecated, `message`
     what to use instead.
 
-    `note` says what detection cannot see.
+    `note` says what detection cannot see. `files` are the side files that belong to it, as they are
+    made of `params` where a checkpoint comes without them.
     """
 
     name: str
@@ -69,6 +73,8 @@ class Layout:
     status: str = "supported"
     message: str = ""
     note: str = ""
+    files: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Param] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from .fields import (
     Name,
     Problem,
     Requires,
+    SidePath,
     Text,
     count,
     each,
@@ -287,7 +288,8 @@ def _param(param: Param) -> Iterator[Problem]:
         if value is None:
             continue
         try:
-            convert(value, param, choices=field != "choices")
+            chosen = field == "choices"
+            convert(value, param, is_text=chosen and param.type == "float", choices=not chosen)
         except RefusedError as error:
             yield Problem("M114", f"`{field}`: {error}", at=(field,))
 
@@ -621,6 +623,16 @@ class DetectFields(Model):
     )
 
 
+def _made(value: Any) -> Any:
+    """An object, or several that are merged in order."""
+    found = tuple(each(value, _made)) if isinstance(value, (list, tuple)) else None
+    return yaml.core(mapping(value)) if found is None else found or wrong("M114", "nothing is made")
+
+
+_OBJECTS = {"type": ["object", "array"], "items": {"type": "object"}, "minItems": 1}
+Made = Annotated[Any, BeforeValidator(_made), WithJsonSchema(_OBJECTS)]
+
+
 class LayoutFields(Model):
     """One layout of a lineage."""
 
@@ -644,6 +656,13 @@ class LayoutFields(Model):
         "",
         description="what detection cannot tell",
         examples=["some checkpoints of v1 pass for v2"],
+    )
+    files: Annotated[dict[SidePath, Made], BeforeValidator(mapping)] = Field(
+        default_factory=dict,
+        description="side file -> the JSON object that is written where a checkpoint comes into "
+        "the layout without the file, or several that are merged in order; `$param`, `$null` and "
+        "conditions as in `files` of a rule file",
+        examples=[{"config.json": {"model_type": "llama", "hidden_size": "$hidden_size"}}],
     )
 
 
@@ -673,6 +692,13 @@ class LayoutsFile(Model):
         description="name -> layout, the oldest first",
         examples=[{"v1": {"title": "one weight per expert", "detect": {"present": "{k...}.w1"}}}],
     )
+    params: Annotated[dict[Name, Param], BeforeValidator(mapping)] = Field(
+        default_factory=dict,
+        description="values of which the `files` of layouts are made: read from the tensors that "
+        "come out, from side files, and from params of the edge's rule files that have the same "
+        "name",
+        examples=[{"hidden_size": {"type": "int", "shape": {"key": "model.norm.weight"}}}],
+    )
 
 
 def load_layouts(path: Any, report: Report) -> Lineage | None:
@@ -686,13 +712,36 @@ def load_layouts(path: Any, report: Report) -> Lineage | None:
     file = validate_data(LayoutsFile, document, report)
     if file is None:
         return None
-    layouts = tuple(_layout(name, fields) for name, fields in file.layouts.items())
+    problems = [
+        *(p.below("params", name) for name, param in file.params.items() for p in _param(param)),
+        *(
+            problem
+            for name, fields in file.layouts.items()
+            for problem in file_patches.made_problems(
+                fields.files, file.params, ("layouts", name, "files")
+            )
+        ),
+    ]
+    for problem in problems:
+        add_problem(report, document, problem.at, problem)
+    if problems:
+        return None
+    layouts = tuple(_layout(name, fields, file.params) for name, fields in file.layouts.items())
     return Lineage(file.lineage, file.title, file.ordered, layouts)
 
 
-def _layout(name: str, fields: LayoutFields) -> Layout:
-    detect = _signs(fields.detect)
-    return Layout(name, fields.title, detect, fields.status, fields.message, fields.note)
+def _layout(name: str, fields: LayoutFields, params: Mapping[str, Param]) -> Layout:
+    detect, used = _signs(fields.detect), file_patches.made_params(fields.files)
+    return Layout(
+        name,
+        fields.title,
+        detect,
+        fields.status,
+        fields.message,
+        fields.note,
+        fields.files,
+        {name: param for name, param in params.items() if name in used},
+    )
 
 
 def _signs(signs: DetectFields | None) -> Detect | None:

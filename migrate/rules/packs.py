@@ -390,7 +390,7 @@ def _meaning(name: str, folder: Path) -> Any:
         return None
     return (
         lineage.ordered,
-        [(x.name, x.detect) for x in lineage.layouts],
+        [(x.name, x.detect, x.files) for x in lineage.layouts],
         sorted(semantic_hash(file.model) for file in files),
     )
 

@@ -337,8 +337,9 @@ def convert(value: Any, param: Param, *, is_text: bool = False, choices: bool = 
     else:
         typed = _scalar(value, param.type, param)
     if choices and param.choices is not None:
+        spell = (lambda item: str(float(item))) if param.type == "float" else str
         for item in typed if isinstance(typed, list) else [typed]:
-            if str(item) not in [str(choice) for choice in param.choices]:
+            if spell(item) not in map(spell, param.choices):
                 raise RefusedError(
                     f"{_spell_value(item)} is not one of "
                     f"{listed([str(choice) for choice in param.choices])}"
@@ -438,7 +439,7 @@ def _takes(param: Param) -> str:
         *bounds,
         *([f"one of {listed([str(choice) for choice in param.choices])}"] if param.choices else []),
     ]
-    return f"it takes {', '.join(said)}"
+    return f"it takes {', '.join(said)}" + (f": {param.title}" if param.title else "")
 
 
 def _type(param: Param) -> str:

@@ -104,7 +104,7 @@ def is_folder(source: Source, single_file: bool | None, written: str = "") -> bo
         return True
     if single_file is not None:
         return not single_file
-    if source.format == "memory":
+    if source.format == "memory" or getattr(source, "reference", None):
         return bool(source.index.side_files)
     if source.format in (*DESCRIBED, "gguf"):
         # `.metadata` names it too, and what becomes of a GGUF file has its key-values beside it
@@ -113,8 +113,8 @@ def is_folder(source: Source, single_file: bool | None, written: str = "") -> bo
 
 
 def path_state_for(source: Source, migration_path: MigrationPath, folder: bool) -> PathState:
-    """The path before its first step; between two folders, side files go along."""
-    carried = folder and is_folder(source, None)
+    """The path before its first step; side files go along, between two folders or made anew."""
+    carried = folder and (is_folder(source, None) or migration_path.makes_files)
     there = [f.path for f in source.index.side_files] if carried else ()
     return PathState(
         migration_path.given,
@@ -546,6 +546,7 @@ def _plan(
         side_files=[{"path": path, "size": size} for path, size in side_files],
         left_out=source.index.left_out if folder else (),
         shared=source.index.shared,
+        reference=getattr(source, "reference", {}),
     )
     body["notes"] += [*path_state.notes, *notes]
     body["optimizer"] = became.became

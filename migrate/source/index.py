@@ -200,6 +200,8 @@ class FileSource:
         self.index = index
         self.history = history
         self._files, self._confirm = tuple(blobs), confirm
+        # side files that lie elsewhere -> their sha256
+        self.reference: Mapping[str, str] = {}
         self.blobs: Sequence[Blob] = self._files
         self._side, self._watched, self._locate = side, watched or {}, locate
         self._release, self._suspend = release, suspend

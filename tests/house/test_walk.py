@@ -23,7 +23,7 @@ BARS = {
     # each tensor of the graph is made from the index in one place, `planning/stored.py`
     # a run into files is a sum of steps, which several processes take one by one: 7 functions
     # threads share an object that outlives them, and chance adds one or two of a thread that helps
-    "apply": (54, 467),
+    "apply": (54, 469),
     "plan": (47, 370),
     "rules": (9, 59),
     # which of two threads gets a tile is chance, and one that helps enters a function or two more
@@ -41,7 +41,7 @@ BARS = {
     # functions less
     # which of two threads leaves a file last is chance: one function more in some runs
     # what a thread keeps of inputs has a module of its own, and is asked for once a box
-    "fp8": (85, 589),
+    "fp8": (85, 592),
     "attach": (34, 180),
     # which dict rules work on is decided in a module of its own, by functions that were there
     "pt": (19, 100),

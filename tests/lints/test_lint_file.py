@@ -88,6 +88,13 @@ def test_a_param_that_is_used_anywhere_is_used(lineage: Lineage, use: str) -> No
     assert [d.message for d in lineage.found("M607")] == ["nothing uses the param `m`"]
 
 
+def test_a_param_that_refuses_what_a_checkpoint_says_is_used(lineage: Lineage) -> None:
+    gate = "{type: bool, value: args.swiglu, choices: [true], default: true}"
+    free = "{type: bool, value: args.swiglu, default: true}"
+    lineage.rules(f"params: {{n: {gate}, m: {free}}}\n" + RULES)
+    assert [d.message for d in lineage.found("M607")] == ["nothing uses the param `m`"]
+
+
 def test_a_layout_that_looks_like_a_number_is_quoted(lineage: Lineage) -> None:
     text = (
         "lineage: demo\ntitle: Demo\nlayouts:\n  2.9: {title: a, note: n}\n  '2.10': {title: "

@@ -146,6 +146,44 @@ def megatron() -> Case:
     )
 
 
+def megatron_gpt() -> Case:
+    """One layer of Qwen2 in Transformer Engine's spec."""
+    heads, groups, width, ffn = 8, 4, 2, 6
+    hidden = heads * width
+    rows = {"q": heads * width, "k": groups * width, "v": groups * width}
+    layer, hf = "decoder.layers.0.", "model.layers.0."
+    old: dict[str, Any] = {}
+    new: dict[str, Any] = {}
+    for leaf, more in (("weight", (hidden,)), ("bias", ())):
+        parts = {w: random(count, *more, seed=f"{w} {leaf}") for w, count in rows.items()}
+        old[f"{layer}self_attention.linear_qkv.{leaf}"] = interleaved(
+            *parts.values(), heads, groups, width
+        )
+        new |= {f"{hf}self_attn.{w}_proj.{leaf}": part for w, part in parts.items()}
+    gate, up = (random(ffn, hidden, seed=w) for w in ("gate", "up"))
+    old[f"{layer}mlp.linear_fc1.weight"] = torch.cat([gate, up])
+    new |= {f"{hf}mlp.gate_proj.weight": gate, f"{hf}mlp.up_proj.weight": up}
+    for was, now, shape in (
+        (f"{layer}self_attention.linear_proj.weight", f"{hf}self_attn.o_proj.weight", (hidden, 16)),
+        (f"{layer}mlp.linear_fc2.weight", f"{hf}mlp.down_proj.weight", (hidden, ffn)),
+        (
+            f"{layer}self_attention.linear_qkv.layer_norm_weight",
+            f"{hf}input_layernorm.weight",
+            (hidden,),
+        ),
+        (
+            f"{layer}mlp.linear_fc1.layer_norm_weight",
+            f"{hf}post_attention_layernorm.weight",
+            (hidden,),
+        ),
+        ("decoder.final_layernorm.weight", "model.norm.weight", (hidden,)),
+        ("embedding.word_embeddings.weight", "model.embed_tokens.weight", (8, hidden)),
+    ):
+        old[was] = new[now] = random(*shape, seed=was)
+    params = {"heads": heads, "groups": groups, "head_dim": width, "padded": 8}
+    return Case(old, new, {"to": "megatron-gpt@qwen2", "params": params})
+
+
 def wrappers() -> Case:
     old = {name: random(3, seed=name) for name in NAMES}
     new = {".".join(s for s in key.split(".") if s not in WRAPPERS): t for key, t in old.items()}
@@ -248,6 +286,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "gguf-llama": gguf_llama,
     "meta-llama": meta_llama,
     "megatron-gqa-qkv": megatron,
+    "megatron-gpt": megatron_gpt,
     "torch-wrappers": wrappers,
     "te-grouped-weight": lambda: grouped("weight", 4, 2),
     "te-grouped-bias": lambda: grouped("bias", 4),

@@ -1,0 +1,80 @@
+"""Side files that a layout has and a checkpoint comes without: `layouts.yaml` says what they are
+made of, and what speaks of its params is the checkpoint as it is in that layout.
+
+They are made at the end of a step, when its tensors are known, and only where nothing patched or
+carried the file before. What is missing for one is a note and no refusal: the tensors are right
+without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import listed, option, printable
+from ..core.keys import Pattern
+from ..rules import params as parameters
+from ..rules.arguments import PARAM
+from ..rules.file_patches import made_params
+from .patches import apply_patch, fill_patch
+
+if TYPE_CHECKING:
+    from ..rules.compiled import CompiledRule
+    from ..rules.lineage import Layout
+    from ..rules.model import Param
+    from .sides import SideFiles
+
+
+@dataclass(frozen=True, slots=True)
+class ReachedLayout:
+    """Stands for a step where tensors are asked for the params of the layout that they are in."""
+
+    backwards: bool = False
+    rules: tuple[tuple[CompiledRule, Mapping[str, Any]], ...] = ()
+    memory: Mapping[str, Any] = field(default_factory=dict)
+
+    def reads(self) -> list[Pattern]:
+        """The patterns that are read: none."""
+        return []
+
+
+# what the checkpoint and the rules say of some params: (source for messages, {param: value})
+Says = Callable[["Mapping[str, Param]"], "list[tuple[str, Mapping[str, Any]]]"]
+
+
+def make_files(
+    layout: Layout, sides: SideFiles, given: Mapping[str, Any], says: Says
+) -> Iterator[str]:
+    """Makes the layout's files that are not there; a note for each that lacks something."""
+    for path in layout.files:
+        if sides.value(path) is not None:
+            continue
+        made, missing = make_file(layout, path, given, says)
+        if made is not None:
+            sides.put_value(path, made)
+            continue
+        names = listed([f"`{name}`" for name in missing])
+        yield (
+            f"{printable(path)} is not made, because nothing says {names}: "
+            f"{option('params', f'{missing[0]}=…')} does, or a file beside the checkpoint"
+        )
+
+
+def make_file(
+    layout: Layout, path: str, given: Mapping[str, Any], says: Says
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """The object in the file; or None and the params without a value. M114 and M510 for values that
+    a param cannot have, or that differ.
+    """
+    used = made_params({path: layout.files[path]})
+    declared = {name: param for name, param in layout.params.items() if name in used}
+    optional = {
+        name: param.model_copy(update={"optional": True}) for name, param in declared.items()
+    }
+    asked = {name: value for name, value in given.items() if name in declared}
+    values = parameters.resolve(optional, asked, says(declared))
+    missing = [n for n, param in declared.items() if n not in values and not param.optional]
+    if missing:
+        return None, missing
+    return apply_patch({}, fill_patch(layout.files[path], values, PARAM)), []

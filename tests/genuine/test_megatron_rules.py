@@ -1,0 +1,163 @@
+"""Runs that megatron-core wrote become models of transformers: weights to the bit on every grid,
+logits equal, config.json made of the run's own arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import megatron_runs
+import pytest
+import torch
+from marks import thorough
+from safetensors.torch import load_file
+
+import migrate
+
+RUNS = [
+    (family, kind, grid)
+    for kind in megatron_runs.FORMATS
+    for family, grid in megatron_runs.runs(kind)
+    if not grid.endswith("optimizer")
+]
+# what the arguments of these runs leave to the tokenizer
+VOCABULARY = 20
+
+
+def converted(family: str, grid: str, out: Path, kind: str = "legacy", **asked: Any) -> Path:
+    migrate.apply(
+        megatron_runs.run_folder(family, kind, grid),
+        out,
+        to=f"megatron-gpt@{family}",
+        output_format="safetensors",
+        allow=["drop"],
+        **asked,
+    )
+    return out
+
+
+@pytest.mark.parametrize(("family", "kind", "grid"), thorough(RUNS))
+def test_every_grid_gives_the_weights_that_went_in(
+    family: str, kind: str, grid: str, tmp_path: Path
+) -> None:
+    out = converted(family, grid, tmp_path / "out", kind, params={"vocab": VOCABULARY})
+    made = load_file(out / "model.safetensors")
+    wanted = load_file(megatron_runs.family(family) / "hf" / "model.safetensors")
+    assert made.keys() == wanted.keys()
+    assert all(torch.equal(made[key], wanted[key]) for key in wanted)
+
+
+@pytest.mark.parametrize("family", sorted(megatron_runs.RUNS))
+def test_the_configuration_is_that_of_the_model_that_went_in(family: str, tmp_path: Path) -> None:
+    out = converted(family, "tp2", tmp_path / "out", params={"vocab": VOCABULARY})
+    made = json.loads((out / "config.json").read_text())
+    wanted = json.loads((megatron_runs.family(family) / "hf" / "config.json").read_text())
+    # the newer spelling of the same
+    wanted["rope_theta"] = wanted.pop("rope_parameters")["rope_theta"]
+    wanted["torch_dtype"] = wanted.pop("dtype")
+    wanted["num_experts"] = wanted.get("num_local_experts")
+    head_dim = wanted["hidden_size"] // wanted["num_attention_heads"]
+    wanted["head_dim"] = wanted.get("head_dim") or head_dim
+    assert {name: value for name, value in made.items() if wanted.get(name) != value} == {}
+
+
+@pytest.mark.libraries
+@pytest.mark.parametrize("family", sorted(megatron_runs.RUNS))
+def test_transformers_computes_the_same_logits(family: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    out = converted(family, "tp2-pp2", tmp_path / "out")
+    model, info = AutoModelForCausalLM.from_pretrained(
+        out, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(info.values())
+    said = load_file(megatron_runs.family(family) / "hf" / "logits.safetensors")
+    with torch.no_grad():
+        logits = model.eval()(said["input_ids"]).logits
+    # nothing said how many entries the vocabulary has, so its padding is there
+    assert logits.shape[-1] == 32
+    assert torch.equal(logits[..., :VOCABULARY], said["logits"])
+
+
+def test_padding_of_the_vocabulary_stays_where_nothing_says_how_much_it_is(tmp_path: Path) -> None:
+    plan = migrate.plan(megatron_runs.run_folder("qwen2", "legacy", "1"), to="megatron-gpt@qwen2")
+    assert plan.document["losses"] == []
+    assert plan.document["params"]["padded"] == 24
+    cut = {"to": "megatron-gpt@qwen2", "params": {"vocab": VOCABULARY}}
+    with pytest.raises(migrate.MigrateError) as refused:
+        migrate.plan(megatron_runs.run_folder("qwen2", "legacy", "1"), **cut)
+    assert {d.code for d in refused.value.diagnostics} == {"M402"}
+    allowed = migrate.plan(megatron_runs.run_folder("qwen2", "legacy", "1"), allow=["drop"], **cut)
+    assert any("rule 'embedding'" in why for why in allowed.document["downgrade"]["because"])
+
+
+def test_a_reference_folder_says_how_much_padding_there_is(tmp_path: Path) -> None:
+    reference = tmp_path / "reference"
+    reference.mkdir()
+    wanted = (megatron_runs.family("llama") / "hf" / "config.json").read_bytes()
+    (reference / "config.json").write_bytes(wanted)
+    (reference / "tokenizer.json").write_text("{}")
+    out = converted("llama", "tp2", tmp_path / "out", side=reference)
+    assert (out / "config.json").read_bytes() == wanted
+    assert (out / "tokenizer.json").read_text() == "{}"
+    assert load_file(out / "model.safetensors")["lm_head.weight"].shape == (VOCABULARY, 16)
+
+
+def test_another_family_than_the_one_that_was_trained_is_refused(tmp_path: Path) -> None:
+    for family, goal, said in (
+        ("qwen2", "llama", "args.add_qkv_bias"),
+        ("qwen3", "llama", "args.qk_layernorm"),
+        ("llama", "qwen3", "args.qk_layernorm"),
+        ("mixtral", "llama", "args.num_experts"),
+        ("qwen3-moe", "mixtral", "args.qk_layernorm"),
+    ):
+        with pytest.raises(migrate.MigrateError, match=said):
+            migrate.plan(megatron_runs.run_folder(family, "legacy", "1"), to=f"megatron-gpt@{goal}")
+
+
+@pytest.fixture
+def _enums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch.load finds in the place of megatron-core's enums."""
+    for name in ("megatron.core.enums", "megatron.core.transformer.enums"):
+        module = ModuleType(name)
+        module.ModelType = module.AttnBackend = int  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in ("megatron", "megatron.core", "megatron.core.transformer"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+
+
+@pytest.mark.usefixtures("_enums")
+@pytest.mark.parametrize("family", sorted(megatron_runs.RUNS))
+def test_the_way_back_cuts_for_two_ranks_as_megatron_core_does(family: str, tmp_path: Path) -> None:
+    spelled = {"te": False}
+    if family in ("mixtral", "qwen3-moe"):
+        spelled |= {"te_experts": False, "local_experts": True}
+    if family in ("qwen2", "mixtral"):
+        # its configuration does not say it
+        spelled["head_dim"] = 4
+    source = tmp_path / "hf"
+    source.mkdir()
+    for name in ("model.safetensors", "config.json"):
+        content = (megatron_runs.family(family) / "hf" / name).read_bytes()
+        (source / name).write_bytes(content)
+    back = {"to": "megatron-gpt@mcore", "from_": f"megatron-gpt@{family}"}
+    with pytest.raises(migrate.MigrateError) as refused:
+        migrate.plan(source, params={"tp": 2, **spelled}, **back)
+    # how many rows of padding there were is not known
+    assert {d.code for d in refused.value.diagnostics} == {"M405"}
+    assert "embedding" in str(refused.value)
+    params = {"tp": 2, "padded": VOCABULARY, **spelled}
+    migrate.apply(source, tmp_path / "out", params=params, **back)
+    for rank in range(2):
+        made = load_file(tmp_path / "out" / f"consolidated.0{rank}.safetensors")
+        part = megatron_runs.checkpoint(family, "legacy", "tp2") / f"mp_rank_0{rank}"
+        held = torch.load(part / "model_optim_rng.pt", weights_only=False)["model"]
+        own = {k: v for k, v in held.items() if v is not None}
+        assert made.keys() == own.keys()
+        for key in own:
+            if not key.startswith(("embedding.", "output_layer.")):
+                assert torch.equal(made[key], own[key]), key

@@ -1,0 +1,98 @@
+"""What Megatron can configure and a family of transformers has not is refused by the value that
+says so, before anything is converted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import migrate
+from migrate.rules.files import shipped_folder
+from migrate.rules.loading import load_files
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mixtral", "qwen3-moe")
+MODEL = {
+    "embedding.word_embeddings.weight": (4, 2),
+    "decoder.layers.0.input_layernorm.weight": (2,),
+    "decoder.layers.0.self_attention.linear_qkv.weight": (6, 2),
+    "decoder.layers.0.self_attention.linear_proj.weight": (2, 2),
+    "decoder.layers.0.pre_mlp_layernorm.weight": (2,),
+    "decoder.layers.0.mlp.linear_fc1.weight": (6, 2),
+    "decoder.layers.0.mlp.linear_fc2.weight": (2, 3),
+    "decoder.final_layernorm.weight": (2,),
+}
+ARGS = {
+    "num_attention_heads": 1,
+    "group_query_attention": False,
+    "num_query_groups": 1,
+    "kv_channels": 2,
+    "padded_vocab_size": 4,
+}
+# what stands in a field otherwise than in an int, a bool or a text
+OTHERS = {"window_size": [128, 0], "moe_router_topk_scaling_factor": 2.5, "rotary_percent": 0.5}
+
+
+def gates(family: str) -> dict[str, Any]:
+    """Field of `args` -> the declaration that refuses what the family has not."""
+    (file,) = load_files([shipped_folder() / "megatron-gpt" / family / "gpt.yaml"])
+    return {
+        param.value.removeprefix("args."): param
+        for param in file.model.params.values()
+        if param.value and param.choices
+    }
+
+
+def saved(tmp_path: Path, **args: Any) -> Path:
+    path = tmp_path / "model_optim_rng.pt"
+    model = {key: torch.ones(shape) for key, shape in MODEL.items()}
+    torch.save({"args": {**ARGS, **args}, "model": model}, path)
+    return path
+
+
+def refused(field: str, value: Any, family: str, tmp_path: Path) -> None:
+    with pytest.raises(migrate.MigrateError) as found:
+        migrate.plan(saved(tmp_path, **{field: value}), to=f"megatron-gpt@{family}")
+    said = [d for d in found.value.diagnostics if f"args.{field}" in d.message]
+    assert [d.code for d in said] == ["M114"], str(found.value)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_value_that_the_family_has_not_is_refused_by_its_name(
+    family: str, tmp_path: Path
+) -> None:
+    known = gates(family)
+    assert {
+        "swiglu", "position_embedding_type", "rotary_percent", "apply_layernorm_1p",
+        "attention_output_gate", "multi_latent_attention", "mtp_num_layers", "add_bias_linear",
+    } <= known.keys()  # fmt: skip
+    for field, param in known.items():
+        value = OTHERS.get(field)
+        if value is None:
+            value = {"bool": param.choices == (False,), "int": 2, "str": "another"}[param.type]
+        refused(field, value, family, tmp_path)
+
+
+def test_what_the_family_has_is_converted(tmp_path: Path) -> None:
+    usual = {
+        field: param.choices[0] for field, param in gates("llama").items() if param.type == "bool"
+    }
+    plan = migrate.plan(
+        saved(tmp_path, **usual, rotary_percent=1, window_size=None), to="megatron-gpt@llama"
+    )
+    assert plan.document["params"]["grouped"] is False
+    assert plan.document["losses"] == []
+
+
+def test_a_layer_without_gate_is_refused_by_its_rows_where_nothing_else_says_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "model.pt"
+    shapes = {**MODEL, "decoder.layers.0.mlp.linear_fc1.weight": (4, 2)}
+    model = {key: torch.ones(shape) for key, shape in shapes.items()}
+    torch.save({"args": {**ARGS}, "model": model}, path)
+    with pytest.raises(migrate.MigrateError, match="fc1"):
+        migrate.plan(path, to="megatron-gpt@llama")
