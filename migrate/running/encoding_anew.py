@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.errors import Report, fail, listed, option, plural, printable
 from ..core.keys import Pattern, parse
+from ..core.spec import Spec
 from ..core.templates import list_collapsed, matches
 from ..planning.graph import Tensor, computations
 from ..planning.requantized import box_of, cut_anew, why_not, why_unread
@@ -128,6 +129,19 @@ def named_by(request: Request) -> Callable[[str], bool]:
     """Whether the request has the tensor of this name encoded anew."""
     patterns = patterns_of(request)
     return lambda key: any(matches(pattern, key) for pattern in patterns)
+
+
+def cut_components(
+    outputs: Mapping[str, Tensor], cuts: Mapping[str, ComponentCut], request: Request
+) -> dict[str, Tensor]:
+    """What components that are written in parts have in each of them."""
+    found = {}
+    for key, cut in cuts.items():
+        if cut.anew is None:
+            whole = outputs[cut.key]
+            view = cut.view_of(whole.view, whole.spec.dtype)
+            found[key] = Tensor(Spec(whole.spec.dtype, view.shape), view, whole.sources)
+    return found if len(found) == len(cuts) else found | cut_all(outputs, cuts, request)
 
 
 def cut_all(

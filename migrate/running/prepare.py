@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from ..planning.optimizer_states import OptimizerState
     from ..planning.state_keys import StateKeys
     from ..source.blobs import Identity
-    from ..source.component_boxes import ComponentCut
     from ..source.target import Target
     from .undo import UndoFolder
 
@@ -505,7 +504,9 @@ def _plan(
     if target.copies:
         made = {**made, **{key: copy(made[first]) for key, first in target.copies.items()}}
     if target.cuts:
-        made = {**made, **_components(made, target.cuts, request)}
+        from .encoding_anew import cut_components
+
+        made = {**made, **cut_components(made, target.cuts, request)}
     notes += target.notes
     gone += target.lost
     watched = source.identities() or {}
@@ -752,23 +753,6 @@ def _anew_at(request: Request) -> dict[str, Any]:
     from .encoding_anew import named_by
 
     return {"anew": named_by(request)}
-
-
-def _components(
-    outputs: Mapping[str, Tensor], cuts: Mapping[str, ComponentCut], request: Request
-) -> dict[str, Tensor]:
-    """What components that are written in parts have in each of them."""
-    found = {}
-    for key, cut in cuts.items():
-        if cut.anew is None:
-            whole = outputs[cut.key]
-            view = cut.view_of(whole.view, whole.spec.dtype)
-            found[key] = Tensor(Spec(whole.spec.dtype, view.shape), view, whole.sources)
-    if len(found) < len(cuts):
-        from .encoding_anew import cut_all
-
-        found |= cut_all(outputs, cuts, request)
-    return found
 
 
 def _left_behind(source: Source, written: str, folder: bool, request: Request) -> list[str]:
