@@ -72,13 +72,13 @@ def open(  # noqa: A001 - formats.open reads well
     again. The side files of the folder `side` are taken as if they lay beside it.
     """
     place = find_place(path, allow_links, at)
-    place = replace(place, lazily=lazily, extensions=extensions, parts=parts, carry=carry)
     notes: tuple[str, ...] = ()
     try:
         if any(name.startswith(_RUN) for name in place.names):
             from ._runs import resolve
 
             place, notes = resolve(place)
+        place = replace(place, lazily=lazily, extensions=extensions, parts=parts, carry=carry)
         chosen = _pick(place)
         with log.phase(f"reading the headers of {printable(place.path, 240)}"):
             source = chosen.open(place)

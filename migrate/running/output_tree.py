@@ -9,7 +9,7 @@ one object are one again where they still make it. Everything else is the tree a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -118,7 +118,7 @@ def output_tree(
     first = find_ties(every, stored)
     notes = [f"dropped with the files of their ranks: {listed(sorted(lost))}"] * bool(lost)
     gone = ["what the permission `drop` leaves out"] * bool(lost)
-    parts, names = _parts(outline, composition, notes, gone, before)
+    parts, names = _parts(outline, composition, notes, gone, out)
     if moved:
         root, more = follow_tree(parts[0].root, moved)
         parts, names = (parts[0]._replace(root=root), *parts[1:]), {**names, **more}
@@ -250,13 +250,13 @@ def _parts(
     composition: Composition,
     notes: list[str],
     gone: list[str],
-    before: frozenset[str],
+    left_out: Collection[str],
 ) -> tuple[tuple[FileTree, ...], dict[int, str]]:
-    """The trees of the output, and the key of each tensor in them; without those `before`."""
+    """The trees of the output, and the key of each tensor in them; without those of `left_out`."""
     outputs = composition.graph.outputs
     ranks = by_rank(outputs)
     several = len(outline.parts) > 1
-    carried = outline.passed_through.keys() - before
+    carried = outline.passed_through.keys() - left_out
     names = {number: key for number, key in outline.names.items() if key in carried}
     made: list[FileTree] = []
     bounds = [bound for step, bound in composition.steps if bound.provenance]

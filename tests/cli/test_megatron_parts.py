@@ -12,7 +12,8 @@ import pytest
 import torch
 from commandline import done, rules, run
 from cut_runs import WEIGHTS, arguments, expected, part_name, whole_model, write_run
-from safetensors.torch import load_file
+from megatron_runs import checkpoint
+from safetensors.torch import load_file, save_file
 
 import migrate
 
@@ -209,3 +210,18 @@ def test_what_stands_beside_the_model_does_not_say_the_grid_twice() -> None:
     from migrate.formats._megatron import SIZES
 
     assert set(SIZES.values()) <= arguments().keys()
+
+
+def test_what_goes_with_the_file_of_its_rank_is_not_missing(tmp_path: Path) -> None:
+    run_folder, out = checkpoint("llama", "legacy", "tp2-pp2"), tmp_path / "out"
+    to = ("--to", "megatron-gpt@llama", "--allow", "drop", "--output-format", "safetensors")
+    said = done("apply", run_folder, "-o", out, *to, "--no-fsync").out
+    assert "dropped with the files of their ranks: /rng_state.0.cuda_rng_state@1" in said
+    done("verify", out, "--source", run_folder)
+    beside = out / "migrate.items.safetensors"
+    kept = load_file(beside)
+    assert kept
+    beside.unlink()
+    key = next(key for key, tensor in kept.items() if tensor.numel())
+    save_file(kept | {key: kept[key] + 1}, beside)
+    assert run("verify", out, "--source", run_folder).exit == 1
