@@ -117,6 +117,7 @@ peers: .venv-peers/.ready
 
 genuine: .venv-peers/.ready
 	.venv-peers/bin/python tests/genuine/make_genuine.py $(GENUINE)
+	.venv-peers/bin/python tests/genuine/weights.py
 
 # Megatron's library, which needs neither a GPU nor anything of .venv-peers to write what the tests read
 .venv-megatron/.ready: pyproject.toml constraints.txt

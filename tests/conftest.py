@@ -28,6 +28,8 @@ sys.path[:0] = [
     for folder in ("cli", "source", "live", "formats", "genuine", "staging")
 ]
 
+import weights  # noqa: E402
+
 # with Python's own threshold of 700 objects, parsing the sources of the package takes twice as long
 gc.set_threshold(100_000, 20, 20)
 
@@ -47,6 +49,11 @@ settings.load_profile("few")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--light", action="store_true", help="what needs no torch and no process")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        weights.unpack()
 
 
 def pytest_collection(session: pytest.Session) -> None:
