@@ -26,18 +26,34 @@ def unpack() -> None:
     if UNPACKED.exists() and UNPACKED.read_text(encoding="utf-8") == digest:
         return
     with tempfile.TemporaryDirectory(dir=FOLDER.parent) as there:
-        with tarfile.open(ARCHIVE) as archive:
-            names = archive.getnames()
-            archive.extractall(there, filter="data")
-        for name in names:
-            os.replace(Path(there) / name, FOLDER / name)
+        for name in _extract(there):
+            _put(Path(there), name)
         marker = Path(there) / UNPACKED.name
         marker.write_text(digest, encoding="utf-8")
         os.replace(marker, UNPACKED)
 
 
+def _extract(there: str) -> list[str]:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(there, filter="data")
+        return archive.getnames()
+
+
+def _put(there: Path, name: str) -> None:
+    # some consist of weights alone
+    (FOLDER / name).parent.mkdir(exist_ok=True)
+    os.replace(there / name, FOLDER / name)
+
+
 def pack() -> None:
-    """Makes the archive of the files that lie here; equal files give an equal archive."""
+    """Makes the archive of the files that lie here, and of its own that do not, of checkpoints that
+    are still there; equal files give an equal archive.
+    """
+    with tempfile.TemporaryDirectory(dir=FOLDER.parent) as there:
+        for name in _extract(there):
+            described = FOLDER / f"{Path(name).parts[0]}.json"
+            if described.exists() and not (FOLDER / name).exists():
+                _put(Path(there), name)
     files = sorted(one for one in FOLDER.glob("*/*") if one.suffix in SUFFIXES)
     with tarfile.open(ARCHIVE, "w:xz", preset=9) as archive:
         for file in files:
