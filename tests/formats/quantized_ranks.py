@@ -597,6 +597,13 @@ def spread(kind: str, rank: int, cut: str, local: Any) -> Any:
     )
 
 
+def parameter(made: DTensor) -> torch.nn.Parameter:
+    """A parameter that is spread as `made`: under torch 2.14 it would have the even `Shard`."""
+    one = torch.nn.Parameter(made, requires_grad=False)
+    one._spec = made._spec
+    return one
+
+
 # torch 2.8 has no stager for "thread"; the last two are by a stager of ours
 WAYS = tuple(
     way

@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from quantized_ranks import (
     KINDS,
     boxes,
+    parameter,
     part_of,
     piece,
     sizes,
@@ -45,7 +46,7 @@ def module_of(rank: int, kinds: list[str], cut: str) -> tuple[torch.nn.Module, d
         for one in found[1].held().values():
             one.copy_(torch.full(one.shape, 99.0).to(one.dtype))
         made = spread(kind, rank, cut, found[1])
-        module.register_parameter(kind, torch.nn.Parameter(made, requires_grad=False))
+        module.register_parameter(kind, parameter(made))
     return module, local
 
 
@@ -104,7 +105,7 @@ def hollow(module: torch.nn.Module, kinds: list[str]) -> None:
         made = DTensor.from_local(
             local, mesh, placements, run_check=False, shape=made.shape, stride=made.stride()
         )
-        module.register_parameter(kind, torch.nn.Parameter(made, requires_grad=False))
+        module.register_parameter(kind, parameter(made))
 
 
 def loads_on_meta(rank: int, source: str, kinds: str, cut: str) -> None:
@@ -138,7 +139,7 @@ def loads_nothing_on_meta(rank: int, source: str) -> None:
         local = wrapped("row", sizes(box), piece("row", box, zeros=True))
         module = torch.nn.Module()
         made = spread("row", rank, "rows", local)
-        module.register_parameter("row", torch.nn.Parameter(made, requires_grad=False))
+        module.register_parameter("row", parameter(made))
         hollow(module, ["row"])
         report = migrate.load(module, source, at="model")
         assert report.left_on_meta == ()
