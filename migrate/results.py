@@ -496,6 +496,7 @@ class PlanReport(DocumentReport):
     returns: tuple[ReturningCodec, ...] | None
     parts: KeptHashes | None
     undo: UndoTensors | None
+    reference: Mapping[str, str] | None
     warnings: tuple[Diagnostic, ...]
     question: AskedRequest
     free: int

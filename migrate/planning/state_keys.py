@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import printable
 from ..core.templates import rank_of
 from ..source.pickle.tree import Composite, DictNode, ListNode, TensorRecord, joined
-from ..source.quantized_layouts import layout_of
 from ..source.tree import tensor_records
 from .optimizer_states import SEEN, Names, ObjectCodes, OptimizerState, plain
 
@@ -137,6 +136,9 @@ def _objects(index: Index) -> dict[str, ObjectCodes]:
     for name, value in () if table is None else table.pairs:
         if type(value) is not Composite or any(not at for at, _ in value.components):
             continue
+        # few checkpoints have objects
+        from ..source.quantized_layouts import layout_of
+
         layout = layout_of(value.encoding)
         grids = {} if layout is None else layout.grids
         straight = (

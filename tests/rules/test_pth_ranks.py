@@ -129,14 +129,13 @@ def test_megatrons_checkpoints_keep_what_stands_beside_the_model(
     assert api.diff(source, tmp_path / "st").equal
 
 
-def test_the_arguments_of_megatron_are_an_opaque_object_and_go_with_permission(
-    tmp_path: Path,
-) -> None:
+def test_an_argument_that_is_no_plain_value_goes_with_permission(tmp_path: Path) -> None:
     import argparse
+    from fractions import Fraction
 
     value = {
         "model": {"w": torch.ones(2)},
-        "args": argparse.Namespace(hidden_size=4),
+        "args": argparse.Namespace(hidden_size=4, dropout=Fraction(1, 10)),
         "iteration": 1,
     }
     source = write({"mp_rank_00/model_optim_rng.pt": value}, tmp_path / "in")
