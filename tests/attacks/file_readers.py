@@ -109,7 +109,8 @@ FROM_BYTES = {
 
 def read_path(path: Path) -> Any:
     """A .pt file, a folder with .metadata and all its items, or what the formats open."""
-    if path.is_dir() and (path / ".metadata").exists():
+    # what lies beside the chunks of Megatron's folders is read by their format
+    if path.is_dir() and (path / ".metadata").exists() and not (path / "metadata.json").exists():
         return read_folder(Folder(str(path)))
     if path.suffix in (".pt", ".bin"):
         folder = Folder(str(path.parent))
@@ -119,7 +120,10 @@ def read_path(path: Path) -> Any:
         finally:
             blob.close()
             folder.close()
-    return formats.open(path).close()
+    with formats.open(path) as source:
+        if source.index.outside:
+            raise_all([policy.refusal(source.index.outside, source.path)])
+    return None
 
 
 def read_folder(folder: Folder) -> Any:

@@ -26,6 +26,7 @@ RUNS = [
 ]
 # what the arguments of these runs leave to the tokenizer
 VOCABULARY = 20
+OF_EXPERTS = ("mixtral", "qwen3-moe")
 
 
 def converted(family: str, grid: str, out: Path, kind: str = "legacy", **asked: Any) -> Path:
@@ -80,7 +81,12 @@ def test_transformers_computes_the_same_logits(family: str, tmp_path: Path) -> N
         logits = model.eval()(said["input_ids"]).logits
     # nothing said how many entries the vocabulary has, so its padding is there
     assert logits.shape[-1] == 32
-    assert torch.equal(logits[..., :VOCABULARY], said["logits"])
+    logits = logits[..., :VOCABULARY]
+    if family not in OF_EXPERTS:
+        assert torch.equal(logits, said["logits"])
+    # weights are equal to the bit; transformers adds experts up in an order of its own choice
+    assert (logits - said["logits"]).abs().max() <= 2e-6
+    assert torch.equal(logits.argmax(-1), said["logits"].argmax(-1))
 
 
 def test_padding_of_the_vocabulary_stays_where_nothing_says_how_much_it_is(tmp_path: Path) -> None:
