@@ -160,6 +160,10 @@ def freed() -> torch.Tensor:
 OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "a lock": (threading.Lock, "a lock cannot be copied"),
     "a tensor": (freed, "its storage was freed"),
+    "fake": (
+        lambda: torch._subclasses.FakeTensorMode().from_tensor(torch.ones(1)),
+        "a FakeTensor has a shape and no bytes",
+    ),
     "deep": (lambda: functools.reduce(lambda x, _: [x], range(402), 1), "nested deeper than 400"),
 }
 
@@ -171,6 +175,7 @@ def test_what_the_walk_finds_hides_no_object_that_fails_to_copy_itself(kind: str
     state = {
         "own": [RaisingCopy(), Own(torch.ones(2)), {"b": Refusing(1)}],
         "deeper": Own([RaisingCopy()]),
+        "late": Own([RaisingState()]),
         "tensor": [Own(freed()), Own([torch.ones(2)])],
         "fake": Own(torch._subclasses.FakeTensorMode().from_tensor(torch.ones(1))),
         "other": make(),
@@ -181,12 +186,15 @@ def test_what_the_walk_finds_hides_no_object_that_fails_to_copy_itself(kind: str
         "['own'][0]": "the __deepcopy__ of RaisingCopy raises ValueError: no copy of this",
         "['own'][2]['b']": "the __deepcopy__ of Refusing raises ValueError: not this one",
         "['deeper']": "the __deepcopy__ of RaisingCopy raises ValueError: no copy of this",
+        "['late']": "a Own cannot be copied: never back",
         "['tensor'][0]": "its storage was freed",
         "['fake']": "a FakeTensor has a shape and no bytes",
         "['other']": said,
     }.items():
         assert re.search(rf"{re.escape(path)}(\[0[^:]*)?: {re.escape(reason)}", text), path
     assert not any(f"{path}:" in text for path in ("['own'][1]", "['tensor'][1]"))
+    # what a fake tensor's mode remembers is no part of the state
+    assert "fake_mode" not in text
     assert stager.nbytes == 0
     del state["other"]
     assert "['own'][0]: the" in refused(stager, state)
