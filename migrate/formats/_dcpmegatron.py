@@ -2,7 +2,7 @@
 
 Megatron's keys there are not those of its modules: all layers of one kind are one tensor with the
 layers along its first axis, experts along the next, the two halves of a gated projection may be
-entries of their own, and what is no tensor is an entry for each layer, expert or rank
+entries of their own, and anything but a tensor is an entry for each layer, expert or rank
 (`…/shard_2_8`: number 2 of 8). Here every layer and every expert gets its own tensor back, which is
 a part of the stored one where it lies; no element moves.
 """
@@ -100,7 +100,7 @@ def _is_number(part: str) -> bool:
 
 
 class ShardKey(NamedTuple):
-    """Which of how many an entry is that is no tensor, along each axis."""
+    """Which of how many an entry without a tensor is, along each axis."""
 
     key: str
     numbers: tuple[int, ...]

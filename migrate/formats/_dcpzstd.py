@@ -4,8 +4,8 @@
 A compressed archive can only be read from its begin to its end, and tensors are read in any order,
 so all of them are decompressed once, into a file without a name that goes with the process. Python
 can decompress them from 3.14 on, and before with the package zstandard. What other extensions do is
-code of whoever saved: it is run where a caller hands over a registry with their classes, and only
-then.
+code of the program that saved: it is run where a caller hands over a registry with their classes,
+and only then.
 """
 
 from __future__ import annotations

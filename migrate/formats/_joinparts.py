@@ -88,7 +88,7 @@ class RankOfParts:
         )
 
     def _check_groups(self, members: Sequence[Member]) -> None:
-        """M924 unless all expert groups of a stage have what is no expert's."""
+        """M924 unless all expert groups of a stage have all that belongs to no expert."""
         known: dict[int, tuple[str, frozenset[Any]]] = {}
         for _, called, stage, one in members:
             dense = frozenset(

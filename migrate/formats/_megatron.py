@@ -134,7 +134,7 @@ def _attributes(node: Any) -> Mapping[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Lists as lists, members of enums by their names; what is no plain value as ABSENT."""
+    """Lists as lists, members of enums by their names; anything but a plain value as ABSENT."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is ListNode and value.kind in ("list", "tuple"):

@@ -36,7 +36,7 @@ def resolve(place: Place) -> Resolved:
     any other place as it is.
 
     M906 for a tracker that names neither an iteration nor a release, M908 for one whose folder is
-    not there, M907 where that is no folder, M915 for several folders without a tracker.
+    not there, M907 where that is anything but a folder, M915 for several folders without a tracker.
     """
     if place.file is not None:
         return Resolved(place)

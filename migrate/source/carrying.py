@@ -3,7 +3,7 @@
 The inert node of such a value goes out as it came in: the same names, called in the same way with
 the same arguments, in the opcodes that every stream of ours has. The storages that it refers to go
 with it, whole, as tensors of bytes that rules do not see. Nothing of it is looked up or called
-here; whoever unpickles the output runs what the source would have run.
+here; a program that unpickles the output runs what the source would have run.
 
 What it shares with other carried values stays shared, and what it shares with values that are read
 is written twice.
