@@ -368,6 +368,8 @@ def tensor_records(roots: list[Any]) -> Iterator[TensorRecord]:
         seen.add(id(node))
         if kind is TensorRecord:
             yield node
+            if node.state is None:
+                continue
         stack += [child for _, child in reversed(inside(node)) if type(child) in _HOLDING]
 
 
