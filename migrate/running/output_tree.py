@@ -22,6 +22,13 @@ from ..planning.module_names import follow_all
 from ..planning.optimizers import following_of
 from ..planning.pipeline import Views
 from ..planning.stored import initial
+from ..source.by_part import (
+    PARTS,
+    names_of,
+    part_name,
+    with_parts,
+    without_optimizers,
+)
 from ..source.jsontext import collector_paused
 from ..source.nesting import nest
 from ..source.pickle.jsonform import to_json
@@ -36,10 +43,11 @@ from ..source.pickle.tree import (
     ask,
 )
 from ..source.shards import by_rank
-from ..source.target import TargetTree, node_of, output_record
+from ..source.target import TargetTree, node_of, output_record, outside_prefix
 from ..source.tree import (
     CheckpointTree,
     FileTree,
+    name_tensors_outside,
     replace_dict,
     resolve_objects,
     tensor_records,
@@ -99,12 +107,15 @@ def output_tree(
             (),
             *map(tuple, said),
         )
-    lost = _lost(outline, len(by_rank(outputs)), drop)
+    ranks = len(by_rank(outputs))
+    outline, called = _gathered(index, outline) if ranks == 1 else (outline, {})
+    lost = _lost(outline, ranks, drop)
     moved = [one for one in following_of(composition) if one.moved]
     followed, before = outside(moved) if moved else ({}, frozenset())
     out = lost | before
     kept = {key: at for key, at in outline.passed_through.items() if key not in out}
-    carried = {**initial(kept, Views()), **followed}
+    passed = {called.get(key, key): held for key, held in initial(kept, Views()).items()}
+    carried = {**passed, **followed}
     if both := [key for key in carried if key in outputs]:
         fail(
             "M916",
@@ -114,15 +125,16 @@ def output_tree(
         )
     every = {**outputs, **carried}
     stored.update(outline.passed_through)
-    checks = declare_ties(outline, stored)
+    checks = {called.get(key, key): one for key, one in declare_ties(outline, stored).items()}
     first = find_ties(every, stored)
     notes = [f"dropped with the files of their ranks: {listed(sorted(lost))}"] * bool(lost)
     gone = ["what the permission `drop` leaves out"] * bool(lost)
     parts, names = _parts(outline, composition, notes, gone, out)
+    names = {number: called.get(key, key) for number, key in names.items()} if called else names
     if moved:
         root, more = follow_tree(parts[0].root, moved)
         parts, names = (parts[0]._replace(root=root), *parts[1:]), {**names, **more}
-    if _differ(index.items, len(parts), len(outline.parts)):
+    if _differ(index.items, len(parts), len(outline.parts), _model_of(parts[0])):
         gone.append("what the ranks without a file hold beside tensors, and rank 0 does not,")
     specs = {key: tensor.spec for key, tensor in carried.items()}
     used = [
@@ -237,10 +249,17 @@ def _plain(
     return TargetTree(tuple(made), names, {}, first)
 
 
-def _differ(items: Mapping[str, Any], kept: int, ranks: int) -> bool:
-    """Whether a rank from `kept` on holds other values than rank 0."""
+def _model_of(part: FileTree) -> str:
+    """What paths of values begin with that are kept by no part; those of all without such."""
+    return ".".join((*(part.at or ()), "")) if names_of(part.root) else ""
+
+
+def _differ(items: Mapping[str, Any], kept: int, ranks: int, below: str) -> bool:
+    """Whether a rank from `kept` on holds other values `below` a path than rank 0."""
     held: dict[int, dict[str, str]] = {}
     for path, value in items.items() if kept < ranks else ():
+        if not path.startswith(below):
+            continue
         held.setdefault(rank_of(path) or 0, {})[path.rpartition("@")[0]] = repr(value)
     return any(held.get(rank, {}) != held.get(0, {}) for rank in range(kept, ranks))
 
@@ -297,9 +316,8 @@ def _parts(
         )
     if len(outline.parts) > len(made):
         left = len(outline.parts) - len(made)
-        notes.append(
-            f"{plural(left, 'rank')} without a file; values beside tensors are those of rank 0"
-        )
+        of = f"kept by part at `{PARTS}`" if names_of(made[0].root) else "those of rank 0"
+        notes.append(f"{plural(left, 'rank')} without a file; values beside tensors are {of}")
     return tuple(made), names
 
 
@@ -344,12 +362,46 @@ def _short(name: str, several: bool) -> str:
     return name.rpartition("@")[0] if several else name
 
 
+def _gathered(index: Index, outline: CheckpointTree) -> tuple[CheckpointTree, dict[str, str]]:
+    """The trees of ranks that become one, with what the others have beside the model kept in the
+    first, and what the tensors in there are called now by what they were; as they are where nothing
+    stands around the model, or something is called as what is kept.
+    """
+    first, *others = outline.parts
+    called = _called_parts(index, len(outline.parts))
+    kept = [part.root.get(PARTS) is not None and not names_of(part.root) for part in outline.parts]
+    alike = {(part.at, type(part.table)) for part in outline.parts} == {(first.at, DictNode)}
+    if not others or not first.at or not alike or any(kept) or called is None:
+        return outline, {}
+    others = [part._replace(root=without_optimizers(part.root)) for part in others]
+    made = with_parts(first, list(zip(called[1:], others, strict=True)), called[0])
+    prefix = outside_prefix(index.tensors)
+    names = {
+        outline.names[id(record)]: f"{prefix}{path}"
+        for path, record in name_tensors_outside(made)
+        if id(record) in outline.names
+    }
+    return replace(outline, parts=(made, *outline.parts[1:])), names
+
+
+def _called_parts(index: Index, ranks: int) -> list[str] | None:
+    """What the first part of each rank is called, which is what its tree is kept as; None where the
+    files are not those of ranks.
+    """
+    names = index.grid.parts if index.grid is not None else index.files
+    if not ranks or len(names) % ranks:
+        return None
+    return [part_name(name) for name in names[:: len(names) // ranks]]
+
+
 def _lost(outline: CheckpointTree, ranks: int, drop: bool) -> set[str]:
     """The carried tensors of ranks that have no file in an output of so many ranks."""
+    here = {id(leaf) for part in outline.parts[:ranks] for leaf in tensor_records([part.root])}
     gone = {
         outline.names[id(leaf)]
         for part in outline.parts[ranks:]
         for leaf in tensor_records([part.root])
+        if id(leaf) not in here
     } & outline.passed_through.keys()
     if gone and not drop:
         fail(
