@@ -46,6 +46,7 @@ from .differences import (
 )
 from .evaluator import Evaluator
 from .gather import Gather
+from .gathered_ranks import with_gathered
 from .geometry import STAGE, ByteLayouts
 from .padding import FilledUp, filled_up, padding_note
 from .prepare import (
@@ -195,7 +196,10 @@ def verify_output(
     if chosen is not None:
         unlooked += left_out_of(chosen, programs, both[1], any(one.index.sums() for one in both))
     differences += side_differences(opened, made, path_state.sides) + unread
-    held, lost = formats.as_saved(_with_states(opened, composition), made.format)
+    followed = _with_states(opened, composition)
+    if migration_path.steps and made.index.tree is not None:
+        followed = with_gathered(followed, len(made.index.tree.parts))
+    held, lost = formats.as_saved(followed, made.format)
     unlooked += _unlooked(lost, made.format)
     differences += item_differences(held, made, bool(migration_path.steps))
     if wanted is not None:

@@ -359,8 +359,8 @@ def form_differences(one: Source, other: Source) -> _Found:
 
 class WrittenTree(NamedTuple):
     """What an output holds beside what rules make, as its format gives it back: the trees, the keys
-    of the tensors in them by the records' identity, and of each key what a run calls it (`origins`)
-    and with which first key it is one tensor.
+    of the tensors in them by the records' identity, and of each key what it is of a run's results
+    or of the source's tensors (`origins`), and with which first key it is one tensor.
     """
 
     parts: Sequence[FileTree]
@@ -371,9 +371,11 @@ class WrittenTree(NamedTuple):
 
     @classmethod
     def of(cls, source: Source, composition: Composition, format: str) -> WrittenTree:
-        rest = output_tree(source, composition, drop=True).rest
+        out = output_tree(source, composition, drop=True)
+        rest, was = out.rest, {new: old for old, new in out.called.items()}
         parts, names, origins = formats.tree_as_saved(rest, format)
         first = rest.first if parts is rest.parts else {key: key for key in origins}
+        origins = {key: was.get(made, made) for key, made in origins.items()}
         several = composition.items is not None and composition.items.ranks
         said = groups_of(rest, several)
         if any(one.moved for one in following_of(composition)):

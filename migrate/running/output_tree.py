@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,7 @@ from ..planning.module_names import follow_all
 from ..planning.optimizers import following_of
 from ..planning.pipeline import Views
 from ..planning.stored import initial
-from ..source.by_part import (
-    PARTS,
-    names_of,
-    part_name,
-    with_parts,
-    without_optimizers,
-)
+from ..source.by_part import PARTS, names_of
 from ..source.jsontext import collector_paused
 from ..source.nesting import nest
 from ..source.pickle.jsonform import to_json
@@ -43,15 +37,15 @@ from ..source.pickle.tree import (
     ask,
 )
 from ..source.shards import by_rank
-from ..source.target import TargetTree, node_of, output_record, outside_prefix
+from ..source.target import TargetTree, node_of, output_record
 from ..source.tree import (
     CheckpointTree,
     FileTree,
-    name_tensors_outside,
     replace_dict,
     resolve_objects,
     tensor_records,
 )
+from .gathered_ranks import gathered
 from .state_trees import follow_tree, outside
 from .ties import declare_ties, find_ties
 
@@ -69,7 +63,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OutputTree:
-    """The whole output: `rest` for the format, tensors by key, what a run checks and reports."""
+    """The whole output: `rest` for the format, tensors by key, what a run checks and reports.
+    `called` has what tensors beside the model are called, where the source calls them otherwise, by
+    what they are called there.
+    """
 
     rest: TargetTree
     outputs: Mapping[str, Tensor]
@@ -77,6 +74,7 @@ class OutputTree:
     notes: tuple[str, ...]
     # what of it does not come back on the way back
     lost: tuple[str, ...] = ()
+    called: Mapping[str, str] = field(default_factory=dict)
 
 
 @collector_paused()
@@ -108,7 +106,7 @@ def output_tree(
             *map(tuple, said),
         )
     ranks = len(by_rank(outputs))
-    outline, called = _gathered(index, outline) if ranks == 1 else (outline, {})
+    outline, called = gathered(index) if ranks == 1 else (outline, {})
     lost = _lost(outline, ranks, drop)
     moved = [one for one in following_of(composition) if one.moved]
     followed, before = outside(moved) if moved else ({}, frozenset())
@@ -148,6 +146,7 @@ def output_tree(
         tuple(used),
         tuple(notes),
         tuple(gone),
+        called,
     )
 
 
@@ -360,38 +359,6 @@ def items_of_index(index: Index) -> Items:
 
 def _short(name: str, several: bool) -> str:
     return name.rpartition("@")[0] if several else name
-
-
-def _gathered(index: Index, outline: CheckpointTree) -> tuple[CheckpointTree, dict[str, str]]:
-    """The trees of ranks that become one, with what the others have beside the model kept in the
-    first, and what the tensors in there are called now by what they were; as they are where nothing
-    stands around the model, or something is called as what is kept.
-    """
-    first, *others = outline.parts
-    called = _called_parts(index, len(outline.parts))
-    kept = [part.root.get(PARTS) is not None and not names_of(part.root) for part in outline.parts]
-    alike = {(part.at, type(part.table)) for part in outline.parts} == {(first.at, DictNode)}
-    if not others or not first.at or not alike or any(kept) or called is None:
-        return outline, {}
-    others = [part._replace(root=without_optimizers(part.root)) for part in others]
-    made = with_parts(first, list(zip(called[1:], others, strict=True)), called[0])
-    prefix = outside_prefix(index.tensors)
-    names = {
-        outline.names[id(record)]: f"{prefix}{path}"
-        for path, record in name_tensors_outside(made)
-        if id(record) in outline.names
-    }
-    return replace(outline, parts=(made, *outline.parts[1:])), names
-
-
-def _called_parts(index: Index, ranks: int) -> list[str] | None:
-    """What the first part of each rank is called, which is what its tree is kept as; None where the
-    files are not those of ranks.
-    """
-    names = index.grid.parts if index.grid is not None else index.files
-    if not ranks or len(names) % ranks:
-        return None
-    return [part_name(name) for name in names[:: len(names) // ranks]]
 
 
 def _lost(outline: CheckpointTree, ranks: int, drop: bool) -> set[str]:
