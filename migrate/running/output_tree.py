@@ -9,7 +9,7 @@ one object are one again where they still make it. Everything else is the tree a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ from ..source.tree import (
     resolve_objects,
     tensor_records,
 )
-from .gathered_ranks import gathered
+from .gathered_ranks import gathered, parted
 from .state_trees import follow_tree, outside
 from .ties import declare_ties, find_ties
 
@@ -79,13 +79,18 @@ class OutputTree:
 
 @collector_paused()
 def output_tree(
-    source: Source, composition: Composition, *, alone: bool = False, drop: bool = False
+    source: Source,
+    composition: Composition,
+    *,
+    alone: bool = False,
+    drop: bool = False,
+    called: Callable[[int], str] | None = None,
 ) -> OutputTree:
     """What the output holds; `alone`: of a nested checkpoint nothing but the tensors that rules
-    work on.
+    work on. `called` names the part that a rank becomes, where what is kept by part is to go back.
 
     M916 where a rule makes a key that a tensor outside of its dict has, and for such tensors of
-    ranks that have no file any more, unless `drop`.
+    ranks, or kept of parts, that have no file any more, unless `drop`.
     """
     index, outputs = source.index, composition.graph.outputs
     outline = index.tree
@@ -106,13 +111,20 @@ def output_tree(
             *map(tuple, said),
         )
     ranks = len(by_rank(outputs))
-    outline, called = gathered(index) if ranks == 1 else (outline, {})
-    lost = _lost(outline, ranks, drop)
+    renamed: Mapping[str, str] = {}
+    if ranks == 1:
+        outline, renamed = gathered(index)
+    apart = None
+    if called is not None and ranks > 1:
+        apart = parted(index, [called(rank) for rank in range(ranks)])
+    if apart is not None:
+        renamed = apart.renamed
+    lost = _lost(outline, ranks, drop) if apart is None else apart.unkept(drop)
     moved = [one for one in following_of(composition) if one.moved]
     followed, before = outside(moved) if moved else ({}, frozenset())
     out = lost | before
     kept = {key: at for key, at in outline.passed_through.items() if key not in out}
-    passed = {called.get(key, key): held for key, held in initial(kept, Views()).items()}
+    passed = {renamed.get(key, key): held for key, held in initial(kept, Views()).items()}
     carried = {**passed, **followed}
     if both := [key for key in carried if key in outputs]:
         fail(
@@ -123,12 +135,16 @@ def output_tree(
         )
     every = {**outputs, **carried}
     stored.update(outline.passed_through)
-    checks = {called.get(key, key): one for key, one in declare_ties(outline, stored).items()}
+    checks = {renamed.get(key, key): one for key, one in declare_ties(outline, stored).items()}
     first = find_ties(every, stored)
-    notes = [f"dropped with the files of their ranks: {listed(sorted(lost))}"] * bool(lost)
+    of = "the files of their ranks" if apart is None else "what is kept of other parts"
+    notes = [f"dropped with {of}: {listed(sorted(lost))}"] * bool(lost)
     gone = ["what the permission `drop` leaves out"] * bool(lost)
-    parts, names = _parts(outline, composition, notes, gone, out)
-    names = {number: called.get(key, key) for number, key in names.items()} if called else names
+    if apart is not None and apart.other_grid:
+        gone.append(f"what is kept at `{PARTS}` of the parts of another grid")
+    around = outline.parts if apart is None else apart.parts
+    parts, names = _parts(outline, around, composition, notes, gone, out)
+    names = {number: renamed.get(key, key) for number, key in names.items()}
     if moved:
         root, more = follow_tree(parts[0].root, moved)
         parts, names = (parts[0]._replace(root=root), *parts[1:]), {**names, **more}
@@ -146,7 +162,7 @@ def output_tree(
         tuple(used),
         tuple(notes),
         tuple(gone),
-        called,
+        renamed,
     )
 
 
@@ -265,12 +281,15 @@ def _differ(items: Mapping[str, Any], kept: int, ranks: int, below: str) -> bool
 
 def _parts(
     outline: CheckpointTree,
+    around: Sequence[FileTree],
     composition: Composition,
     notes: list[str],
     gone: list[str],
     left_out: Collection[str],
 ) -> tuple[tuple[FileTree, ...], dict[int, str]]:
-    """The trees of the output, and the key of each tensor in them; without those of `left_out`."""
+    """The trees of the output, with what stands `around` the dicts that rules work on; and the key
+    of each tensor in them, without those of `left_out`.
+    """
     outputs = composition.graph.outputs
     ranks = by_rank(outputs)
     several = len(outline.parts) > 1
@@ -308,7 +327,9 @@ def _parts(
         names.update(own)
         made.append(
             FileTree(
-                replace_dict(part.root, old, nest(table, part.nested_dicts)),
+                replace_dict(
+                    around[min(rank, len(around) - 1)].root, old, nest(table, part.nested_dicts)
+                ),
                 part.at,
                 part.nested_dicts,
             )

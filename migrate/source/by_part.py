@@ -43,8 +43,10 @@ def names_of(root: Any) -> list[str]:
 
 
 def part_name(path: str) -> str:
-    """What a part is called by the path of its weights: the folder around them, else the file."""
-    return os.path.dirname(path) or path
+    """What a part is called by the path of its weights: the folder around them, else the file,
+    without what says its format.
+    """
+    return os.path.dirname(path) or os.path.splitext(path)[0]
 
 
 def is_optimizer(key: Any, value: Any) -> bool:
