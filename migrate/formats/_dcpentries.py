@@ -9,7 +9,7 @@ is `_dcptree.build_tree`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -212,17 +212,18 @@ def saved_tree(part: FileTree, names: Mapping[int, str]) -> SavedTree | None:
     )
 
 
-def as_saved(index: Index) -> tuple[Index, list[str]]:
-    """The index of the same checkpoint after it was saved in this format, and what it lost.
-
-    As it is where it cannot be saved so.
+def as_saved(
+    index: Index, saves: Callable[[FileTree, Mapping[int, str]], SavedTree | None] = saved_tree
+) -> tuple[Index, list[str]]:
+    """The index of the same checkpoint after it was saved so that `saves` gives its tree back, and
+    what it lost. As it is where it cannot be saved so.
     """
     tree = index.tree
     if tree is None:
         tensors = {key: _alone(at) for key, at in index.tensors.items()}
         lost = ["`_metadata`: ."] * (index.module_versions is not None)
         return replace(index, tensors=tensors, module_versions=None), lost
-    saved = saved_tree(tree.parts[0], tree.names) if len(tree.parts) == 1 else None
+    saved = saves(tree.parts[0], tree.names) if len(tree.parts) == 1 else None
     if saved is None:
         return index, []
     stored = {**index.tensors, **tree.passed_through}

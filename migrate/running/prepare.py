@@ -94,7 +94,7 @@ def is_folder(source: Source, single_file: bool | None, written: str = "") -> bo
     """Whether the output is a folder; M115 where one file is asked for of a format, `written`, that
     has none.
     """
-    if written == DISTRIBUTED:
+    if written in DESCRIBED:
         if single_file:
             fail(
                 "M115",
