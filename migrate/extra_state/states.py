@@ -81,10 +81,12 @@ def lift_states(source: Source, patterns: Sequence[Pattern]) -> None:
     else:
         specs = {one.name: tensors[one.name].spec for one in found}
         paths = {_path(one, index.tree) for one in found}
+        several = len(index.tree.parts) > 1
+        tables = tuple({".".join((*(part.at or ()), "")) for part in index.tree.parts})
         items = {
             path: value
             for path, value in index.items.items()
-            if not _below(path, paths, len(index.tree.parts) > 1)
+            if not (path.startswith(tables) and _below(path, paths, several))
         }
         source.index = replace(
             index, tensors=tensors, items=items, tree=_without(index.tree, found, specs)

@@ -29,6 +29,8 @@ PARTS = "parts"
 # kinds of dicts that are nothing but their pairs
 _DICTS = frozenset({"dict", "OrderedDict", *OBJECTS})
 _HASHABLE = SCALARS - {bytearray}
+# kinds of which equal values are the same
+_COMPARED = frozenset({str, int, bool, type(None)})
 
 
 def names_of(root: Any) -> list[str]:
@@ -132,7 +134,12 @@ def difference(one: DictNode, other: DictNode, texts: dict[int, str] | None = No
             continue
         order.append(known)
         value = after[known][1]
-        if not _same(was, value, texts):
+        if _is_flat(was) and _is_flat(value):
+            # field by field at once: the text of all of them is not needed
+            entry = _entry(was, value, texts)
+            if type(entry) is not DictNode or entry.kind != "dict" or entry.pairs:
+                pairs.append((key, entry))
+        elif not _same(was, value, texts):
             pairs.append((key, _entry(was, value, texts)))
     for known, (key, value) in after.items():
         if known not in before:
@@ -142,6 +149,16 @@ def difference(one: DictNode, other: DictNode, texts: dict[int, str] | None = No
         return _dict(pairs)
     keys = ListNode("list", tuple(key for key, _ in other.pairs), None)
     return ListNode("tuple", (_dict(pairs), keys), None)
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether a value is an object with fields, such as arguments, and has no dicts in it."""
+    return (
+        type(value) is DictNode
+        and value.kind in OBJECTS
+        and bool(value.pairs)
+        and not any(type(held) is DictNode for _, held in value.pairs)
+    )
 
 
 def _entry(was: Any, value: Any, texts: dict[int, str]) -> Any:
@@ -167,8 +184,14 @@ def _same(one: Any, other: Any, texts: dict[int, str]) -> bool:
     kind = type(one)
     if one is other or kind is not type(other):
         return one is other
-    if kind in (str, int, bool):
+    if kind in _COMPARED:
         return bool(one == other)
+    if kind is float:
+        return repr(one) == repr(other)
+    if kind is ListNode and one.kind == other.kind in ("list", "tuple"):
+        types = [type(item) for item in one.items]
+        if _COMPARED.issuperset(types):
+            return types == [type(item) for item in other.items] and one.items == other.items
     if _with_tensors(one) or _with_tensors(other):
         return False
     if kind not in (DictNode, ListNode):

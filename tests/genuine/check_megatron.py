@@ -171,7 +171,7 @@ def judge_rank(rank: int, name: str, grid: str, made: list[Case], folder: Path, 
 def load_dist(models: list[Any], case: Case, folder: Path) -> dict[str, Any]:
     from megatron.core import dist_checkpointing
 
-    (there,) = [one for one in case.out(folder).iterdir() if one.is_dir()]
+    (there,) = (one.parent for one in case.out(folder).rglob("metadata.json"))
     found: dict[str, Any] = dist_checkpointing.load(sharded(models, {}), str(there), strict=STRICT)
     return found
 
