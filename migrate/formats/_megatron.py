@@ -51,17 +51,17 @@ SIZES = {
     "VPP": "virtual_pipeline_model_parallel_size",
     "EP": "expert_model_parallel_size",
 }
-_EXPERT_TENSOR = "expert_tensor_parallel_size"
+EXPERT_TENSOR = "expert_tensor_parallel_size"
 # layers of uneven stages: what the training script calls them, and what Megatron Core does
-_FIRST = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
-_LAST = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
-_LAYOUT = "pipeline_model_parallel_layout"
-_WITH_EMBEDDING = "account_for_embedding_in_pipeline_split"
-_WITH_LOSS = "account_for_loss_in_pipeline_split"
+FIRST = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
+LAST = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
+LAYOUT = "pipeline_model_parallel_layout"
+WITH_EMBEDDING = "account_for_embedding_in_pipeline_split"
+WITH_LOSS = "account_for_loss_in_pipeline_split"
 
 # the arguments that describe the model and its grid: all parts of one checkpoint agree in them
 DESCRIBING = (
-    *SIZES.values(), _EXPERT_TENSOR, *_FIRST, *_LAST, _LAYOUT, _WITH_EMBEDDING, _WITH_LOSS,
+    *SIZES.values(), EXPERT_TENSOR, *FIRST, *LAST, LAYOUT, WITH_EMBEDDING, WITH_LOSS,
     "num_layers", "encoder_num_layers", "decoder_num_layers", "hidden_size", "ffn_hidden_size",
     "num_attention_heads", "num_query_groups", "group_query_attention", "kv_channels",
     "max_position_embeddings", "padded_vocab_size", "vocab_size", "make_vocab_size_divisible_by",
@@ -97,7 +97,7 @@ class Facts(NamedTuple):
     @property
     def expert_tensor(self) -> int | None:
         """The tensor parallelism of experts, where it is another than that of the rest."""
-        said = (self.args or {}).get(_EXPERT_TENSOR)
+        said = (self.args or {}).get(EXPERT_TENSOR)
         return said if type(said) is int and said != self.size("TP") else None
 
     @property
@@ -173,17 +173,17 @@ def spread(facts: Facts, stages: int, virtual: int) -> list[list[int]] | str | N
     args, layers = facts.args, facts.layers
     if args is None or layers is None:
         return None
-    layout = args.get(_LAYOUT)
+    layout = args.get(LAYOUT)
     if layout is not None and stages > 1:
         return _laid_out(layout, layers, stages, virtual)
     first, last = (
-        next((args[n] for n in names if args.get(n) is not None), None) for names in (_FIRST, _LAST)
+        next((args[n] for n in names if args.get(n) is not None), None) for names in (FIRST, LAST)
     )
     if stages == 1:
         return [[layers]] if virtual == 1 else f"{virtual} virtual stages of a single stage"
     if type(first) is int or type(last) is int:
         return _uneven(layers, stages, virtual, first, last)
-    before, behind = (args.get(name) is True for name in (_WITH_EMBEDDING, _WITH_LOSS))
+    before, behind = (args.get(name) is True for name in (WITH_EMBEDDING, WITH_LOSS))
     counted = layers + before + behind
     if counted % (stages * virtual):
         more = " and what is counted as one" if counted > layers else ""
@@ -230,7 +230,7 @@ def _laid_out(layout: Any, layers: int, stages: int, virtual: int) -> list[list[
     else:
         return None
     if rows is None or len(rows) != stages * virtual or sum(rows) != layers:
-        return f"{_LAYOUT} is not one of {layers} layers in {stages} stages{_times(virtual)}"
+        return f"{LAYOUT} is not one of {layers} layers in {stages} stages{_times(virtual)}"
     return [rows[v * stages : (v + 1) * stages] for v in range(virtual)]
 
 
