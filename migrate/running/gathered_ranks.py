@@ -117,7 +117,7 @@ def as_written(source: S, made: Index) -> S:
         apart := parted(index, [called(rank) for rank in range(ranks)])
     ):
         parts, renamed = apart.parts, dict(apart.renamed)
-        parts = (*parts, *parts[-1:] * (ranks - len(parts)))
+        parts = [parts[min(rank, len(parts) - 1)] for rank in range(ranks)]
     else:
         return source
     if all(one is other for one, other in zip(parts, tree.parts, strict=False)):
