@@ -57,7 +57,8 @@ _SAID = frozenset(
 
 def _of_grid(grid: GridOfArgs) -> dict[str, Any]:
     tp, pp, vpp, ep = (grid.sizes.get(axis, 1) for axis in _megatron.SIZES)
-    even = grid.first is grid.last is grid.layout is None and grid.layers % (pp * vpp) == 0
+    uneven = (grid.first, grid.last, grid.layout)
+    even = uneven == (None, None, None) and grid.layers % (pp * vpp) == 0
     virtual = vpp if vpp > 1 else None
     found: dict[str, Any] = dict(zip(_megatron.SIZES.values(), (tp, pp, virtual, ep), strict=True))
     found[_megatron.EXPERT_TENSOR] = tp

@@ -128,7 +128,7 @@ def as_written(source: S, made: Index) -> S:
     called = called_in(made)
     if called is not None and (apart := parted(outline, index.tensors, called)):
         parts, renamed = apart.parts, dict(apart.renamed)
-    parts = (*parts, *parts[-1:] * (ranks - len(parts)))[:ranks]
+    parts = [parts[min(rank, len(parts) - 1)] for rank in range(ranks)]
     if all(one is other for one, other in zip(parts, tree.parts, strict=False)):
         return source
     found = copy(source)

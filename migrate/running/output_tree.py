@@ -109,7 +109,8 @@ def output_tree(
             _plain(specs, first, _called(writable_items(index), composition), versions),
             outputs,
             (),
-            *map(tuple, said),
+            tuple(said[0]),
+            tuple(said[1]),
         )
     ranks = len(by_rank(outputs))
     renamed: Mapping[str, str] = {}
