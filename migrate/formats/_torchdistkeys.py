@@ -9,7 +9,7 @@ itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..source.pickle.tree import DictNode, ListNode
@@ -27,6 +27,8 @@ _NORMS = {
 }
 _SHARD = re.compile(r"(.+)/shard_([0-9]{1,9}(?:\.[0-9]{1,9})*)_([0-9]{1,9}(?:\.[0-9]{1,9})*)")
 _MEMBER = re.compile(r"(weight|bias)([0-9]{1,9})", re.ASCII)
+# what Megatron says of how a checkpoint is made, and in it that layers are numbered
+CONTENT, _NUMBERED = "content_metadata", "non_homogeneous_layers"
 # the place of a number in a key
 _GAP = "\0"
 
@@ -198,8 +200,7 @@ def read_shard(key: str) -> ShardKey | None:
 
 def layers_differ(args: Any, content: Any) -> bool:
     """Whether Megatron numbers the layers of such a model instead of putting them along an axis."""
-    said = content if type(content) is DictNode else None
-    if said is not None and (said.get("non_homogeneous_layers") or singles(content)):
+    if type(content) is DictNode and (content.get(_NUMBERED) or singles(content)):
         return True
     if type(args) is not DictNode:
         return False
@@ -210,6 +211,17 @@ def layers_differ(args: Any, content: Any) -> bool:
     return bool(
         args.get("hetereogenous_dist_checkpoint") or args.get("heterogeneous_layers_config_path")
     )
+
+
+def with_numbers(common: Mapping[str, Any]) -> dict[str, Any]:
+    """The values beside a model whose layers are numbered, so that they say it: Megatron's own word
+    for it, which it reads again with the checkpoint.
+    """
+    content = common.get(CONTENT)
+    if layers_differ(common.get("args"), content) or type(content) not in (DictNode, type(None)):
+        return dict(common)
+    pairs = () if content is None else content.pairs
+    return {**common, CONTENT: DictNode("dict", (*pairs, (_NUMBERED, True)), None)}
 
 
 def singles(content: Any) -> bool:

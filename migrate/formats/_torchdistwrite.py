@@ -29,6 +29,7 @@ from ..source.tree import STATE, FileTree, is_state
 from ._dcpentries import SavedTree
 from ._dcpwrite import EntryWriter, Piece, require_one_rank
 from ._torchdistkeys import (
+    CONTENT,
     GATED,
     HALVES,
     STACKS,
@@ -47,7 +48,7 @@ _MARKER = (
     b'{"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", '
     b'"common_backend_version": 1}'
 )
-_MODEL, _OPTIMIZER, _RANDOM, _CONTENT = "model", "optimizer", "rng_state", "content_metadata"
+_MODEL, _OPTIMIZER, _RANDOM = "model", "optimizer", "rng_state"
 _CHAINED = "chained_"
 # what Megatron says of a checkpoint that it writes, where it has nothing special to say
 _SAID = (("singleton_local_shards", False), ("chained_optim_avoid_prefix", True))
@@ -131,9 +132,9 @@ def saved_part(part: FileTree) -> tuple[FileTree, list[str]]:
     if any(type(key) is not str for key in (*pairs, *(key for key, _ in table.pairs))):
         fail("M916", f"{_FORMAT} has keys that are texts, and nothing else")
     model = DictNode("dict", tuple(_completed(dict(table.pairs)).items()), None)
-    content = pairs.get(_CONTENT)
+    content = pairs.get(CONTENT)
     if content is None:
-        pairs[_CONTENT] = DictNode("dict", _SAID, None)
+        pairs[CONTENT] = DictNode("dict", _SAID, None)
     pairs[_MODEL] = model
     kind = "dict" if part.at == () else root.kind
     return FileTree(DictNode(kind, tuple(pairs.items()), None), (_MODEL,)), lost
@@ -180,7 +181,7 @@ class DistEntries:
         self._specs, self._names = specs, names
         root, model = part.root, part.table
         assert model is not None
-        args, content = root.get("args"), root.get(_CONTENT)
+        args, content = root.get("args"), root.get(CONTENT)
         self._args, self._spelling = args, Spelling.of(args)
         self._apart = singles(content)
         self.tensors: dict[str, list[Piece]] = {}
@@ -229,13 +230,9 @@ class DistEntries:
             if type(value) is not TensorRecord and not is_state(key)
         ]:
             _refuse("only tensors and extra states stand in the model", others)
-        if held.get(_OUTPUT_STATE) is not None:
-            _refuse("the output layer has no extra state there", [_OUTPUT_STATE])
         wrong = []
         for key in held:
             entry = entry_of(key, numbered=False, apart=False)
-            if key == _OUTPUT_STATE:
-                continue
             read = read_name(entry.key, self._spelling)
             if read.axes != len(entry.numbers) or read.key(entry.numbers) != key:
                 wrong.append(key)
@@ -271,7 +268,7 @@ class DistEntries:
     def _model(self, held: Mapping[str, Any]) -> None:
         tensors, states = [], []
         for key, value in held.items():
-            if key != _OUTPUT_STATE:
+            if key != _OUTPUT_STATE or value is not None:
                 (states if is_state(key) else tensors).append(
                     _Layered(key, self._entry(key), value)
                 )
