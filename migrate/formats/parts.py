@@ -4,7 +4,7 @@ Everything is known from the streams of the parts: which of them there are, what
 say, which layers and experts each holds. What is missing, what does not agree and what is not
 joined is refused by name before a tensor is read. Parts along the axes that number layers and
 experts are joined for each tensor-parallel rank, and become one tree as a single file would have
-it; what such a file has beside the model is that of the first part.
+it; what parts have otherwise beside the model is kept by part, see `source.by_part`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
 from ..core.errors import CheckpointError, Report, fail, listed, option, plural, printable
 from ..source.blobs import FileBlob
-from ..source.grids import Axis, PartGrid, Replica
+from ..source.by_part import PARTS, is_optimizer
+from ..source.grids import Axis, PartGrid, Replica, WrittenGrid
 from ..source.index import FileSource, Source
 from ..source.jsontext import collector_paused
 from ..source.paths import Place, look_beside, read_history
-from ..source.pickle.policy import MOST_PATHS, Outside
-from ..source.pickle.tree import DictNode, ListNode
+from ..source.pickle.tree import DictNode
 from ..source.shards import MAX_RANKS
 from ..source.tree import is_flat
 from . import _megatron
@@ -177,15 +178,21 @@ def open_parts(place: Place, found: Found) -> Source:
                     break
         report.check()
         _agree(parts, label)
-        grid, numbered = _grid_of(parts, found.alone, place.parts, label)
+        grid, layers = _grid_of(parts, found.alone, place.parts, label)
+        numbered = None if layers is None or not grid.joined else _first_numbers(layers)
         # what counts the parameters of a part counts those of no whole model
         keep = not grid.joined or (found.alone and len(parts[0].models) == 1)
         held = _read(parts, grid, numbered, place, keep)
-        units, replicas, apart = _join(parts, held, grid, label)
+        units, replicas = _join(parts, held, grid, label)
         names = [part.file.path for part in parts]
         state = [part.file.optimizer for part in parts if part.file.optimizer is not None]
         state += [] if keep else _states(parts)
-        grid = replace(grid, replicas=replicas, apart=tuple(apart), optimizers=tuple(state))
+        grid = replace(grid, replicas=replicas, optimizers=tuple(state))
+        if layers is not None and not grid.alone and all(part.models for part in parts):
+            called = _megatron.folder_of(
+                os.path.basename(os.path.abspath(folder.path)), parts[0].facts
+            )
+            grid = replace(grid, again=partial(_again, parts, grid, layers, called))
         beside = None
         if place.file is None:
             beside = look_beside(folder, frozenset(names))
@@ -201,7 +208,6 @@ def open_parts(place: Place, found: Found) -> Source:
             grid=grid
             if parts[0].facts.args is not None or prod(a.size for a in grid.axes) > 1 or state
             else None,
-            outside=_collapsed(held),
             sums=lambda: {
                 (one.number, record.offset): (record.size, record.crc)
                 for one in held
@@ -271,8 +277,8 @@ def _shown(value: Any) -> str:
 def _grid_of(
     parts: list[_Part], alone: bool, said: str | None, label: str
 ) -> tuple[PartGrid, list[list[int]] | None]:
-    """The grid, with the coordinates of each part entered in it, and the number of the first layer
-    of each virtual stage and stage; None where nothing is numbered anew.
+    """The grid, with the coordinates of each part entered in it, and how many layers each virtual
+    stage and stage has; None where nothing says it.
     """
     facts = parts[0].facts
     sizes = _coordinates(parts, alone, said, label)
@@ -295,7 +301,7 @@ def _grid_of(
                 "of Megatron write it, and such parts are not joined",
                 help="load it with Megatron Core and save it again",
             )
-    first, layers = _layers(parts, sizes["PP"], virtual, alone, label)
+    layers = _layers(parts, sizes["PP"], virtual, alone, label)
     _experts(parts, sizes["EP"], label)
     axes = [Axis(name, sizes[name], _at(parts[0], name) if alone else None) for name in _AXES]
     axes[2:2] = [Axis("VPP", virtual)] * (virtual > 1)
@@ -303,11 +309,35 @@ def _grid_of(
     grid = PartGrid(
         tuple(axes),
         tuple(part.file.path for part in parts),
-        facts.layers if facts.layers is not None else layers,
+        facts.layers if facts.layers is not None or layers is None else sum(map(sum, layers)),
         alone,
         joined,
     )
-    return grid, first if joined else None
+    return grid, layers
+
+
+def _again(
+    parts: Sequence[_Part], grid: PartGrid, layers: Sequence[Sequence[int]], folder: str
+) -> WrittenGrid:
+    """How the parts are written so again; without an order where none is that of all of them."""
+    names = ([key for key, _ in model.pairs] for part in parts for model in part.models)
+    order = _megatron.order_of([key for key in row if type(key) is str] for row in names) or ()
+    known = {axis.name: axis.size for axis in grid.axes}
+    sizes = {axis: known.get(axis, 1) for axis in _megatron.SIZES}
+    file = os.path.basename(parts[0].file.path)
+    called: dict[int, list[str]] = {}
+    for part in parts:
+        called.setdefault(part.tensor, []).append(part.called)
+    return WrittenGrid(_megatron.NAME, sizes, layers, folder, file, order, tuple(called.values()))
+
+
+def _first_numbers(layers: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The number of the first layer of each virtual stage and stage."""
+    first, at = [], 0
+    for row in layers:
+        first.append([at + sum(row[:p]) for p in range(len(row))])
+        at += sum(row)
+    return first
 
 
 def _coordinates(
@@ -431,10 +461,8 @@ def _complete(parts: Sequence[_Part], sizes: Mapping[str, int], label: str) -> N
 
 def _layers(
     parts: Sequence[_Part], stages: int, virtual: int, alone: bool, label: str
-) -> tuple[list[list[int]] | None, int | None]:
-    """The number of the first layer of each virtual stage and stage, and of all layers; None where
-    nothing says it.
-    """
+) -> list[list[int]] | None:
+    """How many layers each virtual stage and stage has; None where nothing says it."""
     if stages * virtual > 1:
         _one_stack(parts, label)
     counts: dict[tuple[int, int], int] = {}
@@ -481,13 +509,9 @@ def _layers(
                 help="pass the folder of all parts",
             )
         if (alone and stages > 1) or not counts:
-            return None, None
+            return None
         said = [[counts.get((v, p), 0) for p in range(stages)] for v in range(virtual)]
-    first, at = [], 0
-    for row in said:
-        first.append([at + sum(row[:p]) for p in range(len(row))])
-        at += sum(row)
-    return first, at
+    return said
 
 
 def _absent(numbers: Collection[int]) -> list[str]:
@@ -582,10 +606,17 @@ def _read(
     held = []
     for number, part in enumerate(parts):
         raw = part.raw
+        if grid.joined and len(parts) > 1 and raw.root.get(PARTS) is not None:
+            fail(
+                "M925",
+                f"{place.folder.label(part.file.path)}: has a value `{PARTS}` of its own, where "
+                "what differs between parts is kept once they are joined",
+                help="rename or remove it, or pass one part alone",
+            )
         if grid.joined:
             raw = raw._replace(root=_renamed_root(part, first, keep))
         named = place.folder.label(part.file.path)
-        held.append(read_file(None, number, named, place.at, raw))
+        held.append(read_file(None, number, named, place.at, raw, carrying=place.carry))
     return held
 
 
@@ -618,14 +649,10 @@ def _renamed_root(part: _Part, first: list[list[int]] | None, keep: bool) -> Dic
         if any(value is one for one in part.models):
             root += [] if done else [(MODEL, model)]
             done = True
-        elif keep or not _is_state(key, value):
+        elif keep or not is_optimizer(key, value):
             root.append((key, value))
     given = part.raw.root
     return DictNode(given.kind, tuple(root), given.node, given.attributes)
-
-
-def _is_state(key: Any, value: Any) -> bool:
-    return type(key) is str and "optim" in key.lower() and type(value) in (DictNode, ListNode)
 
 
 def _states(parts: Sequence[_Part]) -> list[str]:
@@ -634,23 +661,20 @@ def _states(parts: Sequence[_Part]) -> list[str]:
         f"{part.file.path}: {key}"
         for part in parts
         for key, value in part.raw.root.pairs
-        if _is_state(key, value)
+        if is_optimizer(key, value)
     ]
 
 
 def _join(
     parts: Sequence[_Part], held: Sequence[TorchFile], grid: PartGrid, label: str
-) -> tuple[list[TorchFile], dict[str, Sequence[Replica]], list[str]]:
-    """What each tensor-parallel rank holds, what stands in several parts, and the tensors beside
-    the model in parts other than the first of a rank.
-    """
+) -> tuple[list[TorchFile], dict[str, Sequence[Replica]]]:
+    """What each tensor-parallel rank holds, and what stands in several parts."""
     by_rank: dict[int, list[Member]] = {}
     for part, one in zip(parts, held, strict=True):
         member = Member(part.file.path, part.called, part.stage, one)
         by_rank.setdefault(part.tensor, []).append(member)
     tied = parts[0].facts.tied and len({part.stage for part in parts}) > 1
     replicas: dict[str, Sequence[Replica]] = {}
-    apart: list[str] = []
     units: list[TorchFile] = []
     several = len(by_rank) > 1
     for tensor, members in by_rank.items():
@@ -663,27 +687,10 @@ def _join(
         replicas.update(
             {f"{key}{mark}": found for key, found in rank.replicas.items() if len(found) > 1}
         )
-        apart += [
-            f"{member.called}: {name}" for member in members[1:] for name in member.content.others
-        ]
     for tensor, unit in enumerate(units[1:], 1):
         if grid.joined and (unlike := units[0].tensors.keys() ^ unit.tensors.keys()):
             contradict(
                 label,
                 f"TP ranks 0 and {tensor} do not have the same keys: {listed(sorted(unlike), 4)}",
             )
-    return units, replicas, apart
-
-
-def _collapsed(held: Sequence[TorchFile]) -> tuple[Outside, ...]:
-    """What is not read of all parts, each name once."""
-    found: dict[tuple[str, str], tuple[int, list[str]]] = {}
-    for one in held:
-        for outside in one.outside:
-            count, paths = found.setdefault((outside.name, outside.reason), (0, []))
-            paths += [p for p in outside.paths if p not in paths][: MOST_PATHS - len(paths)]
-            found[outside.name, outside.reason] = (count + outside.count, paths)
-    return tuple(
-        Outside(name, reason, count, tuple(paths))
-        for (name, reason), (count, paths) in found.items()
-    )
+    return units, replicas

@@ -33,6 +33,7 @@ from ..rules.compiled import compile_file_once
 from ..rules.files import LoadedFile
 from ..rules.lineage import (
     LATEST,
+    Layout,
     LayoutFinding,
     Lineage,
     NearLayout,
@@ -43,6 +44,7 @@ from ..rules.lineage import (
     warnings,
 )
 from ..rules.packs import Packs, find_packs, load_edge
+from ..source.grids import grid_of
 from ..source.index import Index
 from ..source.pickle.tree import PARAMETER
 from .graph import Tensor
@@ -84,6 +86,11 @@ class MigrationPath:
         found, a file was named.
         """
         return remarks(origin for origin in self.origins if origin["origin"] != "file")
+
+    @property
+    def goals(self) -> list[Layout]:
+        """The layouts that it ends in."""
+        return [self.lineages[name].layout(layout) for name, layout in self.layouts.items()]
 
     @property
     def makes_files(self) -> bool:
@@ -272,7 +279,13 @@ def find_path(
             f"no rules are applied, so {params} {listed(list(given))} would change nothing",
             help=f"name a goal with {option('to', 'LINEAGE@LAYOUT')}, or leave {params} out",
         )
-    if not steps and given and request.backwards is not None:
+    sizes = [
+        name
+        for lineage, layout in reached.items()
+        if (grid := packs.load_lineage(lineage).layout(layout).grid) is not None
+        for name in grid.params
+    ]
+    if not steps and given.keys() - sizes and request.backwards is not None:
         there = [f"{name}@{layout}" for name, layout in reached.items()]
         notes = [
             note
@@ -292,7 +305,7 @@ def find_path(
     return _compile(
         steps,
         packs,
-        given if steps else {},
+        given if steps else {name: given[name] for name in sizes if name in given},
         (stamp.applied, applied or ()),
         found,
         reached,
@@ -553,7 +566,7 @@ def _remembered(
         "params": params,
         "files": before.get("files", {}),
         "ranks": before.get("ranks", ""),
-        "grid": before.get("grid", ""),
+        "grid": grid_of(before.get("grid")),
         "kept": kept,
         "absent": undone[-1].get("absent") if undone else None,
         "optimizer": left,
@@ -576,6 +589,9 @@ def _compile(
     elsewhere = [
         name for edge in edges for file in load_edge(edge.files) for name in file.model.params
     ]
+    for name, layout in layouts.items() if given else ():
+        grid = packs.load_lineage(name).layout(layout).grid
+        elsewhere += [] if grid is None else grid.params
     report = Report()
     ready, entries, rules = [], [], []
     origins: list[Mapping[str, Any]] = []

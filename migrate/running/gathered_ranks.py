@@ -1,0 +1,186 @@
+"""What ranks have beside the model, where rules join their tensors and one tree is left of them,
+and where that tree becomes ranks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from ..core.errors import fail, listed, option, plural
+from ..source.by_part import (
+    PARTS,
+    names_of,
+    of_part,
+    part_name,
+    with_parts,
+    without_optimizers,
+    without_parts,
+)
+from ..source.shards import Naming, naming
+from ..source.target import items_of, outside_prefix
+from ..source.tree import CheckpointTree, FileTree, name_tensors_outside
+
+if TYPE_CHECKING:
+    from ..source.index import Index, Source
+
+S = TypeVar("S", bound="Source")
+
+
+def gathered(index: Index) -> tuple[CheckpointTree, dict[str, str]]:
+    """The trees of ranks that become one, with what the others have beside the model kept in the
+    first; and what tensors in there are called now, by what they were.
+
+    As they are where nothing stands around the model, or where a value has the name of what is
+    kept. State of optimizers is not kept so: it follows its parameters, or goes by a word.
+    """
+    outline = index.tree
+    if outline is None:
+        raise ValueError("a checkpoint without trees has no ranks to gather")
+    first, *others = outline.parts
+    called = _called_parts(index, len(outline.parts))
+    alike = all(part.at == first.at and part.table is not None for part in outline.parts)
+    if not others or not first.at or not alike or called is None:
+        return outline, {}
+    if any(part.root.get(PARTS) is not None and not names_of(part.root) for part in outline.parts):
+        return outline, {}
+    kept = [part._replace(root=without_optimizers(part.root)) for part in others]
+    made = with_parts(first, list(zip(called[1:], kept, strict=True)), called[0])
+    prefix = outside_prefix(index.tensors)
+    names = {
+        outline.names[id(record)]: f"{prefix}{path}" for path, record in name_tensors_outside(made)
+    }
+    return replace(outline, parts=(made, *others)), names
+
+
+class Parted(NamedTuple):
+    """What stands around the model in each rank of an output, taken from what is kept by part.
+    `renamed` are the tensors in there as in `gathered`, `lost` those that stand in no rank;
+    `other_grid`: the ranks are other parts than those that something is kept of.
+    """
+
+    parts: Sequence[FileTree]
+    renamed: Mapping[str, str]
+    lost: Collection[str]
+    other_grid: bool
+
+    def unkept(self, drop: bool) -> set[str]:
+        """The tensors that stand in no rank. M916 unless they may be dropped."""
+        if self.lost and not drop:
+            fail(
+                "M916",
+                f"{plural(len(self.lost), 'tensor')} kept of parts of another grid than the one "
+                f"that is written: {listed(sorted(self.lost))}",
+                help=f"{option('allow', 'drop')} leaves them out",
+                permit="drop",
+            )
+        return set(self.lost)
+
+
+def parted(
+    outline: CheckpointTree, tensors: Mapping[str, Any], groups: Sequence[Sequence[str]]
+) -> Parted | None:
+    """The trees of a checkpoint as those of ranks that consist of parts of these names, of which
+    the first comes first; None where nothing is kept of parts, or is kept so already. The first
+    part's for all of them where it is kept of other parts.
+    """
+    kept = [names_of(part.root) for part in outline.parts]
+    held = {name: number for number, names in enumerate(kept) for name in names}
+    groups = [list(names) for names in groups]
+    if not held or kept == [names if len(names) > 1 else [] for names in groups]:
+        return None
+    same = sorted(held) == sorted(name for names in groups for name in names)
+    made: list[FileTree] = []
+    for names in groups if same else ():
+        of_rank = [(name, _part_of(outline.parts[held[name]], name)) for name in names]
+        (called, first), *others = of_rank
+        made.append(with_parts(first, others, called) if others else first)
+    if not same:
+        made = [part._replace(root=without_parts(part.root)) for part in outline.parts]
+    prefix, mark = outside_prefix(tensors), "@{}" if len(groups) > 1 else ""
+    renamed: dict[str, str] = {}
+    for rank, one in enumerate(made):
+        for path, record in name_tensors_outside(one):
+            renamed.setdefault(outline.names[id(record)], f"{prefix}{path}{mark.format(rank)}")
+    lost = [key for key in outline.passed_through if key not in renamed]
+    return Parted(made, renamed, lost, not same)
+
+
+def _part_of(part: FileTree, called: str) -> FileTree:
+    found = of_part(part.root, called)
+    return part if found is None else part._replace(root=found)
+
+
+def as_written(source: S, made: Index) -> S:
+    """The source with what it has beside the model as an output with the trees of `made` has it,
+    for the values to be compared. It is closed with `source`.
+    """
+    index, tree = source.index, source.index.tree
+    if tree is None or made.tree is None:
+        return source
+    ranks, renamed = len(made.tree.parts), dict[str, str]()
+    outline = tree
+    if ranks == 1:
+        outline, renamed = gathered(index)
+    parts: Sequence[FileTree] = outline.parts[:ranks]
+    called = called_in(made)
+    if called is not None and (apart := parted(outline, index.tensors, called)):
+        parts, renamed = apart.parts, dict(apart.renamed)
+    parts = [parts[min(rank, len(parts) - 1)] for rank in range(ranks)]
+    if all(one is other for one, other in zip(parts, tree.parts, strict=False)):
+        return source
+    found = copy(source)
+    renamed = renamed or {key: key for key in tree.passed_through}
+    mark = "@{}" if ranks > 1 else ""
+    found.index = replace(
+        index,
+        items={
+            path + mark.format(rank): value
+            for rank, part in enumerate(parts)
+            for path, value in items_of(part)
+        },
+        tree=replace(
+            tree,
+            parts=tuple(parts),
+            names={number: renamed.get(key, key) for number, key in tree.names.items()},
+            passed_through={
+                renamed[k]: at for k, at in tree.passed_through.items() if k in renamed
+            },
+        ),
+    )
+    return found
+
+
+def called_in(made: Index) -> Sequence[Sequence[str]] | None:
+    """What the parts of each rank of a checkpoint are called; None where it has one part, or files
+    that are not called by ranks.
+    """
+    ranks = 1 if made.tree is None else len(made.tree.parts)
+    if made.grid is not None:
+        names = [part_name(name) for name in made.grid.parts]
+        count = len(names) // ranks
+        return (
+            None
+            if len(names) < 2
+            else [names[at : at + count] for at in range(0, len(names), count)]
+        )
+    found = _called_parts(made, ranks) if ranks > 1 else None
+    return None if found is None else [[name] for name in found]
+
+
+def called_parts(ranks: Naming, count: int) -> Sequence[Sequence[str]]:
+    """What the parts of each of several ranks are called, of files that are named so."""
+    return [[part_name(ranks.name(rank, ".pt"))] for rank in range(count)]
+
+
+def _called_parts(index: Index, ranks: int) -> list[str] | None:
+    """What the first part of each rank is called, which is what its tree is kept as; None where the
+    files are not those of ranks.
+    """
+    if index.grid is not None:
+        names = index.grid.parts
+        return [part_name(name) for name in names[:: max(1, len(names) // ranks)]]
+    named = naming(index.files)
+    return None if named is None else [name for one in called_parts(named, ranks) for name in one]
