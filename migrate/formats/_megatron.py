@@ -196,7 +196,7 @@ def spread(facts: Facts, stages: int, virtual: int) -> list[list[int]] | str | N
 
 def facts_that_say(layers: int, first: int | None, last: int | None, layout: str | None) -> Facts:
     """What a part would say of stages whose layers are dealt out so."""
-    args = {"num_layers": layers, _FIRST[0]: first, _LAST[0]: last, _LAYOUT: layout}
+    args = {"num_layers": layers, FIRST[0]: first, LAST[0]: last, LAYOUT: layout}
     return Facts(args, None, None, {})
 
 

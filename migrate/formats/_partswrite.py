@@ -9,6 +9,7 @@ be cut so is known from its keys, before a tensor is read.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple, NoReturn
 
@@ -25,11 +26,12 @@ from ..source.tree import FileTree, tensor_records
 from . import _megatron
 from ._joinparts import with_value
 from ._megatron import EMBEDDING, OUTPUT, Order
+from ._megatronargs import GridOfArgs, args_for
 from ._runs import TRACKER, tracker_of
 from ._torchwrite import file, plain
 from .torchzip import MEGATRON
 
-_MODEL = "model"
+_MODEL, _ARGS = "model", "args"
 # of the ways to divide, named in a message
 _NAMED = 12
 
@@ -58,7 +60,7 @@ def fit(asked: AskedGrid, names: Sequence[str], ranks: int, root: Any) -> Writte
     forms = {_megatron.form_of(name).text for name in names}
     if like is not None and forms <= {*like.order}:
         order = tuple(like.order)
-    return WrittenGrid(
+    made = WrittenGrid(
         _megatron.NAME,
         sizes,
         layers,
@@ -74,6 +76,7 @@ def fit(asked: AskedGrid, names: Sequence[str], ranks: int, root: Any) -> Writte
             for tensor in range(sizes["TP"])
         ),
     )
+    return replace(made, again=like is not None and like.same(made))
 
 
 def _refuse(why: str, help: str | None) -> NoReturn:
@@ -293,6 +296,7 @@ class _Cutter:
         ]
         self._spots: dict[str, _Spot] = {}
         self._per_group = 0
+        self._said = _grid_of_args(grid, None)
         # the key of each tensor that is written again -> its own, and how often each was
         self.copies: dict[str, str] = {}
         self._times: dict[str, int] = {}
@@ -316,8 +320,11 @@ class _Cutter:
                     f"{listed(sorted(map(str, unlike)), 4)}",
                     None,
                 )
-        for number, part in enumerate(self._tree.parts):
-            yield from self._of_rank(part, tables[number], self._grid.parts[number])
+        embedding = self._specs.get(EMBEDDING, self._specs.get(f"{EMBEDDING}@0"))
+        rows = embedding.shape[0] * len(tables) if embedding and embedding.shape else None
+        self._said = _grid_of_args(self._grid, rows)
+        for rank, part in enumerate(self._tree.parts):
+            yield from self._of_rank(rank, part, tables[rank])
 
     def _table(self, part: FileTree) -> DictNode:
         table = part.table
@@ -330,17 +337,16 @@ class _Cutter:
             )
         return table
 
-    def _of_rank(
-        self, part: FileTree, table: DictNode, names: Sequence[str]
-    ) -> Iterator[OutputFile]:
+    def _of_rank(self, rank: int, part: FileTree, table: DictNode) -> Iterator[OutputFile]:
         model = self._dealt(table.pairs, modules=False)
         said = table.attributes.get("_metadata") if type(table.attributes) is DictNode else None
         versions = self._dealt(said.pairs, modules=True) if type(said) is DictNode else None
         self._tie(model, table, part.root)
-        called = iter(names)
+        called = iter(self._grid.parts[rank])
         for stage in range(self._stages):
             for group in range(self._count):
                 name = next(called)
+                at = rank, stage, group
                 models = []
                 for virtual in range(self._virtual):
                     attributes = table.attributes
@@ -350,7 +356,7 @@ class _Cutter:
                         attributes = with_value(attributes, "_metadata", made)
                     held = tuple(_gathered(model, virtual, stage, group))
                     models.append(DictNode(table.kind, held, table.node, attributes))
-                root = self._root(part, table, models, name)
+                root = self._root(part, table, models, name, at)
                 yield self._file(f"{self._grid.folder}/{name}/{self._grid.file}", root)
 
     def _dealt(
@@ -421,14 +427,22 @@ class _Cutter:
         last.sort(key=_place)
 
     def _root(
-        self, part: FileTree, table: DictNode, models: Sequence[DictNode], called: str
+        self,
+        part: FileTree,
+        table: DictNode,
+        models: Sequence[DictNode],
+        called: str,
+        at: tuple[int, int, int],
     ) -> DictNode:
-        """What the file of a part holds."""
+        """What the file of the part at these coordinates holds."""
         names = [_MODEL] if len(models) == 1 else [f"{_MODEL}{n}" for n in range(len(models))]
         made = tuple(zip(names, models, strict=True))
         if part.at == ():
             return DictNode("dict", made, None)
         root = of_part(part.root, called) or without_parts(part.root)
+        args = root.get(_ARGS)
+        if not self._grid.again and type(args) is DictNode:
+            root = with_value(root, _ARGS, args_for(args, self._said, *at))
         pairs = [
             pair
             for key, value in root.pairs
@@ -459,6 +473,25 @@ class _Cutter:
         self.copies[name] = key
         self._specs[name] = self._specs[key]
         return name
+
+
+def _grid_of_args(grid: WrittenGrid, rows: int | None) -> GridOfArgs:
+    """The grid as arguments say it."""
+    stages, virtual = grid.sizes["PP"], grid.sizes["VPP"]
+    layers, count = [list(row) for row in grid.layers], sum(map(sum, grid.layers))
+    first, last = (sum(row[at] for row in layers) for at in (0, -1))
+    text = "|".join("t" * n for row in layers for n in row)
+    ways: list[tuple[int | None, int | None, str | None]] = [
+        (None, None, None), (first, None, None), (None, last, None), (first, last, None),
+        (None, None, f"E{text}L"),
+    ]  # fmt: skip
+    for way in ways:
+        if (
+            stages == 1
+            or _megatron.spread(_megatron.facts_that_say(count, *way), stages, virtual) == layers
+        ):
+            break
+    return GridOfArgs(grid.sizes, count, *way, rows)
 
 
 def _place(one: tuple[tuple[int, ...], str, Any]) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ class WrittenGrid:
     its axes, `layers` how many each stage has, by virtual stage and stage. `folder` is what the
     checkpoint is called in the folder of its run, and `file` what the weights of a part are.
     `order` is the order of keys, see the table. `parts` are the names of the parts, by
-    tensor-parallel rank.
+    tensor-parallel rank; `again`: they are those that were read, or that a way back leads to.
     """
 
     table: str
@@ -58,6 +58,7 @@ class WrittenGrid:
     file: str
     order: Sequence[str] = ()
     parts: Sequence[Sequence[str]] = field(default=(), compare=False)
+    again: bool = field(default=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """The grid as a stamp holds it."""
