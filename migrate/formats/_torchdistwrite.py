@@ -28,6 +28,8 @@ from ..source.target import Target, TargetTree, check_holds
 from ..source.tree import STATE, FileTree, is_state
 from ._dcpentries import SavedTree
 from ._dcpwrite import EntryWriter, Piece, require_one_rank
+from ._megatron import facts_of, folder_of
+from ._runs import TRACKER, tracker_of
 from ._torchdistkeys import (
     CONTENT,
     GATED,
@@ -72,7 +74,8 @@ def describe(
     stamp: str | None,
     tree: TargetTree | None,
 ) -> Target:
-    """The whole output. A data file has at most `max_shard_size` bytes of tensors, or one chunk.
+    """The whole output: the folder of a run with the checkpoint in it. A data file has at most
+    `max_shard_size` bytes of tensors, or one chunk.
 
     M916 for what Megatron has no place for: keys of ranks, another dict than `model`, tensors that
     are objects, optimizer state that goes by number, keys that would be read again as others.
@@ -104,9 +107,14 @@ def describe(
             files = (*files, common)
         else:
             small[COMMON] = common.header
-        small[MARKER] = _MARKER
         if stamp is not None:
             small[HISTORY] = stamp.encode()
+        # a checkpoint without it is not whole
+        small[MARKER] = _MARKER
+        called = folder_of("", facts_of(part.root))
+        files = tuple(replace(one, name=f"{called}/{one.name}") for one in files)
+        small = {f"{called}/{name}": content for name, content in small.items()}
+        small[TRACKER] = tracker_of(called)
         notes = [f"{_FORMAT} has no place for {one}" for one in lost]
         return Target(
             files,
@@ -115,6 +123,7 @@ def describe(
             writer.copies,
             (*notes, *entries.notes),
             tuple([f"what has no place in {_FORMAT}"] * bool(lost)),
+            beside=f"{called}/",
         )
 
 
