@@ -98,6 +98,16 @@ def read_name(key: str, spelling: Spelling) -> ModelKey:
     return ModelKey(tuple(".".join(parts).split(_GAP)), layers, experts)
 
 
+def fused_norm(key: str) -> str | None:
+    """The linear layer of which Transformer Engine makes a norm of this key a part, if a model of
+    it has one there; None for other keys.
+    """
+    parts = key.split(".")
+    if parts[-2:-1] and parts[-2] in _NORMS:
+        return ".".join((*parts[:-2], *_NORMS[parts[-2]][:-1], "weight"))
+    return None
+
+
 def _call_norm(parts: list[str]) -> None:
     for own, (*module, begin) in _NORMS.items():
         if parts[-3:-1] == module and parts[-1].startswith(begin):
@@ -130,7 +140,7 @@ class EntryKey(NamedTuple):
     expert: int | None = None
 
 
-def entry_of(key: str, *, numbered: bool, apart: bool) -> EntryKey:
+def entry_of(key: str, spelling: Spelling, *, numbered: bool, apart: bool) -> EntryKey:
     """The entry for a key of a model; `numbered`: each layer has entries of its own, `apart`: each
     expert too.
     """
@@ -139,7 +149,7 @@ def entry_of(key: str, *, numbered: bool, apart: bool) -> EntryKey:
     stack, layer = "", None
     if (at := _behind(parts, LAYERS)) is not None and (layer := _number(parts[at])) is not None:
         stack = ".".join(parts[:at])
-        if len(parts) > at + 2 and parts[-2] in _NORMS:
+        if spelling.norms and len(parts) > at + 2 and parts[-2] in _NORMS:
             *module, begin = _NORMS[parts[-2]]
             parts[-2:] = [*module, begin + parts[-1]]
         if stack in STACKS and not numbered:

@@ -24,7 +24,7 @@ from ..source.pickle.dcp_emit import emit_metadata
 from ..source.pickle.tree import Composite, DictNode, ListNode, TensorRecord
 from ..source.shards import by_rank, in_natural_order
 from ..source.table import flatten_table
-from ..source.target import Target, TargetTree, check_holds
+from ..source.target import Target, TargetTree, check_holds, items_of
 from ..source.tree import STATE, FileTree, is_state
 from ._dcpentries import SavedTree
 from ._dcpwrite import EntryWriter, Piece, require_one_rank
@@ -39,6 +39,7 @@ from ._torchdistkeys import (
     ShardKey,
     Spelling,
     entry_of,
+    fused_norm,
     layers_differ,
     read_name,
     singles,
@@ -53,7 +54,9 @@ _MARKER = (
 _MODEL, _OPTIMIZER, _RANDOM = "model", "optimizer", "rng_state"
 _CHAINED = "chained_"
 # what Megatron says of a checkpoint that it writes, where it has nothing special to say
-_SAID = (("singleton_local_shards", False), ("chained_optim_avoid_prefix", True))
+_CONTENT = DictNode(
+    "dict", (("singleton_local_shards", False), ("chained_optim_avoid_prefix", True)), None
+)
 # linear layers, each of which has an extra state: None, where it is Megatron's own
 _LINEAR = re.compile(
     r"(?:decoder|encoder)\.layers\.[0-9]+\..*"
@@ -143,7 +146,7 @@ def saved_part(part: FileTree) -> tuple[FileTree, list[str]]:
     model = DictNode("dict", tuple(_completed(dict(table.pairs)).items()), None)
     content = pairs.get(CONTENT)
     if content is None:
-        pairs[CONTENT] = DictNode("dict", _SAID, None)
+        pairs[CONTENT] = _CONTENT
     pairs[_MODEL] = model
     kind = "dict" if part.at == () else root.kind
     return FileTree(DictNode(kind, tuple(pairs.items()), None), (_MODEL,)), lost
@@ -164,6 +167,11 @@ def _completed(held: Mapping[str, Any]) -> dict[str, Any]:
     if any(key.startswith(STACKS) for key in made if is_state(key)):
         made.setdefault(_OUTPUT_STATE, None)
     return {key: made[key] for key in in_natural_order(made)}
+
+
+def items_beside() -> dict[str, Any]:
+    """The values that stand beside a model that came without any."""
+    return dict(items_of(FileTree(DictNode("dict", ((CONTENT, _CONTENT),), None), None)))
 
 
 def saved_tree(part: FileTree, names: Mapping[int, str]) -> SavedTree | None:
@@ -241,9 +249,11 @@ class DistEntries:
             _refuse("only tensors and extra states stand in the model", others)
         wrong = []
         for key in held:
-            entry = entry_of(key, numbered=False, apart=False)
+            entry = entry_of(key, self._spelling, numbered=False, apart=False)
             read = read_name(entry.key, self._spelling)
-            if read.axes != len(entry.numbers) or read.key(entry.numbers) != key:
+            other = read.axes != len(entry.numbers) or read.key(entry.numbers) != key
+            # no spec but Megatron's own has both
+            if other or (not self._spelling.norms and fused_norm(key) in held):
                 wrong.append(key)
         if wrong:
             said = self._args.get("transformer_impl") if type(self._args) is DictNode else None
@@ -260,7 +270,7 @@ class DistEntries:
         """Whether layers have other tensors than their neighbours, or tensors of other shapes."""
         layers: dict[tuple[str, int], dict[str, Any]] = {}
         for key, value in held.items():
-            at = entry_of(key, numbered=False, apart=True)
+            at = entry_of(key, self._spelling, numbered=False, apart=True)
             if at.layer is None or at.stack not in STACKS:
                 continue
             said = self._spec(value) if type(value) is TensorRecord and not is_state(key) else None
@@ -272,7 +282,7 @@ class DistEntries:
         return self._specs[self._names[id(record)]]
 
     def _entry(self, key: str) -> EntryKey:
-        return entry_of(key, numbered=self._numbered, apart=self._apart)
+        return entry_of(key, self._spelling, numbered=self._numbered, apart=self._apart)
 
     def _model(self, held: Mapping[str, Any]) -> None:
         tensors, states = [], []
