@@ -212,6 +212,10 @@ def as_saved(source: Source, name: str) -> tuple[Source, list[str]]:
 
     found = copy(source)
     found.index, lost = as_saved(source.index, saved)
+    if name == _TORCH_DIST and source.index.tree is None:
+        from ._torchdistwrite import items_beside
+
+        found.index = replace(found.index, items={**found.index.items, **items_beside()})
     return found, lost
 
 

@@ -23,7 +23,6 @@ from ..source.pickle.tree import (
     DictNode,
     ListNode,
     TensorRecord,
-    holders,
     joined,
 )
 from ..source.table import flatten_table
@@ -41,7 +40,7 @@ from ._dcptree import build_tree
 MOST_ENTRIES = 5_000_000
 _TEXT = frozenset({str, int, float, bool, type(None)})
 # what a value may have in common with another one
-_SHARED = frozenset({DictNode, ListNode, Composite, TensorRecord})
+_SHARED = frozenset({DictNode, ListNode, Composite, TensorRecord, Carried})
 
 
 class SavedEntry(NamedTuple):
@@ -77,13 +76,6 @@ class Entries:
                 "M916",
                 "a distributed checkpoint holds a dict, and this checkpoint is something else",
                 help=f"write another format: {option('output_format', 'torch')}",
-            )
-        if holders(self._root, frozenset({Carried})):
-            fail(
-                "M916",
-                "a distributed checkpoint cannot hold what is carried without being read",
-                help="write a .pt file or safetensors, or leave it out: "
-                f"{option('allow', 'opaque')}",
             )
         if self._twice:
             fail(
@@ -248,6 +240,10 @@ def _unshared(value: Any, made: dict[int, Any]) -> Any:
         own: Any = value._replace()
     elif kind is ListNode:
         own = replace(value, items=tuple(_unshared(held, made) for held in value.items))
+    elif kind is Carried:
+        own = replace(
+            value, storages=tuple((key, _unshared(held, made)) for key, held in value.storages)
+        )
     elif kind is Composite:
         parts = tuple((name, _unshared(record, made)) for name, record in value.components)
         own = replace(value, components=parts)

@@ -21,7 +21,7 @@ from ..source.blobs import ChunkedTensor, Stored, StoredTensor, chunks_of
 from ..source.pickle.nodes import ABSENT
 from ..source.pickle.tree import DictNode, ListNode, TensorRecord
 from ..source.shards import in_natural_order
-from ..source.tree import STATE
+from ..source.tree import STATE, is_state
 from ._torchdistkeys import (
     EXPERTS,
     GATED,
@@ -32,6 +32,7 @@ from ._torchdistkeys import (
     Spelling,
     read_name,
     read_shard,
+    with_numbers,
 )
 
 # keys that layers and experts may make; no model comes near
@@ -41,7 +42,7 @@ _OPTIMIZER, _MODEL = "optimizer", ("model",)
 _RANDOM = "rng_state"
 # the entries of `common.pt` behind which the training script puts the model
 _BEFORE = ("iteration", "checkpoint_version", "args")
-# the state that Megatron saves for no entry: it is always None
+# the state that no entry has, because it is always None
 _LEFT_OUT = f"output_layer.{STATE}"
 
 
@@ -217,9 +218,10 @@ class _Arranged:
             for numbers, value in sorted(held.items()):
                 self.put(path, name.key(numbers if name.axes else ()), value, key)
             self._note(key, name, counts)
-            model = self._tables.get(_MODEL, {})
-            if path == _MODEL and rest.startswith(STACKS):
-                model.setdefault(_LEFT_OUT, None)
+
+        model = self._tables.get(_MODEL, {})
+        if any(key.startswith(STACKS) and is_state(key) for key in model):
+            model.setdefault(_LEFT_OUT, None)
 
     def check(self) -> None:
         """Problems for layers and experts that are missing, or differ in number."""
@@ -274,6 +276,9 @@ class _Arranged:
                 node = DictNode("dict", ((part, node),), None)
             new[path[0]] = self._merged(path[0], new.get(path[0], node), node)
         said = dict(common.pairs)
+        if any(where in self._numbers for where in STACKS):
+            said = with_numbers(said)
+            common = replace(common, pairs=tuple(said.items()))
         both = {key: self._merged(key, said[key], new[key]) for key in said if key in new}
         first = [key for key in (*_MODEL, _OPTIMIZER) if key in new]
         more = [

@@ -9,7 +9,7 @@ itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..source.pickle.tree import DictNode, ListNode
@@ -27,6 +27,8 @@ _NORMS = {
 }
 _SHARD = re.compile(r"(.+)/shard_([0-9]{1,9}(?:\.[0-9]{1,9})*)_([0-9]{1,9}(?:\.[0-9]{1,9})*)")
 _MEMBER = re.compile(r"(weight|bias)([0-9]{1,9})", re.ASCII)
+# what Megatron says of how a checkpoint is made, and in it that layers are numbered
+CONTENT, _NUMBERED = "content_metadata", "non_homogeneous_layers"
 # the place of a number in a key
 _GAP = "\0"
 
@@ -96,6 +98,16 @@ def read_name(key: str, spelling: Spelling) -> ModelKey:
     return ModelKey(tuple(".".join(parts).split(_GAP)), layers, experts)
 
 
+def fused_norm(key: str) -> str | None:
+    """The linear layer of which Transformer Engine makes a norm of this key a part, if a model of
+    it has one there; None for other keys.
+    """
+    parts = key.split(".")
+    if parts[-2:-1] and parts[-2] in _NORMS:
+        return ".".join((*parts[:-2], *_NORMS[parts[-2]][:-1], "weight"))
+    return None
+
+
 def _call_norm(parts: list[str]) -> None:
     for own, (*module, begin) in _NORMS.items():
         if parts[-3:-1] == module and parts[-1].startswith(begin):
@@ -128,7 +140,7 @@ class EntryKey(NamedTuple):
     expert: int | None = None
 
 
-def entry_of(key: str, *, numbered: bool, apart: bool) -> EntryKey:
+def entry_of(key: str, spelling: Spelling, *, numbered: bool, apart: bool) -> EntryKey:
     """The entry for a key of a model; `numbered`: each layer has entries of its own, `apart`: each
     expert too.
     """
@@ -137,7 +149,7 @@ def entry_of(key: str, *, numbered: bool, apart: bool) -> EntryKey:
     stack, layer = "", None
     if (at := _behind(parts, LAYERS)) is not None and (layer := _number(parts[at])) is not None:
         stack = ".".join(parts[:at])
-        if len(parts) > at + 2 and parts[-2] in _NORMS:
+        if spelling.norms and len(parts) > at + 2 and parts[-2] in _NORMS:
             *module, begin = _NORMS[parts[-2]]
             parts[-2:] = [*module, begin + parts[-1]]
         if stack in STACKS and not numbered:
@@ -198,8 +210,7 @@ def read_shard(key: str) -> ShardKey | None:
 
 def layers_differ(args: Any, content: Any) -> bool:
     """Whether Megatron numbers the layers of such a model instead of putting them along an axis."""
-    said = content if type(content) is DictNode else None
-    if said is not None and (said.get("non_homogeneous_layers") or singles(content)):
+    if type(content) is DictNode and (content.get(_NUMBERED) or singles(content)):
         return True
     if type(args) is not DictNode:
         return False
@@ -210,6 +221,17 @@ def layers_differ(args: Any, content: Any) -> bool:
     return bool(
         args.get("hetereogenous_dist_checkpoint") or args.get("heterogeneous_layers_config_path")
     )
+
+
+def with_numbers(common: Mapping[str, Any]) -> dict[str, Any]:
+    """The values beside a model whose layers are numbered, so that they say it: Megatron's own word
+    for it, which it reads again with the checkpoint.
+    """
+    content = common.get(CONTENT)
+    if layers_differ(common.get("args"), content) or type(content) not in (DictNode, type(None)):
+        return dict(common)
+    pairs = () if content is None else content.pairs
+    return {**common, CONTENT: DictNode("dict", (*pairs, (_NUMBERED, True)), None)}
 
 
 def singles(content: Any) -> bool:

@@ -24,11 +24,14 @@ from ..source.pickle.dcp_emit import emit_metadata
 from ..source.pickle.tree import Composite, DictNode, ListNode, TensorRecord
 from ..source.shards import by_rank, in_natural_order
 from ..source.table import flatten_table
-from ..source.target import Target, TargetTree, check_holds
+from ..source.target import Target, TargetTree, check_holds, items_of
 from ..source.tree import STATE, FileTree, is_state
 from ._dcpentries import SavedTree
 from ._dcpwrite import EntryWriter, Piece, require_one_rank
+from ._megatron import facts_of, folder_of
+from ._runs import TRACKER, tracker_of
 from ._torchdistkeys import (
+    CONTENT,
     GATED,
     HALVES,
     STACKS,
@@ -36,6 +39,7 @@ from ._torchdistkeys import (
     ShardKey,
     Spelling,
     entry_of,
+    fused_norm,
     layers_differ,
     read_name,
     singles,
@@ -47,10 +51,12 @@ _MARKER = (
     b'{"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", '
     b'"common_backend_version": 1}'
 )
-_MODEL, _OPTIMIZER, _RANDOM, _CONTENT = "model", "optimizer", "rng_state", "content_metadata"
+_MODEL, _OPTIMIZER, _RANDOM = "model", "optimizer", "rng_state"
 _CHAINED = "chained_"
 # what Megatron says of a checkpoint that it writes, where it has nothing special to say
-_SAID = (("singleton_local_shards", False), ("chained_optim_avoid_prefix", True))
+_CONTENT = DictNode(
+    "dict", (("singleton_local_shards", False), ("chained_optim_avoid_prefix", True)), None
+)
 # linear layers, each of which has an extra state: None, where it is Megatron's own
 _LINEAR = re.compile(
     r"(?:decoder|encoder)\.layers\.[0-9]+\..*"
@@ -71,7 +77,8 @@ def describe(
     stamp: str | None,
     tree: TargetTree | None,
 ) -> Target:
-    """The whole output. A data file has at most `max_shard_size` bytes of tensors, or one chunk.
+    """The whole output: the folder of a run with the checkpoint in it. A data file has at most
+    `max_shard_size` bytes of tensors, or one chunk.
 
     M916 for what Megatron has no place for: keys of ranks, another dict than `model`, tensors that
     are objects, optimizer state that goes by number, keys that would be read again as others.
@@ -103,9 +110,14 @@ def describe(
             files = (*files, common)
         else:
             small[COMMON] = common.header
-        small[MARKER] = _MARKER
         if stamp is not None:
             small[HISTORY] = stamp.encode()
+        # a checkpoint without it is not whole
+        small[MARKER] = _MARKER
+        called = folder_of("", facts_of(part.root))
+        files = tuple(replace(one, name=f"{called}/{one.name}") for one in files)
+        small = {f"{called}/{name}": content for name, content in small.items()}
+        small[TRACKER] = tracker_of(called)
         notes = [f"{_FORMAT} has no place for {one}" for one in lost]
         return Target(
             files,
@@ -114,6 +126,7 @@ def describe(
             writer.copies,
             (*notes, *entries.notes),
             tuple([f"what has no place in {_FORMAT}"] * bool(lost)),
+            beside=f"{called}/",
         )
 
 
@@ -131,9 +144,9 @@ def saved_part(part: FileTree) -> tuple[FileTree, list[str]]:
     if any(type(key) is not str for key in (*pairs, *(key for key, _ in table.pairs))):
         fail("M916", f"{_FORMAT} has keys that are texts, and nothing else")
     model = DictNode("dict", tuple(_completed(dict(table.pairs)).items()), None)
-    content = pairs.get(_CONTENT)
+    content = pairs.get(CONTENT)
     if content is None:
-        pairs[_CONTENT] = DictNode("dict", _SAID, None)
+        pairs[CONTENT] = _CONTENT
     pairs[_MODEL] = model
     kind = "dict" if part.at == () else root.kind
     return FileTree(DictNode(kind, tuple(pairs.items()), None), (_MODEL,)), lost
@@ -154,6 +167,11 @@ def _completed(held: Mapping[str, Any]) -> dict[str, Any]:
     if any(key.startswith(STACKS) for key in made if is_state(key)):
         made.setdefault(_OUTPUT_STATE, None)
     return {key: made[key] for key in in_natural_order(made)}
+
+
+def items_beside() -> dict[str, Any]:
+    """The values that stand beside a model that came without any."""
+    return dict(items_of(FileTree(DictNode("dict", ((CONTENT, _CONTENT),), None), None)))
 
 
 def saved_tree(part: FileTree, names: Mapping[int, str]) -> SavedTree | None:
@@ -180,7 +198,7 @@ class DistEntries:
         self._specs, self._names = specs, names
         root, model = part.root, part.table
         assert model is not None
-        args, content = root.get("args"), root.get(_CONTENT)
+        args, content = root.get("args"), root.get(CONTENT)
         self._args, self._spelling = args, Spelling.of(args)
         self._apart = singles(content)
         self.tensors: dict[str, list[Piece]] = {}
@@ -229,15 +247,13 @@ class DistEntries:
             if type(value) is not TensorRecord and not is_state(key)
         ]:
             _refuse("only tensors and extra states stand in the model", others)
-        if held.get(_OUTPUT_STATE) is not None:
-            _refuse("the output layer has no extra state there", [_OUTPUT_STATE])
         wrong = []
         for key in held:
-            entry = entry_of(key, numbered=False, apart=False)
-            if key == _OUTPUT_STATE:
-                continue
+            entry = entry_of(key, self._spelling, numbered=False, apart=False)
             read = read_name(entry.key, self._spelling)
-            if read.axes != len(entry.numbers) or read.key(entry.numbers) != key:
+            other = read.axes != len(entry.numbers) or read.key(entry.numbers) != key
+            # no spec but Megatron's own has both
+            if other or (not self._spelling.norms and fused_norm(key) in held):
                 wrong.append(key)
         if wrong:
             said = self._args.get("transformer_impl") if type(self._args) is DictNode else None
@@ -254,7 +270,7 @@ class DistEntries:
         """Whether layers have other tensors than their neighbours, or tensors of other shapes."""
         layers: dict[tuple[str, int], dict[str, Any]] = {}
         for key, value in held.items():
-            at = entry_of(key, numbered=False, apart=True)
+            at = entry_of(key, self._spelling, numbered=False, apart=True)
             if at.layer is None or at.stack not in STACKS:
                 continue
             said = self._spec(value) if type(value) is TensorRecord and not is_state(key) else None
@@ -266,12 +282,12 @@ class DistEntries:
         return self._specs[self._names[id(record)]]
 
     def _entry(self, key: str) -> EntryKey:
-        return entry_of(key, numbered=self._numbered, apart=self._apart)
+        return entry_of(key, self._spelling, numbered=self._numbered, apart=self._apart)
 
     def _model(self, held: Mapping[str, Any]) -> None:
         tensors, states = [], []
         for key, value in held.items():
-            if key != _OUTPUT_STATE:
+            if key != _OUTPUT_STATE or value is not None:
                 (states if is_state(key) else tensors).append(
                     _Layered(key, self._entry(key), value)
                 )

@@ -318,10 +318,10 @@ def _patterns(name: str, value: Any) -> list[str]:
 
 def output_format_of(source_format: str, request: Request) -> str:
     """The name of the format of the output: what was asked for, else the source's, safetensors for
-    what lies in memory.
+    what lies in memory, and for that of Megatron, which holds no other models.
     """
     return request.output_format or (
-        source_format if source_format in OUTPUT_FORMATS else OUTPUT_FORMATS[0]
+        source_format if source_format in OUTPUT_FORMATS[:3] else OUTPUT_FORMATS[0]
     )
 
 

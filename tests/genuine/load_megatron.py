@@ -23,12 +23,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from make_megatron import (
     GRIDS,
-    MORE,
     arguments,
     build,
     compare_logits,
     random_states,
-    sharded,
     trained,
     without_gpu,
 )
@@ -51,13 +49,13 @@ def work(rank: int, said: argparse.Namespace, meeting: str) -> None:
     config = json.loads((said.hf / "config.json").read_text())
     args = arguments(said.family, config, said.grid, "torch_dist", rank)
     common = dist_checkpointing.load_common_state_dict(str(said.folder))
-    more = dict(MORE.get(said.grid, {}))
-    if said.layers:
-        more["hetereogenous_dist_checkpoint"] = MORE[said.grid]["x"] = True
     args.padded_vocab_size = getattr(common.get("args"), "padded_vocab_size", None) or said.rows
     models = build(args, said.grid)
     content = dist_checkpointing.load_content_metadata(preloaded_state_dict=common)
-    state: dict[str, Any] = sharded(models, content)
+    state: dict[str, Any] = {
+        "model" if len(models) == 1 else f"model{at}": model.sharded_state_dict(metadata=content)
+        for at, model in enumerate(models)
+    }
     if said.optimizer:
         state["optimizer"] = trained(models[0]).sharded_state_dict(state["model"], is_loading=True)
     if said.generators:
@@ -73,7 +71,7 @@ def work(rank: int, said: argparse.Namespace, meeting: str) -> None:
             sys.exit(f"{said.folder}: other generators")
     if said.optimizer:
         moments = read["optimizer"]["state"]
-        print("moments", sorted(moments) if isinstance(moments, dict) else type(moments))
+        print("moments", *map(str, moments))
     if tp * pp * ep == 1:
         print("logits", compare_logits(models[0], said.hf))
     elif rank == 0:
@@ -89,7 +87,6 @@ def main() -> None:
     asked.add_argument("family")
     asked.add_argument("--grid", default="1", choices=list(GRIDS))
     asked.add_argument("--rows", type=int, help="of the embedding, where no args say it")
-    asked.add_argument("--layers", action="store_true", help="each layer has entries of its own")
     asked.add_argument("--optimizer", action="store_true")
     asked.add_argument("--generators", help="the ranks whose generators are kept, as 1.1")
     said = asked.parse_args()
