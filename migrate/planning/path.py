@@ -55,7 +55,7 @@ from .unchanged import check_undo_order, standing_entries
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..rules.model import Groups
+    from ..rules.param_model import Groups
 
 # signs of a layout that are shown of each sort
 _MOST_SIGNS = 4
@@ -750,6 +750,8 @@ def _asks_checkpoint(step: PathStep, file: LoadedFile, name: str) -> bool:
         or param.shape is not None
         or param.dtype is not None
         or param.absent is not None
+        or param.present is not None
+        or param.follows is not None
         or written
     )
 

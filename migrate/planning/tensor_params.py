@@ -18,7 +18,7 @@ from .graph import Tensor
 
 if TYPE_CHECKING:
     from ..rules.compiled import CompiledRule
-    from ..rules.model import Dtype, Groups, Shape
+    from ..rules.param_model import Dtype, Groups, Param, Shape
 
 
 class WalkedEdge(Protocol):
@@ -73,14 +73,21 @@ def sizes_of(
                 yield f"axis {shape.dim} of {printable(key)}", size
 
 
-def whether_absent(
-    step: WalkedEdge, name: str, keys: Iterable[str], tensors: Mapping[str, Tensor]
-) -> tuple[str, dict[str, bool]]:
-    """(place for messages, {param: whether there is no tensor of these keys})."""
-    there = next((held[0] for _, _, held in _named(step, keys, tensors) if held), None)
-    if there is None:
-        return f"no tensor {listed(list(keys))}", {name: True}
-    return f"the tensor {printable(there)}", {name: False}
+def presence_of(
+    step: WalkedEdge, name: str, param: Param, tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place for messages, {param: value}) where the param is whether there is a tensor, or of
+    which kind there is one. Backwards that is silent.
+    """
+    for value, keys in ((True, param.absent), *(param.present or {}).items()):
+        if keys is None or step.backwards:
+            continue
+        there = next((held[0] for _, _, held in _named(step, keys, tensors) if held), None)
+        if there is not None:
+            found = False if keys is param.absent else value
+            yield f"the tensor {printable(there)}", {name: found}
+        elif keys is param.absent:
+            yield f"no tensor {listed(list(keys))}", {name: True}
 
 
 def names_of(tensors: Iterable[str]) -> Iterator[str]:

@@ -27,7 +27,7 @@ from ..extra_state.states import States, ranges
 from ..source.index import Index
 
 if TYPE_CHECKING:
-    from .model import Param
+    from .param_model import Param
 
 LATEST = "latest"
 _STEPS = re.compile(r"[+-][1-9][0-9]{0,3}")

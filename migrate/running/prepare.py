@@ -51,6 +51,7 @@ from ..source.shards import RANK_NAMES, Naming, by_rank, check_names, naming
 from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
 from .geometry import ByteLayouts
+from .kept import has_place, kept_parts
 from .output_tree import (
     OutputTree,
     in_form,
@@ -133,9 +134,11 @@ def compose_for(
     prove: bool = True,
     states: Sequence[OptimizerState] = (),
     names_before: Mapping[str, GivenNames] | None = None,
+    keeps: bool = False,
 ) -> Composition:
     """The path over what the source holds. The state of optimizers `states` follows; of numbered
-    parameters `names_before` are the names, None where the source's stamp says them.
+    parameters `names_before` are the names, None where the source's stamp says them. `keeps`: what
+    is cut has a place in the output.
     """
     index = source.index
     beside = bool(index.items) or index.tree is not None
@@ -177,6 +180,7 @@ def compose_for(
         if states and migration_path.steps
         else (),
         outside=index.passed_through if states else None,
+        kept_parts=kept_parts(index) if keeps else None,
     )
     report.check()
     if index.grid is not None:
@@ -184,7 +188,7 @@ def compose_for(
 
         composition.graph.checks += replica_checks(index.grid)
     if index.torn:
-        refuse_torn(torn_in(composition.graph.outputs, index.tensors))
+        refuse_torn(torn_in(composition.graph.outputs, with_all_tensors(source).index.tensors))
         if REQUANTIZE in request.params:
             from .encoding_anew import require_lossy
 
@@ -336,7 +340,10 @@ def _plan(
     states = find_optimizers(source)
     follow = () if STALE_OPTIMIZER in request.allow else states
     try:
-        composition = compose_for(source, migration_path, request, path_state, states=follow)
+        keeps = form is None and has_place(source.index, written, folder)
+        composition = compose_for(
+            source, migration_path, request, path_state, states=follow, keeps=keeps
+        )
     except MigrateError as error:
         from .configured import check_misfits
         from .number_formats import read_elements
@@ -432,7 +439,7 @@ def _plan(
     if index.items or index.passed_through:
         alone = _left_behind(source, written, folder, request)
     formed = OBJECT_FORM in request.params
-    with_tree = index.tree is not None or formed or written != OUTPUT_FORMATS[0]
+    with_tree = bool(index.tree or formed or composition.parts) or written != OUTPUT_FORMATS[0]
     out: OutputTree | None = None
     first: Mapping[str, str] | None = None
     if with_tree:
@@ -542,7 +549,7 @@ def _plan(
                 *(_metadata_states(watched) if source.format in DESCRIBED else ()),
             ],
         },
-        stored=reading.index.tensors,
+        stored=with_all_tensors(reading).index.tensors,
         options={"max_shard_size": max_shard_size, "folder": folder, "format": written, **chunks},
         side_files=[{"path": path, "size": size} for path, size in side_files],
         left_out=source.index.left_out if folder else (),
