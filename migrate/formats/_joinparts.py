@@ -10,11 +10,13 @@ from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import fail, listed, printable
 from ..source.blobs import Stored
+from ..source.by_part import with_parts
 from ..source.grids import Replica
 from ..source.pickle.jsonform import to_json
+from ..source.pickle.policy import together
 from ..source.pickle.tree import Composite, DictNode, TensorRecord
 from ..source.target import node_of
-from ..source.tree import replace_dict, tensor_records
+from ..source.tree import FileTree, name_tensors_outside, replace_dict, tensor_records
 from . import _megatron
 from .torchzip import TorchFile
 
@@ -74,6 +76,9 @@ class RankOfParts:
             _attributes(table.attributes, versions),
         )
         tree = first.part._replace(root=replace_dict(first.part.root, table, made))
+        beside = [(member.called, member.content.part) for member in members[1:]]
+        tree = with_parts(tree, beside, members[0].called)
+        others, paths = _outside(tree, members)
         places = {key: place for place, key in enumerate(order)}
         tensors = dict(
             sorted(self._tensors.items(), key=lambda one: places.get(one[0], len(places)))
@@ -82,7 +87,11 @@ class RankOfParts:
             first,
             part=tree,
             tensors=tensors,
+            others=others,
             names=names,
+            paths=paths,
+            outside=together(one for member in members for one in member.content.outside),
+            carried=together(one for member in members for one in member.content.carried),
             plain=False,
             notes=tuple(dict.fromkeys(note for member in members for note in member.content.notes)),
         )
@@ -131,6 +140,20 @@ class RankOfParts:
                 self.label,
                 f"{printable(str(key))} is not the same in {one[1]} and in {other[1]}",
             )
+
+
+def _outside(tree: FileTree, members: Sequence[Member]) -> tuple[dict[str, Stored], dict[int, str]]:
+    """The tensors beside the model in all parts by path, and their paths by identity."""
+    stored = {
+        number: member.content.others[path]
+        for member in members
+        for number, path in member.content.paths.items()
+    }
+    named = name_tensors_outside(tree)
+    return (
+        {name: stored[id(record)] for name, record in named},
+        {id(record): name for name, record in named},
+    )
 
 
 def _pairs(one: TorchFile) -> Sequence[tuple[Any, Any]]:

@@ -4,7 +4,7 @@ Everything is known from the streams of the parts: which of them there are, what
 say, which layers and experts each holds. What is missing, what does not agree and what is not
 joined is refused by name before a tensor is read. Parts along the axes that number layers and
 experts are joined for each tensor-parallel rank, and become one tree as a single file would have
-it; what such a file has beside the model is that of the first part.
+it; what parts have otherwise beside the model is kept by part, see `source.by_part`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 from ..core.errors import CheckpointError, Report, fail, listed, option, plural, printable
 from ..source.blobs import FileBlob
+from ..source.by_part import PARTS, is_optimizer
 from ..source.grids import Axis, PartGrid, Replica
 from ..source.index import FileSource, Source
 from ..source.jsontext import collector_paused
 from ..source.paths import Place, look_beside, read_history
-from ..source.pickle.policy import MOST_PATHS, Outside
-from ..source.pickle.tree import DictNode, ListNode
+from ..source.pickle.tree import DictNode
 from ..source.shards import MAX_RANKS
 from ..source.tree import is_flat
 from . import _megatron
@@ -181,11 +181,11 @@ def open_parts(place: Place, found: Found) -> Source:
         # what counts the parameters of a part counts those of no whole model
         keep = not grid.joined or (found.alone and len(parts[0].models) == 1)
         held = _read(parts, grid, numbered, place, keep)
-        units, replicas, apart = _join(parts, held, grid, label)
+        units, replicas = _join(parts, held, grid, label)
         names = [part.file.path for part in parts]
         state = [part.file.optimizer for part in parts if part.file.optimizer is not None]
         state += [] if keep else _states(parts)
-        grid = replace(grid, replicas=replicas, apart=tuple(apart), optimizers=tuple(state))
+        grid = replace(grid, replicas=replicas, optimizers=tuple(state))
         beside = None
         if place.file is None:
             beside = look_beside(folder, frozenset(names))
@@ -201,7 +201,6 @@ def open_parts(place: Place, found: Found) -> Source:
             grid=grid
             if parts[0].facts.args is not None or prod(a.size for a in grid.axes) > 1 or state
             else None,
-            outside=_collapsed(held),
             sums=lambda: {
                 (one.number, record.offset): (record.size, record.crc)
                 for one in held
@@ -582,10 +581,17 @@ def _read(
     held = []
     for number, part in enumerate(parts):
         raw = part.raw
+        if grid.joined and len(parts) > 1 and raw.root.get(PARTS) is not None:
+            fail(
+                "M925",
+                f"{place.folder.label(part.file.path)}: has a value `{PARTS}` of its own, where "
+                "what differs between parts is kept once they are joined",
+                help="rename or remove it, or pass one part alone",
+            )
         if grid.joined:
             raw = raw._replace(root=_renamed_root(part, first, keep))
         named = place.folder.label(part.file.path)
-        held.append(read_file(None, number, named, place.at, raw))
+        held.append(read_file(None, number, named, place.at, raw, carrying=place.carry))
     return held
 
 
@@ -618,14 +624,10 @@ def _renamed_root(part: _Part, first: list[list[int]] | None, keep: bool) -> Dic
         if any(value is one for one in part.models):
             root += [] if done else [(MODEL, model)]
             done = True
-        elif keep or not _is_state(key, value):
+        elif keep or not is_optimizer(key, value):
             root.append((key, value))
     given = part.raw.root
     return DictNode(given.kind, tuple(root), given.node, given.attributes)
-
-
-def _is_state(key: Any, value: Any) -> bool:
-    return type(key) is str and "optim" in key.lower() and type(value) in (DictNode, ListNode)
 
 
 def _states(parts: Sequence[_Part]) -> list[str]:
@@ -634,23 +636,20 @@ def _states(parts: Sequence[_Part]) -> list[str]:
         f"{part.file.path}: {key}"
         for part in parts
         for key, value in part.raw.root.pairs
-        if _is_state(key, value)
+        if is_optimizer(key, value)
     ]
 
 
 def _join(
     parts: Sequence[_Part], held: Sequence[TorchFile], grid: PartGrid, label: str
-) -> tuple[list[TorchFile], dict[str, Sequence[Replica]], list[str]]:
-    """What each tensor-parallel rank holds, what stands in several parts, and the tensors beside
-    the model in parts other than the first of a rank.
-    """
+) -> tuple[list[TorchFile], dict[str, Sequence[Replica]]]:
+    """What each tensor-parallel rank holds, and what stands in several parts."""
     by_rank: dict[int, list[Member]] = {}
     for part, one in zip(parts, held, strict=True):
         member = Member(part.file.path, part.called, part.stage, one)
         by_rank.setdefault(part.tensor, []).append(member)
     tied = parts[0].facts.tied and len({part.stage for part in parts}) > 1
     replicas: dict[str, Sequence[Replica]] = {}
-    apart: list[str] = []
     units: list[TorchFile] = []
     several = len(by_rank) > 1
     for tensor, members in by_rank.items():
@@ -663,27 +662,10 @@ def _join(
         replicas.update(
             {f"{key}{mark}": found for key, found in rank.replicas.items() if len(found) > 1}
         )
-        apart += [
-            f"{member.called}: {name}" for member in members[1:] for name in member.content.others
-        ]
     for tensor, unit in enumerate(units[1:], 1):
         if grid.joined and (unlike := units[0].tensors.keys() ^ unit.tensors.keys()):
             contradict(
                 label,
                 f"TP ranks 0 and {tensor} do not have the same keys: {listed(sorted(unlike), 4)}",
             )
-    return units, replicas, apart
-
-
-def _collapsed(held: Sequence[TorchFile]) -> tuple[Outside, ...]:
-    """What is not read of all parts, each name once."""
-    found: dict[tuple[str, str], tuple[int, list[str]]] = {}
-    for one in held:
-        for outside in one.outside:
-            count, paths = found.setdefault((outside.name, outside.reason), (0, []))
-            paths += [p for p in outside.paths if p not in paths][: MOST_PATHS - len(paths)]
-            found[outside.name, outside.reason] = (count + outside.count, paths)
-    return tuple(
-        Outside(name, reason, count, tuple(paths))
-        for (name, reason), (count, paths) in found.items()
-    )
+    return units, replicas

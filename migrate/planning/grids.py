@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.errors import fail, listed, option, plural, printable, together
 from ..source.blobs import replica_of
+from ..source.by_part import PARTS
 from .graph import Tensor, ValueCheck
 from .optimizers import DROP, OptimizerVerdict
 from .request import OPTIMIZER_PARAM, Request
@@ -62,8 +63,8 @@ def judge_grid(
     back to. `fresh` is what becomes of optimizer state among the tensors; without `written` no
     output has to hold what the source does.
 
-    M402 and M410 for optimizer state that is in no output, M916 for other tensors that are in none,
-    M925 for a way back to a grid: each unless leaving it out is allowed.
+    M402 and M410 for optimizer state that is in no output, M925 for a way back to a grid: each
+    unless leaving it out is allowed.
     """
     back = _way_back(steps, request)
     if grid is None:
@@ -78,25 +79,9 @@ def judge_grid(
     notes = (f"{grid}: {plural(len(grid.parts), 'part')} joined", *back)
     lost: tuple[str, ...] = (f"the grid of {plural(len(grid.parts), 'part')}",)
     if len(grid.parts) > 1:
-        whose = f"what stands beside the model, `args` among it, is that of {grid.parts[0]}"
-        notes += (f"{whose}, and describes the grid that was read",)
-        lost += ("what the other parts hold beside the model",)
-    if grid.apart and written:
-        notes += (_apart(grid, request),)
+        differs = "what differs between them beside the model (`args.rank`, random states)"
+        notes += (f"{differs} is kept by part at `{PARTS}`",)
     return GridVerdict(fresh, notes, lost, str(grid))
-
-
-def _apart(grid: PartGrid, request: Request) -> str:
-    """What is left out with the parts that hold it; M916 unless that is allowed."""
-    count, first = plural(len(grid.apart), "tensor"), listed(list(grid.apart), _NAMED)
-    if DROP not in request.allow:
-        fail(
-            "M916",
-            f"{count} beside the model in parts that are joined with others: {first}",
-            help=f"{option('allow', DROP)} leaves them out",
-            permit=DROP,
-        )
-    return f"dropped with their parts: {count} beside the model: {first}"
 
 
 def _optimizers(

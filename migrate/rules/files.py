@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import Span
 from ..ops.base import OpCall
 from ..source import yaml
-from .lineage import Detect, Edge, Layout, Lineage
+from .lineage import Detect, Edge, Layout, LayoutGrid, Lineage
 
 if TYPE_CHECKING:
     from .model import RuleFile
@@ -166,4 +166,5 @@ _MAKE: dict[str, Any] = {
     "step": OpCall,
     "Layout": Layout,
     "Detect": Detect,
+    "LayoutGrid": LayoutGrid,
 }

@@ -59,12 +59,33 @@ class Detect:
 
 
 @dataclass(frozen=True, slots=True)
+class LayoutGrid:
+    """How checkpoints in a layout are cut for a grid of processes: `table` is that of a framework
+    in `formats`, which knows what parts and keys are called.
+
+    `axes` has for each axis of the table the param that says how many parts there are along it,
+    `stages` for what uneven stages have the param that says it.
+    """
+
+    table: str
+    axes: Mapping[str, str]
+    stages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def params(self) -> list[str]:
+        """The params that speak of the grid."""
+        return [*self.axes.values(), *self.stages.values()]
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """One arrangement of names and tensors. `status` is current, supported or deprecated, `message`
     what to use instead.
 
     `note` says what detection cannot see. `files` are the side files that belong to it, as they are
-    made of `params` where a checkpoint comes without them.
+    made of `params` where a checkpoint comes without them. `format` is what a folder in it is
+    written as unless something else is asked for, "" if that follows the source; `grid` is how it
+    is cut where that format has parts.
     """
 
     name: str
@@ -75,6 +96,8 @@ class Layout:
     note: str = ""
     files: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, Param] = field(default_factory=dict, compare=False)
+    format: str = ""
+    grid: LayoutGrid | None = None
 
 
 @dataclass(frozen=True, slots=True)

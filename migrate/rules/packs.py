@@ -403,7 +403,7 @@ def read_lineage(name: str, folder: Path, report: Report) -> Lineage | None:
 
 
 def _layouts(name: str, folder: Path, report: Report) -> Lineage | None:
-    from .loading import load_layouts
+    from .layouts import load_layouts
 
     path = folder / LAYOUTS
     lineage = load_layouts(path, report)

@@ -314,6 +314,7 @@ def _fields() -> Iterator[str]:
         (layouts, None, "`layouts.yaml`"),
         (layouts, "LayoutFields", "`layouts:`"),
         (layouts, "DetectFields", "`detect:` of a layout"),
+        (layouts, "GridFields", "`grid:` of a layout"),
     )
     for whole, name, heading in headings:
         model = whole if name is None else whole["$defs"][name]

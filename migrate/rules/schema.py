@@ -31,7 +31,7 @@ from ..ops.base import OpCall
 from ..source import yaml
 from . import arguments, steps
 from .fields import TEXT, match_whole
-from .loading import LayoutsFile
+from .layouts import LayoutsFile
 from .model import RuleFile
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

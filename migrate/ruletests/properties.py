@@ -223,7 +223,7 @@ def twice(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
 
 def _lineage(file: LoadedFile) -> Lineage | None:
     """The lineage whose folder the file lies in."""
-    from ..rules.loading import load_layouts
+    from ..rules.layouts import load_layouts
 
     for folder in list(file.path.resolve().parents)[:2]:
         if (folder / LAYOUTS).is_file():

@@ -46,6 +46,7 @@ from .differences import (
 )
 from .evaluator import Evaluator
 from .gather import Gather
+from .gathered_ranks import as_written
 from .geometry import STAGE, ByteLayouts
 from .kept import has_place
 from .padding import FilledUp, filled_up, padding_note
@@ -163,7 +164,7 @@ def verify_output(
         wrong |= cut.keys
         differences += cut.differences
     programs = {key: program for key, program in composition.programs.items() if key not in wrong}
-    wanted = None if made.index.tree is None else WrittenTree.of(opened, composition, made.format)
+    wanted = None if made.index.tree is None else WrittenTree.of(opened, composition, made)
     if wanted is not None:
         beside = {key: was for key, was in wanted.origins.items() if key not in outputs}
         carried = len(beside)
@@ -197,7 +198,10 @@ def verify_output(
     if chosen is not None:
         unlooked += left_out_of(chosen, programs, both[1], any(one.index.sums() for one in both))
     differences += side_differences(opened, made, path_state.sides) + unread
-    held, lost = formats.as_saved(_with_states(opened, composition), made.format)
+    followed = _with_states(opened, composition)
+    if migration_path.steps:
+        followed = as_written(followed, made.index)
+    held, lost = formats.as_saved(followed, made.format)
     unlooked += _unlooked(lost, made.format)
     differences += item_differences(held, made, bool(migration_path.steps))
     if wanted is not None:

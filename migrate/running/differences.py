@@ -19,6 +19,7 @@ from ..source.pickle.tree import DictNode, ListNode, joined, segment
 from ..source.table import flatten_table
 from ..source.target import node_of
 from ..source.tree import CheckpointTree, tensor_records
+from .gathered_ranks import called_in
 from .output_tree import groups_of, items_of_index, output_tree
 from .state_trees import followed_values
 
@@ -359,8 +360,8 @@ def form_differences(one: Source, other: Source) -> _Found:
 
 class WrittenTree(NamedTuple):
     """What an output holds beside what rules make, as its format gives it back: the trees, the keys
-    of the tensors in them by the records' identity, and of each key what a run calls it (`origins`)
-    and with which first key it is one tensor.
+    of the tensors in them by the records' identity, and of each key what it is of a run's results
+    or of the source's tensors (`origins`), and with which first key it is one tensor.
     """
 
     parts: Sequence[FileTree]
@@ -370,10 +371,13 @@ class WrittenTree(NamedTuple):
     groups: Mapping[str, str]
 
     @classmethod
-    def of(cls, source: Source, composition: Composition, format: str) -> WrittenTree:
-        rest = output_tree(source, composition, drop=True).rest
-        parts, names, origins = formats.tree_as_saved(rest, format)
+    def of(cls, source: Source, composition: Composition, made: Source) -> WrittenTree:
+        """What the composition makes of the source where it is written as `made` is."""
+        out = output_tree(source, composition, drop=True, called=called_in(made.index))
+        rest, was = out.rest, {new: old for old, new in out.called.items()}
+        parts, names, origins = formats.tree_as_saved(rest, made.format)
         first = rest.first if parts is rest.parts else {key: key for key in origins}
+        origins = {key: was.get(name, name) for key, name in origins.items()}
         several = composition.items is not None and composition.items.ranks
         said = groups_of(rest, several)
         if any(one.moved for one in following_of(composition)):

@@ -14,7 +14,7 @@ from ..source.pickle.tree import DictNode, TensorRecord
 from ..source.target import output_record, outside_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ..planning.graph import Tensor
     from ..planning.kept import KeptPart
@@ -29,16 +29,17 @@ NAME = "migrate.kept"
 def kept_parts(index: Index) -> dict[str, tuple[str, StoredTensor]]:
     """Name -> key and place of what is kept in a checkpoint."""
     tree = index.tree
-    root = None if tree is None else tree.parts[0].root
-    held = root.get(NAME) if type(root) is DictNode else None
-    if tree is None or type(held) is not DictNode:
+    if tree is None:
         return {}
-    keys = {
-        name: tree.names[id(value)]
-        for name, value in held.pairs
-        if type(name) is str and type(value) is TensorRecord
-    }
+    keys = {name: tree.names[id(value)] for name, value in _held(tree.parts[0])}
     return {name: (key, tree.passed_through[key]) for name, key in keys.items()}
+
+
+def _held(part: FileTree) -> Iterator[tuple[str, TensorRecord]]:
+    held = part.root.get(NAME) if type(part.root) is DictNode else None
+    for name, value in held.pairs if type(held) is DictNode else ():
+        if type(name) is str and type(value) is TensorRecord:
+            yield name, value
 
 
 def has_place(index: Index, written: str, folder: bool) -> bool:
@@ -52,25 +53,21 @@ def has_place(index: Index, written: str, folder: bool) -> bool:
 
 
 def put_kept(
-    tree: TargetTree, outputs: Mapping[str, Tensor], index: Index, parts: Mapping[str, KeptPart]
+    tree: TargetTree, outputs: Mapping[str, Tensor], parts: Mapping[str, KeptPart]
 ) -> tuple[TargetTree, dict[str, Tensor], dict[str, str]]:
     """The tree with these parts in it, all tensors of the output, and the key of each part."""
-    before = {key for key, _ in kept_parts(index).values()}
+    before = {tree.names[id(value)] for part in tree.parts for _, value in _held(part)}
     specs = {key: spec for key, spec in tree.passed_through.items() if key not in before}
     every = {key: tensor for key, tensor in outputs.items() if key not in before}
     names = {number: key for number, key in tree.names.items() if key not in before}
     first = {key: one for key, one in tree.first.items() if key not in before}
     prefix, keys, pairs = outside_prefix({**every, **specs}), dict[str, str](), []
     for name, part in parts.items():
-        keys[name] = key = f"{prefix}{NAME}.{name}"
-        record = output_record(part.tensor.spec)
-        names[id(record)], specs[key], every[key], first[key] = (
-            key,
-            part.tensor.spec,
-            part.tensor,
-            key,
-        )
+        key, spec = f"{prefix}{NAME}.{name}", part.tensor.spec
+        record = output_record(spec)
         pairs.append((name, record))
+        keys[name] = names[id(record)] = first[key] = key
+        specs[key], every[key] = spec, part.tensor
     # of several ranks the first has it
     own = [((NAME, DictNode("dict", tuple(pairs), None)),) if pairs else ()]
     own += [()] * (len(tree.parts) - 1)

@@ -9,8 +9,8 @@ one object are one again where they still make it. Everything else is the tree a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from ..planning.module_names import follow_all
 from ..planning.optimizers import following_of
 from ..planning.pipeline import Views
 from ..planning.stored import initial
+from ..source.by_part import PARTS, names_of
 from ..source.jsontext import collector_paused
 from ..source.nesting import nest
 from ..source.pickle.jsonform import to_json
@@ -44,6 +45,7 @@ from ..source.tree import (
     resolve_objects,
     tensor_records,
 )
+from .gathered_ranks import gathered, parted
 from .kept import kept_parts, put_kept
 from .state_trees import follow_tree, outside
 from .ties import declare_ties, find_ties
@@ -62,7 +64,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OutputTree:
-    """The whole output: `rest` for the format, tensors by key, what a run checks and reports."""
+    """The whole output: `rest` for the format, tensors by key, what a run checks and reports.
+    `called` has what tensors beside the model are called, where the source calls them otherwise, by
+    what they are called there.
+    """
 
     rest: TargetTree
     outputs: Mapping[str, Tensor]
@@ -70,30 +75,41 @@ class OutputTree:
     notes: tuple[str, ...]
     # what of it does not come back on the way back
     lost: tuple[str, ...] = ()
+    called: Mapping[str, str] = field(default_factory=dict)
 
 
 @collector_paused()
 def output_tree(
-    source: Source, composition: Composition, *, alone: bool = False, drop: bool = False
+    source: Source,
+    composition: Composition,
+    *,
+    alone: bool = False,
+    drop: bool = False,
+    called: Callable[[int], str] | None = None,
 ) -> OutputTree:
     """What the output holds; `alone`: of a nested checkpoint nothing but the tensors that rules
-    work on.
+    work on. `called` names the part that a rank becomes, where what is kept by part is to go back.
 
     M916 where a rule makes a key that a tensor outside of its dict has, and for such tensors of
-    ranks that have no file any more, unless `drop`.
+    ranks, or kept of parts, that have no file any more, unless `drop`.
     """
-    made = _output_tree(source, composition, alone=alone, drop=drop)
+    made = _output_tree(source, composition, alone=alone, drop=drop, called=called)
     parts = composition.parts
     if alone or parts is None or not (parts or kept_parts(source.index)):
         return made
-    rest, every, keys = put_kept(made.rest, made.outputs, source.index, parts)
+    rest, every, keys = put_kept(made.rest, made.outputs, parts)
     programs = {keys[name]: part.program for name, part in parts.items() if part.program}
     composition.programs.update(programs)
     return replace(made, rest=rest, outputs=every)
 
 
 def _output_tree(
-    source: Source, composition: Composition, *, alone: bool, drop: bool
+    source: Source,
+    composition: Composition,
+    *,
+    alone: bool,
+    drop: bool,
+    called: Callable[[int], str] | None,
 ) -> OutputTree:
     index, outputs = source.index, composition.graph.outputs
     outline = index.tree
@@ -113,12 +129,22 @@ def _output_tree(
             (),
             *map(tuple, said),
         )
-    lost = _lost(outline, len(by_rank(outputs)), drop)
+    ranks = len(by_rank(outputs))
+    renamed: Mapping[str, str] = {}
+    if ranks == 1:
+        outline, renamed = gathered(index)
+    apart = None
+    if called is not None and ranks > 1:
+        apart = parted(index, [called(rank) for rank in range(ranks)])
+    if apart is not None:
+        renamed = apart.renamed
+    lost = _lost(outline, ranks, drop) if apart is None else apart.unkept(drop)
     moved = [one for one in following_of(composition) if one.moved]
     followed, before = outside(moved) if moved else ({}, frozenset())
     out = lost | before
     kept = {key: at for key, at in outline.passed_through.items() if key not in out}
-    carried = {**initial(kept, Views()), **followed}
+    passed = {renamed.get(key, key): held for key, held in initial(kept, Views()).items()}
+    carried = {**passed, **followed}
     if both := [key for key in carried if key in outputs]:
         fail(
             "M916",
@@ -128,15 +154,20 @@ def _output_tree(
         )
     every = {**outputs, **carried}
     stored.update(outline.passed_through)
-    checks = declare_ties(outline, stored)
+    checks = {renamed.get(key, key): one for key, one in declare_ties(outline, stored).items()}
     first = find_ties(every, stored)
-    notes = [f"dropped with the files of their ranks: {listed(sorted(lost))}"] * bool(lost)
+    of = "the files of their ranks" if apart is None else "what is kept of other parts"
+    notes = [f"dropped with {of}: {listed(sorted(lost))}"] * bool(lost)
     gone = ["what the permission `drop` leaves out"] * bool(lost)
-    parts, names = _parts(outline, composition, notes, gone, out)
+    if apart is not None and apart.other_grid:
+        gone.append(f"what is kept at `{PARTS}` of the parts of another grid")
+    around = outline.parts if apart is None else apart.parts
+    parts, names = _parts(outline, around, composition, notes, gone, out)
+    names = {number: renamed.get(key, key) for number, key in names.items()}
     if moved:
         root, more = follow_tree(parts[0].root, moved)
         parts, names = (parts[0]._replace(root=root), *parts[1:]), {**names, **more}
-    if _differ(index.items, len(parts), len(outline.parts)):
+    if _differ(index.items, len(parts), len(outline.parts), _model_of(parts[0])):
         gone.append("what the ranks without a file hold beside tensors, and rank 0 does not,")
     specs = {key: tensor.spec for key, tensor in carried.items()}
     used = [
@@ -150,6 +181,7 @@ def _output_tree(
         tuple(used),
         tuple(notes),
         tuple(gone),
+        renamed,
     )
 
 
@@ -251,22 +283,32 @@ def _plain(
     return TargetTree(tuple(made), names, {}, first)
 
 
-def _differ(items: Mapping[str, Any], kept: int, ranks: int) -> bool:
-    """Whether a rank from `kept` on holds other values than rank 0."""
+def _model_of(part: FileTree) -> str:
+    """What paths of values begin with that are kept by no part; those of all without such."""
+    return ".".join((*(part.at or ()), "")) if names_of(part.root) else ""
+
+
+def _differ(items: Mapping[str, Any], kept: int, ranks: int, below: str) -> bool:
+    """Whether a rank from `kept` on holds other values `below` a path than rank 0."""
     held: dict[int, dict[str, str]] = {}
     for path, value in items.items() if kept < ranks else ():
+        if not path.startswith(below):
+            continue
         held.setdefault(rank_of(path) or 0, {})[path.rpartition("@")[0]] = repr(value)
     return any(held.get(rank, {}) != held.get(0, {}) for rank in range(kept, ranks))
 
 
 def _parts(
     outline: CheckpointTree,
+    around: Sequence[FileTree],
     composition: Composition,
     notes: list[str],
     gone: list[str],
     left_out: Collection[str],
 ) -> tuple[tuple[FileTree, ...], dict[int, str]]:
-    """The trees of the output, and the key of each tensor in them; without those of `left_out`."""
+    """The trees of the output, with what stands `around` the dicts that rules work on; and the key
+    of each tensor in them, without those of `left_out`.
+    """
     outputs = composition.graph.outputs
     ranks = by_rank(outputs)
     several = len(outline.parts) > 1
@@ -304,16 +346,17 @@ def _parts(
         names.update(own)
         made.append(
             FileTree(
-                replace_dict(part.root, old, nest(table, part.nested_dicts)),
+                replace_dict(
+                    around[min(rank, len(around) - 1)].root, old, nest(table, part.nested_dicts)
+                ),
                 part.at,
                 part.nested_dicts,
             )
         )
     if len(outline.parts) > len(made):
         left = len(outline.parts) - len(made)
-        notes.append(
-            f"{plural(left, 'rank')} without a file; values beside tensors are those of rank 0"
-        )
+        of = f"kept by part at `{PARTS}`" if names_of(made[0].root) else "those of rank 0"
+        notes.append(f"{plural(left, 'rank')} without a file; values beside tensors are {of}")
     return tuple(made), names
 
 
@@ -360,10 +403,12 @@ def _short(name: str, several: bool) -> str:
 
 def _lost(outline: CheckpointTree, ranks: int, drop: bool) -> set[str]:
     """The carried tensors of ranks that have no file in an output of so many ranks."""
+    here = {id(leaf) for part in outline.parts[:ranks] for leaf in tensor_records([part.root])}
     gone = {
         outline.names[id(leaf)]
         for part in outline.parts[ranks:]
         for leaf in tensor_records([part.root])
+        if id(leaf) not in here
     } & outline.passed_through.keys()
     if gone and not drop:
         fail(

@@ -50,6 +50,7 @@ from ..source.pickle.tree import PARAMETER
 from ..source.shards import RANK_NAMES, Naming, by_rank, check_names, naming
 from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
+from .gathered_ranks import called_parts
 from .geometry import ByteLayouts
 from .kept import has_place, kept_parts
 from .output_tree import (
@@ -448,6 +449,7 @@ def _plan(
             composition,
             alone=bool(alone) and index.tree is not None,
             drop="drop" in request.allow,
+            called=None if ranks is None else called_parts(ranks),
         )
         if formed:
             out = in_form(out, request.params[OBJECT_FORM], request.params.get(PARAMETER))

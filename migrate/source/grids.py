@@ -44,8 +44,7 @@ class PartGrid:
     `parts` are the files, by their names. `alone`: one part is here, and not the others. `joined`:
     parts were joined beyond ranks. `layers` is how many the whole model has, None where nothing
     says it. `replicas` has, by key, what the parts have that hold it, the one that is read first;
-    `apart` are the tensors beside the model in parts of which that is in no output, and
-    `optimizers` the places of optimizer state that is not among the tensors.
+    `optimizers` are the places of optimizer state that is not among the tensors.
     """
 
     axes: Sequence[Axis]
@@ -54,7 +53,6 @@ class PartGrid:
     alone: bool = False
     joined: bool = False
     replicas: Mapping[str, Sequence[Replica]] = field(default_factory=dict)
-    apart: Sequence[str] = ()
     optimizers: Sequence[str] = ()
 
     def __str__(self) -> str:

@@ -30,7 +30,8 @@ from pages import (
 from migrate.cli import main
 from migrate.core.errors import Report
 from migrate.rules.compiled import compile_file
-from migrate.rules.loading import load_files, load_layouts
+from migrate.rules.layouts import load_layouts
+from migrate.rules.loading import load_files
 from migrate.rules.model import RuleFile
 
 sys.path.append(str(DOCS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from migrate.core.errors import Report
-from migrate.rules.loading import load_layouts
+from migrate.rules.layouts import load_layouts
 
 HEAD = "lineage: acme\ntitle: Acme\n"
 

@@ -145,4 +145,4 @@ def test_it_is_data_alone() -> None:
         json.loads(
             (home / NAME).read_bytes(), object_hook=lambda found, tags=tags: tags.update(found)
         )
-        assert tags <= {"map", "tuple", "part", "step", "Layout", "Detect"}
+        assert tags <= {"map", "tuple", "part", "step", "Layout", "LayoutGrid", "Detect"}

@@ -22,7 +22,7 @@ from inert_unpickler import InertUnpickler
 import migrate
 from migrate.core.errors import Report
 from migrate.extra_state.states import MOST, ranges
-from migrate.rules.loading import load_layouts
+from migrate.rules.layouts import load_layouts
 
 VECTORS = Path(__file__).resolve().parents[1] / "data" / "te"
 EXPECTED = json.loads((VECTORS / "expected.json").read_text())

@@ -1,0 +1,236 @@
+"""What the parts of one checkpoint hold beside the model, kept in the tree that they become.
+
+A tree that several parts were joined into is that of the first of them. What others have otherwise
+(the rank in their arguments, random states) stands under a key of its root that is kept for it,
+`parts`: a dict by part, in the order of parts and with the first, of what makes the part's root out
+of the first one's. It is plain data, so that it travels wherever the tree does, and its tensors are
+tensors like any others beside the model.
+
+    {"args": {"rank": 3},    a dict or an object of fields: what differs in it
+     "rng_state": […],       another value, whole
+     "note": (),             nothing: the part lacks it
+     "size": ((1, 2),),      a value that could be read as one of these, in a tuple of its own
+     "log": ({…}, […])}      a dict whose keys are in another order, with this order
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from ..core.errors import fail, printable
+from .pickle.jsonform import to_json
+from .pickle.tree import OBJECTS, SCALARS, DictNode, ListNode, holders
+from .target import node_of
+from .tree import TENSORS, FileTree, replace_dict
+
+PARTS = "parts"
+# kinds of dicts that are nothing but their pairs
+_DICTS = frozenset({"dict", "OrderedDict", *OBJECTS})
+_HASHABLE = SCALARS - {bytearray}
+
+
+def names_of(root: Any) -> list[str]:
+    """The parts whose own values the root keeps, in order; none for a root that keeps none."""
+    kept = root.get(PARTS) if type(root) is DictNode else None
+    if type(kept) is not DictNode or not kept.pairs or kept.kind != "dict":
+        return []
+    names = [name for name, _ in kept.pairs]
+    first = kept.pairs[0][1]
+    ours = type(first) is DictNode and first.kind == "dict" and not first.pairs
+    return names if ours and all(type(name) is str for name in names) else []
+
+
+def part_name(path: str) -> str:
+    """What a part is called by the path of its weights: the folder around them, else the file,
+    without what says its format.
+    """
+    return os.path.dirname(path) or os.path.splitext(path)[0]
+
+
+def is_optimizer(key: Any, value: Any) -> bool:
+    """Whether an entry of a root is the state of an optimizer, which follows its parameters or goes
+    by a word, and is kept in no other way.
+    """
+    return type(key) is str and "optim" in key.lower() and type(value) in (DictNode, ListNode)
+
+
+def without_optimizers(root: DictNode) -> DictNode:
+    """The root without the state of its optimizers."""
+    pairs = tuple(pair for pair in root.pairs if not is_optimizer(*pair))
+    if len(pairs) == len(root.pairs):
+        return root
+    return DictNode(root.kind, pairs, root.node, root.attributes)
+
+
+def of_part(root: DictNode, called: str) -> DictNode | None:
+    """The root as the part of this name has it, with the first part's model in it; None where
+    nothing is kept of such a part. M906 for what is kept in no way that this module writes.
+    """
+    kept = root.get(PARTS)
+    if called not in names_of(root):
+        return None
+    return _applied(without_parts(root), kept.get(called), called)
+
+
+def without_parts(root: DictNode) -> DictNode:
+    """The root as the first part has it."""
+    if not names_of(root):
+        return root
+    pairs = tuple(pair for pair in root.pairs if pair[0] != PARTS)
+    return DictNode(root.kind, pairs, root.node, root.attributes)
+
+
+def with_parts(first: FileTree, others: Sequence[tuple[str, FileTree]], called: str) -> FileTree:
+    """The tree of the part that is `called` so, with what the `others` have otherwise. What is kept
+    in each of them of further parts is kept here.
+    """
+    base = without_parts(first.root)
+    texts: dict[int, str] = {}
+    kept: dict[str, Any] = dict(_entries(first.root)) or {called: _dict(())}
+    for name, other in others:
+        root = _with_model(other, first)
+        own = without_parts(root)
+        entry = difference(base, own, texts)
+        names = names_of(root) or [name]
+        kept[names[0]] = entry
+        for further in names[1:]:
+            found = of_part(root, further)
+            kept[further] = difference(base, found, texts) if found is not None else entry
+    pairs = (*base.pairs, (PARTS, _dict(kept.items())))
+    return first._replace(root=DictNode(base.kind, pairs, base.node, base.attributes))
+
+
+def _entries(root: Any) -> Iterable[tuple[Any, Any]]:
+    return root.get(PARTS).pairs if names_of(root) else ()
+
+
+def _with_model(part: FileTree, first: FileTree) -> Any:
+    """The root of a part with the first one's model, which is not among what differs."""
+    table, model = part.table, first.table
+    return part.root if table is None or model is None else replace_dict(part.root, table, model)
+
+
+def _dict(pairs: Iterable[tuple[Any, Any]]) -> DictNode:
+    return DictNode("dict", tuple(pairs), None)
+
+
+def difference(one: DictNode, other: DictNode, texts: dict[int, str] | None = None) -> Any:
+    """What makes the `other` dict out of the `one`, as `of_part` reads it. `texts` are those of
+    values of the `one`, which many can be compared with.
+    """
+    texts = {} if texts is None else texts
+    before = {_known(key): value for key, value in one.pairs}
+    after = {_known(key): (key, value) for key, value in other.pairs}
+    pairs: list[tuple[Any, Any]] = []
+    order = []
+    for key, was in one.pairs:
+        known = _known(key)
+        if known not in after:
+            pairs.append((key, ListNode("tuple", (), None)))
+            continue
+        order.append(known)
+        value = after[known][1]
+        if not _same(was, value, texts):
+            pairs.append((key, _entry(was, value, texts)))
+    for known, (key, value) in after.items():
+        if known not in before:
+            order.append(known)
+            pairs.append((key, _entry(None, value, texts)))
+    if order == list(after):
+        return _dict(pairs)
+    keys = ListNode("list", tuple(key for key, _ in other.pairs), None)
+    return ListNode("tuple", (_dict(pairs), keys), None)
+
+
+def _entry(was: Any, value: Any, texts: dict[int, str]) -> Any:
+    if type(value) is DictNode and type(was) is DictNode:
+        alike = was.kind == value.kind and was.kind in _DICTS
+        # of an object without fields its node says how it was made
+        if alike and value.pairs and _same(was.attributes, value.attributes, texts):
+            return difference(was, value, texts)
+        if value.kind == "dict":
+            return ListNode("tuple", (value,), None)
+    if type(value) is ListNode and value.kind == "tuple":
+        return ListNode("tuple", (value,), None)
+    return value
+
+
+def _known(key: Any) -> Any:
+    """A key so that it is equal to those that are the same key, of the same type."""
+    return (type(key), key) if type(key) in _HASHABLE else (None, _text(key))
+
+
+def _same(one: Any, other: Any, texts: dict[int, str]) -> bool:
+    """Whether two values are one in all that is written of them; of tensors nothing is known."""
+    kind = type(one)
+    if one is other or kind is not type(other):
+        return one is other
+    if kind in (str, int, bool):
+        return bool(one == other)
+    if _with_tensors(one) or _with_tensors(other):
+        return False
+    if kind not in (DictNode, ListNode):
+        return _text(one) == _text(other)
+    if id(one) not in texts:
+        texts[id(one)] = _text(one)
+    return texts[id(one)] == _text(other)
+
+
+def _with_tensors(value: Any) -> bool:
+    return type(value) in TENSORS or id(value) in holders(value, TENSORS)
+
+
+def _text(value: Any) -> str:
+    """A text that is the same for values that are written in the same way, and for no others."""
+    return repr(to_json(node_of(value)))
+
+
+def _applied(base: DictNode, entry: Any, called: str) -> DictNode:
+    """The dict that an entry makes out of the first part's."""
+    order = None
+    if type(entry) is ListNode and entry.kind == "tuple" and len(entry.items) == 2:
+        entry, order = entry.items
+    if type(entry) is not DictNode or (order is not None and type(order) is not ListNode):
+        _damaged(called)
+    kept: Mapping[Any, tuple[Any, Any]] = {_known(key): (key, v) for key, v in entry.pairs}
+    made: dict[Any, tuple[Any, Any]] = {}
+    for key, value in base.pairs:
+        known = _known(key)
+        made[known] = (key, _value(value, kept[known][1], called) if known in kept else value)
+    for known, (key, value) in kept.items():
+        if known not in made:
+            made[known] = (key, _value(None, value, called))
+    made = {known: pair for known, pair in made.items() if pair[1] is not _ABSENT}
+    if order is not None:
+        places = {_known(key): place for place, key in enumerate(order.items)}
+        if places.keys() != made.keys():
+            _damaged(called)
+        made = {known: made[known] for known in places}
+    return DictNode(base.kind, tuple(made.values()), base.node, base.attributes)
+
+
+_ABSENT = object()
+
+
+def _value(base: Any, entry: Any, called: str) -> Any:
+    """The part's value, from the first part's and what is kept."""
+    if type(entry) is ListNode and entry.kind == "tuple":
+        if len(entry.items) > 2:
+            _damaged(called)
+        if not entry.items:
+            return _ABSENT
+        if len(entry.items) == 1:
+            return entry.items[0]
+    elif type(entry) is not DictNode or type(base) is not DictNode or entry.kind != "dict":
+        return entry
+    return _applied(base, entry, called) if type(base) is DictNode else _damaged(called)
+
+
+def _damaged(called: str) -> NoReturn:
+    fail(
+        "M906",
+        f"what is kept of {printable(called)} at `{PARTS}` is nothing that migrate writes",
+        help="the file was changed by hand: fetch it again, or remove the entry",
+    )
