@@ -109,8 +109,8 @@ def compose(
         {key: ReadKey(key) for key in tensors} if programs else None
     )
     before: Mapping[str, str] = items.names if items is not None else {}
-    known = _stored_parts(kept_parts or {}, views)
-    found = Kept(dict(known))
+    kept_before = _stored_parts(kept_parts or {}, views)
+    found = Kept(dict(kept_before))
     context = context._replace(kept=found)
     if following is not None:
         following.kept = found
@@ -190,7 +190,7 @@ def compose(
     if kept_parts is not None:
         composition.parts = found.parts
     if done:
-        done[-1][1].notes += [*found.notes, *_about_parts(known, composition.parts or {})]
+        done[-1][1].notes += [*found.notes, *_about_parts(kept_before, composition.parts or {})]
     if following is not None:
         composition.following = following
         if programs:

@@ -93,6 +93,11 @@ class PathStep:
     # the layouts at both ends; None of rule files given by hand
     layouts: tuple[Layout, Layout] | None = None
 
+    @property
+    def loops(self) -> bool:
+        """Whether it leads from a layout to itself."""
+        return self.start == self.goal
+
     def reads(self) -> list[Pattern]:
         """The patterns of the keys that its rules take, in the direction in which it is walked;
         without those that params decide.

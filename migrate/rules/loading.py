@@ -173,8 +173,13 @@ def _check(loaded: LoadedFile, report: Report) -> None:
 
 def _problems(loaded: LoadedFile) -> Iterator[Problem]:
     file = loaded.model
-    if file.edge[0] == file.edge[1]:
-        yield Problem("M114", f"an edge from `{printable(file.edge[0])}` to itself", at=("edge",))
+    if file.edge[0] == file.edge[1] and not any(p.follows for p in file.params.values()):
+        yield Problem(
+            "M114",
+            f"an edge from `{printable(file.edge[0])}` to itself, and no param says what changes",
+            "declare what it is asked for as a param that `follows` what is there",
+            at=("edge",),
+        )
     yield from _repeated("rule", ("rules",), [rule.name for rule in file.rules])
     yield from _repeated("test", ("tests",), [test.name for test in file.tests])
     if file.tests:

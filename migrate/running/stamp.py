@@ -98,6 +98,7 @@ def _is_entry(entry: Any) -> bool:
             or (_is_line(entry["ranks"]) and naming([entry["ranks"]]) is not None)
         )
         and _is_line(entry.get("grid", "grid"))
+        and type(entry.get("backwards", False)) is bool
         and are_folded_keys(entry.get("kept", []))
         and are_folded_keys(entry.get("absent", []))
         and entry.get("optimizer", LASTING[0]) in LASTING
