@@ -52,12 +52,12 @@ from .patches import asked_params, leaves_of_patch
 from .pathstate import PathStep
 from .request import BUILT_IN, Request
 from .sides import ReadSide
-from .unchanged import check_undo_order, standing_entries
+from .unchanged import check_undo_order, goes_back, standing_entries
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..rules.model import Groups
+    from ..rules.param_model import Groups
 
 # signs of a layout that are shown of each sort
 _MOST_SIGNS = 4
@@ -221,7 +221,9 @@ def find_path(
         steps = [
             s
             for entry in applied
-            for s in _walk(packs, entry["lineage"], entry["from"], entry["to"], None)
+            for s in _walk(
+                packs, entry["lineage"], entry["from"], entry["to"], None, goes_back(entry)
+            )
         ]
     elif request.backwards and stamp.applied:
         undo = _last_run(stamp.applied)
@@ -234,6 +236,7 @@ def find_path(
                 entry["to"],
                 entry["from"],
                 True if lineage.ordered else None,
+                not goes_back(entry),
             )
     elif request.reshapes and not request.backwards:
         pass
@@ -262,7 +265,7 @@ def find_path(
             step.goal,
             listed([place(str(f.path)) for f in step.files]),
         )
-    edges = [({"lineage": s.lineage, "from": s.start, "to": s.goal}, s.files) for s in steps]
+    edges = [(_entry(step), step.files) for step in steps]
     # what these steps leave as it was is no stamp's yet
     if stamp.applied:
         check_undo_order(stamp.applied, edges, packs, index.tensors)
@@ -351,13 +354,18 @@ def _by_hand(request: Request, applied: Sequence[Mapping[str, Any]]) -> list[Pat
     steps: dict[tuple[str, tuple[str, str]], list[LoadedFile]] = {}
     for loaded in load_given_files(request):
         steps.setdefault((loaded.model.lineage, loaded.model.edge), []).append(loaded)
-    undone = {(e["lineage"], (e["to"], e["from"])) for e in applied}
+    undone = {(e["lineage"], (e["to"], e["from"])) for e in applied if _turns(e)}
     out = []
     for (lineage, edge), files in steps.items():
         backwards = bool(request.backwards) or ((lineage, edge) in undone)
         start, goal = reversed(edge) if backwards else edge
         out.append(PathStep(lineage, start, goal, backwards, files=tuple(files)))
     return out[::-1] if request.backwards else out
+
+
+def _turns(entry: Mapping[str, Any]) -> bool:
+    """Whether what the entry's ends say of its direction holds."""
+    return entry["from"] != entry["to"] or goes_back(entry)
 
 
 def _towards(
@@ -425,12 +433,14 @@ def _towards(
             _refuse_unknown_start(
                 lineage, seen.get(goal.lineage) or detect(lineage, index, read_side, states=states)
             )
+        here = current[goal.lineage]
         steps += _walk(
             packs,
             goal.lineage,
-            current[goal.lineage],
+            here,
             goal.layout,
             request.backwards if lineage.ordered else None,
+            None if request.backwards else _loop_asked_for(lineage, here, request),
         )
         found += warnings(lineage, [goal.layout])
         current[goal.lineage] = reached[goal.lineage] = goal.layout
@@ -524,7 +534,25 @@ def _refuse_unknown_start(lineage: Lineage, findings: Sequence[LayoutFinding]) -
     )
 
 
-def _walk(packs: Packs, name: str, start: str, goal: str, down: bool | None) -> list[PathStep]:
+def _loop_asked_for(lineage: Lineage, layout: str, request: Request) -> bool | None:
+    """False, forwards, where the layout has an edge to itself and the request gives one of its
+    params; None otherwise.
+    """
+    edge = lineage.loop(layout)
+    if edge is None:
+        return None
+    names = {name for file in load_edge(edge.files) for name in file.model.params}
+    return None if names.isdisjoint(request.params) else False
+
+
+def _walk(
+    packs: Packs,
+    name: str,
+    start: str,
+    goal: str,
+    down: bool | None,
+    loop: bool | None = None,
+) -> list[PathStep]:
     lineage = packs.load_lineage(name)
     return [
         PathStep(
@@ -535,7 +563,7 @@ def _walk(packs: Packs, name: str, start: str, goal: str, down: bool | None) -> 
             files=tuple(load_edge(edge.edge.files)),
             layouts=(lineage.layout(edge.start), lineage.layout(edge.end)),
         )
-        for edge in path(lineage, start, goal, down=down)
+        for edge in path(lineage, start, goal, down=down, loop=loop)
     ]
 
 
@@ -546,19 +574,19 @@ def _remembered(
 
     `files`, `kept` and `absent` are None where no entry is undone, because then they are not known.
     """
-    params: dict[str, Any] = {}
-    for entry in [*applied, *again]:
-        if entry["lineage"] == step.lineage and {entry["from"], entry["to"]} == {
-            step.start,
-            step.goal,
-        }:
-            params.update(entry["params"])
     here = standing_entries(applied) if applied else ()
     undone = [
         e
         for e in here
         if (e["lineage"], e["from"], e["to"]) == (step.lineage, step.goal, step.start)
+        and not goes_back(e)
     ]
+    # what was asked for once of an edge from a layout to itself is not asked for again
+    known = applied if not step.loops else undone[-1:] if step.backwards else ()
+    ends, params = {step.start, step.goal}, dict[str, Any]()
+    for entry in (*known, *again):
+        if entry["lineage"] == step.lineage and {entry["from"], entry["to"]} == ends:
+            params.update(entry["params"])
     before = undone[-1] if undone and step.backwards else {"files": None}
     kept = undone[-1].get("kept", []) if undone else None
     left = before.get("optimizer")
@@ -601,12 +629,11 @@ def _compile(
         keep = tuple(pattern for _, patterns in compiled for pattern in patterns)
         back: tuple[Path, ...] = ()
         for edge in () if by_hand or step.backwards else packs.load_lineage(step.lineage).edges:
-            if (edge.source, edge.target) == (step.goal, step.start):
+            if (edge.source, edge.target) == (step.goal, step.start) and not step.loops:
                 back = edge.files
         ready.append(replace(step, rules=unsettled, keep=keep, memory=memory, back=back))
         hashes = [{"id": file.model.id, "hash": file.hash} for file in step.files]
-        entry: dict[str, Any] = {"lineage": step.lineage, "from": step.start, "to": step.goal}
-        entry["rules"] = hashes
+        entry: dict[str, Any] = {**_entry(step), "rules": hashes}
         if pack := _pack(step, packs, by_hand):
             # the name of a folder or a file is where it lies
             named = {name: pack[name] for name in ("origin", "name", "version") if pack.get(name)}
@@ -630,6 +657,12 @@ def _compile(
         lineages,
         tuple(distinct),
     )
+
+
+def _entry(step: PathStep) -> dict[str, Any]:
+    """What a stamp calls the edge and its direction."""
+    entry: dict[str, Any] = {"lineage": step.lineage, "from": step.start, "to": step.goal}
+    return {**entry, "backwards": True} if step.loops and step.backwards else entry
 
 
 def _pack(step: PathStep, packs: Packs, by_hand: bool) -> dict[str, Any] | None:
@@ -766,6 +799,8 @@ def _asks_checkpoint(step: PathStep, file: LoadedFile, name: str) -> bool:
         or param.shape is not None
         or param.dtype is not None
         or param.absent is not None
+        or param.present is not None
+        or param.follows is not None
         or written
     )
 

@@ -19,7 +19,7 @@ from .graph import Tensor
 
 if TYPE_CHECKING:
     from ..rules.compiled import CompiledRule
-    from ..rules.model import Dtype, Groups, Shape
+    from ..rules.param_model import Dtype, Groups, Param, Shape
 
 
 class WalkedEdge(Protocol):
@@ -83,14 +83,21 @@ def sizes_of(step: WalkedEdge, shape: Shape, asked: Asked) -> Iterator[tuple[str
                 yield f"axis {shape.dim} of {printable(key)}", size
 
 
-def whether_absent(
-    step: WalkedEdge, name: str, keys: Iterable[str], asked: Asked
-) -> tuple[str, dict[str, bool]]:
-    """(place for messages, {param: whether there is no tensor of these keys})."""
-    there = next((held[0] for _, _, held in _named(step, keys, asked) if held), None)
-    if there is None:
-        return f"no tensor {listed(list(keys))}", {name: True}
-    return f"the tensor {printable(there)}", {name: False}
+def presence_of(
+    step: WalkedEdge, name: str, param: Param, asked: Asked
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place for messages, {param: value}) where the param is whether there is a tensor, or of
+    which kind there is one. Backwards that is silent.
+    """
+    for value, keys in ((True, param.absent), *(param.present or {}).items()):
+        if keys is None or step.backwards:
+            continue
+        there = next((held[0] for _, _, held in _named(step, keys, asked) if held), None)
+        if there is not None:
+            found = False if keys is param.absent else value
+            yield f"the tensor {printable(there)}", {name: found}
+        elif keys is param.absent:
+            yield f"no tensor {listed(list(keys))}", {name: True}
 
 
 def names_of(tensors: Iterable[str]) -> Iterator[str]:

@@ -23,7 +23,8 @@ from .arguments import (
     is_each,
 )
 from .fields import Problem
-from .model import Param, RuleFile
+from .model import RuleFile
+from .param_model import Param
 from .params import never
 
 _Path = tuple[Any, ...]

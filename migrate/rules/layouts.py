@@ -48,7 +48,7 @@ from .fields import (
 )
 from .lineage import Detect, Layout, LayoutGrid, Lineage
 from .loading import add_problem, param_problems, validate_data
-from .model import Param
+from .param_model import Param
 
 STATUSES = ("current", "supported", "deprecated")
 

@@ -46,6 +46,7 @@ from ..source.tree import (
     tensor_records,
 )
 from .gathered_ranks import gathered, parted
+from .kept import kept_parts, put_kept
 from .state_trees import follow_tree, outside
 from .ties import declare_ties, find_ties
 
@@ -93,6 +94,24 @@ def output_tree(
     M916 where a rule makes a key that a tensor outside of its dict has, and for such tensors of
     ranks, or kept of parts, that have no file any more, unless `drop`.
     """
+    made = _output_tree(source, composition, alone=alone, drop=drop, called=called)
+    parts = composition.parts
+    if alone or parts is None or not (parts or kept_parts(source.index)):
+        return made
+    rest, every, keys = put_kept(made.rest, made.outputs, parts)
+    programs = {keys[name]: part.program for name, part in parts.items() if part.program}
+    composition.programs.update(programs)
+    return replace(made, rest=rest, outputs=every)
+
+
+def _output_tree(
+    source: Source,
+    composition: Composition,
+    *,
+    alone: bool,
+    drop: bool,
+    called: Callable[[int], str] | None,
+) -> OutputTree:
     index, outputs = source.index, composition.graph.outputs
     outline = index.tree
     stored = dict(index.tensors)

@@ -53,6 +53,7 @@ from . import stamp as stamps
 from .cutting import format_for, grid_for, naming_for
 from .gathered_ranks import called_parts
 from .geometry import ByteLayouts
+from .kept import has_place, kept_parts
 from .output_tree import (
     OutputTree,
     in_form,
@@ -135,9 +136,11 @@ def compose_for(
     prove: bool = True,
     states: Sequence[OptimizerState] = (),
     names_before: Mapping[str, GivenNames] | None = None,
+    keeps: bool = False,
 ) -> Composition:
     """The path over what the source holds. The state of optimizers `states` follows; of numbered
-    parameters `names_before` are the names, None where the source's stamp says them.
+    parameters `names_before` are the names, None where the source's stamp says them. `keeps`: what
+    is cut has a place in the output.
     """
     index = source.index
     beside = bool(index.items) or index.tree is not None
@@ -179,6 +182,7 @@ def compose_for(
         if states and migration_path.steps
         else (),
         outside=index.passed_through if states else None,
+        kept_parts=kept_parts(index) if keeps else None,
     )
     report.check()
     if index.grid is not None:
@@ -186,7 +190,7 @@ def compose_for(
 
         composition.graph.checks += replica_checks(index.grid)
     if index.torn:
-        refuse_torn(torn_in(composition.graph.outputs, index.tensors))
+        refuse_torn(torn_in(composition.graph.outputs, with_all_tensors(source).index.tensors))
         if REQUANTIZE in request.params:
             from .encoding_anew import require_lossy
 
@@ -338,7 +342,10 @@ def _plan(
     states = find_optimizers(source)
     follow = () if STALE_OPTIMIZER in request.allow else states
     try:
-        composition = compose_for(source, migration_path, request, path_state, states=follow)
+        keeps = form is None and has_place(source.index, written, folder)
+        composition = compose_for(
+            source, migration_path, request, path_state, states=follow, keeps=keeps
+        )
     except MigrateError as error:
         from .configured import check_misfits
         from .number_formats import read_elements
@@ -445,7 +452,7 @@ def _plan(
     called = None if grid is None else grid.parts
     if ranks is not None and (count := len(by_rank(specs))) > 1:
         called = called_parts(ranks, count)
-    with_tree = index.tree is not None or formed or written != OUTPUT_FORMATS[0]
+    with_tree = bool(index.tree or formed or composition.parts) or written != OUTPUT_FORMATS[0]
     out: OutputTree | None = None
     first: Mapping[str, str] | None = None
     if with_tree:
@@ -560,7 +567,7 @@ def _plan(
                 *(_metadata_states(watched) if source.format in DESCRIBED else ()),
             ],
         },
-        stored=reading.index.tensors,
+        stored=with_all_tensors(reading).index.tensors,
         options={"max_shard_size": max_shard_size, "folder": folder, "format": written, **chunks},
         side_files=[{"path": path, "size": size} for path, size in side_files],
         left_out=source.index.left_out if folder else (),
