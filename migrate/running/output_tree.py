@@ -9,7 +9,7 @@ one object are one again where they still make it. Everything else is the tree a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
