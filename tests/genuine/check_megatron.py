@@ -125,6 +125,8 @@ def convert(case: Case, folder: Path) -> str | None:
         migrate.apply(source, case.out(folder), fsync=False, **case.asked())
     except migrate.MigrateError as error:
         return "; ".join(f"{d.code} {d.message}" for d in error.diagnostics[:2])
+    except Exception as error:  # noqa: BLE001  (the others are still to be judged)
+        return f"{type(error).__name__}: {error}"
     return None
 
 
