@@ -45,7 +45,7 @@ from ..source.tree import (
     resolve_objects,
     tensor_records,
 )
-from .gathered_ranks import gathered, parted
+from .gathered_ranks import WHOLE, CutParts, gathered, parted
 from .kept import kept_parts, put_kept
 from .state_trees import follow_tree, outside
 from .ties import declare_ties, find_ties
@@ -85,11 +85,10 @@ def output_tree(
     *,
     alone: bool = False,
     drop: bool = False,
-    called: Sequence[Sequence[str]] | None = None,
+    cut: CutParts = WHOLE,
 ) -> OutputTree:
     """What the output holds; `alone`: of a nested checkpoint nothing but the tensors that rules
-    work on. `called` names the parts that each rank becomes, where what is kept by part is to go
-    back.
+    work on. `cut`: the parts that each rank becomes, to which what is kept by part goes back.
 
     M916 where a rule makes a key that a tensor outside of its dict has, and for such tensors of
     ranks, or kept of parts, that have no file any more, unless `drop`.
@@ -135,7 +134,7 @@ def _output_tree(
     renamed: Mapping[str, str] = {}
     if ranks == 1:
         outline, renamed = gathered(index)
-    apart = None if called is None else parted(outline, index.tensors, called)
+    apart = None if cut.called is None else parted(outline, index.tensors, *cut)
     if apart is not None:
         renamed = apart.renamed
     lost = _lost(outline, ranks, drop) if apart is None else apart.unkept(drop)
