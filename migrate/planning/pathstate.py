@@ -33,7 +33,7 @@ from ..rules.compiled import (
     holds,
 )
 from ..rules.conditions import ModuleNames
-from ..rules.files import LoadedFile
+from ..rules.files import VALUES, LoadedFile
 from ..rules.lineage import Layout
 from ..rules.packs import load_edge
 from ..source.pickle.tree import PARAMETER
@@ -411,7 +411,9 @@ class PathState:
         params, before = memory["params"], memory.pop("before")
         if not self._carried:
             changing = [
-                (file.model.id, paths) for file in step.files if (paths := _patched_by(file))
+                (file.model.id, paths)
+                for file in step.files
+                if (paths := [path for path in _patched_by(file) if path != VALUES])
             ]
             self.notes += [
                 f"{who} changes {listed(paths)}, which only a folder has" for who, paths in changing
@@ -433,12 +435,12 @@ class PathState:
                 self.sides.patch(path, filled)
         goal = None if step.layouts is None else step.layouts[1]
         # what a stamp restores is all that there was
-        if goal is not None and goal.files and self._carried and _undone(step) is None:
+        made = () if goal is None or _undone(step) is not None else goal.files
+        if paths := [path for path in made if self._goes_out(path)]:
             from .made_files import make_files
 
-            self.notes += make_files(
-                goal, self.sides, self._given, self._says(params, bound.tensors)
-            )
+            says = self._says(params, bound.tensors)
+            self.notes += make_files(goal, paths, self.sides, self._given, says)
         if not step.backwards:
             self._steps.append(step)
         if step.backwards:
@@ -446,14 +448,19 @@ class PathState:
         files: dict[str, Any] = {}
         for path, old in before.items():
             now = self.sides.value(path)
-            if not self._carried or same_json(old, now):
+            if not self._goes_out(path) or same_json(old, now):
                 continue
             files[path] = undo_steps(old, now, self._texts.get(path))
+            called = "values" if path == VALUES else path
             self.changes.append(
-                account(path, old, now, f"{step.lineage} {step.start} -> {step.goal}")
+                account(called, old, now, f"{step.lineage} {step.start} -> {step.goal}")
             )
         if files:
             memory["files"] = files
+
+    def _goes_out(self, path: str) -> bool:
+        """Whether the output has what stands there: files only beside a folder's."""
+        return self._carried or path == VALUES
 
     def explain_problems(self, report: Report) -> None:
         """Adds to what is wrong what the step's params have to do with it.
@@ -525,9 +532,13 @@ class PathState:
                 self.sides.put_text(path, text)
             elif now is not None:
                 self.sides.put_value(path, restore_value(now, undo))
-        for file in step.files if steps is None and self._carried else ():
+        for file in step.files if steps is None else ():
             for path, patch in file.model.files.items():
-                if path not in file.model.files_back and self.sides.touches(path, patch):
+                if (
+                    self._goes_out(path)
+                    and path not in file.model.files_back
+                    and self.sides.touches(path, patch)
+                ):
                     there = "whether it was there" if patch is None else "what was there before"
                     self.warnings.append(
                         Diagnostic(
@@ -627,6 +638,9 @@ class PathState:
         patch is undone and done again.
         """
         for path, steps in undone.items():
+            if path == VALUES and step.layouts is not None and path in step.layouts[0].files:
+                # they were made, and are made again for whatever grid there is
+                continue
             gone = before[path] is None and all(step["at"] for step in steps)
             again: Any = (restore_value({}, steps) if gone else self.sides.value(path)) or {}
             if not again and step.layouts is not None and path in step.layouts[0].files:

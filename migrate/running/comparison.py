@@ -162,7 +162,9 @@ def verify_output(
         wrong |= cut.keys
         differences += cut.differences
     programs = {key: program for key, program in composition.programs.items() if key not in wrong}
-    wanted = None if made.index.tree is None else WrittenTree.of(opened, composition, made)
+    values, wanted = path_state.sides.values, None
+    if made.index.tree is not None:
+        wanted = WrittenTree.of(opened, composition, made, values)
     if wanted is not None:
         beside = {key: was for key, was in wanted.origins.items() if key not in outputs}
         carried = len(beside)
@@ -198,7 +200,7 @@ def verify_output(
     differences += side_differences(opened, made, path_state.sides) + unread
     followed = _with_states(opened, composition)
     if migration_path.steps:
-        followed = as_written(followed, made.index)
+        followed = as_written(followed, made.index, values)
     held, lost = formats.as_saved(followed, made.format)
     unlooked += _unlooked(lost, made.format)
     differences += item_differences(held, made, bool(migration_path.steps))

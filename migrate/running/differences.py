@@ -371,9 +371,16 @@ class WrittenTree(NamedTuple):
     groups: Mapping[str, str]
 
     @classmethod
-    def of(cls, source: Source, composition: Composition, made: Source) -> WrittenTree:
+    def of(
+        cls,
+        source: Source,
+        composition: Composition,
+        made: Source,
+        values: tuple[Any, Any] | None,
+    ) -> WrittenTree:
         """What the composition makes of the source where it is written as `made` is."""
-        out = output_tree(source, composition, drop=True, called=called_in(made.index))
+        called = called_in(made.index)
+        out = output_tree(source, composition, drop=True, called=called, values=values)
         rest, was = out.rest, {new: old for old, new in out.called.items()}
         parts, names, origins = formats.tree_as_saved(rest, made.format)
         first = rest.first if parts is rest.parts else {key: key for key in origins}

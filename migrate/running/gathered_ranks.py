@@ -19,8 +19,9 @@ from ..source.by_part import (
     without_optimizers,
     without_parts,
 )
+from ..source.root_values import with_values
 from ..source.shards import Naming, naming
-from ..source.target import items_of, outside_prefix
+from ..source.target import items_of, outside_prefix, plain_part
 from ..source.tree import CheckpointTree, FileTree, name_tensors_outside
 
 if TYPE_CHECKING:
@@ -113,22 +114,28 @@ def _part_of(part: FileTree, called: str) -> FileTree:
     return part if found is None else part._replace(root=found)
 
 
-def as_written(source: S, made: Index) -> S:
+def as_written(source: S, made: Index, values: tuple[Any, Any] | None = None) -> S:
     """The source with what it has beside the model as an output with the trees of `made` has it,
-    for the values to be compared. It is closed with `source`.
+    for the values to be compared; `values` are those that are other ones. It is closed with
+    `source`.
     """
     index, tree = source.index, source.index.tree
+    if values is not None and tree is None:
+        part, names = plain_part({})
+        tree = CheckpointTree((part,), names, {}, {})
     if tree is None or made.tree is None:
         return source
     ranks, renamed = len(made.tree.parts), dict[str, str]()
     outline = tree
-    if ranks == 1:
+    if ranks == 1 and index.tree is not None:
         outline, renamed = gathered(index)
     parts: Sequence[FileTree] = outline.parts[:ranks]
     called = called_in(made)
     if called is not None and (apart := parted(outline, index.tensors, called)):
         parts, renamed = apart.parts, dict(apart.renamed)
     parts = [parts[min(rank, len(parts) - 1)] for rank in range(ranks)]
+    if values is not None:
+        parts = [with_values(part, *values) for part in parts]
     if all(one is other for one, other in zip(parts, tree.parts, strict=False)):
         return source
     found = copy(source)

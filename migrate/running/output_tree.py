@@ -36,6 +36,7 @@ from ..source.pickle.tree import (
     TensorRecord,
     ask,
 )
+from ..source.root_values import with_values
 from ..source.shards import by_rank
 from ..source.target import TargetTree, node_of, output_record
 from ..source.tree import (
@@ -85,10 +86,12 @@ def output_tree(
     alone: bool = False,
     drop: bool = False,
     called: Sequence[Sequence[str]] | None = None,
+    values: tuple[Any, Any] | None = None,
 ) -> OutputTree:
     """What the output holds; `alone`: of a nested checkpoint nothing but the tensors that rules
     work on. `called` names the parts that each rank becomes, where what is kept by part is to go
-    back.
+    back. `values` are those beside the model as they were and as they are now, where they are other
+    ones.
 
     M916 where a rule makes a key that a tensor outside of its dict has, and for such tensors of
     ranks, or kept of parts, that have no file any more, unless `drop`.
@@ -105,8 +108,11 @@ def output_tree(
         versions = _attributes(
             _versions(index), [bound for _, bound in composition.steps if bound.provenance], *said
         )
+        plain = _plain(specs, first, _called(writable_items(index), composition), versions)
+        if values is not None:
+            plain = replace(plain, parts=tuple(with_values(one, *values) for one in plain.parts))
         return OutputTree(
-            _plain(specs, first, _called(writable_items(index), composition), versions),
+            plain,
             outputs,
             (),
             tuple(said[0]),
@@ -148,6 +154,8 @@ def output_tree(
     if moved:
         root, more = follow_tree(parts[0].root, moved)
         parts, names = (parts[0]._replace(root=root), *parts[1:]), {**names, **more}
+    if values is not None:
+        parts = tuple(with_values(part, *values) for part in parts)
     if _differ(index.items, len(parts), len(outline.parts), _model_of(parts[0])):
         gone.append("what the ranks without a file hold beside tensors, and rank 0 does not,")
     specs = {key: tensor.spec for key, tensor in carried.items()}

@@ -445,7 +445,8 @@ def _plan(
     called = None if grid is None else grid.parts
     if ranks is not None and (count := len(by_rank(specs))) > 1:
         called = called_parts(ranks, count)
-    with_tree = index.tree is not None or formed or written != OUTPUT_FORMATS[0]
+    values = path_state.sides.values
+    with_tree = index.tree is not None or formed or written != OUTPUT_FORMATS[0] or bool(values)
     out: OutputTree | None = None
     first: Mapping[str, str] | None = None
     if with_tree:
@@ -455,6 +456,7 @@ def _plan(
             alone=bool(alone) and index.tree is not None,
             drop="drop" in request.allow,
             called=called,
+            values=values,
         )
         if formed:
             out = in_form(out, request.params[OBJECT_FORM], request.params.get(PARAMETER))
