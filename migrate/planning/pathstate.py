@@ -283,13 +283,15 @@ class PathState:
             m.files or m.names or m.files_back or m.files_restored
             for m in (file.model for file in step.files)
         )
-        before = self._snapshot(step) if patching or undone else {}
+        before = self._snapshot(step) if patching or undone or _made(step) else {}
         if undone:
             # what the way there made of them stands in what it is undone from
             self._modules = _modules(step, tensors)
         if step.backwards:
             self._undo(step)
             self._steps.append(step)
+        for path, undo in _made(step).items():
+            self.sides.put_value(path, restore_value(self.sides.value(path) or {}, undo))
         declared = parameters.declare(step.files)
         spans = {
             name: f.span("params", name) for f in reversed(step.files) for name in f.model.params
@@ -492,7 +494,8 @@ class PathState:
         self._texts = {path: raw.decode("utf-8", "replace") for path, raw in there.items() if raw}
         paths += () if step.layouts is None else step.layouts[1].files
         return {
-            path: self.sides.value(path) for path in dict.fromkeys([*paths, *(_undone(step) or {})])
+            path: self.sides.value(path)
+            for path in dict.fromkeys([*paths, *(_undone(step) or {}), *_made(step)])
         }
 
     def _says(self, params: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Says:
@@ -530,8 +533,8 @@ class PathState:
             # a stamp alone begins no file
             if text is not None and path in going:
                 self.sides.put_text(path, text)
-            elif now is not None:
-                self.sides.put_value(path, restore_value(now, undo))
+            elif now is not None or path == VALUES:
+                self.sides.put_value(path, restore_value(now or {}, undo))
         for file in step.files if steps is None else ():
             for path, patch in file.model.files.items():
                 if (
@@ -725,6 +728,12 @@ def _refuse_new(
 def _undone(step: PathStep) -> Mapping[str, Any] | None:
     """Side file -> what undoes the step's changes, on the way back; None where no stamp says so."""
     return step.memory.get("files") if step.backwards else None
+
+
+def _made(step: PathStep) -> Mapping[str, Any]:
+    """What undoes what the way there made of the values, where that was the rules' way back."""
+    found: Mapping[str, Any] = {} if step.backwards else step.memory.get("made", {})
+    return found
 
 
 def _patches(step: PathStep, file: LoadedFile) -> Mapping[str, Any]:

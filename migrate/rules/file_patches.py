@@ -28,6 +28,8 @@ from .model import Param, RuleFile
 from .params import never
 
 _Path = tuple[Any, ...]
+# the fields of a rule file whose patches may take lists of modules
+FIELDS = ("files", "files_back", "values", "values_back")
 
 
 def _patches(file: RuleFile) -> Iterator[tuple[str, Mapping[str, Any]]]:

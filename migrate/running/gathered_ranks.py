@@ -123,9 +123,9 @@ def as_written(source: S, made: Index, values: tuple[Any, Any] | None = None) ->
     if values is not None and tree is None:
         part, names = plain_part({})
         tree = CheckpointTree((part,), names, {}, {})
-    if tree is None or made.tree is None:
+    if tree is None or (made.tree is None and values is None):
         return source
-    ranks, renamed = len(made.tree.parts), dict[str, str]()
+    ranks, renamed = 1 if made.tree is None else len(made.tree.parts), dict[str, str]()
     outline = tree
     if ranks == 1 and index.tree is not None:
         outline, renamed = gathered(index)

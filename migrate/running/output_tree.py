@@ -156,7 +156,7 @@ def output_tree(
         parts, names = (parts[0]._replace(root=root), *parts[1:]), {**names, **more}
     if values is not None:
         parts = tuple(with_values(part, *values) for part in parts)
-    if _differ(index.items, len(parts), len(outline.parts), _model_of(parts[0])):
+    if _differ(index.items, len(parts), len(outline.parts), _model_of(outline.parts[0])):
         gone.append("what the ranks without a file hold beside tensors, and rank 0 does not,")
     specs = {key: tensor.spec for key, tensor in carried.items()}
     used = [

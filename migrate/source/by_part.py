@@ -16,7 +16,7 @@ tensors like any others beside the model.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ..core.errors import fail, printable
@@ -79,6 +79,25 @@ def without_parts(root: DictNode) -> DictNode:
     if not names_of(root):
         return root
     pairs = tuple(pair for pair in root.pairs if pair[0] != PARTS)
+    return DictNode(root.kind, pairs, root.node, root.attributes)
+
+
+def without_keys(root: DictNode, keys: Collection[str]) -> DictNode:
+    """The root with nothing kept of values that it has no more, and as the first part has it where
+    nothing else is kept and it is nothing but a model.
+    """
+    names = names_of(root) if keys else []
+    if not names:
+        return root
+    kept = []
+    for name, entry in root.get(PARTS).pairs:
+        if type(entry) is DictNode:
+            left = tuple(pair for pair in entry.pairs if pair[0] not in keys)
+            entry = DictNode(entry.kind, left, entry.node, entry.attributes)
+        kept.append((name, entry))
+    if len(root.pairs) == 2 and all(type(e) is DictNode and not e.pairs for _, e in kept):
+        return without_parts(root)
+    pairs = tuple((key, _dict(kept) if key == PARTS else value) for key, value in root.pairs)
     return DictNode(root.kind, pairs, root.node, root.attributes)
 
 

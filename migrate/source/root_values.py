@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ..core.errors import fail, printable
-from .by_part import PARTS, is_optimizer
+from .by_part import PARTS, is_optimizer, without_keys
 from .pickle.nodes import JSON_SCALARS, Call, Global
 from .pickle.settings import ENUMS
 from .pickle.torch_objects import CONSTANTS
@@ -108,6 +108,7 @@ def with_values(
         made = tuple((key, _made(value, key == ARGS)) for key, value in after.items())
         return part._replace(root=DictNode("dict", (*made, (MODEL, part.root)), None), at=(MODEL,))
     root = _edited(part.root, before or {}, after or {}, "", part)
+    root = without_keys(root, before.keys() - after.keys() if before and after else before or ())
     if after is None and part.at == (MODEL,) and [key for key, _ in root.pairs] == [MODEL]:
         return part._replace(root=root.get(MODEL), at=())
     return part._replace(root=root)
@@ -120,25 +121,27 @@ def _edited(
     path: str,
     part: FileTree | None,
 ) -> DictNode:
-    """A dict with its values as they are `after`: what is equal stays as it is, what is new stands
-    where it does there, and what neither says stays behind what it stood behind.
+    """A dict with its values as they are `after`: what is equal stays as it is, so does what this
+    part has otherwise than `before`; what is new stands where it does there, and what neither says
+    stays behind what it stood behind.
     """
+    args = ARGS if part is not None else None
     held = {key: value for key, value in node.pairs if type(key) is str}
     made: dict[Any, Any] = {}
     for key, value in after.items():
-        known = key in held
-        if known and key in before and _same(before[key], value):
-            made[key] = held[key]
-        elif (
+        own = held.get(key, HIDDEN)
+        if (
             isinstance(before.get(key), Mapping)
             and isinstance(value, Mapping)
-            and type(held.get(key)) is DictNode
+            and type(own) is DictNode
         ):
-            made[key] = _edited(held[key], before[key], value, f"{path}{key}.", None)
+            made[key] = _edited(own, before[key], value, f"{path}{key}.", None)
+        elif own is not HIDDEN and _keeps(own, before, key, value, key == args):
+            made[key] = own
         else:
-            if known and (key not in before or _hides(held[key])):
+            if own is not HIDDEN and (key not in before or _hides(own, key == args)):
                 _refuse(f"{path}{key}")
-            made[key] = _made(value, part is not None and key == ARGS)
+            made[key] = _made(value, key == args)
     # what is new stands before what it was put before
     ahead: dict[Any, list[Any]] = {}
     waiting: list[Any] = []
@@ -150,22 +153,32 @@ def _edited(
     for key, value in node.pairs:
         if type(key) is str and key in made:
             pairs += [(name, made[name]) for name in ahead[key]]
-        elif type(key) is not str or key not in before:
+        elif type(key) is not str or key not in before or _differs(value, before[key], key == args):
             pairs.append((key, value))
-        elif _hides(value):
+        elif _hides(value, key == args):
             _refuse(f"{path}{key}")
     pairs += [(name, made[name]) for name in waiting]
     return DictNode(node.kind, tuple(pairs), node.node, node.attributes)
 
 
-def _hides(value: Any) -> bool:
+def _keeps(own: Any, before: Mapping[str, Any], key: str, value: Any, args: bool) -> bool:
+    """Whether a value stays: nothing changes it, or it is what this part has otherwise."""
+    if key not in before:
+        return _said(own, 0, args) is not HIDDEN
+    return _same(before[key], value) or _differs(own, before[key], args)
+
+
+def _differs(own: Any, said: Any, args: bool) -> bool:
+    """Whether a part has a value otherwise than the one that is changed."""
+    mine = _said(own, 0, args)
+    return mine is not HIDDEN and not _same(mine, said)
+
+
+def _hides(value: Any, args: bool = False) -> bool:
     """Whether a value holds something that its JSON does not say."""
-    if type(value) is DictNode:
-        return any(
-            type(key) is not str or _said(item, 0) is HIDDEN or _hides(item)
-            for key, item in value.pairs
-        )
-    return _said(value, 0) is HIDDEN
+    if type(value) is DictNode and value.kind == (NAMESPACE if args else "dict"):
+        return any(type(key) is not str or _hides(item) for key, item in value.pairs)
+    return _said(value, 0, args) is HIDDEN
 
 
 def _refuse(at: str) -> NoReturn:
