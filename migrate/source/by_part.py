@@ -23,9 +23,9 @@ from ..core.errors import fail, printable
 from .pickle.jsonform import to_json
 from .pickle.tree import OBJECTS, SCALARS, DictNode, ListNode, holders
 from .target import node_of
-from .tree import TENSORS, FileTree, replace_dict
+from .tree import PARTS as PARTS
+from .tree import TENSORS, FileTree, kept_by_part, replace_dict
 
-PARTS = "parts"
 # kinds of dicts that are nothing but their pairs
 _DICTS = frozenset({"dict", "OrderedDict", *OBJECTS})
 _HASHABLE = SCALARS - {bytearray}
@@ -33,13 +33,7 @@ _HASHABLE = SCALARS - {bytearray}
 
 def names_of(root: Any) -> list[str]:
     """The parts whose own values the root keeps, in order; none for a root that keeps none."""
-    kept = root.get(PARTS) if type(root) is DictNode else None
-    if type(kept) is not DictNode or not kept.pairs or kept.kind != "dict":
-        return []
-    names = [name for name, _ in kept.pairs]
-    first = kept.pairs[0][1]
-    ours = type(first) is DictNode and first.kind == "dict" and not first.pairs
-    return names if ours and all(type(name) is str for name in names) else []
+    return [name for name, _ in kept_by_part(root)]
 
 
 def part_name(path: str) -> str:
@@ -107,7 +101,7 @@ def with_parts(first: FileTree, others: Sequence[tuple[str, FileTree]], called: 
     """
     base = without_parts(first.root)
     texts: dict[int, str] = {}
-    kept: dict[str, Any] = dict(_entries(first.root)) or {called: _dict(())}
+    kept: dict[str, Any] = dict(kept_by_part(first.root)) or {called: _dict(())}
     for name, other in others:
         root = _with_model(other, first)
         own = without_parts(root)
@@ -119,10 +113,6 @@ def with_parts(first: FileTree, others: Sequence[tuple[str, FileTree]], called: 
             kept[further] = difference(base, found, texts) if found is not None else entry
     pairs = (*base.pairs, (PARTS, _dict(kept.items())))
     return first._replace(root=DictNode(base.kind, pairs, base.node, base.attributes))
-
-
-def _entries(root: Any) -> Iterable[tuple[Any, Any]]:
-    return root.get(PARTS).pairs if names_of(root) else ()
 
 
 def _with_model(part: FileTree, first: FileTree) -> Any:

@@ -153,9 +153,11 @@ def _edited(
     for key, value in node.pairs:
         if type(key) is str and key in made:
             pairs += [(name, made[name]) for name in ahead[key]]
-        elif type(key) is not str or key not in before:
-            pairs.append((key, value))
-        elif not isinstance(before[key], Mapping) and _differs(value, before[key], key == args):
+        elif (
+            type(key) is not str
+            or key not in before
+            or (not isinstance(before[key], Mapping) and _differs(value, before[key], key == args))
+        ):
             pairs.append((key, value))
         elif _hides(value, key == args):
             _refuse(f"{path}{key}")
