@@ -377,9 +377,12 @@ class WrittenTree(NamedTuple):
         composition: Composition,
         made: Source,
         cut: CutParts,
+        values: tuple[Any, Any] | None,
     ) -> WrittenTree:
-        """What the composition makes of the source where it is written as `made` is, and cut so."""
-        out = output_tree(source, composition, drop=True, cut=cut)
+        """What the composition makes of the source where it is written as `made` is, and cut so;
+        with other `values` beside the model.
+        """
+        out = output_tree(source, composition, drop=True, cut=cut, values=values)
         rest, was = out.rest, {new: old for old, new in out.called.items()}
         parts, names, origins = formats.tree_as_saved(rest, made.format)
         first = rest.first if parts is rest.parts else {key: key for key in origins}

@@ -452,7 +452,9 @@ def _plan(
     cut = WHOLE if grid is None else grid_parts(grid, specs)
     if ranks is not None and (count := len(by_rank(specs))) > 1:
         cut = CutParts(called_parts(ranks, count))
-    with_tree = bool(index.tree or formed or composition.parts) or written != OUTPUT_FORMATS[0]
+    values = path_state.sides.values
+    with_tree = bool(index.tree or formed or composition.parts or values)
+    with_tree = with_tree or written != OUTPUT_FORMATS[0]
     out: OutputTree | None = None
     first: Mapping[str, str] | None = None
     if with_tree:
@@ -462,6 +464,7 @@ def _plan(
             alone=bool(alone) and index.tree is not None,
             drop="drop" in request.allow,
             cut=cut,
+            values=values,
         )
         if formed:
             out = in_form(out, request.params[OBJECT_FORM], request.params.get(PARAMETER))
