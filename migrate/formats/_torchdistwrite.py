@@ -27,7 +27,7 @@ from ..source.table import flatten_table
 from ..source.target import Target, TargetTree, check_holds, items_of, plain_part
 from ..source.tree import STATE, FileTree, is_state, tensor_records
 from ._dcpentries import SavedTree, named_anew, unshared
-from ._dcpwrite import EntryWriter, Piece, require_one_rank
+from ._dcpwrite import EntryPiece, EntryWriter, require_one_rank
 from ._megatron import facts_of, folder_of
 from ._runs import TRACKER, tracker_of
 from ._torchdistkeys import (
@@ -205,11 +205,11 @@ def saved_tree(part: FileTree, names: Mapping[int, str]) -> SavedTree | None:
         was.update({id(made[id(one)]): names[id(one)] for one in tensor_records([value])})
         return own
 
-    def table(node: DictNode) -> DictNode:
-        return replace(node, pairs=tuple((key, alone(value)) for key, value in node.pairs))
+    def each(value: Any) -> Any:
+        return replace(value, pairs=tuple((key, alone(held)) for key, held in value.pairs))
 
     pairs = tuple(
-        (key, table(value) if value is model else alone(value)) for key, value in saved.root.pairs
+        (key, each(value) if value is model else alone(value)) for key, value in saved.root.pairs
     )
     return named_anew(saved._replace(root=replace(saved.root, pairs=pairs)), was, lost)
 
@@ -230,12 +230,11 @@ class DistEntries:
 
     def __init__(self, part: FileTree, specs: Mapping[str, Spec], names: Mapping[int, str]) -> None:
         self._specs, self._names = specs, names
-        root, model = part.root, part.table
-        assert model is not None
+        root, model = part.root, part.root.get(_MODEL)
         args, content = root.get("args"), root.get(CONTENT)
         self._args, self._spelling = args, Spelling.of(args)
         self._apart = singles(content)
-        self.tensors: dict[str, list[Piece]] = {}
+        self.tensors: dict[str, list[EntryPiece]] = {}
         self.objects: dict[str, Any] = {}
         self.notes: list[str] = []
         held = dict(model.pairs)
@@ -303,7 +302,8 @@ class DistEntries:
         return entry_of(key, self._spelling, numbered=self._numbered, apart=self._apart)
 
     def _model(self, held: Mapping[str, Any]) -> None:
-        tensors, states = [], []
+        tensors: list[_Layered] = []
+        states: list[_Layered] = []
         for key, value in held.items():
             if key != _OUTPUT_STATE or value is not None:
                 (states if is_state(key) else tensors).append(
@@ -320,13 +320,14 @@ class DistEntries:
     def _tensor(self, name: str, several: Sequence[_Layered]) -> None:
         """An entry of tensors, or two of their halves."""
         _counts(several)
-        one = self._spec(several[0].value)
-        if other := [held.key for held in several if self._spec(held.value) != one]:
+        first = self._spec(several[0].value)
+        if other := [one.key for one in several if self._spec(one.value) != first]:
             _refuse(f"{printable(name)} is one tensor there, and these differ in shape", other)
         gated = self._apart and name.endswith(GATED) and self._is_gated()
         for at, end in enumerate(HALVES if gated else ("",)):
             self.tensors[name + end] = [
-                Piece(held.value, held.entry.numbers, at if gated else None) for held in several
+                EntryPiece(held.value, held.entry.numbers, at if gated else None)
+                for held in several
             ]
 
     def _is_gated(self) -> bool:
