@@ -65,6 +65,8 @@ _LINEAR = re.compile(
     re.ASCII,
 )
 _OUTPUT_STATE = f"output_layer.{STATE}"
+# the state of all experts of Transformer Engine's, which is one in its modules
+_OF_ALL = re.compile(rf"(?:.+\.)?experts\.linear_fc[12]\.{STATE}")
 _GROUPED = re.compile(r"(?:.+\.)?experts\.weight[12]")
 _PART = re.compile(r"mp_rank_([0-9]{2,5})(?:_([0-9]{3,5}))?", re.ASCII)
 _FORMAT = "Megatron's torch_dist"
@@ -171,6 +173,14 @@ def _completed(held: Mapping[str, Any]) -> dict[str, Any]:
     has none at all.
     """
     made = dict(held)
+    for key in [key for key, value in held.items() if value is None and _OF_ALL.fullmatch(key)]:
+        # there each expert has a state
+        del made[key]
+        begin = key[: -len(STATE)]
+        numbers = [
+            one[len(begin) + len("weight") :] for one in held if one.startswith(f"{begin}weight")
+        ]
+        made.update((f"{begin}{number}.{STATE}", None) for number in numbers)
     states = [key for key in held if is_state(key)]
     if not states:
         for key in held:
@@ -268,6 +278,8 @@ class DistEntries:
                 grouped,
                 f"take them apart: {spelled}",
             )
+        if joint := [key for key in held if _OF_ALL.fullmatch(key)]:
+            _refuse("each expert has a state of its own there, and these are of all", joint)
         if objects := [key for key, value in held.items() if type(value) is Composite]:
             _refuse("it has no tensors that are objects", objects, "dequantize them")
         if others := [

@@ -332,6 +332,76 @@ class TestWhatItCannotHold:
         assert "optimizer" not in held(written(tmp_path / "out")).common
 
 
+# the keys of a layer in Transformer Engine's spec, and the entries of two such layers
+ATTENTION = (
+    "self_attention.linear_qkv.layer_norm_weight",
+    "self_attention.linear_qkv.weight",
+    "self_attention.linear_qkv._extra_state",
+    "self_attention.core_attention._extra_state",
+    "self_attention.q_layernorm.weight",
+    "self_attention.q_layernorm._extra_state",
+    "self_attention.linear_proj.weight",
+    "self_attention.linear_proj._extra_state",
+)
+DENSE = (
+    "mlp.linear_fc1.layer_norm_weight",
+    "mlp.linear_fc1.weight",
+    "mlp.linear_fc1._extra_state",
+    "mlp.linear_fc2.weight",
+    "mlp.linear_fc2._extra_state",
+)
+EXPERTS = ("pre_mlp_layernorm.weight", "pre_mlp_layernorm._extra_state", "mlp.router.weight",
+           *(f"mlp.experts.linear_fc{n}.weight{e}" for n in (1, 2) for e in range(2)))  # fmt: skip
+TE = {"transformer_impl": "transformer_engine", "moe_grouped_gemm": True}
+
+
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_the_names_of_transformer_engine(kind: str, tmp_path: Path) -> None:
+    names = (*ATTENTION, *(DENSE if kind == "dense" else EXPERTS))
+    one: dict[str, Any] = {
+        name: torch.full((4,), number, dtype=torch.uint8)
+        if name.endswith("_extra_state")
+        else seeded(2, 3) + number
+        for number, name in enumerate(names)
+    }
+    if kind == "experts":
+        # one state for all, which says nothing
+        one |= {f"mlp.experts.linear_fc{n}._extra_state": None for n in (1, 2)}
+    model = {**layers(one, one), "decoder.final_layernorm._extra_state": None}
+    state = {"args": argparse.Namespace(**TE, num_layers=2), "model": model}
+    torch.save(state, tmp_path / "in.pt")
+    migrate.apply(tmp_path / "in.pt", tmp_path / "out", output_format="torch_dist")
+    assert migrate.verify(tmp_path / "out", source=tmp_path / "in.pt").equal
+    after = held(written(tmp_path / "out"))
+    in_layers = {name for name in names if not name.endswith("_extra_state")}
+    states = {f"{name}/shard_{n}_2" for name in set(names) - in_layers for n in range(2)}
+    if kind == "experts":
+        in_layers = {
+            name[:-1].replace("experts.", "experts.experts.") if "experts." in name else name
+            for name in in_layers
+        }
+        states |= {
+            f"mlp.experts.experts.linear_fc{m}._extra_state/shard_{n}.{e}_2.2"
+            for m in (1, 2)
+            for n in range(2)
+            for e in range(2)
+        }
+    assert after.tensors.keys() == {f"decoder.layers.{name}" for name in in_layers}
+    assert after.values.keys() == {
+        *(f"decoder.layers.{name}" for name in states),
+        "decoder.final_layernorm._extra_state/shard_0_1",
+    }
+    (found,) = after.values["decoder.layers.self_attention.linear_qkv._extra_state/shard_1_2"]
+    assert found.tolist() == [2, 2, 2, 2]
+
+
+def test_the_state_of_all_experts_is_not_taken_apart(tmp_path: Path) -> None:
+    one = {f"{FC1}.weight0": seeded(4, 2), f"{FC1}._extra_state": torch.ones(4, dtype=torch.uint8)}
+    torch.save({"model": layers(one)}, tmp_path / "in.pt")
+    with pytest.raises(MigrateError, match="each expert has a state of its own there"):
+        migrate.apply(tmp_path / "in.pt", tmp_path / "out", output_format="torch_dist")
+
+
 def test_layers_that_are_not_alike_are_numbered(tmp_path: Path) -> None:
     dense, moe = (
         {"mlp.linear_fc2.weight": seeded(3, 4)},
