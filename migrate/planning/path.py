@@ -30,7 +30,7 @@ from ..core.keys import Pattern, parse
 from ..extra_state.states import States
 from ..rules import params as parameters
 from ..rules.compiled import compile_file_once
-from ..rules.files import LoadedFile
+from ..rules.files import VALUES, LoadedFile
 from ..rules.lineage import (
     LATEST,
     Layout,
@@ -539,6 +539,11 @@ def _walk(packs: Packs, name: str, start: str, goal: str, down: bool | None) -> 
     ]
 
 
+def _values_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """How what an entry of a stamp did to the values beside the model is undone."""
+    return {path: undo for path, undo in entry.get("files", {}).items() if path == VALUES}
+
+
 def _remembered(
     applied: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], step: PathStep
 ) -> dict[str, Any]:
@@ -565,6 +570,8 @@ def _remembered(
     return {
         "params": params,
         "files": before.get("files", {}),
+        # values that the way there made, where that was the way back of the rules
+        "made": _values_of(undone[-1]) if undone and not step.backwards else {},
         "ranks": before.get("ranks", ""),
         "grid": grid_of(before.get("grid")),
         "kept": kept,

@@ -50,8 +50,8 @@ from ..source.pickle.tree import PARAMETER
 from ..source.shards import RANK_NAMES, by_rank, check_names, naming
 from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
-from .cutting import format_for, grid_for, naming_for
-from .gathered_ranks import called_parts
+from .cutting import format_for, grid_for, grid_parts, naming_for
+from .gathered_ranks import WHOLE, CutParts, called_parts
 from .geometry import ByteLayouts
 from .output_tree import (
     OutputTree,
@@ -442,10 +442,11 @@ def _plan(
     if index.items or index.passed_through:
         alone = _left_behind(source, written, folder, request)
     formed = OBJECT_FORM in request.params
-    called = None if grid is None else grid.parts
+    cut = WHOLE if grid is None else grid_parts(grid, specs)
     if ranks is not None and (count := len(by_rank(specs))) > 1:
-        called = called_parts(ranks, count)
-    with_tree = index.tree is not None or formed or written != OUTPUT_FORMATS[0]
+        cut = CutParts(called_parts(ranks, count))
+    values = path_state.sides.values
+    with_tree = index.tree is not None or formed or written != OUTPUT_FORMATS[0] or bool(values)
     out: OutputTree | None = None
     first: Mapping[str, str] | None = None
     if with_tree:
@@ -454,7 +455,8 @@ def _plan(
             composition,
             alone=bool(alone) and index.tree is not None,
             drop="drop" in request.allow,
-            called=called,
+            cut=cut,
+            values=values,
         )
         if formed:
             out = in_form(out, request.params[OBJECT_FORM], request.params.get(PARAMETER))
