@@ -206,7 +206,8 @@ def as_saved(source: Source, name: str) -> tuple[Source, list[str]]:
     it is and nothing where that format loses nothing. It is closed with the source.
     """
     saved = _saved_tree(name)
-    if saved is None or source.format == name:
+    # Megatron's may be of a release that says less beside the model
+    if saved is None or source.format == name == _DCP:
         return source, []
     from ._dcpentries import as_saved
 
@@ -215,7 +216,8 @@ def as_saved(source: Source, name: str) -> tuple[Source, list[str]]:
     if name == _TORCH_DIST and source.index.tree is None:
         from ._torchdistwrite import items_beside
 
-        found.index = replace(found.index, items={**found.index.items, **items_beside()})
+        specs = {key: at.spec for key, at in source.index.tensors.items()}
+        found.index = replace(found.index, items={**found.index.items, **items_beside(specs)})
     return found, lost
 
 

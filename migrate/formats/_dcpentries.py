@@ -185,7 +185,7 @@ def saved_tree(part: FileTree, names: Mapping[int, str]) -> SavedTree | None:
     leaves: dict[str, Any] = {}
     for key, _, value in entries.saved:
         made: dict[int, Any] = {}
-        leaves[key] = own = _unshared(value, made)
+        leaves[key] = own = unshared(value, made)
         if type(value) is TensorRecord:
             made[id(value)] = leaves[key] = own._replace(parameter=False, subclass=None, state=None)
         was |= {id(made[id(record)]): names[id(record)] for record in tensor_records([value])}
@@ -193,14 +193,21 @@ def saved_tree(part: FileTree, names: Mapping[int, str]) -> SavedTree | None:
     saved = flatten_table(FileTree(root, part.at), "the tree")
     if not saved.nested_dicts:
         saved = saved._replace(nested_dicts=part.nested_dicts)
-    seen = tensors_of(saved.table)
+    return named_anew(saved, was, entries.losses())
+
+
+def named_anew(part: FileTree, was: Mapping[int, str], lost: list[str]) -> SavedTree:
+    """The tree with the keys that its tensors have when it is read; `was` has those that they had
+    before, by the records' identity.
+    """
+    seen = tensors_of(part.table)
     prefix = outside_prefix(dict(seen))
-    beside = [(prefix + name, record) for name, record in name_tensors_outside(saved)]
+    beside = [(prefix + name, record) for name, record in name_tensors_outside(part)]
     return SavedTree(
-        saved,
+        part,
         {id(record): key for key, record in (*seen, *beside)},
         {key: was[id(record)] for key, record in (*seen, *beside)},
-        entries.losses(),
+        lost,
     )
 
 
@@ -229,7 +236,7 @@ def as_saved(
     ), saved.lost
 
 
-def _unshared(value: Any, made: dict[int, Any]) -> Any:
+def unshared(value: Any, made: dict[int, Any]) -> Any:
     """The value with containers and tensors that stand in no other entry; `made` are those of this
     one, by the identity of what they are copies of.
     """
@@ -239,16 +246,16 @@ def _unshared(value: Any, made: dict[int, Any]) -> Any:
     if kind is TensorRecord:
         own: Any = value._replace()
     elif kind is ListNode:
-        own = replace(value, items=tuple(_unshared(held, made) for held in value.items))
+        own = replace(value, items=tuple(unshared(held, made) for held in value.items))
     elif kind is Carried:
         own = replace(
-            value, storages=tuple((key, _unshared(held, made)) for key, held in value.storages)
+            value, storages=tuple((key, unshared(held, made)) for key, held in value.storages)
         )
     elif kind is Composite:
-        parts = tuple((name, _unshared(record, made)) for name, record in value.components)
+        parts = tuple((name, unshared(record, made)) for name, record in value.components)
         own = replace(value, components=parts)
     else:
-        pairs = tuple((key, _unshared(held, made)) for key, held in value.pairs)
+        pairs = tuple((key, unshared(held, made)) for key, held in value.pairs)
         own = replace(value, pairs=pairs)
     made[id(value)] = own
     return own

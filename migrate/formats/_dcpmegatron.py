@@ -42,6 +42,8 @@ _OPTIMIZER, _MODEL = "optimizer", ("model",)
 _RANDOM = "rng_state"
 # the entries of `common.pt` behind which the training script puts the model
 _BEFORE = ("iteration", "checkpoint_version", "args")
+# of the width of the model
+_LAST_NORM = "decoder.final_layernorm.weight"
 # the state that no entry has, because it is always None
 _LEFT_OUT = f"output_layer.{STATE}"
 
@@ -248,6 +250,14 @@ class _Arranged:
         held.update({where: max(numbers) + 1 for where, numbers in self._numbers.items()})
         layers = [where for where in STACKS if where in held]
         experts = [where for where in held if where.endswith(f".{EXPERTS}")]
+        norm = self._tables.get(_MODEL, {}).get(_LAST_NORM)
+        width = args.get("hidden_size", ABSENT)
+        if type(norm) is TensorRecord and type(width) is int and norm.shape != (width,):
+            self._wrong(
+                f"{_LAST_NORM} has the shape {list(norm.shape)}, and the arguments in common.pt "
+                f"say `hidden_size` {width:,}",
+                help="these are files of two checkpoints: fetch the one you want again",
+            )
         said = {
             "num_layers": [(where, held[where]) for where in layers if len(layers) == 1],
             "num_experts": [(where, held[where]) for where in experts] or [(EXPERTS, 0)],

@@ -155,7 +155,7 @@ def cut_rows(rows: int, row_bytes: int, limit: int, chunks: int | None) -> Itera
         yield _Cut(number if chunks is not None else 0, first, min(step, rows - first))
 
 
-class Piece(NamedTuple):
+class EntryPiece(NamedTuple):
     """A tensor as a part of an entry: its places along leading axes that the tensor has not, and
     which half of its rows it is, where it is one.
     """
@@ -215,7 +215,7 @@ class EntryWriter:
         if type(value) is Composite:
             self._pending.append((key, partial(self._object, key, value)))
         elif type(value) is TensorRecord:
-            self.add_tensor(key, [Piece(value)])
+            self.add_tensor(key, [EntryPiece(value)])
         else:
             self.add_value(key, value)
 
@@ -223,7 +223,7 @@ class EntryWriter:
         """An entry that is no tensor, with all tensors in it."""
         self._values.append((key, self._whole(value)))
 
-    def add_tensor(self, key: str, pieces: Sequence[Piece]) -> None:
+    def add_tensor(self, key: str, pieces: Sequence[EntryPiece]) -> None:
         """An entry that consists of these pieces."""
         self._pending.append((key, partial(self._tensor, pieces)))
 
@@ -352,7 +352,7 @@ class EntryWriter:
             self.cuts[own] = one
         return keys
 
-    def _tensor(self, pieces: Sequence[Piece]) -> TensorEntry:
+    def _tensor(self, pieces: Sequence[EntryPiece]) -> TensorEntry:
         chunks: list[SavedChunk] = []
         parts: list[SavedPart] = []
         sizes: list[int] = []
@@ -374,7 +374,7 @@ class EntryWriter:
     def _cut(
         self,
         key: str,
-        piece: Piece,
+        piece: EntryPiece,
         shape: tuple[int, ...],
         chunks: list[SavedChunk],
         parts: list[SavedPart],

@@ -10,13 +10,13 @@ states of generators, are entries of their own; what else stands beside the mode
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple, NoReturn
 
-from ..core.errors import fail, listed, option, printable, together
+from ..core.errors import MigrateError, fail, listed, option, printable, together
 from ..core.spec import Spec
 from ..source.jsontext import collector_paused
 from ..source.paths import HISTORY, METADATA
@@ -24,10 +24,10 @@ from ..source.pickle.dcp_emit import emit_metadata
 from ..source.pickle.tree import Composite, DictNode, ListNode, TensorRecord
 from ..source.shards import by_rank, in_natural_order
 from ..source.table import flatten_table
-from ..source.target import Target, TargetTree, check_holds, items_of
-from ..source.tree import STATE, FileTree, is_state
-from ._dcpentries import SavedTree
-from ._dcpwrite import EntryWriter, Piece, require_one_rank
+from ..source.target import Target, TargetTree, check_holds, items_of, plain_part
+from ..source.tree import STATE, FileTree, is_state, tensor_records
+from ._dcpentries import SavedTree, named_anew, unshared
+from ._dcpwrite import EntryPiece, EntryWriter, require_one_rank
 from ._megatron import facts_of, folder_of
 from ._runs import TRACKER, tracker_of
 from ._torchdistkeys import (
@@ -43,6 +43,7 @@ from ._torchdistkeys import (
     layers_differ,
     read_name,
     singles,
+    with_numbers,
 )
 from ._torchwrite import file, plain
 
@@ -64,6 +65,8 @@ _LINEAR = re.compile(
     re.ASCII,
 )
 _OUTPUT_STATE = f"output_layer.{STATE}"
+# the state of all experts of Transformer Engine's, which is one in its modules
+_OF_ALL = re.compile(rf"(?:.+\.)?experts\.linear_fc[12]\.{STATE}")
 _GROUPED = re.compile(r"(?:.+\.)?experts\.weight[12]")
 _PART = re.compile(r"mp_rank_([0-9]{2,5})(?:_([0-9]{3,5}))?", re.ASCII)
 _FORMAT = "Megatron's torch_dist"
@@ -143,13 +146,26 @@ def saved_part(part: FileTree) -> tuple[FileTree, list[str]]:
     pairs = dict(root.pairs) if part.at else {_MODEL: table}
     if any(type(key) is not str for key in (*pairs, *(key for key, _ in table.pairs))):
         fail("M916", f"{_FORMAT} has keys that are texts, and nothing else")
-    model = DictNode("dict", tuple(_completed(dict(table.pairs)).items()), None)
-    content = pairs.get(CONTENT)
-    if content is None:
-        pairs[CONTENT] = _CONTENT
-    pairs[_MODEL] = model
+    pairs.setdefault(CONTENT, _CONTENT)
+    if _uneven(table.pairs):
+        pairs = with_numbers(pairs)
+    pairs[_MODEL] = DictNode("dict", tuple(_completed(dict(table.pairs)).items()), None)
     kind = "dict" if part.at == () else root.kind
     return FileTree(DictNode(kind, tuple(pairs.items()), None), (_MODEL,)), lost
+
+
+def _uneven(pairs: Sequence[tuple[str, Any]]) -> bool:
+    """Whether layers have other tensors than their neighbours, or tensors of other shapes."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for key, value in pairs:
+        at = entry_of(key, Spelling(True, True), numbered=False, apart=True)
+        if at.layer is not None and at.stack in STACKS:
+            said = None
+            if type(value) is TensorRecord and not is_state(key):
+                said = value.dtype, value.shape
+            found.setdefault((at.stack, at.layer), {})[f"{at.key} {at.expert}"] = said
+    first: dict[str, Any] = {}
+    return any(first.setdefault(stack, one) != one for (stack, _), one in found.items())
 
 
 def _completed(held: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,6 +173,14 @@ def _completed(held: Mapping[str, Any]) -> dict[str, Any]:
     has none at all.
     """
     made = dict(held)
+    for key in [key for key, value in held.items() if value is None and _OF_ALL.fullmatch(key)]:
+        # there each expert has a state
+        del made[key]
+        begin = key[: -len(STATE)]
+        numbers = [
+            one[len(begin) + len("weight") :] for one in held if one.startswith(f"{begin}weight")
+        ]
+        made.update((f"{begin}{number}.{STATE}", None) for number in numbers)
     states = [key for key in held if is_state(key)]
     if not states:
         for key in held:
@@ -169,15 +193,35 @@ def _completed(held: Mapping[str, Any]) -> dict[str, Any]:
     return {key: made[key] for key in in_natural_order(made)}
 
 
-def items_beside() -> dict[str, Any]:
-    """The values that stand beside a model that came without any."""
-    return dict(items_of(FileTree(DictNode("dict", ((CONTENT, _CONTENT),), None), None)))
+def items_beside(specs: Mapping[str, Spec]) -> dict[str, Any]:
+    """The values that stand beside a model of these tensors, if it came without any."""
+    part, _ = saved_part(plain_part(specs)[0])
+    content = ((CONTENT, part.root.get(CONTENT)),)
+    return dict(items_of(FileTree(DictNode("dict", content, None), None)))
 
 
 def saved_tree(part: FileTree, names: Mapping[int, str]) -> SavedTree | None:
     """As `_dcpentries.saved_tree`."""
-    made, lost = saved_part(part)
-    return SavedTree(made, dict(names), {key: key for key in names.values()}, lost)
+    try:
+        saved, lost = saved_part(part)
+    except MigrateError:
+        return None
+    model = saved.table
+    was: dict[int, str] = {}
+
+    def alone(value: Any) -> Any:
+        made: dict[int, Any] = {}
+        own = unshared(value, made)
+        was.update({id(made[id(one)]): names[id(one)] for one in tensor_records([value])})
+        return own
+
+    def each(value: Any) -> Any:
+        return replace(value, pairs=tuple((key, alone(held)) for key, held in value.pairs))
+
+    pairs = tuple(
+        (key, each(value) if value is model else alone(value)) for key, value in saved.root.pairs
+    )
+    return named_anew(saved._replace(root=replace(saved.root, pairs=pairs)), was, lost)
 
 
 class _Layered(NamedTuple):
@@ -196,23 +240,18 @@ class DistEntries:
 
     def __init__(self, part: FileTree, specs: Mapping[str, Spec], names: Mapping[int, str]) -> None:
         self._specs, self._names = specs, names
-        root, model = part.root, part.table
-        assert model is not None
+        root, model = part.root, part.root.get(_MODEL)
         args, content = root.get("args"), root.get(CONTENT)
         self._args, self._spelling = args, Spelling.of(args)
         self._apart = singles(content)
-        self.tensors: dict[str, list[Piece]] = {}
+        self.tensors: dict[str, list[EntryPiece]] = {}
         self.objects: dict[str, Any] = {}
         self.notes: list[str] = []
         held = dict(model.pairs)
         self._check(held)
         self._numbered = layers_differ(args, content)
-        if not self._numbered and self._uneven(held):
-            self._numbered = True
-            self.notes.append(
-                "its layers are not alike, so each has entries of its own, as Megatron has them "
-                "where `moe_layer_freq` is a list"
-            )
+        if self._numbered and not layers_differ(args, None) and not self._apart:
+            self.notes.append("each layer has entries of its own (`non_homogeneous_layers`)")
         self._model(held)
         pairs = []
         for key, value in root.pairs:
@@ -239,6 +278,8 @@ class DistEntries:
                 grouped,
                 f"take them apart: {spelled}",
             )
+        if joint := [key for key in held if _OF_ALL.fullmatch(key)]:
+            _refuse("each expert has a state of its own there, and these are of all", joint)
         if objects := [key for key, value in held.items() if type(value) is Composite]:
             _refuse("it has no tensors that are objects", objects, "dequantize them")
         if others := [
@@ -266,18 +307,6 @@ class DistEntries:
                 f"{option('params', 'impl=local')}",
             )
 
-    def _uneven(self, held: Mapping[str, Any]) -> bool:
-        """Whether layers have other tensors than their neighbours, or tensors of other shapes."""
-        layers: dict[tuple[str, int], dict[str, Any]] = {}
-        for key, value in held.items():
-            at = entry_of(key, self._spelling, numbered=False, apart=True)
-            if at.layer is None or at.stack not in STACKS:
-                continue
-            said = self._spec(value) if type(value) is TensorRecord and not is_state(key) else None
-            layers.setdefault((at.stack, at.layer), {})[f"{at.key} {at.expert}"] = said
-        first: dict[str, Any] = {}
-        return any(first.setdefault(stack, one) != one for (stack, _), one in layers.items())
-
     def _spec(self, record: TensorRecord) -> Spec:
         return self._specs[self._names[id(record)]]
 
@@ -285,7 +314,8 @@ class DistEntries:
         return entry_of(key, self._spelling, numbered=self._numbered, apart=self._apart)
 
     def _model(self, held: Mapping[str, Any]) -> None:
-        tensors, states = [], []
+        tensors: list[_Layered] = []
+        states: list[_Layered] = []
         for key, value in held.items():
             if key != _OUTPUT_STATE or value is not None:
                 (states if is_state(key) else tensors).append(
@@ -302,13 +332,14 @@ class DistEntries:
     def _tensor(self, name: str, several: Sequence[_Layered]) -> None:
         """An entry of tensors, or two of their halves."""
         _counts(several)
-        one = self._spec(several[0].value)
-        if other := [held.key for held in several if self._spec(held.value) != one]:
+        first = self._spec(several[0].value)
+        if other := [one.key for one in several if self._spec(one.value) != first]:
             _refuse(f"{printable(name)} is one tensor there, and these differ in shape", other)
         gated = self._apart and name.endswith(GATED) and self._is_gated()
         for at, end in enumerate(HALVES if gated else ("",)):
             self.tensors[name + end] = [
-                Piece(held.value, held.entry.numbers, at if gated else None) for held in several
+                EntryPiece(held.value, held.entry.numbers, at if gated else None)
+                for held in several
             ]
 
     def _is_gated(self) -> bool:
@@ -361,8 +392,7 @@ class DistEntries:
 
     def _common_state(self, path: str, value: Any) -> Any:
         """Settings and counters of an optimizer; M916 for tensors that belong to parameters."""
-        found = [value] if type(value) is TensorRecord else list(_records(value))
-        if any(record.shape for record in found):
+        if any(record.shape for record in tensor_records([value])):
             drop = together(option("params", "optimizer=drop"), option("allow", "drop"))
             _refuse(
                 "optimizer state goes by the names of parameters there, and this does not",
@@ -370,12 +400,6 @@ class DistEntries:
                 f"leave it out: {drop}",
             )
         return value
-
-
-def _records(value: Any) -> Iterator[TensorRecord]:
-    from ..source.tree import tensor_records
-
-    return tensor_records([value])
 
 
 def _by_name(table: Any, model: Mapping[str, Any]) -> bool:

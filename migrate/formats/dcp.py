@@ -40,6 +40,7 @@ from ..source.pickle.tree import SCALARS, TOP, DictNode, TensorRecord, inside
 from ..source.table import choose_table, flatten_table, tensors_at_root
 from ..source.target import Target, items_of, outside_prefix
 from ..source.tree import (
+    NODES,
     CheckpointTree,
     FileTree,
     RemovedEntry,
@@ -470,13 +471,15 @@ def _carried(
             kept = reader.carried(saved, left_out)
             if kept is None:
                 return None
-            if kept is saved.value:
-                continue
-            new[id(saved.value)] = kept
-            if type(kept) is DictNode:
-                # the values beside the entries stand in the tree one by one
-                pairs = zip(saved.value.pairs, kept.pairs, strict=True)
-                new.update((id(was), value) for (_, was), (_, value) in pairs if was is not value)
+            # what an archive holds need not stand in the tree as one
+            stack = [(saved.value, kept)]
+            while stack:
+                was, now = stack.pop()
+                if was is not now and id(was) not in new:
+                    new[id(was)] = now
+                    if type(now) in NODES:
+                        both = zip(inside(was), inside(now), strict=True)
+                        stack += [(one, other) for (_, one), (_, other) in both]
     made = replace_values(root, new)
     return None if unfit(made)[0] else made
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_refused import Acts, harmless, refused, run
 
 import migrate
-from migrate.core.errors import CheckpointError, MigrateError
+from migrate.core.errors import CheckpointError
 from migrate.source.carrying import carry, walk_nodes
 from migrate.source.pickle import machine, nodes, policy
 from migrate.source.pickle.emit import emit

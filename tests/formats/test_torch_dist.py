@@ -494,6 +494,15 @@ class TestWhatContradictsItself:
         common = {"args": argparse.Namespace(**{"num_layers": 4, "num_experts": 2, **args})}
         self.say(made(tmp_path / "c", state, common=common), "M938", text)
 
+    def test_arguments_of_a_model_of_another_width(self, tmp_path: Path) -> None:
+        state = {"decoder.final_layernorm.weight": seeded(3)}
+        formats.open(
+            made(tmp_path / "a", state, common={"args": argparse.Namespace(hidden_size=3)})
+        ).close()
+        common = {"args": argparse.Namespace(hidden_size=4)}
+        text = "has the shape [3], and the arguments in common.pt say `hidden_size` 4"
+        self.say(made(tmp_path / "c", state, common=common), "M938", text)
+
     def test_arguments_of_experts_that_are_not_there(self, tmp_path: Path) -> None:
         state = {"decoder.layers.0.mlp.linear_fc2.weight": seeded(4, 2)}
         common = {"args": argparse.Namespace(num_layers=1, num_experts=8)}
