@@ -22,16 +22,19 @@ from ..core.types import PathLike
 from ..source.index import Source
 from ..source.paths import METADATA, Place, find_place, metadata_files, stays_behind
 from ..source.registry import Registry
+from ..source.shards import by_rank
 from ..source.target import Target, TargetTree
 from ..source.tree import FileTree
 from .base import SURE
 from .base import Format as Format
 
 if TYPE_CHECKING:
+    from ..source.grids import AskedGrid, WrittenGrid
     from ._dcpdescribed import DescribedEntries
 
 __all__ = [
-    "FORMATS", "Format", "as_saved", "describe_entries", "get", "open", "tree_as_saved",
+    "FORMATS", "Format", "as_saved", "describe_entries", "fit_grid", "get", "open",
+    "tree_as_saved",
 ]  # fmt: skip
 
 
@@ -222,6 +225,16 @@ def tree_as_saved(
         if (saved := saved_tree(tree.parts[0], tree.names)) is not None:
             return (saved.part,), saved.names, saved.origins
     return tree.parts, tree.names, {key: key for key in tree.names.values()}
+
+
+def fit_grid(asked: AskedGrid, specs: Mapping[str, Any], root: Any) -> WrittenGrid:
+    """The grid that an output of these tensors has, as it is `asked`; `root` is what stands around
+    them in a file. M929 where they cannot be cut so.
+    """
+    from ._partswrite import fit
+
+    ranks = by_rank(specs)
+    return fit(asked, [short for _, short in ranks[0]], len(ranks), root)
 
 
 def describe_entries() -> DescribedEntries:

@@ -21,6 +21,11 @@ from ..source.pickle.nodes import ABSENT, Call, Dict
 from ..source.pickle.tree import OBJECTS, Constant, DictNode, ListNode, Opaque
 
 PART = re.compile(r"mp_rank_([0-9]{2,5})(?:_([0-9]{3,5}))?(?:_([0-9]{3,5}))?", re.ASCII)
+# what layouts call this table
+NAME = "megatron"
+# what the folder of a checkpoint is called, in that of its run
+FOLDER = re.compile(r"iter_[0-9]{7,18}|release", re.ASCII)
+RELEASE = "release"
 # beside the weights of a part: the state of the distributed optimizer
 OPTIMIZER = "distrib_optim.pt"
 OLDEST_VERSION = 3
@@ -36,6 +41,8 @@ _EXPERT = re.compile(
 _GROUPED = re.compile(r"(?:.+\.)?experts\.weight[12]")
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 _FINAL = ("decoder.final_layernorm.", "encoder.final_layernorm.")
+# what the first stage holds beside layers, and the last one
+_ENDS = {"first": ("embedding.",), "last": (*_FINAL, "output_layer.")}
 
 # the sizes of the grid, by axis
 SIZES = {
@@ -44,17 +51,17 @@ SIZES = {
     "VPP": "virtual_pipeline_model_parallel_size",
     "EP": "expert_model_parallel_size",
 }
-_EXPERT_TENSOR = "expert_tensor_parallel_size"
+EXPERT_TENSOR = "expert_tensor_parallel_size"
 # layers of uneven stages: what the training script calls them, and what Megatron Core does
-_FIRST = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
-_LAST = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
-_LAYOUT = "pipeline_model_parallel_layout"
-_WITH_EMBEDDING = "account_for_embedding_in_pipeline_split"
-_WITH_LOSS = "account_for_loss_in_pipeline_split"
+FIRST = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
+LAST = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
+LAYOUT = "pipeline_model_parallel_layout"
+WITH_EMBEDDING = "account_for_embedding_in_pipeline_split"
+WITH_LOSS = "account_for_loss_in_pipeline_split"
 
 # the arguments that describe the model and its grid: all parts of one checkpoint agree in them
 DESCRIBING = (
-    *SIZES.values(), _EXPERT_TENSOR, *_FIRST, *_LAST, _LAYOUT, _WITH_EMBEDDING, _WITH_LOSS,
+    *SIZES.values(), EXPERT_TENSOR, *FIRST, *LAST, LAYOUT, WITH_EMBEDDING, WITH_LOSS,
     "num_layers", "encoder_num_layers", "decoder_num_layers", "hidden_size", "ffn_hidden_size",
     "num_attention_heads", "num_query_groups", "group_query_attention", "kv_channels",
     "max_position_embeddings", "padded_vocab_size", "vocab_size", "make_vocab_size_divisible_by",
@@ -90,7 +97,7 @@ class Facts(NamedTuple):
     @property
     def expert_tensor(self) -> int | None:
         """The tensor parallelism of experts, where it is another than that of the rest."""
-        said = (self.args or {}).get(_EXPERT_TENSOR)
+        said = (self.args or {}).get(EXPERT_TENSOR)
         return said if type(said) is int and said != self.size("TP") else None
 
     @property
@@ -119,6 +126,16 @@ def facts_of(root: Any) -> Facts:
             models[None if found[1] is None else int(found[1])] = value
     args = _attributes(held.get("args"))
     return Facts(args, held.get("iteration"), held.get("checkpoint_version"), models)
+
+
+def folder_of(called: str, facts: Facts) -> str:
+    """What the folder of a checkpoint is called in its run, if it is not `called` so already: by
+    its iteration, and without one as what was never trained.
+    """
+    if FOLDER.fullmatch(called):
+        return called
+    at = facts.iteration
+    return f"iter_{at:07}" if type(at) is int and 0 < at < 10**18 else RELEASE
 
 
 def _attributes(node: Any) -> Mapping[str, Any] | None:
@@ -156,17 +173,17 @@ def spread(facts: Facts, stages: int, virtual: int) -> list[list[int]] | str | N
     args, layers = facts.args, facts.layers
     if args is None or layers is None:
         return None
-    layout = args.get(_LAYOUT)
+    layout = args.get(LAYOUT)
     if layout is not None and stages > 1:
         return _laid_out(layout, layers, stages, virtual)
     first, last = (
-        next((args[n] for n in names if args.get(n) is not None), None) for names in (_FIRST, _LAST)
+        next((args[n] for n in names if args.get(n) is not None), None) for names in (FIRST, LAST)
     )
     if stages == 1:
         return [[layers]] if virtual == 1 else f"{virtual} virtual stages of a single stage"
     if type(first) is int or type(last) is int:
         return _uneven(layers, stages, virtual, first, last)
-    before, behind = (args.get(name) is True for name in (_WITH_EMBEDDING, _WITH_LOSS))
+    before, behind = (args.get(name) is True for name in (WITH_EMBEDDING, WITH_LOSS))
     counted = layers + before + behind
     if counted % (stages * virtual):
         more = " and what is counted as one" if counted > layers else ""
@@ -175,6 +192,12 @@ def spread(facts: Facts, stages: int, virtual: int) -> list[list[int]] | str | N
     here[0][0] -= before
     here[-1][-1] -= behind
     return here if min(here[0][0], here[-1][-1]) >= 0 else "a stage has less than no layer"
+
+
+def facts_that_say(layers: int, first: int | None, last: int | None, layout: str | None) -> Facts:
+    """What a part would say of stages whose layers are dealt out so."""
+    args = {"num_layers": layers, FIRST[0]: first, LAST[0]: last, LAYOUT: layout}
+    return Facts(args, None, None, {})
 
 
 def _times(virtual: int) -> str:
@@ -200,14 +223,14 @@ def _uneven(
 def _laid_out(layout: Any, layers: int, stages: int, virtual: int) -> list[list[int]] | str | None:
     """The counts of a layout: a text such as `Ettt|(tt|)*29,m|L`, or lists of words."""
     if type(layout) is str:
-        text = _unrolled(layout)
+        text = unrolled(layout)
         rows = None if text is None else [row.count("t") for row in text.split("|")]
     elif type(layout) is list and all(type(row) is list for row in layout):
         rows = [sum(_word(item) == "decoder" for item in row) for row in layout]
     else:
         return None
     if rows is None or len(rows) != stages * virtual or sum(rows) != layers:
-        return f"{_LAYOUT} is not one of {layers} layers in {stages} stages{_times(virtual)}"
+        return f"{LAYOUT} is not one of {layers} layers in {stages} stages{_times(virtual)}"
     return [rows[v * stages : (v + 1) * stages] for v in range(virtual)]
 
 
@@ -215,7 +238,7 @@ def _word(item: Any) -> str:
     return item.rpartition(".")[2].strip().lower() if type(item) is str else ""
 
 
-def _unrolled(text: str) -> str | None:
+def unrolled(text: str) -> str | None:
     """A layout's text without repetitions; None for one of too many layers."""
     text = text.replace(",", "")
     for pattern in (r"\(([^()]+)\)\*([0-9]{1,6})", r"(.)\*([0-9]{1,6})"):
@@ -294,3 +317,118 @@ def is_whole(names: Collection[str]) -> bool | None:
     """
     last = any(name.startswith(_FINAL) for name in names)
     return (EMBEDDING in names and last) if EMBEDDING in names or last else None
+
+
+def end_of(name: str) -> str | None:
+    """The stage that holds a name, of a tensor or of a module, which is in no layer: `first` or
+    `last`; None where that is not known.
+    """
+    dotted = f"{name}."
+    return next((end for end, words in _ENDS.items() if dotted.startswith(words)), None)
+
+
+class Form(NamedTuple):
+    """A name without the numbers that count something, and these numbers."""
+
+    text: str
+    layer: int | None
+    expert: int | None
+
+
+def form_of(name: str) -> Form:
+    """The form of a name, with `{}` for the number of its layer and of its expert."""
+    layer = expert = None
+    if ".experts." in name and (found := _EXPERT.match(name)):
+        expert = int(found["e"])
+        name = f"{found['before']}{{}}{name[found.end() :]}"
+    if found := _LAYER.match(name):
+        layer = int(found["n"])
+        name = f"layers.{{}}{name[found.end() :]}"
+    return Form(name, layer, expert)
+
+
+_LINEAR = ("layer_norm_weight", "layer_norm_bias", "weight", "bias", "_extra_state")
+_NORM = ("weight", "bias", "_extra_state")
+_MODULES: tuple[tuple[str, Sequence[str]], ...] = (
+    ("input_layernorm.", _NORM),
+    ("self_attention.linear_proj.", _LINEAR),
+    ("self_attention.linear_qkv.", _LINEAR),
+    ("self_attention.q_layernorm.", _NORM),
+    ("self_attention.k_layernorm.", _NORM),
+    ("pre_mlp_layernorm.", _NORM),
+    ("mlp.router.", ("weight", "bias", "expert_bias")),
+    ("mlp.experts.local_experts.{}.linear_fc1.", _LINEAR),
+    ("mlp.experts.local_experts.{}.linear_fc2.", _LINEAR),
+    ("mlp.experts.", ("weight1", "weight2")),
+    ("mlp.experts.linear_fc1.", ("weight{}", "bias{}", "_extra_state")),
+    ("mlp.experts.linear_fc2.", ("weight{}", "bias{}", "_extra_state")),
+    ("mlp.linear_fc1.", _LINEAR),
+    ("mlp.linear_fc2.", _LINEAR),
+)
+# the forms of keys in the order in which Megatron's modules have them
+ORDER = (
+    *(f"embedding.{kind}_embeddings.weight" for kind in ("word", "position", "tokentype")),
+    *(f"layers.{{}}.{module}{leaf}" for module, leaves in _MODULES for leaf in leaves),
+    *(final + leaf for final in _FINAL for leaf in _NORM),
+    *(f"output_layer.{leaf}" for leaf in _NORM),
+)
+_MODULE_OF_EXPERT = "local_experts.{}."
+# forms of keys whose order is remembered; no model comes near
+_MOST_FORMS = 500
+
+
+class Order:
+    """The order of keys in a dict of the model: what stands before its layers, these by number, the
+    rest. Within a layer names stand as their `forms` do, and experts that are modules one after the
+    other; a form that is not among these stands behind them.
+    """
+
+    def __init__(self, forms: Iterable[str]) -> None:
+        self._places = {form: place for place, form in enumerate(forms)}
+        self._layers = min(
+            (place for form, place in self._places.items() if form.startswith("layers.{}")),
+            default=0,
+        )
+        self._experts: dict[str, int] = {}
+        for form, place in self._places.items():
+            before, among, _ = f"{form}.".partition(_MODULE_OF_EXPERT)
+            if among:
+                self._experts.setdefault(before, place)
+
+    def __contains__(self, form: str) -> bool:
+        return form in self._places
+
+    def rank(self, form: Form) -> tuple[int, int, int, int, int]:
+        """What keys of these forms are sorted by."""
+        place = self._places.setdefault(form.text, len(self._places))
+        if form.layer is None:
+            return (0 if place < self._layers else 2), 0, place, 0, 0
+        before, among, _ = f"{form.text}.".partition(_MODULE_OF_EXPERT)
+        block = self._experts.setdefault(before, place) if among else place
+        return 1, form.layer, block, form.expert or 0, place
+
+
+def order_of(parts: Iterable[Sequence[str]]) -> tuple[str, ...] | None:
+    """The forms that tell the order of the keys of each of these dicts; None where there are none
+    that tell it of all.
+    """
+    known: dict[tuple[Form, ...], None] = {}
+    for names in parts:
+        known[tuple(map(form_of, names))] = None
+    forms: list[str] = []
+    there: set[str] = set()
+    if len({form.text for row in known for form in row}) > _MOST_FORMS:
+        return None
+    for row in known:
+        last = -1
+        for form in row:
+            if form.text not in there:
+                there.add(form.text)
+                last += 1
+                forms.insert(last, form.text)
+            else:
+                last = forms.index(form.text)
+    order = Order(forms)
+    if any(list(row) != sorted(row, key=order.rank) for row in known):
+        return None
+    return tuple(forms)

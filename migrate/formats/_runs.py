@@ -16,12 +16,12 @@ from typing import NamedTuple
 from ..core.errors import fail, listed, printable
 from ..source.paths import Place, find_place, stays_behind
 from ..source.shards import RANK_NAMES, in_natural_order
+from ._megatron import FOLDER, RELEASE
 
-TRACKER, RELEASE = "latest_checkpointed_iteration.txt", "release"
+TRACKER = "latest_checkpointed_iteration.txt"
 # bytes; the largest number that is believed, and an end of line
 MOST_TEXT = 20
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
-_FOLDER = re.compile(r"iter_[0-9]{7,18}|" + RELEASE, re.ASCII)
 
 
 class Resolved(NamedTuple):
@@ -40,7 +40,7 @@ def resolve(place: Place) -> Resolved:
     """
     if place.file is not None:
         return Resolved(place)
-    there = in_natural_order(name for name in place.names if _FOLDER.fullmatch(name))
+    there = in_natural_order(name for name in place.names if FOLDER.fullmatch(name))
     if TRACKER in place.names:
         chosen, said = _tracked(place, there), f"which {TRACKER} names"
     else:
@@ -91,6 +91,11 @@ def _tracked(place: Place, there: list[str]) -> str:
             help="fetch it again, or pass the folder of another one",
         )
     return name
+
+
+def tracker_of(folder: str) -> bytes:
+    """The tracker file of a run whose newest checkpoint is called so."""
+    return (folder if folder == RELEASE else str(int(folder.partition("_")[2]))).encode()
 
 
 def _is_folder(place: Place, name: str) -> bool:

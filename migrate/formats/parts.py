@@ -12,13 +12,14 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
 from ..core.errors import CheckpointError, Report, fail, listed, option, plural, printable
 from ..source.blobs import FileBlob
 from ..source.by_part import PARTS, is_optimizer
-from ..source.grids import Axis, PartGrid, Replica
+from ..source.grids import Axis, PartGrid, Replica, WrittenGrid
 from ..source.index import FileSource, Source
 from ..source.jsontext import collector_paused
 from ..source.paths import Place, look_beside, read_history
@@ -177,7 +178,8 @@ def open_parts(place: Place, found: Found) -> Source:
                     break
         report.check()
         _agree(parts, label)
-        grid, numbered = _grid_of(parts, found.alone, place.parts, label)
+        grid, layers = _grid_of(parts, found.alone, place.parts, label)
+        numbered = None if layers is None or not grid.joined else _first_numbers(layers)
         # what counts the parameters of a part counts those of no whole model
         keep = not grid.joined or (found.alone and len(parts[0].models) == 1)
         held = _read(parts, grid, numbered, place, keep)
@@ -186,6 +188,11 @@ def open_parts(place: Place, found: Found) -> Source:
         state = [part.file.optimizer for part in parts if part.file.optimizer is not None]
         state += [] if keep else _states(parts)
         grid = replace(grid, replicas=replicas, optimizers=tuple(state))
+        if layers is not None and not grid.alone and all(part.models for part in parts):
+            called = _megatron.folder_of(
+                os.path.basename(os.path.abspath(folder.path)), parts[0].facts
+            )
+            grid = replace(grid, again=partial(_again, parts, grid, layers, called))
         beside = None
         if place.file is None:
             beside = look_beside(folder, frozenset(names))
@@ -270,8 +277,8 @@ def _shown(value: Any) -> str:
 def _grid_of(
     parts: list[_Part], alone: bool, said: str | None, label: str
 ) -> tuple[PartGrid, list[list[int]] | None]:
-    """The grid, with the coordinates of each part entered in it, and the number of the first layer
-    of each virtual stage and stage; None where nothing is numbered anew.
+    """The grid, with the coordinates of each part entered in it, and how many layers each virtual
+    stage and stage has; None where nothing says it.
     """
     facts = parts[0].facts
     sizes = _coordinates(parts, alone, said, label)
@@ -294,7 +301,7 @@ def _grid_of(
                 "of Megatron write it, and such parts are not joined",
                 help="load it with Megatron Core and save it again",
             )
-    first, layers = _layers(parts, sizes["PP"], virtual, alone, label)
+    layers = _layers(parts, sizes["PP"], virtual, alone, label)
     _experts(parts, sizes["EP"], label)
     axes = [Axis(name, sizes[name], _at(parts[0], name) if alone else None) for name in _AXES]
     axes[2:2] = [Axis("VPP", virtual)] * (virtual > 1)
@@ -302,11 +309,35 @@ def _grid_of(
     grid = PartGrid(
         tuple(axes),
         tuple(part.file.path for part in parts),
-        facts.layers if facts.layers is not None else layers,
+        facts.layers if facts.layers is not None or layers is None else sum(map(sum, layers)),
         alone,
         joined,
     )
-    return grid, first if joined else None
+    return grid, layers
+
+
+def _again(
+    parts: Sequence[_Part], grid: PartGrid, layers: Sequence[Sequence[int]], folder: str
+) -> WrittenGrid:
+    """How the parts are written so again; without an order where none is that of all of them."""
+    names = ([key for key, _ in model.pairs] for part in parts for model in part.models)
+    order = _megatron.order_of([key for key in row if type(key) is str] for row in names) or ()
+    known = {axis.name: axis.size for axis in grid.axes}
+    sizes = {axis: known.get(axis, 1) for axis in _megatron.SIZES}
+    file = os.path.basename(parts[0].file.path)
+    called: dict[int, list[str]] = {}
+    for part in parts:
+        called.setdefault(part.tensor, []).append(part.called)
+    return WrittenGrid(_megatron.NAME, sizes, layers, folder, file, order, tuple(called.values()))
+
+
+def _first_numbers(layers: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The number of the first layer of each virtual stage and stage."""
+    first, at = [], 0
+    for row in layers:
+        first.append([at + sum(row[:p]) for p in range(len(row))])
+        at += sum(row)
+    return first
 
 
 def _coordinates(
@@ -430,10 +461,8 @@ def _complete(parts: Sequence[_Part], sizes: Mapping[str, int], label: str) -> N
 
 def _layers(
     parts: Sequence[_Part], stages: int, virtual: int, alone: bool, label: str
-) -> tuple[list[list[int]] | None, int | None]:
-    """The number of the first layer of each virtual stage and stage, and of all layers; None where
-    nothing says it.
-    """
+) -> list[list[int]] | None:
+    """How many layers each virtual stage and stage has; None where nothing says it."""
     if stages * virtual > 1:
         _one_stack(parts, label)
     counts: dict[tuple[int, int], int] = {}
@@ -480,13 +509,9 @@ def _layers(
                 help="pass the folder of all parts",
             )
         if (alone and stages > 1) or not counts:
-            return None, None
+            return None
         said = [[counts.get((v, p), 0) for p in range(stages)] for v in range(virtual)]
-    first, at = [], 0
-    for row in said:
-        first.append([at + sum(row[:p]) for p in range(len(row))])
-        at += sum(row)
-    return first, at
+    return said
 
 
 def _absent(numbers: Collection[int]) -> list[str]:

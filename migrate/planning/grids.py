@@ -1,15 +1,17 @@
-"""What a plan makes of a checkpoint that was cut for a grid of processes: what its run has to
-compare, what no output holds, and what does not come back.
+"""What a plan makes of a checkpoint that was cut for a grid of processes, and what is asked of the
+grid that is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.errors import fail, listed, option, plural, printable, together
+from ..rules import params as parameters
 from ..source.blobs import replica_of
 from ..source.by_part import PARTS
+from ..source.grids import AskedGrid, WrittenGrid
 from .graph import Tensor, ValueCheck
 from .optimizers import DROP, OptimizerVerdict
 from .request import OPTIMIZER_PARAM, Request
@@ -17,7 +19,11 @@ from .stored import view_of
 
 if TYPE_CHECKING:
     from ..source.grids import PartGrid
-    from .pathstate import PathStep
+    from ..source.index import Index
+    from .path import MigrationPath
+
+# the axis whose coordinates are in keys
+RANKS = "TP"
 
 _HELP = (
     "fetch the parts again: they are not of one iteration, or the ranks that wrote them drifted "
@@ -28,14 +34,10 @@ _NAMED = 3
 
 
 class GridVerdict(NamedTuple):
-    """What becomes of optimizer state, notes, what of the source does not come back, and what a
-    stamp keeps of the grid that was read.
-    """
+    """What becomes of optimizer state, and notes."""
 
     optimizer: OptimizerVerdict | None
     notes: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
-    remembered: str = ""
 
 
 def replica_checks(grid: PartGrid) -> list[ValueCheck]:
@@ -52,36 +54,66 @@ def replica_checks(grid: PartGrid) -> list[ValueCheck]:
 
 
 def judge_grid(
-    grid: PartGrid | None,
-    steps: Sequence[PathStep],
-    request: Request,
-    fresh: OptimizerVerdict | None,
-    *,
-    written: bool,
+    grid: PartGrid, request: Request, fresh: OptimizerVerdict | None, *, written: bool
 ) -> GridVerdict:
-    """What a plan says of the grid that is read, None without one, and of one that the steps lead
-    back to. `fresh` is what becomes of optimizer state among the tensors; without `written` no
-    output has to hold what the source does.
+    """What a plan says of the grid that is read. `fresh` is what becomes of optimizer state among
+    the tensors; without `written` no output has to hold what the source does.
 
-    M402 and M410 for optimizer state that is in no output, M925 for a way back to a grid: each
-    unless leaving it out is allowed.
+    M402 and M410 for optimizer state that is in no output, unless leaving it out is allowed.
     """
-    back = _way_back(steps, request)
-    if grid is None:
-        return GridVerdict(fresh, back)
     if written:
         fresh = _optimizers(grid, request, fresh)
     if grid.alone:
-        notes = (f"{grid}; the tensors of the other parts are not here", *back)
-        return GridVerdict(fresh, notes)
+        return GridVerdict(fresh, (f"{grid}; the tensors of the other parts are not here",))
     if not grid.joined:
-        return GridVerdict(fresh, back)
-    notes = (f"{grid}: {plural(len(grid.parts), 'part')} joined", *back)
-    lost: tuple[str, ...] = (f"the grid of {plural(len(grid.parts), 'part')}",)
+        return GridVerdict(fresh)
+    notes = [f"{grid}: {plural(len(grid.parts), 'part')} joined"]
     if len(grid.parts) > 1:
         differs = "what differs between them beside the model (`args.rank`, random states)"
-        notes += (f"{differs} is kept by part at `{PARTS}`",)
-    return GridVerdict(fresh, notes, lost, str(grid))
+        notes.append(f"{differs} is kept by part at `{PARTS}`")
+    return GridVerdict(fresh, tuple(notes))
+
+
+def remembered(path: MigrationPath) -> WrittenGrid | None:
+    """The grid that the path leads back to, as the stamp has it."""
+    found: WrittenGrid | None = path.steps[-1].memory.get("grid") if path.steps else None
+    return found if found is not None and path.steps[-1].backwards else None
+
+
+def asked_grid(
+    path: MigrationPath, request: Request, index: Index, keys: Collection[str], *, parts: bool
+) -> AskedGrid | None:
+    """What is said of the grid of an output with these tensors, None if it has none. `parts`: the
+    output can have parts, by its format and as a folder.
+
+    M115 for sizes of a grid that is not written, M112 and M114 as for other params.
+    """
+    goal = next((layout for layout in path.goals if layout.grid is not None), None)
+    read = index.grid.again() if index.grid is not None else None
+    if goal is None or goal.grid is None:
+        # what keeps its keys keeps its places
+        kept = parts and read is not None and index.tensors.keys() >= set(keys)
+        return AskedGrid(read.table, like=read) if kept and read is not None else None
+    named = {**goal.grid.axes, **goal.grid.stages}
+    params = {name: goal.params[name] for name in named.values()}
+    given = {name: value for name, value in path.given.items() if name in params}
+    if not parts:
+        # the ranks of tensors are what rules made of them, in any format
+        alone = [name for name in given if name != goal.grid.axes.get(RANKS)]
+        if alone:
+            said = listed(
+                [option("params", f"{name}={printable(str(given[name]))}") for name in alone]
+            )
+            fail(
+                "M115",
+                f"{said}: the output is no folder of parts",
+                help=f"write a folder, with {option('output_format', goal.format)}",
+            )
+        return None
+    values = parameters.resolve(params, given)
+    axes = {axis: values[name] for axis, name in goal.grid.axes.items() if name in values}
+    stages = {what: values[name] for what, name in goal.grid.stages.items() if name in values}
+    return AskedGrid(goal.grid.table, axes, stages, named, remembered(path) or read)
 
 
 def _optimizers(
@@ -111,17 +143,3 @@ def _optimizers(
         )
     known = fresh.notes if fresh is not None and fresh.became is not None else ()
     return OptimizerVerdict("dropped", (*known, f"optimizer state is left out: {where}"))
-
-
-def _way_back(steps: Sequence[PathStep], request: Request) -> tuple[str, ...]:
-    """A note on grids that the steps lead back to; M925 unless it is allowed to leave them out."""
-    grids = [said for step in steps if step.backwards and (said := step.memory.get("grid"))]
-    if grids and DROP not in request.allow:
-        fail(
-            "M925",
-            f"the way back leads to a grid, {printable(grids[-1])}, and its parts are not written",
-            help=f"{option('allow', DROP)} writes one file for each tensor-parallel rank, with all "
-            "layers and experts",
-            permit=DROP,
-        )
-    return tuple(f"all layers and experts in one part: {printable(said)}" for said in grids)

@@ -23,6 +23,7 @@ from ..ops.base import ValueOp
 from ..results import PlanReport
 from ..rules.compiled import DirectedRule
 from ..source.blobs import StoredTensor, chunk_at
+from ..source.grids import WrittenGrid
 from ..source.target import OutputFile, Target
 from .bind import CODING, Followed, Provenance, StepResult
 from .compose import Composition
@@ -84,6 +85,8 @@ class Plan:
     # what the way back does not bring back, where that is to be kept, and what it makes beside
     lost: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
+    # the grid that the output is cut for
+    grid: WrittenGrid | None = None
 
     @property
     def written(self) -> Mapping[str, Tensor]:

@@ -4,10 +4,10 @@ and where that tree becomes ranks again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core.errors import fail, listed, option, plural
 from ..source.by_part import (
@@ -79,27 +79,38 @@ class Parted(NamedTuple):
         return set(self.lost)
 
 
-def parted(index: Index, names: Sequence[str]) -> Parted | None:
-    """The one tree of a checkpoint as the parts of these names have it, by rank; None where nothing
-    is kept of parts. The first part's for all of them where it is kept of others.
+def parted(
+    outline: CheckpointTree, tensors: Mapping[str, Any], groups: Sequence[Sequence[str]]
+) -> Parted | None:
+    """The trees of a checkpoint as those of ranks that consist of parts of these names, of which
+    the first comes first; None where nothing is kept of parts, or is kept so already. The first
+    part's for all of them where it is kept of other parts.
     """
-    outline = index.tree
-    if outline is None or len(outline.parts) > 1:
+    kept = [names_of(part.root) for part in outline.parts]
+    held = {name: number for number, names in enumerate(kept) for name in names}
+    groups = [list(names) for names in groups]
+    if not held or kept == [names if len(names) > 1 else [] for names in groups]:
         return None
-    known = names_of(outline.parts[0].root)
-    if not known:
-        return None
-    part = outline.parts[0]
-    found = [of_part(part.root, name) for name in names] if sorted(known) == sorted(names) else []
-    roots = [root for root in found if root is not None] or [without_parts(part.root)]
-    made = [part._replace(root=root) for root in roots]
-    prefix = outside_prefix(index.tensors)
+    same = sorted(held) == sorted(name for names in groups for name in names)
+    made: list[FileTree] = []
+    for names in groups if same else ():
+        of_rank = [(name, _part_of(outline.parts[held[name]], name)) for name in names]
+        (called, first), *others = of_rank
+        made.append(with_parts(first, others, called) if others else first)
+    if not same:
+        made = [part._replace(root=without_parts(part.root)) for part in outline.parts]
+    prefix, mark = outside_prefix(tensors), "@{}" if len(groups) > 1 else ""
     renamed: dict[str, str] = {}
     for rank, one in enumerate(made):
         for path, record in name_tensors_outside(one):
-            renamed.setdefault(outline.names[id(record)], f"{prefix}{path}@{rank}")
+            renamed.setdefault(outline.names[id(record)], f"{prefix}{path}{mark.format(rank)}")
     lost = [key for key in outline.passed_through if key not in renamed]
-    return Parted(made, renamed, lost, not found)
+    return Parted(made, renamed, lost, not same)
+
+
+def _part_of(part: FileTree, called: str) -> FileTree:
+    found = of_part(part.root, called)
+    return part if found is None else part._replace(root=found)
 
 
 def as_written(source: S, made: Index) -> S:
@@ -109,20 +120,19 @@ def as_written(source: S, made: Index) -> S:
     index, tree = source.index, source.index.tree
     if tree is None or made.tree is None:
         return source
-    ranks = len(made.tree.parts)
+    ranks, renamed = len(made.tree.parts), dict[str, str]()
+    outline = tree
     if ranks == 1:
         outline, renamed = gathered(index)
-        parts: Sequence[FileTree] = outline.parts[:1]
-    elif (called := called_in(made)) is not None and (
-        apart := parted(index, [called(rank) for rank in range(ranks)])
-    ):
+    parts: Sequence[FileTree] = outline.parts[:ranks]
+    called = called_in(made)
+    if called is not None and (apart := parted(outline, index.tensors, called)):
         parts, renamed = apart.parts, dict(apart.renamed)
-        parts = (*parts, *parts[-1:] * (ranks - len(parts)))
-    else:
-        return source
+    parts = [parts[min(rank, len(parts) - 1)] for rank in range(ranks)]
     if all(one is other for one, other in zip(parts, tree.parts, strict=False)):
         return source
     found = copy(source)
+    renamed = renamed or {key: key for key in tree.passed_through}
     mark = "@{}" if ranks > 1 else ""
     found.index = replace(
         index,
@@ -143,18 +153,26 @@ def as_written(source: S, made: Index) -> S:
     return found
 
 
-def called_in(made: Index) -> Callable[[int], str] | None:
-    """What the part of each rank of a checkpoint is called; None where it has one rank, or files
+def called_in(made: Index) -> Sequence[Sequence[str]] | None:
+    """What the parts of each rank of a checkpoint are called; None where it has one part, or files
     that are not called by ranks.
     """
     ranks = 1 if made.tree is None else len(made.tree.parts)
-    names = _called_parts(made, ranks) if ranks > 1 else None
-    return None if names is None else names.__getitem__
+    if made.grid is not None:
+        names = [part_name(name) for name in made.grid.parts]
+        count = len(names) // ranks
+        return (
+            None
+            if len(names) < 2
+            else [names[at : at + count] for at in range(0, len(names), count)]
+        )
+    found = _called_parts(made, ranks) if ranks > 1 else None
+    return None if found is None else [[name] for name in found]
 
 
-def called_parts(ranks: Naming) -> Callable[[int], str]:
-    """What the part of each rank is called, of files that are named so."""
-    return lambda rank: part_name(ranks.name(rank, ".pt"))
+def called_parts(ranks: Naming, count: int) -> Sequence[Sequence[str]]:
+    """What the parts of each of several ranks are called, of files that are named so."""
+    return [[part_name(ranks.name(rank, ".pt"))] for rank in range(count)]
 
 
 def _called_parts(index: Index, ranks: int) -> list[str] | None:
@@ -165,4 +183,4 @@ def _called_parts(index: Index, ranks: int) -> list[str] | None:
         names = index.grid.parts
         return [part_name(name) for name in names[:: max(1, len(names) // ranks)]]
     named = naming(index.files)
-    return None if named is None else [called_parts(named)(rank) for rank in range(ranks)]
+    return None if named is None else [name for one in called_parts(named, ranks) for name in one]

@@ -76,7 +76,14 @@ def write_checkpoint(
                 check_undo_place(kept_at, place, source.path, options.resume)
             folder, request = shape_of(place.name, source.format, request)
             if saved is not None:
-                _check_shape(saved, place, folder, output_format_of(source.format, request))
+                # of a folder of which nothing is said its layout decides
+                said = request.output_format
+                _check_shape(
+                    saved,
+                    place,
+                    folder,
+                    said if folder else output_format_of(source.format, request),
+                )
         if kept_at is not None and request.takes_back:
             from .undo import open_undo
 
@@ -89,10 +96,12 @@ def write_checkpoint(
             made, copy_of = _taken(made, saved, changed)
         if place is None or dry_run:
             return PlanReport.from_json(made.document)
-        if not made.document["path"] and source.format != "memory" and not request.reshapes:
+        if _changes_nothing(made, source, request):
             return _published(made, source, None, copy_of, RunResult({}, 0, 0))
+        beside = made.target.beside
         side_files = [
-            (f["path"], made.sides.read_file(f["path"]) or b"") for f in made.document["side_files"]
+            (f["path"], made.sides.read_file(f["path"].removeprefix(beside)) or b"")
+            for f in made.document["side_files"]
         ]
         tensors = source if kept is None else kept.beside(source)
         if made.target.whole:
@@ -133,13 +142,23 @@ def write_checkpoint(
             kept.close()
 
 
-def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str) -> None:
+def _changes_nothing(made: Plan, source: Source, request: Request) -> bool:
+    """Whether a checkpoint on disk is where it shall go already, and in the files that it shall be
+    in.
+    """
+    if made.document["path"] or source.format == "memory" or request.reshapes:
+        return False
+    read = None if source.index.grid is None else source.index.grid.again()
+    return made.grid is None or (read is not None and read.same(made.grid))
+
+
+def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str | None) -> None:
     """M115 where the name of the output says another shape or format than the saved plan."""
     if saved["options"]["folder"] != folder:
         made_as, other = ("a folder", True) if not folder else ("one file", False)
         what = f"the plan makes {made_as}, and {printable(str(out))} does not name one"
         fail("M115", what, help=f"rename it, or plan with {option('single_file', other)}")
-    if saved["options"].get("format", "safetensors") != written:
+    if written is not None and saved["options"].get("format", "safetensors") != written:
         fail(
             "M115",
             f"the plan makes {saved['options']['format']}, and {printable(str(out))} is the name "

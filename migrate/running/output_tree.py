@@ -85,10 +85,11 @@ def output_tree(
     *,
     alone: bool = False,
     drop: bool = False,
-    called: Callable[[int], str] | None = None,
+    called: Sequence[Sequence[str]] | None = None,
 ) -> OutputTree:
     """What the output holds; `alone`: of a nested checkpoint nothing but the tensors that rules
-    work on. `called` names the part that a rank becomes, where what is kept by part is to go back.
+    work on. `called` names the parts that each rank becomes, where what is kept by part is to go
+    back.
 
     M916 where a rule makes a key that a tensor outside of its dict has, and for such tensors of
     ranks, or kept of parts, that have no file any more, unless `drop`.
@@ -127,15 +128,14 @@ def _output_tree(
             _plain(specs, first, _called(writable_items(index), composition), versions),
             outputs,
             (),
-            *map(tuple, said),
+            tuple(said[0]),
+            tuple(said[1]),
         )
     ranks = len(by_rank(outputs))
     renamed: Mapping[str, str] = {}
     if ranks == 1:
         outline, renamed = gathered(index)
-    apart = None
-    if called is not None and ranks > 1:
-        apart = parted(index, [called(rank) for rank in range(ranks)])
+    apart = None if called is None else parted(outline, index.tensors, called)
     if apart is not None:
         renamed = apart.renamed
     lost = _lost(outline, ranks, drop) if apart is None else apart.unkept(drop)

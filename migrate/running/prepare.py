@@ -47,9 +47,10 @@ from ..source.index import Source, specs_hash, with_all_tensors, with_files
 from ..source.jsontext import collector_paused
 from ..source.paths import METADATA
 from ..source.pickle.tree import PARAMETER
-from ..source.shards import RANK_NAMES, Naming, by_rank, check_names, naming
+from ..source.shards import RANK_NAMES, by_rank, check_names, naming
 from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
+from .cutting import format_for, grid_for, naming_for
 from .gathered_ranks import called_parts
 from .geometry import ByteLayouts
 from .kept import has_place, kept_parts
@@ -327,13 +328,13 @@ def _plan(
     migration_path = find_path(
         source.index, side_reader(source), stamp, request, states=States(source)
     )
-    steps, cut = migration_path.steps, None
-    if source.index.grid is not None or (steps and steps[-1].memory.get("grid")):
+    steps, read = migration_path.steps, source.index.grid
+    written = format_for(source, request, migration_path, folder)
+    if read is not None:
         from ..planning.grids import judge_grid
 
-        cut = judge_grid(source.index.grid, steps, request, fresh, written=form is None)
-        fresh = cut.optimizer
-        notes += cut.notes
+        fresh, more = judge_grid(read, request, fresh, written=form is None)
+        notes += more
     if undo is not None:
         steps = tuple(replace(step, undo=True) for step in steps)
         migration_path = replace(migration_path, steps=steps)
@@ -387,20 +388,28 @@ def _plan(
     ]
     if states and (said := optimizers.said_names(composition)):
         entries = [{**entry, "optimizer_names": said} for entry in entries]
-    if cut is not None and cut.remembered and entries:
-        entries[0]["grid"] = cut.remembered
+    unordered = False
+    if read is not None and entries and (was_cut := read.again()) is not None:
+        entries[0]["grid"], unordered = was_cut.to_json(), not was_cut.order
     if became.became in optimizers.LASTING:
         entries = [{**entry, "optimizer": became.became} for entry in entries]
     called = source.index.files and source.index.files[0].startswith(RANK_NAMES)
     was = naming(source.index.files) if called and os.path.isdir(source.path) else None
     if was is not None and entries:
         entries[0]["ranks"] = was.name(0, os.path.splitext(source.index.files[0])[1])
+    grid = None
+    if form is None:
+        grid = grid_for(source, request, migration_path, specs, written, folder)
     ranks = None
-    if folder and (
-        (migration_path.steps and migration_path.steps[-1].memory.get("ranks"))
-        or any("@" in key for key in specs)
+    if (
+        folder
+        and grid is None
+        and (
+            (migration_path.steps and migration_path.steps[-1].memory.get("ranks"))
+            or any("@" in key for key in specs)
+        )
     ):
-        ranks = _naming(was, specs, migration_path, stamp)
+        ranks = naming_for(was, specs, migration_path, stamp)
     # a rule file applied by hand belongs to no lineage: what layouts the stamp named may not hold
     # any more
     before = stamps.Stamp({}, stamp.applied) if request.files else stamp
@@ -440,6 +449,9 @@ def _plan(
     if index.items or index.passed_through:
         alone = _left_behind(source, written, folder, request)
     formed = OBJECT_FORM in request.params
+    called = None if grid is None else grid.parts
+    if ranks is not None and (count := len(by_rank(specs))) > 1:
+        called = called_parts(ranks, count)
     with_tree = bool(index.tree or formed or composition.parts) or written != OUTPUT_FORMATS[0]
     out: OutputTree | None = None
     first: Mapping[str, str] | None = None
@@ -449,7 +461,7 @@ def _plan(
             composition,
             alone=bool(alone) and index.tree is not None,
             drop="drop" in request.allow,
-            called=None if ranks is None else called_parts(ranks),
+            called=called,
         )
         if formed:
             out = in_form(out, request.params[OBJECT_FORM], request.params.get(PARAMETER))
@@ -477,7 +489,7 @@ def _plan(
         *(["what the permission `opaque` leaves out"] if source.index.outside else []),
         *(["what the permission `drop` leaves out"] if alone else []),
         *(out.lost if out is not None else ()),
-        *(cut.lost if cut is not None else ()),
+        *(["the order of keys in the parts"] if unordered else []),
         *(["the state of the optimizer"] if became.became == "dropped" else []),
     ]
     if ranks is not None:
@@ -501,6 +513,7 @@ def _plan(
         last=_following(made) if computes else (),
         **chunks,
         **(_anew_at(request) if chunks else {}),
+        **({} if grid is None else {"grid": grid}),
     )
     if target is None:
         target = described(stamp=text)
@@ -519,7 +532,10 @@ def _plan(
     notes += target.notes
     gone += target.lost
     watched = source.identities() or {}
-    side_files = path_state.list_side_files(source.index.side_files)
+    side_files = [
+        (target.beside + path, size)
+        for path, size in path_state.list_side_files(source.index.side_files)
+    ]
     if found := clash(
         [*(f.name for f in target.files), *target.small, *(path for path, _ in side_files)]
     ):
@@ -610,6 +626,7 @@ def _plan(
         else None,
         lost,
         extra,
+        grid,
     )
 
 
@@ -728,31 +745,6 @@ def _following(outputs: Mapping[str, Tensor]) -> set[str]:
             if isinstance(op, ValueOp) and op.follows(value.computation.op_call.args, value.output):
                 found.add(key)
     return found
-
-
-def _naming(
-    was: Naming | None,
-    specs: Mapping[str, Spec],
-    migration_path: MigrationPath,
-    stamp: stamps.Stamp,
-) -> Naming | None:
-    """How the files of ranks are called: as they were before the edge that is undone, else as the
-    source's, else as a stamp says.
-
-    None where the output has a single rank and nothing was called by its rank before: then it is a
-    checkpoint like others.
-    """
-    ranks = migration_path.steps[-1].memory.get("ranks") if migration_path.steps else None
-    if ranks and (before := naming([ranks])):
-        return before
-    ranked = [key for key in specs if "@" in key]
-    if not ranked or len(by_rank(ranked)) < 2:
-        return None
-    return (
-        was
-        or next((naming([e["ranks"]]) for e in reversed(stamp.applied) if "ranks" in e), None)
-        or Naming()
-    )
 
 
 def _anew_at(request: Request) -> dict[str, Any]:

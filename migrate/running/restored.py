@@ -58,7 +58,7 @@ class RestoredParts:
     @property
     def names(self) -> Sequence[str]:
         """The small files that `finish` gives."""
-        return () if self.file is None else (PARTS,)
+        return () if self.file is None else (self.target.beside + PARTS,)
 
     @property
     def nbytes(self) -> int:
@@ -126,7 +126,7 @@ class RestoredParts:
         *earlier, own = self.file.runs
         if own.hashes is None:
             own = HashedParts(own.source, own.keys, tuple(found[key] for key in own.keys))
-        yield PARTS, file_of(replace(self.file, runs=(*earlier, own)))
+        yield self.target.beside + PARTS, file_of(replace(self.file, runs=(*earlier, own)))
 
     def _compare(self, expected: Expected, found: Mapping[str, bytes]) -> dict[str, Any]:
         count = len(expected.keys)

@@ -21,6 +21,7 @@ from ..core.types import FORMAT_VERSION
 from ..planning.optimizers import LASTING
 from ..planning.patches import is_undo
 from ..planning.unchanged import are_folded_keys
+from ..source.grids import grid_of
 from ..source.shards import naming
 
 NAME = "migrate.history.json"
@@ -97,8 +98,8 @@ def _is_entry(entry: Any) -> bool:
             "ranks" not in entry
             or (_is_line(entry["ranks"]) and naming([entry["ranks"]]) is not None)
         )
-        and _is_line(entry.get("grid", "grid"))
         and type(entry.get("backwards", False)) is bool
+        and ("grid" not in entry or grid_of(entry["grid"]) is not None)
         and are_folded_keys(entry.get("kept", []))
         and are_folded_keys(entry.get("absent", []))
         and entry.get("optimizer", LASTING[0]) in LASTING

@@ -68,7 +68,8 @@ class Target:
     `copies` maps it to the key of the tensor. Data files of the source that are copied as they are
     have their own names as keys; `whole` maps these to their numbers there. `cuts` has the keys of
     components of objects that are written in parts. `notes` say what the
-    format has no place for, and `lost` names what of it does not come back.
+    format has no place for, and `lost` names what of it does not come back. `beside` is where in
+    the folder side files lie, "" or a path that ends in a slash.
     """
 
     files: tuple[OutputFile, ...]
@@ -79,6 +80,7 @@ class Target:
     lost: tuple[str, ...] = ()
     whole: Mapping[str, int] = field(default_factory=dict)
     cuts: Mapping[str, ComponentCut] = field(default_factory=dict)
+    beside: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -49,7 +49,7 @@ def test_a_grid_becomes_one_model_and_is_verified(tmp_path: Path) -> None:
     plan = done("plan", run_folder, "--output-format", "safetensors").out
     assert "TP 1 x PP 2 x VPP 2 x EP 2, 4 layers: 4 parts joined" in plan
     assert "values are checked first: equal, 15×, in all parts that have them" in plan
-    assert "what stands beside the model, `args` among it, is that of mp_rank_00_000_000" in plan
+    assert "what differs between them beside the model" in plan
     done("apply", run_folder, "-o", out, "--output-format", "safetensors", "--no-fsync")
     same(out, model)
     done("verify", out, "--source", run_folder)
@@ -117,15 +117,25 @@ def rng_state(name: str, root: dict[str, Any]) -> None:
     root["rng_state"] = [{"torch": torch.tensor([1, 2], dtype=torch.uint8)}]
 
 
-def test_tensors_beside_the_model_go_by_a_word_only(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", whole_model(4), EVEN, args={}, change=rng_state)
-    args = ("apply", tmp_path / "run", "-o", tmp_path / "out", "--output-format", "safetensors")
-    assert "mp_rank_00_001: rng_state.0.torch" in failed(3, "M916", *args)
-    done(*args, "--allow", "drop")
-    assert (
-        "dropped with their parts: 1 tensor"
-        in done("plan", tmp_path / "run", "--output-format", "safetensors", "--allow", "drop").out
-    )
+def test_what_differs_beside_the_model_is_kept_by_part(tmp_path: Path) -> None:
+    run_folder, out = tmp_path / "run", tmp_path / "out"
+    write_run(run_folder, whole_model(4), EVEN, args={}, change=rng_state)
+    done("apply", run_folder, "-o", out, "--output-format", "safetensors", "--no-fsync")
+    done("verify", out, "--source", run_folder)
+    found = done("inspect", out, "--values").out
+    assert "parts.mp_rank_00_001.args.rank = 1" in found
+    beside = load_file(out / "migrate.items.safetensors")
+    assert sorted(beside) == ["/parts.mp_rank_00_001.rng_state.0.torch", "/rng_state.0.torch"]
+    # what one part alone says stands in no other
+    assert "args.rank = 0" in found
+
+
+def test_a_part_with_a_value_of_the_name_of_what_is_kept_is_not_joined(tmp_path: Path) -> None:
+    def change(name: str, root: dict[str, Any]) -> None:
+        root["parts"] = 7
+
+    write_run(tmp_path / "run", whole_model(4), EVEN, args={}, change=change)
+    assert "has a value `parts` of its own" in failed(3, "M925", "inspect", tmp_path / "run")
 
 
 def optimizer(name: str, root: dict[str, Any]) -> None:
@@ -212,11 +222,10 @@ def test_what_stands_beside_the_model_does_not_say_the_grid_twice() -> None:
     assert set(SIZES.values()) <= arguments().keys()
 
 
-def test_what_goes_with_the_file_of_its_rank_is_not_missing(tmp_path: Path) -> None:
+def test_what_is_kept_by_part_is_verified(tmp_path: Path) -> None:
     run_folder, out = checkpoint("llama", "legacy", "tp2-pp2"), tmp_path / "out"
-    to = ("--to", "megatron-gpt@llama", "--allow", "drop", "--output-format", "safetensors")
-    said = done("apply", run_folder, "-o", out, *to, "--no-fsync").out
-    assert "dropped with the files of their ranks: /rng_state.0.cuda_rng_state@1" in said
+    to = ("--to", "megatron-gpt@llama", "--output-format", "safetensors")
+    done("apply", run_folder, "-o", out, *to, "--no-fsync")
     done("verify", out, "--source", run_folder)
     beside = out / "migrate.items.safetensors"
     kept = load_file(beside)

@@ -23,7 +23,7 @@ from megatron_runs import RUNS, checkpoint, runs
 
 from migrate import formats
 from migrate.core.errors import MigrateError
-from migrate.formats._megatron import _unrolled
+from migrate.formats._megatron import unrolled
 from migrate.source.index import Source
 
 EVEN = (((0, 1),), ((2, 3),))
@@ -534,15 +534,15 @@ def test_a_second_number_that_args_do_not_have(tmp_path: Path) -> None:
         ("E|t|L", [0, 1, 0]),
     ],
 )
-def test_layouts_are_unrolled(text: str, counts: list[int]) -> None:
-    found = _unrolled(text)
+def test_layouts_areunrolled(text: str, counts: list[int]) -> None:
+    found = unrolled(text)
     assert found is not None
     assert [row.count("t") for row in found.split("|")] == counts
 
 
 @pytest.mark.parametrize("text", ["t" * 200_000, "(t)*999999", "(" + "t" * 1000 + ")*1000"])
-def test_layouts_of_too_many_layers_are_not_unrolled(text: str) -> None:
-    assert _unrolled(text) is None
+def test_layouts_of_too_many_layers_are_notunrolled(text: str) -> None:
+    assert unrolled(text) is None
 
 
 # what megatron-core wrote

@@ -146,24 +146,43 @@ def test_an_argument_that_is_no_plain_value_goes_with_permission(tmp_path: Path)
     assert any("args" in note for note in answer.to_json()["notes"])
 
 
-def test_tensors_outside_of_the_model_of_a_rank_that_goes_need_permission(tmp_path: Path) -> None:
-    files = {
+def beside(ranks: int, **more: object) -> dict[str, dict[str, object]]:
+    return {
         f"mp_rank_0{r}/model_optim_rng.pt": {
             "model": {"w": torch.ones(1), "x": torch.ones(2) * r},
-            "rng": [torch.ones(2)],
+            "rng": [torch.ones(2) + r],
+            **more,
         }
-        for r in range(2)
+        for r in range(ranks)
     }
-    source = write(files, tmp_path / "in")
-    rule = tmp_path / "r.yaml"
+
+
+def joining(folder: Path) -> Path:
+    """A rule file that joins all ranks."""
+    rule = folder / "r.yaml"
     rule.write_text(
         'id: d/2/x\ntitle: x\nlineage: d\nedge: ["1", "2"]\nrules:\n'
         '  - {name: w, from: "w@{r:int}", to: w, via: [{same: {over: r}}]}\n'
         '  - {name: x, from: "x@{r:int}", to: x, via: [{concat: {over: r, dim: 0}}]}\n'
     )
-    with pytest.raises(CheckpointError) as caught:
-        api.apply(source, tmp_path / "out", rules=[rule])
-    assert [d.code for d in caught.value.diagnostics] == ["M916"]
-    api.apply(source, tmp_path / "out", rules=[rule], allow=["drop"])
+    return rule
+
+
+def test_tensors_outside_of_the_model_of_a_rank_that_goes_are_kept_by_part(tmp_path: Path) -> None:
+    source = write(beside(2), tmp_path / "in")
+    api.apply(source, tmp_path / "out", rules=[joining(tmp_path)])
     (made,) = held(tmp_path / "out").values()
     assert torch.equal(made["model"]["x"], torch.tensor([0.0, 0, 1, 1]))
+    assert torch.equal(made["rng"][0], torch.ones(2))
+    assert list(made["parts"]) == ["mp_rank_00", "mp_rank_01"]
+    assert torch.equal(made["parts"]["mp_rank_01"]["rng"][0], torch.ones(2) + 1)
+
+
+def test_a_value_that_is_called_as_what_is_kept_by_part_is_not_replaced(tmp_path: Path) -> None:
+    source = write(beside(2, parts=7), tmp_path / "in")
+    with pytest.raises(CheckpointError) as caught:
+        api.apply(source, tmp_path / "out", rules=[joining(tmp_path)])
+    assert [d.code for d in caught.value.diagnostics] == ["M916"]
+    api.apply(source, tmp_path / "out", rules=[joining(tmp_path)], allow=["drop"])
+    (made,) = held(tmp_path / "out").values()
+    assert made["parts"] == 7
