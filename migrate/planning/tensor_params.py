@@ -75,12 +75,29 @@ def sizes_of(step: WalkedEdge, shape: Shape, asked: Asked) -> Iterator[tuple[str
                     len(_values(pattern, shape.count, keys)),
                 )
             continue
-        for key in keys:
-            sizes = asked.tensors[key].spec.shape
-            size = sizes[shape.dim] if -len(sizes) <= shape.dim < len(sizes) else None
-            if size is not None and size not in seen:
+        for place, group_of in _together(pattern, shape.sum, keys):
+            sizes = [asked.tensors[key].spec.shape for key in group_of]
+            if not all(-len(of) <= shape.dim < len(of) for of in sizes):
+                continue
+            size = sum(of[shape.dim] for of in sizes)
+            if size not in seen:
                 seen.add(size)
-                yield f"axis {shape.dim} of {printable(key)}", size
+                yield f"axis {shape.dim} of {place}", size
+
+
+def _together(
+    pattern: Pattern, capture: str | None, keys: Sequence[str]
+) -> Iterator[tuple[str, Sequence[str]]]:
+    """(place for messages, keys) of tensors that differ in the value of one capture at most."""
+    if capture is None:
+        yield from ((printable(key), (key,)) for key in keys)
+        return
+    at = pattern.captures.index(capture)
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for key, row in _rows(pattern, keys):
+        found.setdefault((*row[:at], *row[at + 1 :]), []).append(key)
+    for held in found.values():
+        yield f"{printable(held[0])} and what {{{capture}}} counts", held
 
 
 def presence_of(
@@ -209,12 +226,15 @@ def _values(pattern: Pattern, capture: str, keys: Sequence[str]) -> set[Any]:
     in one file has rank 0.
     """
     at = pattern.captures.index(capture)
-    found: set[Any] = set()
+    return {row[at] for _, row in _rows(pattern, keys)}
+
+
+def _rows(pattern: Pattern, keys: Sequence[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Keys that the pattern fits, one way, with the values of its captures."""
     for key in keys:
         try:
             row = pattern.match(as_seen(pattern, key))
         except TwoReadings:
             continue
         if row is not None:
-            found.add(row[at])
-    return found
+            yield key, row

@@ -260,16 +260,19 @@ def param_problems(param: Param) -> Iterator[Problem]:
         kind = f"which tensor is present is a str, this is a {param.type}"
         yield Problem("M114", kind, key=True, at=("present",))
     for key in param.shape.key if param.shape is not None else ():
-        if param.shape is not None and param.shape.count not in (None, *parse(key).captures):
-            yield Problem(
-                "M114",
-                f"`{printable(key)}` has no capture `{printable(str(param.shape.count))}`",
-                at=("shape", "count"),
-            )
-    if param.shape is not None and {"dim", "count"} <= param.shape.model_fields_set:
+        for field in ("count", "sum"):
+            name = getattr(param.shape, field)
+            if name not in (None, *parse(key).captures):
+                yield Problem(
+                    "M114",
+                    f"`{printable(key)}` has no capture `{printable(str(name))}`",
+                    at=("shape", field),
+                )
+    said = param.shape.model_fields_set if param.shape is not None else set[str]()
+    if "count" in said and (others := sorted({"dim", "sum"} & said)):
         yield Problem(
             "M114",
-            "`dim` and `count` both say what the value is",
+            f"`{others[0]}` and `count` both say what the value is",
             "remove one of them",
             key=True,
             at=("shape", "count"),

@@ -83,6 +83,11 @@ class Shape(Model):
         description="instead of `dim`: the capture of `key` whose different values are counted",
         examples=["r"],
     )
+    sum: Capture | None = Field(
+        None,
+        description="the capture of `key` over whose values the sizes are added up",
+        examples=["r"],
+    )
 
 
 class Dtype(Model):
