@@ -51,8 +51,8 @@ OF_GRID = (
 
 
 class Case(NamedTuple):
-    """A conversion: `kind` and `grid` of the source, "hf" and "" for the model of transformers,
-    and those of the target, alike.
+    """A conversion: `kind` and `grid` of the source, and those of the target. "hf" is the model of
+    transformers; it and a target in `torch_dist` are of no grid, "".
     """
 
     family: str
@@ -69,6 +69,12 @@ class Case(NamedTuple):
     def out(self, folder: Path) -> Path:
         return folder / self.name.replace(": ", "/").replace(" -> ", "_to_")
 
+    def rows(self, tp: int) -> int:
+        """Rows of the embedding that the target's model has, by Megatron's own rule."""
+        if self.kind == "hf":
+            return -(-VOCABULARY // (128 * tp)) * 128 * tp
+        return padded(VOCABULARY, tp)
+
     def asked(self) -> dict[str, Any]:
         """How `migrate.apply` is asked for it."""
         if self.to_kind == "hf":
@@ -76,19 +82,19 @@ class Case(NamedTuple):
                 "to": f"megatron-gpt@{self.family}",
                 "params": {"vocab": VOCABULARY},
                 "allow": ["drop"],
-                "output_format": "safetensors",
             }
-        tp, pp, vpp, ep = GRIDS[self.to_grid]
-        params: dict[str, Any] = {
-            "tp": tp, "pp": pp, "vpp": vpp, "ep": ep, "impl": "local",
-            "vocab": VOCABULARY, "padded": padded(VOCABULARY, tp),
-        }  # fmt: skip
+        params: dict[str, Any] = {"tp": 1, "impl": "local"}
+        if self.to_kind == LEGACY:
+            tp, pp, vpp, ep = GRIDS[self.to_grid]
+            params.update(tp=tp, pp=pp, vpp=vpp, ep=ep)
         if self.family not in DENSE:
             params["experts"] = "local"
-        said: dict[str, Any] = {"to": "megatron-gpt@mcore", "params": params}
+        # random states are those of the ranks of another grid
+        said: dict[str, Any] = {"to": "megatron-gpt@mcore", "params": params, "allow": ["drop"]}
         if self.kind == "hf":
             said["from_"] = f"megatron-gpt@{self.family}"
-            params["divisible"] = 8
+        else:
+            params["vocab"] = VOCABULARY
         if self.to_kind == DIST:
             said["output_format"] = "torch_dist"
         return said
@@ -99,9 +105,11 @@ def cases(name: str) -> Iterator[Case]:
     grids = [grid for grid in RUNS[name] if grid in CHECKED]
     runs = [(k, g) for k in FORMATS for g in grids if k == LEGACY or GRIDS[g][2] == 1]
     for kind, grid in [("hf", ""), *runs]:
-        for to_kind, to_grid in runs:
-            if (kind, grid) != (to_kind, to_grid):
-                yield Case(name, kind, grid, to_kind, to_grid)
+        for to_grid in grids:
+            if (kind, grid) != (LEGACY, to_grid):
+                yield Case(name, kind, grid, LEGACY, to_grid)
+        if kind != DIST:
+            yield Case(name, kind, grid, DIST, "")
         if kind != "hf":
             yield Case(name, kind, grid, "hf", "")
 
@@ -156,6 +164,7 @@ def judge_rank(rank: int, name: str, grid: str, made: list[Case], folder: Path, 
     )
     wrong: dict[str, list[str]] = {}
     for case in made:
+        args.padded_vocab_size = case.rows(tp)
         models = build(args, grid)
         try:
             read = load_dist(models, case, folder) if case.to_kind == DIST else {}
@@ -205,7 +214,7 @@ def judge(
     for at, model in enumerate(models):
         key = "model" if len(models) == 1 else f"model{at}"
         model.load_state_dict(read[key], strict=True)
-        found += compare(model.state_dict(), due[key], key)
+        found += compare(case, model.state_dict(), due[key], key)
     if len(models) == 1 and dist.get_world_size() == 1:
         compare_logits(models[0], family(case.family) / "hf")
     return [f"rank {rank}: {one}" for one in found]
@@ -214,6 +223,7 @@ def judge(
 def judge_root(case: Case, root: dict[str, Any], due: dict[str, Any]) -> list[str]:
     """What is wrong beside the model."""
     args, wanted = vars(root["args"]), vars(due["args"])
+    wanted = {**wanted, "padded_vocab_size": case.rows(wanted["tensor_model_parallel_size"])}
     found = [
         f"args.{name} is {args.get(name)!r}, not {wanted[name]!r}"
         for name in OF_GRID
@@ -230,21 +240,27 @@ def judge_root(case: Case, root: dict[str, Any], due: dict[str, Any]) -> list[st
     return found
 
 
-def compare(made: dict[str, Any], due: dict[str, Any], key: str) -> list[str]:
-    """What differs from what megatron-core made; of rows of padding nothing is known, because each
-    grid has begun with its own.
+def compare(case: Case, made: dict[str, Any], due: dict[str, Any], key: str) -> list[str]:
+    """What differs from what megatron-core made. Of rows of padding nothing is known where each
+    grid has begun with its own, and they are zeros where there never were any.
     """
+    from megatron.core import parallel_state as mpu
+
+    weights = load_file(family(case.family) / "hf" / "model.safetensors")
     found = []
     for name, tensor in due.items():
         if tensor is None:
             continue
         one, other = made[name], tensor
         if name.startswith(("embedding.", "output_layer.")):
-            from megatron.core import parallel_state as mpu
-
-            first = len(other) * mpu.get_tensor_model_parallel_rank()
-            kept = max(0, min(len(other), VOCABULARY - first))
-            one, other = one[:kept], other[:kept]
+            whole = weights["model.embed_tokens.weight"]
+            if name.startswith("output_layer."):
+                whole = weights.get("lm_head.weight", whole)
+            first = len(one) * mpu.get_tensor_model_parallel_rank()
+            other = whole[first : first + len(one)]
+            if case.kind == "hf" and case.to_kind == LEGACY and one[len(other) :].any():
+                found.append(f"{key}: rows of padding of {name} are not zeros")
+            one = one[: len(other)]
         if one.dtype != other.dtype or not torch.equal(one, other):
             found.append(f"{key}: {name} differs")
     return found
@@ -291,11 +307,12 @@ def check(name: str, wanted: str) -> dict[str, list[str]]:
             why = convert(case, folder)
             wrong[case.name] = [f"not made: {why}"] if why else []
             made += [] if why else [case]
-        for grid in dict.fromkeys(case.to_grid for case in made):
-            here = [case for case in made if case.to_grid == grid]
-            if not grid:
-                for case in here:
-                    wrong[case.name] += judge_huggingface(case, folder)
+        for case in made:
+            if case.to_kind == "hf":
+                wrong[case.name] += judge_huggingface(case, folder)
+        for grid in [grid for grid in RUNS[name] if grid in CHECKED]:
+            here = [case for case in made if case.to_kind == DIST or case.to_grid == grid]
+            if not here or (GRIDS[grid][2] > 1 and all(c.to_kind == DIST for c in here)):
                 continue
             tp, pp, _, ep = GRIDS[grid]
             meet = f"file://{folder}/meeting-{grid}"
