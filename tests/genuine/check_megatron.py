@@ -312,7 +312,7 @@ def check(name: str, wanted: str) -> dict[str, list[str]]:
                 wrong[case.name] += judge_huggingface(case, folder)
         for grid in [grid for grid in RUNS[name] if grid in CHECKED]:
             here = [case for case in made if case.to_kind == DIST or case.to_grid == grid]
-            if not here or (GRIDS[grid][2] > 1 and all(c.to_kind == DIST for c in here)):
+            if not here:
                 continue
             tp, pp, _, ep = GRIDS[grid]
             meet = f"file://{folder}/meeting-{grid}"
