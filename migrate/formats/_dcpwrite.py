@@ -197,6 +197,8 @@ class EntryWriter:
         self._halved: dict[int, str] = {}
         self._ranks: dict[int, list[_Shard]] = {}
         self._forms: dict[Spec, OutputFile] = {}
+        # of values without tensors that are several entries
+        self._alike: dict[int, OutputFile] = {}
         # the archives of values come first in their file, as torch writes them
         self._values: list[tuple[str, OutputFile]] = []
         self._tensors: dict[str, TensorEntry] = {}
@@ -221,7 +223,12 @@ class EntryWriter:
 
     def add_value(self, key: str, value: Any) -> None:
         """An entry that is no tensor, with all tensors in it."""
-        self._values.append((key, self._whole(value)))
+        made = self._alike.get(id(value))
+        if made is None:
+            made = self._whole(value)
+            if not made.tensors:
+                self._alike[id(value)] = made
+        self._values.append((key, made))
 
     def add_tensor(self, key: str, pieces: Sequence[EntryPiece]) -> None:
         """An entry that consists of these pieces."""

@@ -327,7 +327,7 @@ class DistEntries:
             counts = _counts(several)
             for _, entry, value in several:
                 shard = ShardKey(name, entry.numbers or (0,), counts or (1,))
-                self.objects[str(shard)] = ListNode("list", (value,), None)
+                self.objects[str(shard)] = _NONE if value is None else _listed(value)
 
     def _tensor(self, name: str, several: Sequence[_Layered]) -> None:
         """An entry of tensors, or two of their halves."""
@@ -357,7 +357,7 @@ class DistEntries:
         if len(ranks) != prod(counts):
             _refuse("it has the generators of all ranks", [_RANDOM])
         for at, held in sorted(ranks.items()):
-            self.objects[str(ShardKey(_RANDOM, at, counts))] = ListNode("list", (held,), None)
+            self.objects[str(ShardKey(_RANDOM, at, counts))] = _listed(held)
 
     def _optimizer(self, path: str, value: Any, model: Mapping[str, Any]) -> Any:
         """What of an optimizer goes into `common.pt`: its moments, by the names of parameters, are
@@ -400,6 +400,15 @@ class DistEntries:
                 f"leave it out: {drop}",
             )
         return value
+
+
+def _listed(value: Any) -> ListNode:
+    """What an entry of a value holds: a list of all that a rank has of it."""
+    return ListNode("list", (value,), None)
+
+
+# the state of most modules
+_NONE = _listed(None)
 
 
 def _by_name(table: Any, model: Mapping[str, Any]) -> bool:
