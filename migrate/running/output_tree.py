@@ -320,6 +320,8 @@ def _parts(
     names = {number: key for number, key in outline.names.items() if key in carried}
     made: list[FileTree] = []
     bounds = [bound for step, bound in composition.steps if bound.provenance]
+    values = composition.items.names if composition.items is not None else {}
+    held = {rank_of(name) or 0 for name in values}
     for rank, keys in enumerate(ranks):
         here = min(rank, len(outline.parts) - 1)
         part = outline.parts[here]
@@ -334,9 +336,12 @@ def _parts(
             made.append(part)
             continue
         called: dict[str, list[str]] = {}
-        for name, was in composition.items.names.items() if composition.items is not None else ():
-            if not several or (rank_of(name) or 0) == here:
-                called.setdefault(_short(was, several), []).append(_short(name, several))
+        mine = rank if rank in held else here
+        for name, was in values.items():
+            ranked = rank_of(name) if several or len(ranks) > 1 else None
+            # what has no rank is of the first of several, and of each that one becomes
+            if ranked == mine or (ranked is None and not (several and mine)):
+                called.setdefault(_short(was, several), []).append(_short(name, ranked is not None))
         table, own = _table(
             _answered(part, composition),
             keys,
@@ -456,6 +461,9 @@ def _table(
     names: dict[int, str] = {}
     for key, short in keys:
         sources = stored_keys(outputs[key])
+        if rank is not None and not leaves.keys() & sources:
+            # another rank's, which stands where this one has it
+            sources = [s.rpartition("@")[0] or s for s in sources]
         found = [leaves[s] for s in sources if s in leaves]
         like = _alike(found, len(sources))
         leaf = output_record(outputs[key].spec, like)
