@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMATS", "Format", "as_saved", "describe_entries", "fit_grid", "get", "open",
-    "tree_as_saved",
+    "roots_of_grid", "tree_as_saved",
 ]  # fmt: skip
 
 
@@ -235,6 +235,15 @@ def fit_grid(asked: AskedGrid, specs: Mapping[str, Any], root: Any) -> WrittenGr
 
     ranks = by_rank(specs)
     return fit(asked, [short for _, short in ranks[0]], len(ranks), root)
+
+
+def roots_of_grid(grid: WrittenGrid, specs: Mapping[str, Any]) -> Callable[[Any, int, int], Any]:
+    """What makes the root of a part of the grid out of that of a part of another one: by the first
+    part's root, the tensor-parallel rank and the number among its parts.
+    """
+    from ._partswrite import roots_of
+
+    return roots_of(grid, specs)
 
 
 def describe_entries() -> DescribedEntries:

@@ -8,8 +8,7 @@ be cut so is known from its keys, before a tensor is read.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple, NoReturn
 
@@ -59,7 +58,7 @@ def fit(asked: AskedGrid, names: Sequence[str], ranks: int, root: Any) -> Writte
     order = _megatron.ORDER
     forms = {_megatron.form_of(name).text for name in names}
     if like is not None and forms <= {*like.order}:
-        order = tuple(like.order)
+        order = _with_output(like.order)
     made = WrittenGrid(
         _megatron.NAME,
         sizes,
@@ -76,7 +75,16 @@ def fit(asked: AskedGrid, names: Sequence[str], ranks: int, root: Any) -> Writte
             for tensor in range(sizes["TP"])
         ),
     )
-    return replace(made, again=like is not None and like.same(made))
+    return made.like(like)
+
+
+def _with_output(order: Sequence[str]) -> tuple[str, ...]:
+    """The order with a place for the copy of a tied embedding, which a single stage has not."""
+    if OUTPUT in order:
+        return tuple(order)
+    module = OUTPUT.rpartition(".")[0]
+    at = next((n for n, form in enumerate(order) if form.startswith(f"{module}.")), len(order))
+    return (*order[:at], OUTPUT, *order[at:])
 
 
 def _refuse(why: str, help: str | None) -> NoReturn:
@@ -105,8 +113,8 @@ def _sizes(asked: AskedGrid, like: WrittenGrid | None, ranks: int) -> dict[str, 
     if said != ranks:
         _refuse(
             f"the tensors are those of {plural(ranks, 'tensor-parallel rank')}, and "
-            f"{_option(asked, 'TP')} asks for {said}",
-            "only rules cut and join them; none were applied",
+            f"{_option(asked, 'TP', said)} asks for others",
+            "only rules cut and join tensors",
         )
     sizes["TP"] = ranks
     if sizes["PP"] == 1 and "VPP" not in asked.sizes:
@@ -115,7 +123,7 @@ def _sizes(asked: AskedGrid, like: WrittenGrid | None, ranks: int) -> dict[str, 
         _refuse(
             f"{sizes['VPP']} virtual stages of a single pipeline stage: there are none without "
             "several stages",
-            f"leave {_option(asked, 'VPP')} out, or give a number of stages with it",
+            f"leave {_option(asked, 'VPP', sizes['VPP'])} out, or give a number of stages with it",
         )
     if (count := prod(n for axis, n in sizes.items() if axis != "VPP")) > MAX_RANKS:
         _refuse(f"a grid of {count} parts, more than {MAX_RANKS}", None)
@@ -157,7 +165,7 @@ def _known(names: Iterable[str]) -> None:
 
 def _groups(asked: AskedGrid, numbers: _megatron.Numbers, groups: int) -> None:
     """M929 unless experts divide by groups."""
-    count, said = len(numbers.experts), _option(asked, "EP")
+    count = len(numbers.experts)
     if numbers.grouped:
         _refuse(
             f"{printable(numbers.grouped)} has all experts in one tensor, and such experts are not "
@@ -165,11 +173,14 @@ def _groups(asked: AskedGrid, numbers: _megatron.Numbers, groups: int) -> None:
             "write one group, or give experts tensors of their own",
         )
     if not count:
-        _refuse(f"{groups} expert groups of a model without experts", f"leave {said} out")
+        _refuse(
+            f"{groups} expert groups of a model without experts",
+            f"leave {_option(asked, 'EP', groups)} out",
+        )
     if sorted(numbers.experts) != list(range(count)) or count % groups:
         _refuse(
             f"{count} experts do not divide by {groups} groups",
-            f"{said} can be {_divisors(count)}",
+            f"{_option(asked, 'EP')} can be {_divisors(count)}",
         )
 
 
@@ -296,7 +307,6 @@ class _Cutter:
         ]
         self._spots: dict[str, _Spot] = {}
         self._per_group = 0
-        self._said = _grid_of_args(grid, None)
         # the key of each tensor that is written again -> its own, and how often each was
         self.copies: dict[str, str] = {}
         self._times: dict[str, int] = {}
@@ -320,9 +330,6 @@ class _Cutter:
                     f"{listed(sorted(map(str, unlike)), 4)}",
                     None,
                 )
-        embedding = self._specs.get(EMBEDDING, self._specs.get(f"{EMBEDDING}@0"))
-        rows = embedding.shape[0] * len(tables) if embedding and embedding.shape else None
-        self._said = _grid_of_args(self._grid, rows)
         for rank, part in enumerate(self._tree.parts):
             yield from self._of_rank(rank, part, tables[rank])
 
@@ -346,7 +353,6 @@ class _Cutter:
         for stage in range(self._stages):
             for group in range(self._count):
                 name = next(called)
-                at = rank, stage, group
                 models = []
                 for virtual in range(self._virtual):
                     attributes = table.attributes
@@ -356,7 +362,7 @@ class _Cutter:
                         attributes = with_value(attributes, "_metadata", made)
                     held = tuple(_gathered(model, virtual, stage, group))
                     models.append(DictNode(table.kind, held, table.node, attributes))
-                root = self._root(part, table, models, name, at)
+                root = self._root(part, table, models, name)
                 yield self._file(f"{self._grid.folder}/{name}/{self._grid.file}", root)
 
     def _dealt(
@@ -432,17 +438,13 @@ class _Cutter:
         table: DictNode,
         models: Sequence[DictNode],
         called: str,
-        at: tuple[int, int, int],
     ) -> DictNode:
-        """What the file of the part at these coordinates holds."""
+        """What the file of a part holds."""
         names = [_MODEL] if len(models) == 1 else [f"{_MODEL}{n}" for n in range(len(models))]
         made = tuple(zip(names, models, strict=True))
         if part.at == ():
             return DictNode("dict", made, None)
         root = of_part(part.root, called) or without_parts(part.root)
-        args = root.get(_ARGS)
-        if not self._grid.again and type(args) is DictNode:
-            root = with_value(root, _ARGS, args_for(args, self._said, *at))
         pairs = [
             pair
             for key, value in root.pairs
@@ -473,6 +475,21 @@ class _Cutter:
         self.copies[name] = key
         self._specs[name] = self._specs[key]
         return name
+
+
+def roots_of(grid: WrittenGrid, specs: Mapping[str, Spec]) -> Callable[[Any, int, int], Any]:
+    """What makes the root of a part of this grid out of that of a part of another one."""
+    embedding = specs.get(EMBEDDING, specs.get(f"{EMBEDDING}@0"))
+    rows = embedding.shape[0] * grid.sizes["TP"] if embedding and embedding.shape else None
+    said, groups = _grid_of_args(grid, rows), grid.sizes["EP"]
+
+    def root_of(root: Any, rank: int, number: int) -> Any:
+        args = root.get(_ARGS)
+        if type(args) is not DictNode:
+            return root
+        return with_value(root, _ARGS, args_for(args, said, rank, *divmod(number, groups)))
+
+    return root_of
 
 
 def _grid_of_args(grid: WrittenGrid, rows: int | None) -> GridOfArgs:

@@ -30,6 +30,7 @@ from ..results import DiffReport, VerifyEstimate, VerifyReport
 from ..source.index import with_all_tensors
 from . import stamp as stamps
 from .checks import check_all_records
+from .cutting import cut_of
 from .differences import (
     TENSORS_ONLY,
     Unlooked,
@@ -164,7 +165,8 @@ def verify_output(
         wrong |= cut.keys
         differences += cut.differences
     programs = {key: program for key, program in composition.programs.items() if key not in wrong}
-    wanted = None if made.index.tree is None else WrittenTree.of(opened, composition, made)
+    into = cut_of(made.index, opened.index, migration_path)
+    wanted = None if made.index.tree is None else WrittenTree.of(opened, composition, made, into)
     if wanted is not None:
         beside = {key: was for key, was in wanted.origins.items() if key not in outputs}
         carried = len(beside)
@@ -199,8 +201,8 @@ def verify_output(
         unlooked += left_out_of(chosen, programs, both[1], any(one.index.sums() for one in both))
     differences += side_differences(opened, made, path_state.sides) + unread
     followed = _with_states(opened, composition)
-    if migration_path.steps:
-        followed = as_written(followed, made.index)
+    if migration_path.steps or into.of_other is not None:
+        followed = as_written(followed, made.index, into)
     held, lost = formats.as_saved(followed, made.format)
     unlooked += _unlooked(lost, made.format)
     differences += item_differences(held, made, bool(migration_path.steps))

@@ -8,15 +8,19 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .. import formats
+from ..core.errors import fail, listed, option, together
 from ..planning.grids import asked_grid, remembered
-from ..planning.request import Request, output_format_of
+from ..planning.optimizer_states import find_states
+from ..planning.optimizers import DROP
+from ..planning.request import OPTIMIZER_PARAM, Request, output_format_of
 from ..source.shards import Naming, by_rank, naming
+from .gathered_ranks import CutParts, called_in
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..planning.path import MigrationPath
     from ..source.grids import WrittenGrid
-    from ..source.index import Source
+    from ..source.index import Index, Source
     from .stamp import Stamp
 
 # the format whose folders can be those of a grid
@@ -28,14 +32,15 @@ def format_for(source: Source, request: Request, path: MigrationPath, folder: bo
     reached comes in, else the source's.
     """
     plain = output_format_of(source.format, request)
+    if request.output_format is not None or not folder:
+        return plain
+    if remembered(path) is not None:
+        return _PARTS
     goal = next((layout for layout in path.goals if layout.format), None)
-    if request.output_format is not None or goal is None or not folder:
+    if goal is None or not (path.steps or path.given):
         return plain
-    if not path.steps and not path.given:
-        return plain
-    # what a downgrade leads back to was no grid, unless the stamp knows of one
-    back = request.backwards and goal.grid is not None and remembered(path) is None
-    return plain if back else goal.format
+    # what a downgrade leads back to was no grid, which the stamp would know
+    return plain if request.backwards and goal.grid is not None else goal.format
 
 
 def grid_for(
@@ -46,14 +51,40 @@ def grid_for(
     written: str,
     folder: bool,
 ) -> WrittenGrid | None:
-    """The grid that the output is cut for, None if it is for none. M115, M929."""
+    """The grid that the output is cut for, None if it is for none. M115, M410, M929."""
     parts = written == _PARTS and folder and request.at in (None, "model")
-    back = request.backwards and path.steps and remembered(path) is None
     asked = asked_grid(path, request, source.index, specs.keys(), parts=parts)
-    if asked is None or (back and asked.like is None and not asked.sizes):
+    if asked is None or (request.backwards and asked.like is None and not asked.sizes):
         return None
     tree = source.index.tree
-    return formats.fit_grid(asked, specs, tree.parts[0].root if tree and tree.parts else None)
+    root = tree.parts[0].root if tree and tree.parts else None
+    made = formats.fit_grid(asked, specs, root)
+    if not made.again and (states := find_states(source.index)):
+        fail(
+            "M410",
+            "the state of the optimizer would be left behind: it is of the parameters of each part "
+            f"of the grid that was read, by number: {listed([s.place for s in states], 4)}",
+            help="leave it out and begin with a new optimizer: "
+            + together(option("params", f"{OPTIMIZER_PARAM}={DROP}"), option("allow", DROP)),
+        )
+    return made
+
+
+def grid_parts(grid: WrittenGrid, specs: Mapping[str, Spec]) -> CutParts:
+    """The parts of a grid that is written; what they hold is changed unless it was read so."""
+    if grid.again:
+        return CutParts(grid.parts)
+    return CutParts(grid.parts, formats.roots_of_grid(grid, specs), grid.processes)
+
+
+def cut_of(made: Index, source: Index, path: MigrationPath) -> CutParts:
+    """How an output was cut that was made of the source."""
+    grid = made.grid.again() if made.grid is not None else None
+    if grid is None:
+        return CutParts(called_in(made))
+    read = source.grid.again() if source.grid is not None else None
+    specs = {key: stored.spec for key, stored in made.tensors.items()}
+    return grid_parts(grid.like(remembered(path) or read), specs)
 
 
 def naming_for(

@@ -19,7 +19,7 @@ from ..source.pickle.tree import DictNode, ListNode, joined, segment
 from ..source.table import flatten_table
 from ..source.target import node_of
 from ..source.tree import CheckpointTree, tensor_records
-from .gathered_ranks import called_in
+from .gathered_ranks import CutParts
 from .output_tree import groups_of, items_of_index, output_tree
 from .state_trees import followed_values
 
@@ -371,9 +371,15 @@ class WrittenTree(NamedTuple):
     groups: Mapping[str, str]
 
     @classmethod
-    def of(cls, source: Source, composition: Composition, made: Source) -> WrittenTree:
-        """What the composition makes of the source where it is written as `made` is."""
-        out = output_tree(source, composition, drop=True, called=called_in(made.index))
+    def of(
+        cls,
+        source: Source,
+        composition: Composition,
+        made: Source,
+        cut: CutParts,
+    ) -> WrittenTree:
+        """What the composition makes of the source where it is written as `made` is, and cut so."""
+        out = output_tree(source, composition, drop=True, cut=cut)
         rest, was = out.rest, {new: old for old, new in out.called.items()}
         parts, names, origins = formats.tree_as_saved(rest, made.format)
         first = rest.first if parts is rest.parts else {key: key for key in origins}

@@ -4,7 +4,7 @@ and where that tree becomes ranks again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -19,14 +19,34 @@ from ..source.by_part import (
     without_optimizers,
     without_parts,
 )
+from ..source.pickle.tree import DictNode
 from ..source.shards import Naming, naming
 from ..source.target import items_of, outside_prefix
-from ..source.tree import CheckpointTree, FileTree, name_tensors_outside
+from ..source.tree import CheckpointTree, FileTree, name_tensors_outside, tensor_records
 
 if TYPE_CHECKING:
     from ..source.index import Index, Source
 
 S = TypeVar("S", bound="Source")
+
+
+# what answers with the root of a part of another grid: by the root of the first part that was read,
+# the tensor-parallel rank and the number in it
+OfOther = Callable[[Any, int, int], Any]
+
+
+class CutParts(NamedTuple):
+    """How an output is cut: what its parts are called, by rank, None for one that has no parts; and
+    `of_other` where they are those of another grid than the source's, be it of the same
+    `processes`.
+    """
+
+    called: Sequence[Sequence[str]] | None = None
+    of_other: OfOther | None = None
+    processes: bool = False
+
+
+WHOLE = CutParts()
 
 
 def gathered(index: Index) -> tuple[CheckpointTree, dict[str, str]]:
@@ -80,25 +100,46 @@ class Parted(NamedTuple):
 
 
 def parted(
-    outline: CheckpointTree, tensors: Mapping[str, Any], groups: Sequence[Sequence[str]]
+    outline: CheckpointTree,
+    tensors: Mapping[str, Any],
+    groups: Sequence[Sequence[str]],
+    of_other: OfOther | None = None,
+    processes: bool = False,
 ) -> Parted | None:
     """The trees of a checkpoint as those of ranks that consist of parts of these names, of which
-    the first comes first; None where nothing is kept of parts, or is kept so already. The first
-    part's for all of them where it is kept of other parts.
+    the first comes first; None where nothing is kept of parts, or is kept so already.
+
+    `of_other`: the parts are those of another grid, and it answers with the root, by rank and by
+    number in the rank. Unless its `processes` are the same, tensors beside the model are those of
+    processes that it has not, and stand in no part.
     """
     kept = [names_of(part.root) for part in outline.parts]
     held = {name: number for number, names in enumerate(kept) for name in names}
     groups = [list(names) for names in groups]
-    if not held or kept == [names if len(names) > 1 else [] for names in groups]:
-        return None
     same = sorted(held) == sorted(name for names in groups for name in names)
-    made: list[FileTree] = []
-    for names in groups if same else ():
-        of_rank = [(name, _part_of(outline.parts[held[name]], name)) for name in names]
-        (called, first), *others = of_rank
-        made.append(with_parts(first, others, called) if others else first)
-    if not same:
+    if of_other is not None and not outline.parts[0].at:
+        # nothing stands around the model
+        return None
+    if of_other is None:
+        if not held or kept == [names if len(names) > 1 else [] for names in groups]:
+            return None
         made = [part._replace(root=without_parts(part.root)) for part in outline.parts]
+        if same:
+            made = [
+                _joined([(name, _part_of(outline.parts[held[name]], name)) for name in names])
+                for names in groups
+            ]
+    else:
+        same, made = same and processes, []
+        for rank, names in enumerate(groups):
+            part = outline.parts[min(rank, len(outline.parts) - 1)]
+            own = [
+                _part_of(outline.parts[held[name]], name) if same else _without_tensors(part)
+                for name in names
+            ]
+            roots = [of_other(one.root, rank, number) for number, one in enumerate(own)]
+            changed = [one._replace(root=root) for one, root in zip(own, roots, strict=True)]
+            made.append(_joined(list(zip(names, changed, strict=True))))
     prefix, mark = outside_prefix(tensors), "@{}" if len(groups) > 1 else ""
     renamed: dict[str, str] = {}
     for rank, one in enumerate(made):
@@ -108,12 +149,31 @@ def parted(
     return Parted(made, renamed, lost, not same)
 
 
+def _joined(parts: Sequence[tuple[str, FileTree]]) -> FileTree:
+    """Parts by name as the tree that they are read as."""
+    (called, first), *others = parts
+    return with_parts(first, others, called) if others else first
+
+
+def _without_tensors(part: FileTree) -> FileTree:
+    """The tree of a first part without what holds tensors beside the model."""
+    root = without_parts(part.root)
+    if type(root) is not DictNode or not part.at:
+        return part
+    pairs = tuple(
+        (key, value)
+        for key, value in root.pairs
+        if key == part.at[0] or not any(tensor_records([value]))
+    )
+    return part._replace(root=DictNode(root.kind, pairs, root.node, root.attributes))
+
+
 def _part_of(part: FileTree, called: str) -> FileTree:
     found = of_part(part.root, called)
     return part if found is None else part._replace(root=found)
 
 
-def as_written(source: S, made: Index) -> S:
+def as_written(source: S, made: Index, cut: CutParts) -> S:
     """The source with what it has beside the model as an output with the trees of `made` has it,
     for the values to be compared. It is closed with `source`.
     """
@@ -125,8 +185,7 @@ def as_written(source: S, made: Index) -> S:
     if ranks == 1:
         outline, renamed = gathered(index)
     parts: Sequence[FileTree] = outline.parts[:ranks]
-    called = called_in(made)
-    if called is not None and (apart := parted(outline, index.tensors, called)):
+    if cut.called is not None and (apart := parted(outline, index.tensors, *cut)):
         parts, renamed = apart.parts, dict(apart.renamed)
     parts = [parts[min(rank, len(parts) - 1)] for rank in range(ranks)]
     if all(one is other for one, other in zip(parts, tree.parts, strict=False)):

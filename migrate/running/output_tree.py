@@ -9,7 +9,7 @@ one object are one again where they still make it. Everything else is the tree a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ from ..source.tree import (
     resolve_objects,
     tensor_records,
 )
-from .gathered_ranks import gathered, parted
+from .gathered_ranks import WHOLE, CutParts, gathered, parted
 from .kept import kept_parts, put_kept
 from .state_trees import follow_tree, outside
 from .ties import declare_ties, find_ties
@@ -85,16 +85,15 @@ def output_tree(
     *,
     alone: bool = False,
     drop: bool = False,
-    called: Sequence[Sequence[str]] | None = None,
+    cut: CutParts = WHOLE,
 ) -> OutputTree:
     """What the output holds; `alone`: of a nested checkpoint nothing but the tensors that rules
-    work on. `called` names the parts that each rank becomes, where what is kept by part is to go
-    back.
+    work on. `cut`: the parts that each rank becomes, to which what is kept by part goes back.
 
     M916 where a rule makes a key that a tensor outside of its dict has, and for such tensors of
     ranks, or kept of parts, that have no file any more, unless `drop`.
     """
-    made = _output_tree(source, composition, alone=alone, drop=drop, called=called)
+    made = _output_tree(source, composition, alone=alone, drop=drop, cut=cut)
     parts = composition.parts
     if alone or parts is None or not (parts or kept_parts(source.index)):
         return made
@@ -110,7 +109,7 @@ def _output_tree(
     *,
     alone: bool,
     drop: bool,
-    called: Callable[[int], str] | None,
+    cut: CutParts,
 ) -> OutputTree:
     index, outputs = source.index, composition.graph.outputs
     outline = index.tree
@@ -135,7 +134,7 @@ def _output_tree(
     renamed: Mapping[str, str] = {}
     if ranks == 1:
         outline, renamed = gathered(index)
-    apart = None if called is None else parted(outline, index.tensors, called)
+    apart = None if cut.called is None else parted(outline, index.tensors, *cut)
     if apart is not None:
         renamed = apart.renamed
     lost = _lost(outline, ranks, drop) if apart is None else apart.unkept(drop)

@@ -22,6 +22,8 @@ from ..planning.bind import BindContext
 from ..planning.compose import Composition, compose
 from ..planning.copies import stale_copies
 from ..planning.graph import ComputedTensor, Tensor
+from ..planning.grids import judge_grid, way_to_no_grid
+from ..planning.loops import refuse_idle
 from ..planning.numbered_states import GIVEN, REMEMBERED, GivenNames, read_names
 from ..planning.path import MigrationPath, find_path
 from ..planning.pathstate import PathState
@@ -50,8 +52,8 @@ from ..source.pickle.tree import PARAMETER
 from ..source.shards import RANK_NAMES, by_rank, check_names, naming
 from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
-from .cutting import format_for, grid_for, naming_for
-from .gathered_ranks import called_parts
+from .cutting import format_for, grid_for, grid_parts, naming_for
+from .gathered_ranks import WHOLE, CutParts, called_parts
 from .geometry import ByteLayouts
 from .kept import has_place, kept_parts
 from .output_tree import (
@@ -331,8 +333,6 @@ def _plan(
     steps, read = migration_path.steps, source.index.grid
     written = format_for(source, request, migration_path, folder)
     if read is not None:
-        from ..planning.grids import judge_grid
-
         fresh, more = judge_grid(read, request, fresh, written=form is None)
         notes += more
     if undo is not None:
@@ -352,6 +352,7 @@ def _plan(
 
         check_misfits(error, source.index, side_reader(source), partial(read_elements, source))
         raise
+    refuse_idle(migration_path, composition, source.index.tensors)
     reading, lost, extra = source, tuple[str, ...](), tuple[str, ...]()
     if request.undo:
         from .undo import find_lost, take_back
@@ -400,6 +401,7 @@ def _plan(
     grid = None
     if form is None:
         grid = grid_for(source, request, migration_path, specs, written, folder)
+        notes += way_to_no_grid(migration_path, grid)
     ranks = None
     if (
         folder
@@ -449,9 +451,9 @@ def _plan(
     if index.items or index.passed_through:
         alone = _left_behind(source, written, folder, request)
     formed = OBJECT_FORM in request.params
-    called = None if grid is None else grid.parts
+    cut = WHOLE if grid is None else grid_parts(grid, specs)
     if ranks is not None and (count := len(by_rank(specs))) > 1:
-        called = called_parts(ranks, count)
+        cut = CutParts(called_parts(ranks, count))
     with_tree = bool(index.tree or formed or composition.parts) or written != OUTPUT_FORMATS[0]
     out: OutputTree | None = None
     first: Mapping[str, str] | None = None
@@ -461,7 +463,7 @@ def _plan(
             composition,
             alone=bool(alone) and index.tree is not None,
             drop="drop" in request.allow,
-            called=called,
+            cut=cut,
         )
         if formed:
             out = in_form(out, request.params[OBJECT_FORM], request.params.get(PARAMETER))

@@ -11,7 +11,7 @@ not known from headers: a plan lists it, and a run checks it before anything is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from .blobs import Stored
@@ -48,7 +48,8 @@ class WrittenGrid:
     its axes, `layers` how many each stage has, by virtual stage and stage. `folder` is what the
     checkpoint is called in the folder of its run, and `file` what the weights of a part are.
     `order` is the order of keys, see the table. `parts` are the names of the parts, by
-    tensor-parallel rank; `again`: they are those that were read, or that a way back leads to.
+    tensor-parallel rank; `again`: it is the grid that was read, or that a way back leads to, and
+    `processes`: it has the same processes at least, with other layers.
     """
 
     table: str
@@ -59,6 +60,7 @@ class WrittenGrid:
     order: Sequence[str] = ()
     parts: Sequence[Sequence[str]] = field(default=(), compare=False)
     again: bool = field(default=False, compare=False)
+    processes: bool = field(default=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """The grid as a stamp holds it."""
@@ -76,13 +78,14 @@ class WrittenGrid:
         """How many parts there are."""
         return sum(map(len, self.parts))
 
-    def same(self, other: WrittenGrid) -> bool:
-        """Whether another grid has the same parts with the same layers."""
-        return (self.table, dict(self.sizes), [list(row) for row in self.layers]) == (
-            other.table,
-            dict(other.sizes),
-            [list(row) for row in other.layers],
-        )
+    def like(self, other: WrittenGrid | None) -> WrittenGrid:
+        """The grid that knows whether it is the other one."""
+        if other is None or other.table != self.table:
+            return self
+        axes = [axis for axis in self.sizes if axis != "VPP"]
+        processes = all(self.sizes[axis] == other.sizes.get(axis) for axis in axes)
+        layers = [[list(row) for row in one.layers] for one in (self, other)]
+        return replace(self, again=processes and layers[0] == layers[1], processes=processes)
 
     def __str__(self) -> str:
         return described(self.sizes, sum(map(sum, self.layers)))
