@@ -110,7 +110,7 @@ def compose(
     )
     before: Mapping[str, str] = items.names if items is not None else {}
     kept_before = _stored_parts(kept_parts or {}, views)
-    found = Kept(dict(kept_before))
+    found = Kept(dict(kept_before), context.payload)
     context = context._replace(kept=found)
     if following is not None:
         following.kept = found

@@ -4,7 +4,7 @@ the axis grows again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import ops
@@ -27,14 +27,21 @@ class KeptPart(NamedTuple):
 class Kept:
     """The parts that are kept, by name, as rules find and leave them; `cut` has the rules that
     left some, by the identity of each, and `notes` what was kept and could not be put back.
+    `read` gives bytes, by which a way back knows zeros that the way there put.
     """
 
-    def __init__(self, parts: dict[str, KeptPart], of: str = "") -> None:
-        self.parts, self.cut, self.notes, self._of = parts, set[int](), list[str](), of
+    def __init__(
+        self,
+        parts: dict[str, KeptPart],
+        read: Callable[[Tensor], bytes] | None = None,
+        of: str = "",
+    ) -> None:
+        self.parts, self.cut, self.notes = parts, set[int](), list[str]()
+        self._read, self._of = read, of
 
     def within(self, of: str) -> Kept:
         """The same parts, as rules see them that work on state of parameters."""
-        made = Kept(self.parts, of)
+        made = Kept(self.parts, self._read, of)
         made.cut, made.notes = self.cut, self.notes
         return made
 
@@ -71,6 +78,8 @@ class Kept:
             )
         if was > size:
             rest = _apply(rule, _call(step, "slice", dim=dim, start=size), [whole], views)
+            if rule.backwards and self._read is not None and not any(self._read(rest.tensor)):
+                return made
             self.parts[name] = KeptPart(rest.tensor, rest.program)
             self.cut.add(id(rule))
         return made

@@ -7,15 +7,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..core.errors import fail, listed, option
 from ..rules import params as parameters
 from ..rules.arguments import PARAM
 from ..rules.packs import load_edge
 from .pathstate import PathStep
+from .pipeline import Views
+from .stored import untouched_key
 from .tensor_params import Asked, presence_of, sizes_of
 
 if TYPE_CHECKING:
     from ..rules.lineage import Lineage
     from ..source.blobs import StoredTensor
+    from .compose import Composition
+    from .path import MigrationPath
     from .request import Request
 
 
@@ -36,6 +41,30 @@ def loop_asked_for(
             if not _has(step, declared, name, request.params[name], asked):
                 return False
     return None
+
+
+def refuse_idle(
+    path: MigrationPath, composition: Composition, tensors: Mapping[str, StoredTensor]
+) -> None:
+    """M115 where edges from a layout to itself leave all tensors as they are, and nothing else is
+    asked of the grid that is written.
+    """
+    steps = [step for step, _ in composition.steps]
+    if not steps or any(not step.loops or step.backwards for step in steps):
+        return
+    declared = {name for step in steps for file in step.files for name in file.model.params}
+    sizes = {name for layout in path.goals if layout.grid for name in layout.grid.params}
+    if (sizes - declared) & path.given.keys():
+        return
+    views = Views()
+    outputs = composition.graph.outputs.items()
+    if all(untouched_key(tensor, tensors, views) == key for key, tensor in outputs):
+        asked = [name for name in path.given if name in declared]
+        fail(
+            "M115",
+            f"{option('params')} {listed(asked)} would change nothing: the checkpoint is like that",
+            help="say what else it shall be",
+        )
 
 
 def _has(

@@ -23,6 +23,7 @@ from ..planning.compose import Composition, compose
 from ..planning.copies import stale_copies
 from ..planning.graph import ComputedTensor, Tensor
 from ..planning.grids import judge_grid, way_to_no_grid
+from ..planning.loops import refuse_idle
 from ..planning.numbered_states import GIVEN, REMEMBERED, GivenNames, read_names
 from ..planning.path import MigrationPath, find_path
 from ..planning.pathstate import PathState
@@ -351,6 +352,7 @@ def _plan(
 
         check_misfits(error, source.index, side_reader(source), partial(read_elements, source))
         raise
+    refuse_idle(migration_path, composition, source.index.tensors)
     reading, lost, extra = source, tuple[str, ...](), tuple[str, ...]()
     if request.undo:
         from .undo import find_lost, take_back
