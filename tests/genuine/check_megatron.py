@@ -233,7 +233,8 @@ def judge_root(case: Case, root: dict[str, Any], due: dict[str, Any]) -> list[st
         found.append(f"checkpoint_version is {root.get('checkpoint_version')!r}")
     if "parts" in root:
         found.append("`parts` is left at the root")
-    if list(root["model" if "model" in root else "model0"]) != list(
+    # the order that megatron-core gives keys is known where one of its files was read
+    if case.kind == LEGACY and list(root["model" if "model" in root else "model0"]) != list(
         due["model" if "model" in due else "model0"]
     ):
         found.append("keys are in another order")
