@@ -121,7 +121,9 @@ def parted(
         # nothing stands around the model
         return None
     if of_other is None:
-        if not held or kept == [names if len(names) > 1 else [] for names in groups]:
+        if not held or len(outline.parts) > 1:
+            return None
+        if kept == [names if len(names) > 1 else [] for names in groups]:
             return None
         made = [part._replace(root=without_parts(part.root)) for part in outline.parts]
         if same:
