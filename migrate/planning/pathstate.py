@@ -58,12 +58,12 @@ from .patches import (
     undo_steps,
 )
 from .sides import SideFiles
-from .tensor_params import dtypes_of, grouped_names, names_of, sizes_of, whether_absent
+from .tensor_params import Asked, dtypes_of, grouped_names, names_of, presence_of, sizes_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..rules.model import Param
+    from ..rules.param_model import Param
     from .made_files import ReachedLayout, Says
 
 
@@ -92,6 +92,11 @@ class PathStep:
     undo: bool = False
     # the layouts at both ends; None of rule files given by hand
     layouts: tuple[Layout, Layout] | None = None
+
+    @property
+    def loops(self) -> bool:
+        """Whether it leads from a layout to itself."""
+        return self.start == self.goal
 
     def reads(self) -> list[Pattern]:
         """The patterns of the keys that its rules take, in the direction in which it is walked;
@@ -302,7 +307,7 @@ class PathState:
                 parameters.STAMP,
                 {n: v for n, v in step.memory.get("params", {}).items() if n in declared},
             ),
-            *self._sources(step, tensors),
+            *self._sources(step, Asked(tensors)),
         ]
         for name in given:
             at = (spans[name],) if name in spans else ()
@@ -502,7 +507,8 @@ class PathState:
         """What is said of a layout's params by those of the rules and by tensors in the layout."""
         from .made_files import ReachedLayout
 
-        return lambda asked: [("the rules", params), *self._said(ReachedLayout(), asked, tensors)]
+        reached = Asked(tensors)
+        return lambda asked: [("the rules", params), *self._said(ReachedLayout(), asked, reached)]
 
     def _changed(self, path: str, patch: Any) -> dict[str, Any] | None:
         """The part of a patch that says otherwise than what a stamp restored; None: no file."""
@@ -558,7 +564,7 @@ class PathState:
                         f"is not as it was before {file.model.id}"
                     )
 
-    def _sources(self, step: PathStep, tensors: Mapping[str, Tensor]) -> Iterator[Said]:
+    def _sources(self, step: PathStep, tensors: Asked) -> Iterator[Said]:
         """What the checkpoint says of the step's params: (source for messages, {param: value})."""
         for file in step.files:
             for path in file.model.files if step.backwards and _leaves_patches(step) else ():
@@ -569,7 +575,7 @@ class PathState:
         self,
         step: PathStep | ReachedLayout,
         params: Mapping[str, Param],
-        tensors: Mapping[str, Tensor],
+        tensors: Asked,
     ) -> Iterator[Said]:
         """What side files and tensors say of the params."""
         for name, param in params.items():
@@ -592,8 +598,7 @@ class PathState:
                     (said, {name: dtype})
                     for said, dtype in dtypes_of(step, param.dtype, tensors, known)
                 )
-            if param.absent is not None and not step.backwards:
-                yield whether_absent(step, name, param.absent, tensors)
+            yield from presence_of(step, name, param, tensors)
 
     def _lost(self, step: PathStep) -> dict[str, str]:
         """Param -> why its place in the configuration does not give it, without a stamp."""

@@ -173,14 +173,19 @@ def item_at(node: ListNode, place: str) -> Any:
 
 def replace_dict(root: Any, old: DictNode, new: DictNode) -> Any:
     """The tree with one dict in place of another, wherever it stands."""
-    made: dict[int, Any] = {id(old): new}
+    return replace_values(root, {id(old): new})
+
+
+def replace_values(root: Any, new: Mapping[int, Any]) -> Any:
+    """The tree with other values in place of those of these identities, wherever they stand."""
+    made: dict[int, Any] = dict(new)
 
     def visit(node: Any) -> Any:
         kind = type(node)
-        if kind not in NODES or (kind is ListNode and node.kind not in _ORDERED):
-            return node
         if id(node) in made:
             return made[id(node)]
+        if kind not in NODES or (kind is ListNode and node.kind not in _ORDERED):
+            return node
         if kind is ListNode:
             items = tuple(map(visit, node.items))
             same = all(map(is_, items, node.items))
@@ -365,6 +370,8 @@ def tensor_records(roots: list[Any]) -> Iterator[TensorRecord]:
         seen.add(id(node))
         if kind is TensorRecord:
             yield node
+            if node.state is None:
+                continue
         stack += [child for _, child in reversed(inside(node)) if type(child) in _HOLDING]
 
 
