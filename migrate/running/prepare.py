@@ -50,7 +50,7 @@ from ..source.pickle.tree import PARAMETER
 from ..source.shards import RANK_NAMES, by_rank, check_names, naming
 from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
-from .cutting import format_for, grid_for, grid_parts, naming_for
+from .cutting import format_for, grid_for, grid_parts, naming_for, path_found
 from .gathered_ranks import WHOLE, CutParts, called_parts
 from .geometry import ByteLayouts
 from .output_tree import (
@@ -321,8 +321,12 @@ def _plan(
         from .encoding_anew import encodes_anew
 
         source = encodes_anew(source, request)
-    migration_path = find_path(
-        source.index, side_reader(source), stamp, request, states=States(source)
+    migration_path, request = path_found(
+        lambda asked: find_path(
+            source.index, side_reader(source), stamp, asked, states=States(source)
+        ),
+        request,
+        source,
     )
     steps, read = migration_path.steps, source.index.grid
     written = format_for(source, request, migration_path, folder)
