@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import Diagnostic, option, printable
+from ..rules.files import VALUES
 from ..source.grids import grid_of
 from .unchanged import goes_back, standing_entries
 
@@ -44,12 +45,19 @@ def remembered(
     return {
         "params": params,
         "files": before.get("files", {}),
+        # values that the way there made, where that was the way back of the rules
+        "made": _values_of(undone[-1]) if undone and not step.backwards else {},
         "ranks": before.get("ranks", ""),
         "grid": grid_of(before.get("grid")),
         "kept": kept,
         "absent": undone[-1].get("absent") if undone else None,
         "optimizer": left,
     }
+
+
+def _values_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """How what an entry of a stamp did to the values beside the model is undone."""
+    return {path: undo for path, undo in entry.get("files", {}).items() if path == VALUES}
 
 
 def entry_of(step: PathStep) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from ..rules.compiled import (
     holds,
 )
 from ..rules.conditions import ModuleNames
-from ..rules.files import LoadedFile
+from ..rules.files import VALUES, LoadedFile
 from ..rules.lineage import Layout
 from ..rules.packs import load_edge
 from ..source.pickle.tree import PARAMETER
@@ -288,13 +288,15 @@ class PathState:
             m.files or m.names or m.files_back or m.files_restored
             for m in (file.model for file in step.files)
         )
-        before = self._snapshot(step) if patching or undone else {}
+        before = self._snapshot(step) if patching or undone or _made(step) else {}
         if undone:
             # what the way there made of them stands in what it is undone from
             self._modules = _modules(step, tensors)
         if step.backwards:
             self._undo(step)
             self._steps.append(step)
+        for path, undo in _made(step).items():
+            self.sides.put_value(path, restore_value(self.sides.value(path) or {}, undo))
         declared = parameters.declare(step.files)
         spans = {
             name: f.span("params", name) for f in reversed(step.files) for name in f.model.params
@@ -416,7 +418,9 @@ class PathState:
         params, before = memory["params"], memory.pop("before")
         if not self._carried:
             changing = [
-                (file.model.id, paths) for file in step.files if (paths := _patched_by(file))
+                (file.model.id, paths)
+                for file in step.files
+                if (paths := [path for path in _patched_by(file) if path != VALUES])
             ]
             self.notes += [
                 f"{who} changes {listed(paths)}, which only a folder has" for who, paths in changing
@@ -438,12 +442,12 @@ class PathState:
                 self.sides.patch(path, filled)
         goal = None if step.layouts is None else step.layouts[1]
         # what a stamp restores is all that there was
-        if goal is not None and goal.files and self._carried and _undone(step) is None:
+        made = () if goal is None or _undone(step) is not None else goal.files
+        if paths := [path for path in made if self._goes_out(path)]:
             from .made_files import make_files
 
-            self.notes += make_files(
-                goal, self.sides, self._given, self._says(params, bound.tensors)
-            )
+            says = self._says(params, bound.tensors)
+            self.notes += make_files(goal, paths, self.sides, self._given, says)
         if not step.backwards:
             self._steps.append(step)
         if step.backwards:
@@ -451,14 +455,19 @@ class PathState:
         files: dict[str, Any] = {}
         for path, old in before.items():
             now = self.sides.value(path)
-            if not self._carried or same_json(old, now):
+            if not self._goes_out(path) or same_json(old, now):
                 continue
             files[path] = undo_steps(old, now, self._texts.get(path))
+            called = "values" if path == VALUES else path
             self.changes.append(
-                account(path, old, now, f"{step.lineage} {step.start} -> {step.goal}")
+                account(called, old, now, f"{step.lineage} {step.start} -> {step.goal}")
             )
         if files:
             memory["files"] = files
+
+    def _goes_out(self, path: str) -> bool:
+        """Whether the output has what stands there: files only beside a folder's."""
+        return self._carried or path == VALUES
 
     def explain_problems(self, report: Report) -> None:
         """Adds to what is wrong what the step's params have to do with it.
@@ -490,7 +499,8 @@ class PathState:
         self._texts = {path: raw.decode("utf-8", "replace") for path, raw in there.items() if raw}
         paths += () if step.layouts is None else step.layouts[1].files
         return {
-            path: self.sides.value(path) for path in dict.fromkeys([*paths, *(_undone(step) or {})])
+            path: self.sides.value(path)
+            for path in dict.fromkeys([*paths, *(_undone(step) or {}), *_made(step)])
         }
 
     def _says(self, params: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Says:
@@ -528,11 +538,15 @@ class PathState:
             # a stamp alone begins no file
             if text is not None and path in going:
                 self.sides.put_text(path, text)
-            elif now is not None:
-                self.sides.put_value(path, restore_value(now, undo))
-        for file in step.files if steps is None and self._carried else ():
+            elif now is not None or path == VALUES:
+                self.sides.put_value(path, restore_value(now or {}, undo))
+        for file in step.files if steps is None else ():
             for path, patch in file.model.files.items():
-                if path not in file.model.files_back and self.sides.touches(path, patch):
+                if (
+                    self._goes_out(path)
+                    and path not in file.model.files_back
+                    and self.sides.touches(path, patch)
+                ):
                     there = "whether it was there" if patch is None else "what was there before"
                     self.warnings.append(
                         Diagnostic(
@@ -631,6 +645,9 @@ class PathState:
         patch is undone and done again.
         """
         for path, steps in undone.items():
+            if path == VALUES and step.layouts is not None and path in step.layouts[0].files:
+                # they were made, and are made again for whatever grid there is
+                continue
             gone = before[path] is None and all(step["at"] for step in steps)
             again: Any = (restore_value({}, steps) if gone else self.sides.value(path)) or {}
             if not again and step.layouts is not None and path in step.layouts[0].files:
@@ -715,6 +732,12 @@ def _refuse_new(
 def _undone(step: PathStep) -> Mapping[str, Any] | None:
     """Side file -> what undoes the step's changes, on the way back; None where no stamp says so."""
     return step.memory.get("files") if step.backwards else None
+
+
+def _made(step: PathStep) -> Mapping[str, Any]:
+    """What undoes what the way there made of the values, where that was the rules' way back."""
+    found: Mapping[str, Any] = {} if step.backwards else step.memory.get("made", {})
+    return found
 
 
 def _patches(step: PathStep, file: LoadedFile) -> Mapping[str, Any]:

@@ -158,8 +158,9 @@ def _check(loaded: LoadedFile, report: Report) -> None:
         add_problem(report, loaded.document, problem.at, problem)
     known = list(file.params)
     for path, name in used_params(loaded):
-        in_patches = PATCH_WORDS if path[0] in ("files", "files_back") else (NULL,)
-        if name in in_patches and str(path[0]).startswith("files"):
+        restored = path[0] == "files_restored"
+        in_patches = PATCH_WORDS if path[0] in file_patches.FIELDS else (NULL,) * restored
+        if name in in_patches:
             continue
         if name not in file.params:
             hint = did_you_mean(name, known) or f"declare it: `params: {{{name}: {{type: int}}}}`"

@@ -57,6 +57,7 @@ from .fields import (
     sequence,
     wrong,
 )
+from .files import VALUES
 from .param_model import Param
 from .tensor_conditions import When
 
@@ -210,6 +211,13 @@ def _patch(value: Any) -> Any:
     return found or wrong("M114", "an empty list changes nothing", "write a patch, or remove it")
 
 
+def _values(value: Any) -> Any:
+    """A patch of values, which never go as a whole."""
+    if yaml.is_null(value):
+        wrong("M106", "an object is expected, or a list of such")
+    return _patch(value)
+
+
 _EDGE = {"type": "array", "items": LINE, "minItems": 2, "maxItems": 2}
 _SEVERAL = [*TEXT["type"], "array", "object"]
 _ROLES = {
@@ -231,6 +239,8 @@ _MAP = {
 }
 _PATCH = {"type": ["object", "array", "null"], "items": {"type": "object"}, "minItems": 1}
 Patch = Annotated[Any, BeforeValidator(_patch), WithJsonSchema(_PATCH)]
+_VALUES = {"type": ["object", "array"], "items": {"type": "object"}, "minItems": 1}
+ValuesPatch = Annotated[Any, BeforeValidator(_values), WithJsonSchema(_VALUES)]
 Roles = Annotated[dict[Any, Any], BeforeValidator(_roles), WithJsonSchema(_ROLES)]
 _OPTIMIZER = {
     "type": ["string", "object"],
@@ -548,16 +558,18 @@ class RuleFile(Model):
         "names is an error",
         examples=[["{p...}.self_attn.{k...}", "lm_head.weight"]],
     )
-    files: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
+    patched: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
         default_factory=dict,
+        alias="files",
         description="side file -> JSON merge patch, with `$param`, `$plain_modules` or "
         "`$encoded_modules` where a value is one, and `$null` where it is null; an object with a "
         "name `$param` is written where the param is what stands there; several patches, done in "
         "order; or null: the file goes",
         examples=[{"config.json": {"quantization_config": None, "hidden_size": "$hidden"}}],
     )
-    files_back: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
+    patched_back: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
         default_factory=dict,
+        alias="files_back",
         description="the same for the way back, where no stamp says what stood in the file",
         examples=[{"config.json": {"quantization_config": {"quant_method": "fp8"}}}],
     )
@@ -567,6 +579,17 @@ class RuleFile(Model):
         "file: what is written otherwise than it was. Of a place that is not there nothing is "
         "made; `*` is every name of an object",
         examples=[{"config.json": {"quantization_config": {"bnb_4bit_use_double_quant": False}}}],
+    )
+    values: ValuesPatch = Field(
+        default_factory=dict,
+        description="JSON merge patch of the values beside the model in a .pt file, such as the "
+        "fields of `args`, as those under `files`; `torch.bfloat16` is the dtype",
+        examples=[{"args": {"rotary_base": "$base", "params_dtype": "torch.bfloat16"}}],
+    )
+    values_back: ValuesPatch = Field(
+        default_factory=dict,
+        description="the same for the way back, where no stamp says what the values were",
+        examples=[{"args": {"rotary_base": 10000}}],
     )
     names: Annotated[tuple[ListPlace, ...], Sequence] = Field(
         (),
@@ -581,6 +604,17 @@ class RuleFile(Model):
         (), description="examples that must come out as written; `migrate test` runs them"
     )
 
+    @property
+    def files(self) -> Mapping[str, Any]:
+        """The patches of side files, and at `VALUES` that of the values beside the model."""
+        return {**self.patched, VALUES: self.values} if self.values else self.patched
+
+    @property
+    def files_back(self) -> Mapping[str, Any]:
+        """The same of the way back."""
+        back = self.values_back
+        return {**self.patched_back, VALUES: back} if back else self.patched_back
+
 
 # The hash is over the parsed rules, not the bytes: a comment, a formatter, a moved file or a better
 # title must not make every checkpoint look as if it had been migrated by something else. What is
@@ -588,7 +622,7 @@ class RuleFile(Model):
 # is `files_back`: with a stamp it does nothing, so it can be added to rules that were applied.
 _PROSE = {"title", "why", "tests", "requires"}
 # what a rule file does where there is no stamp
-_WITHOUT_STAMP = {"files_back"}
+_WITHOUT_STAMP = {"files_back", "values_back"}
 
 
 def semantic_hash(file: RuleFile) -> str:

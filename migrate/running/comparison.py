@@ -165,8 +165,10 @@ def verify_output(
         wrong |= cut.keys
         differences += cut.differences
     programs = {key: program for key, program in composition.programs.items() if key not in wrong}
-    into = cut_of(made.index, opened.index, migration_path)
-    wanted = None if made.index.tree is None else WrittenTree.of(opened, composition, made, into)
+    values, into = path_state.sides.values, cut_of(made.index, opened.index, migration_path)
+    wanted = None
+    if made.index.tree is not None:
+        wanted = WrittenTree.of(opened, composition, made, into, values)
     if wanted is not None:
         beside = {key: was for key, was in wanted.origins.items() if key not in outputs}
         carried = len(beside)
@@ -202,7 +204,7 @@ def verify_output(
     differences += side_differences(opened, made, path_state.sides) + unread
     followed = _with_states(opened, composition)
     if migration_path.steps or into.of_other is not None:
-        followed = as_written(followed, made.index, into)
+        followed = as_written(followed, made.index, into, values)
     held, lost = formats.as_saved(followed, made.format)
     unlooked += _unlooked(lost, made.format)
     differences += item_differences(held, made, bool(migration_path.steps))

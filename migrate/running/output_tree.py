@@ -45,7 +45,7 @@ from ..source.tree import (
     resolve_objects,
     tensor_records,
 )
-from .gathered_ranks import WHOLE, CutParts, gathered, parted
+from .gathered_ranks import WHOLE, CutParts, gathered, parted, with_other_values
 from .kept import kept_parts, put_kept
 from .state_trees import follow_tree, outside
 from .ties import declare_ties, find_ties
@@ -86,14 +86,16 @@ def output_tree(
     alone: bool = False,
     drop: bool = False,
     cut: CutParts = WHOLE,
+    values: tuple[Any, Any] | None = None,
 ) -> OutputTree:
     """What the output holds; `alone`: of a nested checkpoint nothing but the tensors that rules
     work on. `cut`: the parts that each rank becomes, to which what is kept by part goes back.
+    `values` are those beside the model as they were and as they are now, where they are other ones.
 
     M916 where a rule makes a key that a tensor outside of its dict has, and for such tensors of
     ranks, or kept of parts, that have no file any more, unless `drop`.
     """
-    made = _output_tree(source, composition, alone=alone, drop=drop, cut=cut)
+    made = _output_tree(source, composition, alone=alone, drop=drop, cut=cut, values=values)
     parts = composition.parts
     if alone or parts is None or not (parts or kept_parts(source.index)):
         return made
@@ -110,10 +112,13 @@ def _output_tree(
     alone: bool,
     drop: bool,
     cut: CutParts,
+    values: tuple[Any, Any] | None,
 ) -> OutputTree:
     index, outputs = source.index, composition.graph.outputs
-    outline = index.tree
     stored = dict(index.tensors)
+    if values is not None and not alone:
+        index = with_other_values(index, values)
+    outline = index.tree
     if outline is None or alone:
         specs = {key: tensor.spec for key, tensor in outputs.items()}
         first = find_ties(outputs, stored)
@@ -166,7 +171,7 @@ def _output_tree(
     if moved:
         root, more = follow_tree(parts[0].root, moved)
         parts, names = (parts[0]._replace(root=root), *parts[1:]), {**names, **more}
-    if _differ(index.items, len(parts), len(outline.parts), _model_of(parts[0])):
+    if _differ(index.items, len(parts), len(outline.parts), _model_of(outline.parts[0])):
         gone.append("what the ranks without a file hold beside tensors, and rank 0 does not,")
     specs = {key: tensor.spec for key, tensor in carried.items()}
     used = [

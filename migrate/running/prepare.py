@@ -52,7 +52,7 @@ from ..source.pickle.tree import PARAMETER
 from ..source.shards import RANK_NAMES, by_rank, check_names, naming
 from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
-from .cutting import format_for, grid_for, grid_parts, naming_for
+from .cutting import format_for, grid_for, grid_parts, naming_for, path_found
 from .gathered_ranks import WHOLE, CutParts, called_parts
 from .geometry import ByteLayouts
 from .kept import has_place, kept_parts
@@ -98,7 +98,7 @@ def is_folder(source: Source, single_file: bool | None, written: str = "") -> bo
     """Whether the output is a folder; M115 where one file is asked for of a format, `written`, that
     has none.
     """
-    if written == DISTRIBUTED:
+    if written in DESCRIBED:
         if single_file:
             fail(
                 "M115",
@@ -327,8 +327,12 @@ def _plan(
         from .encoding_anew import encodes_anew
 
         source = encodes_anew(source, request)
-    migration_path = find_path(
-        source.index, side_reader(source), stamp, request, states=States(source)
+    migration_path, request = path_found(
+        lambda asked: find_path(
+            source.index, side_reader(source), stamp, asked, states=States(source)
+        ),
+        request,
+        source,
     )
     steps, read = migration_path.steps, source.index.grid
     written = format_for(source, request, migration_path, folder)
@@ -454,7 +458,9 @@ def _plan(
     cut = WHOLE if grid is None else grid_parts(grid, specs)
     if ranks is not None and (count := len(by_rank(specs))) > 1:
         cut = CutParts(called_parts(ranks, count))
-    with_tree = bool(index.tree or formed or composition.parts) or written != OUTPUT_FORMATS[0]
+    values = path_state.sides.values
+    beside = bool(index.tree or formed or composition.parts or values)
+    with_tree = beside or written != OUTPUT_FORMATS[0]
     out: OutputTree | None = None
     first: Mapping[str, str] | None = None
     if with_tree:
@@ -464,6 +470,7 @@ def _plan(
             alone=bool(alone) and index.tree is not None,
             drop="drop" in request.allow,
             cut=cut,
+            values=values,
         )
         if formed:
             out = in_form(out, request.params[OBJECT_FORM], request.params.get(PARAMETER))

@@ -16,16 +16,16 @@ tensors like any others beside the model.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ..core.errors import fail, printable
 from .pickle.jsonform import to_json
 from .pickle.tree import OBJECTS, SCALARS, DictNode, ListNode, holders
 from .target import node_of
-from .tree import TENSORS, FileTree, replace_dict
+from .tree import PARTS as PARTS
+from .tree import TENSORS, FileTree, kept_by_part, replace_dict
 
-PARTS = "parts"
 # kinds of dicts that are nothing but their pairs
 _DICTS = frozenset({"dict", "OrderedDict", *OBJECTS})
 _HASHABLE = SCALARS - {bytearray}
@@ -33,13 +33,7 @@ _HASHABLE = SCALARS - {bytearray}
 
 def names_of(root: Any) -> list[str]:
     """The parts whose own values the root keeps, in order; none for a root that keeps none."""
-    kept = root.get(PARTS) if type(root) is DictNode else None
-    if type(kept) is not DictNode or not kept.pairs or kept.kind != "dict":
-        return []
-    names = [name for name, _ in kept.pairs]
-    first = kept.pairs[0][1]
-    ours = type(first) is DictNode and first.kind == "dict" and not first.pairs
-    return names if ours and all(type(name) is str for name in names) else []
+    return [name for name, _ in kept_by_part(root)]
 
 
 def part_name(path: str) -> str:
@@ -82,13 +76,32 @@ def without_parts(root: DictNode) -> DictNode:
     return DictNode(root.kind, pairs, root.node, root.attributes)
 
 
+def without_keys(root: DictNode, keys: Collection[str]) -> DictNode:
+    """The root with nothing kept of values that it has no more, and as the first part has it where
+    nothing else is kept and it is nothing but a model.
+    """
+    names = names_of(root) if keys else []
+    if not names:
+        return root
+    kept = []
+    for name, entry in root.get(PARTS).pairs:
+        if type(entry) is DictNode:
+            left = tuple(pair for pair in entry.pairs if pair[0] not in keys)
+            entry = DictNode(entry.kind, left, entry.node, entry.attributes)
+        kept.append((name, entry))
+    if len(root.pairs) == 2 and all(type(e) is DictNode and not e.pairs for _, e in kept):
+        return without_parts(root)
+    pairs = tuple((key, _dict(kept) if key == PARTS else value) for key, value in root.pairs)
+    return DictNode(root.kind, pairs, root.node, root.attributes)
+
+
 def with_parts(first: FileTree, others: Sequence[tuple[str, FileTree]], called: str) -> FileTree:
     """The tree of the part that is `called` so, with what the `others` have otherwise. What is kept
     in each of them of further parts is kept here.
     """
     base = without_parts(first.root)
     texts: dict[int, str] = {}
-    kept: dict[str, Any] = dict(_entries(first.root)) or {called: _dict(())}
+    kept: dict[str, Any] = dict(kept_by_part(first.root)) or {called: _dict(())}
     for name, other in others:
         root = _with_model(other, first)
         own = without_parts(root)
@@ -100,10 +113,6 @@ def with_parts(first: FileTree, others: Sequence[tuple[str, FileTree]], called: 
             kept[further] = difference(base, found, texts) if found is not None else entry
     pairs = (*base.pairs, (PARTS, _dict(kept.items())))
     return first._replace(root=DictNode(base.kind, pairs, base.node, base.attributes))
-
-
-def _entries(root: Any) -> Iterable[tuple[Any, Any]]:
-    return root.get(PARTS).pairs if names_of(root) else ()
 
 
 def _with_model(part: FileTree, first: FileTree) -> Any:
