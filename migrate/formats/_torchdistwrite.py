@@ -92,7 +92,8 @@ def describe(
             f"{_FORMAT} is a folder, not one file",
             help="give the output a name without a suffix",
         )
-    require_one_rank(specs, join=f"join them: {option('params', 'tp=1')}")
+    join = together(option("to", "megatron-gpt@mcore"), option("params", "tp=1"))
+    require_one_rank(specs, join=f"join them: {join}")
     with collector_paused():
         if tree is None:
             tree = plain(specs, by_rank(specs) if "@" in "".join(specs) else [])

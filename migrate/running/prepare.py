@@ -52,7 +52,7 @@ from ..source.pickle.tree import PARAMETER
 from ..source.shards import RANK_NAMES, by_rank, check_names, naming
 from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
-from .cutting import format_for, grid_for, grid_parts, naming_for
+from .cutting import format_for, grid_for, grid_parts, naming_for, path_found
 from .gathered_ranks import WHOLE, CutParts, called_parts
 from .geometry import ByteLayouts
 from .kept import has_place, kept_parts
@@ -327,8 +327,12 @@ def _plan(
         from .encoding_anew import encodes_anew
 
         source = encodes_anew(source, request)
-    migration_path = find_path(
-        source.index, side_reader(source), stamp, request, states=States(source)
+    migration_path, request = path_found(
+        lambda asked: find_path(
+            source.index, side_reader(source), stamp, asked, states=States(source)
+        ),
+        request,
+        source,
     )
     steps, read = migration_path.steps, source.index.grid
     written = format_for(source, request, migration_path, folder)
@@ -455,8 +459,8 @@ def _plan(
     if ranks is not None and (count := len(by_rank(specs))) > 1:
         cut = CutParts(called_parts(ranks, count))
     values = path_state.sides.values
-    with_tree = bool(index.tree or formed or composition.parts or values)
-    with_tree = with_tree or written != OUTPUT_FORMATS[0]
+    beside = bool(index.tree or formed or composition.parts or values)
+    with_tree = beside or written != OUTPUT_FORMATS[0]
     out: OutputTree | None = None
     first: Mapping[str, str] | None = None
     if with_tree:
