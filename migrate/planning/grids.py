@@ -89,11 +89,12 @@ def asked_grid(
     M115 for sizes of a grid that is not written, M112 and M114 as for other params.
     """
     goal = next((layout for layout in path.goals if layout.grid is not None), None)
+    like = remembered(path)
     read = index.grid.again() if index.grid is not None else None
     if goal is None or goal.grid is None:
         # what keeps its keys keeps its places
-        kept = parts and read is not None and index.tensors.keys() >= set(keys)
-        return AskedGrid(read.table, like=read) if kept and read is not None else None
+        like = like or (read if index.tensors.keys() >= set(keys) else None)
+        return AskedGrid(like.table, like=like) if parts and like is not None else None
     named = {**goal.grid.axes, **goal.grid.stages}
     params = {name: goal.params[name] for name in named.values()}
     given = {name: value for name, value in path.given.items() if name in params}
@@ -113,7 +114,15 @@ def asked_grid(
     values = parameters.resolve(params, given)
     axes = {axis: values[name] for axis, name in goal.grid.axes.items() if name in values}
     stages = {what: values[name] for what, name in goal.grid.stages.items() if name in values}
-    return AskedGrid(goal.grid.table, axes, stages, named, remembered(path) or read)
+    return AskedGrid(goal.grid.table, axes, stages, named, like or read)
+
+
+def way_to_no_grid(path: MigrationPath, grid: WrittenGrid | None) -> list[str]:
+    """A note on a grid that the path leads back to where none is written."""
+    was = remembered(path)
+    if was is None or grid is not None:
+        return []
+    return [f"the grid was {printable(str(was))}; all layers and experts stand together here"]
 
 
 def _optimizers(

@@ -33,14 +33,15 @@ def format_for(source: Source, request: Request, path: MigrationPath, folder: bo
     reached comes in, else the source's.
     """
     plain = output_format_of(source.format, request)
+    if request.output_format is not None or not folder:
+        return plain
+    if remembered(path) is not None:
+        return _PARTS
     goal = next((layout for layout in path.goals if layout.format), None)
-    if request.output_format is not None or goal is None or not folder:
+    if goal is None or not (path.steps or path.given):
         return plain
-    if not path.steps and not path.given:
-        return plain
-    # what a downgrade leads back to was no grid, unless the stamp knows of one
-    back = request.backwards and goal.grid is not None and remembered(path) is None
-    return plain if back else goal.format
+    # what a downgrade leads back to was no grid, which the stamp would know
+    return plain if request.backwards and goal.grid is not None else goal.format
 
 
 def path_found(
@@ -74,9 +75,8 @@ def grid_for(
 ) -> WrittenGrid | None:
     """The grid that the output is cut for, None if it is for none. M115, M410, M929."""
     parts = written == _PARTS and folder and request.at in (None, "model")
-    back = request.backwards and path.steps and remembered(path) is None
     asked = asked_grid(path, request, source.index, specs.keys(), parts=parts)
-    if asked is None or (back and asked.like is None and not asked.sizes):
+    if asked is None or (request.backwards and asked.like is None and not asked.sizes):
         return None
     tree = source.index.tree
     root = tree.parts[0].root if tree and tree.parts else None

@@ -22,6 +22,7 @@ from ..planning.bind import BindContext
 from ..planning.compose import Composition, compose
 from ..planning.copies import stale_copies
 from ..planning.graph import ComputedTensor, Tensor
+from ..planning.grids import judge_grid, way_to_no_grid
 from ..planning.numbered_states import GIVEN, REMEMBERED, GivenNames, read_names
 from ..planning.path import MigrationPath, find_path
 from ..planning.pathstate import PathState
@@ -331,8 +332,6 @@ def _plan(
     steps, read = migration_path.steps, source.index.grid
     written = format_for(source, request, migration_path, folder)
     if read is not None:
-        from ..planning.grids import judge_grid
-
         fresh, more = judge_grid(read, request, fresh, written=form is None)
         notes += more
     if undo is not None:
@@ -397,6 +396,7 @@ def _plan(
     grid = None
     if form is None:
         grid = grid_for(source, request, migration_path, specs, written, folder)
+        notes += way_to_no_grid(migration_path, grid)
     ranks = None
     if (
         folder
