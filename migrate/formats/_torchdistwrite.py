@@ -21,11 +21,12 @@ from ..core.spec import Spec
 from ..source.jsontext import collector_paused
 from ..source.paths import HISTORY, METADATA
 from ..source.pickle.dcp_emit import emit_metadata
+from ..source.pickle.nodes import ABSENT
 from ..source.pickle.tree import Composite, DictNode, ListNode, TensorRecord
 from ..source.shards import by_rank, in_natural_order
 from ..source.table import flatten_table
 from ..source.target import Target, TargetTree, check_holds, items_of, plain_part
-from ..source.tree import STATE, FileTree, is_state, tensor_records
+from ..source.tree import PARTS, STATE, FileTree, is_state, kept_by_part, tensor_records
 from ._dcpentries import SavedTree, named_anew, unshared
 from ._dcpwrite import EntryPiece, EntryWriter, require_one_rank
 from ._megatron import facts_of, folder_of
@@ -41,6 +42,7 @@ from ._torchdistkeys import (
     entry_of,
     fused_norm,
     layers_differ,
+    ranks_of_parts,
     read_name,
     singles,
     with_numbers,
@@ -255,10 +257,8 @@ class DistEntries:
             self.notes.append("each layer has entries of its own (`non_homogeneous_layers`)")
         self._model(held)
         pairs = []
-        for key, value in root.pairs:
-            if key == _RANDOM:
-                self._generators(value)
-            elif key == _OPTIMIZER or key.startswith(_CHAINED):
+        for key, value in self._generators(root).pairs:
+            if key == _OPTIMIZER or key.startswith(_CHAINED):
                 pairs.append((key, self._optimizer(key, value, held)))
             elif key != _MODEL:
                 pairs.append((key, value))
@@ -347,10 +347,29 @@ class DistEntries:
         args = self._args
         return type(args) is DictNode and bool(args.get("swiglu") or args.get("gated_linear_unit"))
 
-    def _generators(self, value: Any) -> None:
-        """The state of generators: of one rank, or of each as `mp_rank_00_001`."""
+    def _generators(self, root: DictNode) -> DictNode:
+        """Takes the state of generators: of one rank, or of each, as `mp_rank_00_001` or among what
+        is kept of each part. The root without them.
+        """
+        value = root.get(_RANDOM, ABSENT)
+        if value is ABSENT:
+            return root
+        left = {key: held for key, held in root.pairs if key != _RANDOM}
         ranks = {(0, 0): value}
-        if type(value) is DictNode and value.pairs:
+        parts, kept = ranks_of_parts(root) or {}, dict(kept_by_part(root))
+        own = {
+            place: kept[name].get(_RANDOM, ABSENT)
+            for name, place in parts.items()
+            if place != (0, 0) and type(kept[name]) is DictNode
+        }
+        if len(own) == len(parts) - 1 and all(held is not ABSENT for held in own.values()):
+            ranks.update(own)
+            entries = [
+                (name, _without(one, _RANDOM) if name in parts else one)
+                for name, one in kept.items()
+            ]
+            left[PARTS] = DictNode("dict", tuple(entries), None)
+        elif type(value) is DictNode and value.pairs:
             found = [(_PART.fullmatch(str(key)), held) for key, held in value.pairs]
             if all(part for part, _ in found):
                 ranks = {(int(p[2] or 0), int(p[1])): held for p, held in found if p is not None}
@@ -359,6 +378,7 @@ class DistEntries:
             _refuse("it has the generators of all ranks", [_RANDOM])
         for at, held in sorted(ranks.items()):
             self.objects[str(ShardKey(_RANDOM, at, counts))] = _listed(held)
+        return replace(root, pairs=tuple(left.items()))
 
     def _optimizer(self, path: str, value: Any, model: Mapping[str, Any]) -> Any:
         """What of an optimizer goes into `common.pt`: its moments, by the names of parameters, are
@@ -401,6 +421,10 @@ class DistEntries:
                 f"leave it out: {drop}",
             )
         return value
+
+
+def _without(node: DictNode, key: str) -> DictNode:
+    return replace(node, pairs=tuple(pair for pair in node.pairs if pair[0] != key))
 
 
 def _listed(value: Any) -> ListNode:
