@@ -23,7 +23,7 @@ from .patches import apply_patch, fill_patch
 if TYPE_CHECKING:
     from ..rules.compiled import CompiledRule
     from ..rules.lineage import Layout
-    from ..rules.model import Param
+    from ..rules.param_model import Param
     from .sides import SideFiles
 
 

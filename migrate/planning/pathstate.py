@@ -58,12 +58,12 @@ from .patches import (
     undo_steps,
 )
 from .sides import SideFiles
-from .tensor_params import dtypes_of, grouped_names, names_of, sizes_of, whether_absent
+from .tensor_params import dtypes_of, grouped_names, names_of, presence_of, sizes_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..rules.model import Param
+    from ..rules.param_model import Param
     from .made_files import ReachedLayout, Says
 
 
@@ -92,6 +92,11 @@ class PathStep:
     undo: bool = False
     # the layouts at both ends; None of rule files given by hand
     layouts: tuple[Layout, Layout] | None = None
+
+    @property
+    def loops(self) -> bool:
+        """Whether it leads from a layout to itself."""
+        return self.start == self.goal
 
     def reads(self) -> list[Pattern]:
         """The patterns of the keys that its rules take, in the direction in which it is walked;
@@ -592,8 +597,7 @@ class PathState:
                     (said, {name: dtype})
                     for said, dtype in dtypes_of(step, param.dtype, tensors, known)
                 )
-            if param.absent is not None and not step.backwards:
-                yield whether_absent(step, name, param.absent, tensors)
+            yield from presence_of(step, name, param, tensors)
 
     def _lost(self, step: PathStep) -> dict[str, str]:
         """Param -> why its place in the configuration does not give it, without a stamp."""

@@ -18,7 +18,7 @@ from .graph import Tensor
 
 if TYPE_CHECKING:
     from ..rules.compiled import CompiledRule
-    from ..rules.model import Dtype, Groups, Shape
+    from ..rules.param_model import Dtype, Groups, Param, Shape
 
 
 class WalkedEdge(Protocol):
@@ -65,22 +65,46 @@ def sizes_of(
                     len(_values(pattern, shape.count, keys)),
                 )
             continue
-        for key in keys:
-            sizes = tensors[key].spec.shape
-            size = sizes[shape.dim] if -len(sizes) <= shape.dim < len(sizes) else None
-            if size is not None and size not in seen:
+        for place, group_of in _together(pattern, shape.sum, keys):
+            sizes = [tensors[key].spec.shape for key in group_of]
+            if not all(-len(of) <= shape.dim < len(of) for of in sizes):
+                continue
+            size = sum(of[shape.dim] for of in sizes)
+            if size not in seen:
                 seen.add(size)
-                yield f"axis {shape.dim} of {printable(key)}", size
+                yield f"axis {shape.dim} of {place}", size
 
 
-def whether_absent(
-    step: WalkedEdge, name: str, keys: Iterable[str], tensors: Mapping[str, Tensor]
-) -> tuple[str, dict[str, bool]]:
-    """(place for messages, {param: whether there is no tensor of these keys})."""
-    there = next((held[0] for _, _, held in _named(step, keys, tensors) if held), None)
-    if there is None:
-        return f"no tensor {listed(list(keys))}", {name: True}
-    return f"the tensor {printable(there)}", {name: False}
+def _together(
+    pattern: Pattern, capture: str | None, keys: Sequence[str]
+) -> Iterator[tuple[str, Sequence[str]]]:
+    """(place for messages, keys) of tensors that differ in the value of one capture at most."""
+    if capture is None:
+        yield from ((printable(key), (key,)) for key in keys)
+        return
+    at = pattern.captures.index(capture)
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for key, row in _rows(pattern, keys):
+        found.setdefault((*row[:at], *row[at + 1 :]), []).append(key)
+    for held in found.values():
+        yield f"{printable(held[0])} and what {{{capture}}} counts", held
+
+
+def presence_of(
+    step: WalkedEdge, name: str, param: Param, tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place for messages, {param: value}) where the param is whether there is a tensor, or of
+    which kind there is one. Backwards that is silent.
+    """
+    for value, keys in ((True, param.absent), *(param.present or {}).items()):
+        if keys is None or step.backwards:
+            continue
+        there = next((held[0] for _, _, held in _named(step, keys, tensors) if held), None)
+        if there is not None:
+            found = False if keys is param.absent else value
+            yield f"the tensor {printable(there)}", {name: found}
+        elif keys is param.absent:
+            yield f"no tensor {listed(list(keys))}", {name: True}
 
 
 def names_of(tensors: Iterable[str]) -> Iterator[str]:
@@ -194,12 +218,15 @@ def _values(pattern: Pattern, capture: str, keys: Sequence[str]) -> set[Any]:
     in one file has rank 0.
     """
     at = pattern.captures.index(capture)
-    found: set[Any] = set()
+    return {row[at] for _, row in _rows(pattern, keys)}
+
+
+def _rows(pattern: Pattern, keys: Sequence[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Keys that the pattern fits, one way, with the values of its captures."""
     for key in keys:
         try:
             row = pattern.match(as_seen(pattern, key))
         except TwoReadings:
             continue
         if row is not None:
-            found.add(row[at])
-    return found
+            yield key, row

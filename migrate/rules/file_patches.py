@@ -24,7 +24,8 @@ from .arguments import (
 )
 from .fields import Problem
 from .files import written_at
-from .model import Param, RuleFile
+from .model import RuleFile
+from .param_model import Param
 from .params import never
 
 _Path = tuple[Any, ...]

@@ -49,7 +49,7 @@ from .fields import (
 from .files import VALUES
 from .lineage import Detect, Layout, LayoutGrid, Lineage
 from .loading import add_problem, param_problems, validate_data
-from .model import Param
+from .param_model import Param
 
 STATUSES = ("current", "supported", "deprecated")
 

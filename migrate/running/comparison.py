@@ -49,6 +49,7 @@ from .evaluator import Evaluator
 from .gather import Gather
 from .gathered_ranks import as_written
 from .geometry import STAGE, ByteLayouts
+from .kept import has_place
 from .padding import FilledUp, filled_up, padding_note
 from .prepare import (
     compose_for,
@@ -146,6 +147,7 @@ def verify_output(
         programs=True,
         prove=False,
         states=states,
+        keeps=has_place(opened.index, made.format, os.path.isdir(made.path)),
         names_before={
             one["place"]: GivenNames(one["before"], REMEMBERED)
             for entry in applied[:1]

@@ -23,6 +23,7 @@ from ..planning.compose import Composition, compose
 from ..planning.copies import stale_copies
 from ..planning.graph import ComputedTensor, Tensor
 from ..planning.grids import judge_grid, way_to_no_grid
+from ..planning.loops import refuse_idle
 from ..planning.numbered_states import GIVEN, REMEMBERED, GivenNames, read_names
 from ..planning.path import MigrationPath, find_path
 from ..planning.pathstate import PathState
@@ -54,6 +55,7 @@ from . import stamp as stamps
 from .cutting import format_for, grid_for, grid_parts, naming_for, path_found
 from .gathered_ranks import WHOLE, CutParts, called_parts
 from .geometry import ByteLayouts
+from .kept import has_place, kept_parts
 from .output_tree import (
     OutputTree,
     in_form,
@@ -136,9 +138,11 @@ def compose_for(
     prove: bool = True,
     states: Sequence[OptimizerState] = (),
     names_before: Mapping[str, GivenNames] | None = None,
+    keeps: bool = False,
 ) -> Composition:
     """The path over what the source holds. The state of optimizers `states` follows; of numbered
-    parameters `names_before` are the names, None where the source's stamp says them.
+    parameters `names_before` are the names, None where the source's stamp says them. `keeps`: what
+    is cut has a place in the output.
     """
     index = source.index
     beside = bool(index.items) or index.tree is not None
@@ -180,6 +184,7 @@ def compose_for(
         if states and migration_path.steps
         else (),
         outside=index.passed_through if states else None,
+        kept_parts=kept_parts(index) if keeps else None,
     )
     report.check()
     if index.grid is not None:
@@ -187,7 +192,7 @@ def compose_for(
 
         composition.graph.checks += replica_checks(index.grid)
     if index.torn:
-        refuse_torn(torn_in(composition.graph.outputs, index.tensors))
+        refuse_torn(torn_in(composition.graph.outputs, with_all_tensors(source).index.tensors))
         if REQUANTIZE in request.params:
             from .encoding_anew import require_lossy
 
@@ -341,13 +346,17 @@ def _plan(
     states = find_optimizers(source)
     follow = () if STALE_OPTIMIZER in request.allow else states
     try:
-        composition = compose_for(source, migration_path, request, path_state, states=follow)
+        keeps = form is None and has_place(source.index, written, folder)
+        composition = compose_for(
+            source, migration_path, request, path_state, states=follow, keeps=keeps
+        )
     except MigrateError as error:
         from .configured import check_misfits
         from .number_formats import read_elements
 
         check_misfits(error, source.index, side_reader(source), partial(read_elements, source))
         raise
+    refuse_idle(migration_path, composition, source.index.tensors)
     reading, lost, extra = source, tuple[str, ...](), tuple[str, ...]()
     if request.undo:
         from .undo import find_lost, take_back
@@ -450,7 +459,8 @@ def _plan(
     if ranks is not None and (count := len(by_rank(specs))) > 1:
         cut = CutParts(called_parts(ranks, count))
     values = path_state.sides.values
-    with_tree = index.tree is not None or formed or written != OUTPUT_FORMATS[0] or bool(values)
+    beside = bool(index.tree or formed or composition.parts or values)
+    with_tree = beside or written != OUTPUT_FORMATS[0]
     out: OutputTree | None = None
     first: Mapping[str, str] | None = None
     if with_tree:
@@ -566,7 +576,7 @@ def _plan(
                 *(_metadata_states(watched) if source.format in DESCRIBED else ()),
             ],
         },
-        stored=reading.index.tensors,
+        stored=with_all_tensors(reading).index.tensors,
         options={"max_shard_size": max_shard_size, "folder": folder, "format": written, **chunks},
         side_files=[{"path": path, "size": size} for path, size in side_files],
         left_out=source.index.left_out if folder else (),
