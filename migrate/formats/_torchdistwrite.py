@@ -69,6 +69,7 @@ _LINEAR = re.compile(
 _OUTPUT_STATE = f"output_layer.{STATE}"
 # the state of all experts of Transformer Engine's, which is one in its modules
 _OF_ALL = re.compile(rf"(?:.+\.)?experts\.linear_fc[12]\.{STATE}")
+_IN_EXPERTS = ".experts."
 _GROUPED = re.compile(r"(?:.+\.)?experts\.weight[12]")
 _PART = re.compile(r"mp_rank_([0-9]{2,5})(?:_([0-9]{3,5}))?", re.ASCII)
 _FORMAT = "Megatron's torch_dist"
@@ -173,24 +174,23 @@ def _uneven(pairs: Sequence[tuple[str, Any]]) -> bool:
 
 def _completed(held: Mapping[str, Any]) -> dict[str, Any]:
     """The model's dict with the states that Megatron asks for in each linear layer: None, where it
-    has none at all.
+    has none at all, and None for each expert, where those of experts are None in whatever modules.
     """
     made = dict(held)
-    for key in [key for key, value in held.items() if value is None and _OF_ALL.fullmatch(key)]:
-        # there each expert has a state
-        del made[key]
-        begin = key[: -len(STATE)]
-        numbers = [
-            one[len(begin) + len("weight") :] for one in held if one.startswith(f"{begin}weight")
-        ]
-        made.update((f"{begin}{number}.{STATE}", None) for number in numbers)
     states = [key for key in held if is_state(key)]
+    linear = {
+        # a group of linear layers has a state for each
+        f"{key.rpartition('.')[0]}{found[1] and f'.{found[1]}'}.{STATE}": None
+        for key in held
+        if (found := _LINEAR.fullmatch(key)) is not None
+    }
     if not states:
-        for key in held:
-            if found := _LINEAR.fullmatch(key):
-                # a group of linear layers has a state for each
-                number = found[1] and f".{found[1]}"
-                made[f"{key.rpartition('.')[0]}{number}.{STATE}"] = None
+        made.update(linear)
+    elif experts := [key for key in states if _IN_EXPERTS in key and held[key] is None]:
+        for key in experts:
+            del made[key]
+        linear = {key: None for key in linear if _IN_EXPERTS in key}
+        made.update((key, None) for key in linear if key not in made)
     if any(key.startswith(STACKS) for key in made if is_state(key)):
         made.setdefault(_OUTPUT_STATE, None)
     return {key: made[key] for key in in_natural_order(made)}

@@ -157,6 +157,36 @@ def test_parts_become_what_megatron_writes_on_their_grid(
     assert names == [[*dict(entry.pairs)] for entry in kept[1].values()]
 
 
+@pytest.mark.parametrize(
+    ("name", "grid"), [("llama", "tp2"), ("mixtral", "tp2-ep2"), ("qwen3", "tp2-pp2")]
+)
+def test_ranks_are_joined_by_themselves(name: str, grid: str, tmp_path: Path) -> None:
+    run_, out = run_folder(name, "legacy", grid), tmp_path / "out"
+    words = ("--to", "megatron-gpt@mcore", "--output-format", "torch_dist")
+    done("apply", run_, "-o", out, *words)
+    done("verify", out, "--source", run_)
+    same(held(written(out)), held(checkpoint(name, "torch_dist", grid)))
+
+
+def test_the_other_spec_has_its_own_names(tmp_path: Path) -> None:
+    run_, out, back = run_folder("mixtral", "torch_dist", "1"), tmp_path / "out", tmp_path / "back"
+    words = ("--to", "megatron-gpt@mcore", "--set", "impl=te", "--set", "experts=te")
+    done("apply", run_, "-o", out, *words, "--output-format", "torch_dist")
+    done("verify", out, "--source", run_)
+    before, after = held(checkpoint("mixtral", "torch_dist", "1")), held(written(out))
+    assert vars(after.common["args"])["transformer_impl"] == "transformer_engine"
+    # experts are called alike there, and so is the first norm
+    fused, own = (f"decoder.layers.{n}" for n in ("mlp.linear_fc1.layer_norm_weight",
+                                                  "pre_mlp_layernorm.weight"))  # fmt: skip
+    renamed = {own if key == fused else key: one for key, one in before.tensors.items()}
+    assert after.tensors.keys() == renamed.keys()
+    assert all(torch.equal(tensor, renamed[key]) for key, tensor in after.tensors.items())
+    assert plain(after.values) == plain(before.values)
+    done("downgrade", out, "-o", back, "--output-format", "torch_dist")
+    same(held(written(back)), before)
+    assert plain(held(written(back)).common) == plain(before.common)
+
+
 def test_moments_go_to_transformers_and_return(tmp_path: Path) -> None:
     run_, hf, back = (
         run_folder("llama", "torch_dist", "1-optimizer"),
