@@ -29,7 +29,7 @@ def as_json(command: F) -> F:
 
 
 def output_format(command: F) -> F:
-    """`--output-format safetensors|torch|dcp`, `--chunks` and `--rewrite`."""
+    """`--output-format safetensors|torch|dcp|torch_dist`, `--chunks` and `--rewrite`."""
     option: Callable[[F], F] = click.option(
         "--output-format",
         "output_format",

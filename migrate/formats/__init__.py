@@ -31,6 +31,7 @@ from .base import Format as Format
 if TYPE_CHECKING:
     from ..source.grids import AskedGrid, WrittenGrid
     from ._dcpdescribed import DescribedEntries
+    from ._dcpentries import SavedTree
 
 __all__ = [
     "FORMATS", "PARTS", "Format", "as_saved", "describe_entries", "fit_grid", "get", "open",
@@ -204,12 +205,19 @@ def as_saved(source: Source, name: str) -> tuple[Source, list[str]]:
     """The source as if it had been saved in the format `name`, and what its tree loses by that: as
     it is and nothing where that format loses nothing. It is closed with the source.
     """
-    if name != _DCP or source.format == name:
+    saved = _saved_tree(name)
+    # Megatron's may be of a release that says less beside the model
+    if saved is None or source.format == name == _DCP:
         return source, []
     from ._dcpentries import as_saved
 
     found = copy(source)
-    found.index, lost = as_saved(source.index)
+    found.index, lost = as_saved(source.index, saved)
+    if name == _TORCH_DIST and source.index.tree is None:
+        from ._torchdistwrite import items_beside
+
+        specs = {key: at.spec for key, at in source.index.tensors.items()}
+        found.index = replace(found.index, items={**found.index.items, **items_beside(specs)})
     return found, lost
 
 
@@ -219,12 +227,22 @@ def tree_as_saved(
     """The trees of an output as they are read again in the format `name`, the keys of their tensors
     by the records' identity, and of each key what it is in `tree`.
     """
-    if name == _DCP and len(tree.parts) == 1:
-        from ._dcpentries import saved_tree
-
-        if (saved := saved_tree(tree.parts[0], tree.names)) is not None:
-            return (saved.part,), saved.names, saved.origins
+    saves = _saved_tree(name)
+    saved = saves(tree.parts[0], tree.names) if saves is not None and len(tree.parts) == 1 else None
+    if saved is not None:
+        return (saved.part,), saved.names, saved.origins
     return tree.parts, tree.names, {key: key for key in tree.names.values()}
+
+
+def _saved_tree(name: str) -> Callable[[FileTree, Mapping[int, str]], SavedTree | None] | None:
+    """What says what becomes of a tree in a format that does not give it back as it is."""
+    if name == _DCP:
+        from ._dcpentries import saved_tree
+    elif name == _TORCH_DIST:
+        from ._torchdistwrite import saved_tree
+    else:
+        return None
+    return saved_tree
 
 
 def fit_grid(asked: AskedGrid, specs: Mapping[str, Any], root: Any) -> WrittenGrid:

@@ -20,7 +20,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import CheckpointError, Report, fail, listed, plural, printable
-from ..core.spec import BITS, PACKED
+from ..core.spec import BITS, PACKED, spec
 from ..source import zip_archive
 from ..source.blobs import ChunkedTensor, FileBlob, Stored, StoredTensor
 from ..source.pickle.dcp_metadata import BytesEntry, TensorEntry
@@ -611,6 +611,22 @@ class ChunkReader:
         stream = archive.records["data.pkl"]
         written = StreamPlace(number, (stream.offset, stream.size), places, decoded.hidden)
         return SavedValue(decoded.tree, decoded.outside, written)
+
+    def carried(self, saved: SavedValue, unfit: Mapping[int, str]) -> Any:
+        """The value with what is outside the allow-list, or `unfit` by identity, as values that are
+        carried; None if that cannot be.
+        """
+        from ..source.carrying import carry
+
+        written = saved.written
+        kept = carry(saved.value, unfit, {key: at.size for key, at in written.places.items()})
+        for record in () if kept is None else tensor_records([kept]):
+            if id(record) not in self.placed:
+                at = written.places[record.storage.key]
+                self.placed[id(record)] = Stored(
+                    spec("uint8", record.shape), written.number, at.offset
+                )
+        return kept
 
 
 def _moved(at: Stored, number: int, by: int) -> Stored:

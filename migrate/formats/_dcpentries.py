@@ -9,7 +9,7 @@ is `_dcptree.build_tree`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ from ..source.pickle.tree import (
     DictNode,
     ListNode,
     TensorRecord,
-    holders,
     joined,
 )
 from ..source.table import flatten_table
@@ -41,7 +40,7 @@ from ._dcptree import build_tree
 MOST_ENTRIES = 5_000_000
 _TEXT = frozenset({str, int, float, bool, type(None)})
 # what a value may have in common with another one
-_SHARED = frozenset({DictNode, ListNode, Composite, TensorRecord})
+_SHARED = frozenset({DictNode, ListNode, Composite, TensorRecord, Carried})
 
 
 class SavedEntry(NamedTuple):
@@ -77,13 +76,6 @@ class Entries:
                 "M916",
                 "a distributed checkpoint holds a dict, and this checkpoint is something else",
                 help=f"write another format: {option('output_format', 'torch')}",
-            )
-        if holders(self._root, frozenset({Carried})):
-            fail(
-                "M916",
-                "a distributed checkpoint cannot hold what is carried without being read",
-                help="write a .pt file or safetensors, or leave it out: "
-                f"{option('allow', 'opaque')}",
             )
         if self._twice:
             fail(
@@ -193,7 +185,7 @@ def saved_tree(part: FileTree, names: Mapping[int, str]) -> SavedTree | None:
     leaves: dict[str, Any] = {}
     for key, _, value in entries.saved:
         made: dict[int, Any] = {}
-        leaves[key] = own = _unshared(value, made)
+        leaves[key] = own = unshared(value, made)
         if type(value) is TensorRecord:
             made[id(value)] = leaves[key] = own._replace(parameter=False, subclass=None, state=None)
         was |= {id(made[id(record)]): names[id(record)] for record in tensor_records([value])}
@@ -201,28 +193,36 @@ def saved_tree(part: FileTree, names: Mapping[int, str]) -> SavedTree | None:
     saved = flatten_table(FileTree(root, part.at), "the tree")
     if not saved.nested_dicts:
         saved = saved._replace(nested_dicts=part.nested_dicts)
-    seen = tensors_of(saved.table)
+    return named_anew(saved, was, entries.losses())
+
+
+def named_anew(part: FileTree, was: Mapping[int, str], lost: list[str]) -> SavedTree:
+    """The tree with the keys that its tensors have when it is read; `was` has those that they had
+    before, by the records' identity.
+    """
+    seen = tensors_of(part.table)
     prefix = outside_prefix(dict(seen))
-    beside = [(prefix + name, record) for name, record in name_tensors_outside(saved)]
+    beside = [(prefix + name, record) for name, record in name_tensors_outside(part)]
     return SavedTree(
-        saved,
+        part,
         {id(record): key for key, record in (*seen, *beside)},
         {key: was[id(record)] for key, record in (*seen, *beside)},
-        entries.losses(),
+        lost,
     )
 
 
-def as_saved(index: Index) -> tuple[Index, list[str]]:
-    """The index of the same checkpoint after it was saved in this format, and what it lost.
-
-    As it is where it cannot be saved so.
+def as_saved(
+    index: Index, saves: Callable[[FileTree, Mapping[int, str]], SavedTree | None] = saved_tree
+) -> tuple[Index, list[str]]:
+    """The index of the same checkpoint after it was saved so that `saves` gives its tree back, and
+    what it lost. As it is where it cannot be saved so.
     """
     tree = index.tree
     if tree is None:
         tensors = {key: _alone(at) for key, at in index.tensors.items()}
         lost = ["`_metadata`: ."] * (index.module_versions is not None)
         return replace(index, tensors=tensors, module_versions=None), lost
-    saved = saved_tree(tree.parts[0], tree.names) if len(tree.parts) == 1 else None
+    saved = saves(tree.parts[0], tree.names) if len(tree.parts) == 1 else None
     if saved is None:
         return index, []
     stored = {**index.tensors, **tree.passed_through}
@@ -236,7 +236,7 @@ def as_saved(index: Index) -> tuple[Index, list[str]]:
     ), saved.lost
 
 
-def _unshared(value: Any, made: dict[int, Any]) -> Any:
+def unshared(value: Any, made: dict[int, Any]) -> Any:
     """The value with containers and tensors that stand in no other entry; `made` are those of this
     one, by the identity of what they are copies of.
     """
@@ -246,12 +246,16 @@ def _unshared(value: Any, made: dict[int, Any]) -> Any:
     if kind is TensorRecord:
         own: Any = value._replace()
     elif kind is ListNode:
-        own = replace(value, items=tuple(_unshared(held, made) for held in value.items))
+        own = replace(value, items=tuple(unshared(held, made) for held in value.items))
+    elif kind is Carried:
+        own = replace(
+            value, storages=tuple((key, unshared(held, made)) for key, held in value.storages)
+        )
     elif kind is Composite:
-        parts = tuple((name, _unshared(record, made)) for name, record in value.components)
+        parts = tuple((name, unshared(record, made)) for name, record in value.components)
         own = replace(value, components=parts)
     else:
-        pairs = tuple((key, _unshared(held, made)) for key, held in value.pairs)
+        pairs = tuple((key, unshared(held, made)) for key, held in value.pairs)
         own = replace(value, pairs=pairs)
     made[id(value)] = own
     return own

@@ -9,12 +9,11 @@ a part of the stored one where it lies; no element moves.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, product
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..core.errors import Report, fail, listed, printable
 from ..core.spec import BITS, spec
@@ -22,100 +21,33 @@ from ..source.blobs import ChunkedTensor, Stored, StoredTensor, chunks_of
 from ..source.pickle.nodes import ABSENT
 from ..source.pickle.tree import DictNode, ListNode, TensorRecord
 from ..source.shards import in_natural_order
-from ..source.tree import STATE
+from ..source.tree import PARTS, STATE, is_state, kept_by_part
+from ._torchdistkeys import (
+    EXPERTS,
+    GATED,
+    HALVES,
+    STACKS,
+    ModelKey,
+    ShardKey,
+    Spelling,
+    part_name,
+    ranks_of_parts,
+    read_name,
+    read_shard,
+    with_numbers,
+)
 
 # keys that layers and experts may make; no model comes near
 MOST_KEYS = 1_000_000
-_SHARD = re.compile(r"(.+)/shard_([0-9]{1,9}(?:\.[0-9]{1,9})*)_([0-9]{1,9}(?:\.[0-9]{1,9})*)")
-_LAYERS, _EXPERTS, _OPTIMIZER, _MODEL = "layers", "experts", "optimizer", ("model",)
-# of a gated projection, in the order of their rows
-_HALVES, _GATED = ("_w", "_v"), ("linear_fc1.weight", "linear_fc1.bias")
-# the place of a number in a key
-_GAP = "\0"
-# of which the arguments say how many layers they have
-_STACKS = ("decoder.layers", "encoder.layers")
+_OPTIMIZER, _MODEL = "optimizer", ("model",)
 # what a rank's generators were is kept for each
 _RANDOM = "rng_state"
 # the entries of `common.pt` behind which the training script puts the model
 _BEFORE = ("iteration", "checkpoint_version", "args")
-
-
-class ModelKey(NamedTuple):
-    """What an entry is of a model: `pieces` are the key with a gap for each leading axis.
-
-    `layers` is the path of the layers that it belongs to and the number of its own, None where all
-    of them are along an axis; `experts` the same of experts.
-    """
-
-    pieces: tuple[str, ...]
-    layers: tuple[str, int | None] | None = None
-    experts: tuple[str, int | None] | None = None
-
-    @property
-    def axes(self) -> int:
-        return len(self.pieces) - 1
-
-    def key(self, numbers: Sequence[int]) -> str:
-        """The key of one layer and expert, by their places along the axes."""
-        said = [piece + str(number) for piece, number in zip(self.pieces, numbers, strict=False)]
-        return "".join((*said, self.pieces[-1]))
-
-
-def read_name(key: str) -> ModelKey:
-    """The name that an entry's key spells, without the ending of a half or a shard."""
-    parts = key.split(".")
-    if _GAP in key:
-        return ModelKey((key,))
-    layers: tuple[str, int | None] | None = None
-    experts: tuple[str, int | None] | None = None
-    if (at := _behind(parts, _LAYERS)) is not None:
-        layers = ".".join(parts[:at]), _number(parts[at])
-        if layers[1] is None:
-            parts.insert(at, _GAP)
-    if (at := _behind(parts, _EXPERTS, _EXPERTS)) is not None:
-        number = _number(parts[at])
-        experts = ".".join(part for part in parts[: at - 1] if part != _GAP), number
-        # all that has an expert's number is called after it: its weight, and a module of its state
-        del parts[at - 1 : at + (number is not None)]
-        said = _GAP if number is None else str(number)
-        parts[-1:] = [said, STATE] if parts[-1] == STATE else [parts[-1] + said]
-    return ModelKey(tuple(".".join(parts).split(_GAP)), layers, experts)
-
-
-def _behind(parts: Sequence[str], *words: str) -> int | None:
-    """Where the parts go on behind the first of these words in a row; None where they do not."""
-    size = len(words)
-    for at in range(size, len(parts)):
-        if tuple(parts[at - size : at]) == words:
-            return at
-    return None
-
-
-def _number(part: str) -> int | None:
-    return int(part) if _is_number(part) else None
-
-
-def _is_number(part: str) -> bool:
-    return part.isascii() and part.isdecimal() and len(part) < 10
-
-
-class ShardKey(NamedTuple):
-    """Which of how many an entry without a tensor is, along each axis."""
-
-    key: str
-    numbers: tuple[int, ...]
-    counts: tuple[int, ...]
-
-
-def read_shard(key: str) -> ShardKey | None:
-    """The shard that a key names; None for any other key."""
-    found = _SHARD.fullmatch(key) if "/shard_" in key else None
-    if found is None:
-        return None
-    numbers, counts = (tuple(map(int, found[group].split("."))) for group in (2, 3))
-    if len(numbers) != len(counts) or any(n >= c for n, c in zip(numbers, counts, strict=True)):
-        return None
-    return ShardKey(found[1], numbers, counts)
+# of the width of the model
+_LAST_NORM = "decoder.final_layernorm.weight"
+# the state that no entry has, because it is always None
+_LEFT_OUT = f"output_layer.{STATE}"
 
 
 def arrange(
@@ -130,7 +62,9 @@ def arrange(
 
     M937 in `report` for what is not read, M938 for what contradicts itself; M914 for too many keys.
     """
-    made = _Arranged(placed, label, report)
+    if type(common) is not DictNode or any(type(key) is not str for key, _ in common.pairs):
+        fail("M938", f"{label}: the file beside it holds no dict by names")
+    made = _Arranged(placed, label, report, Spelling.of(common.get("args")))
     for key, value in leaves.items():
         if type(value) is TensorRecord:
             made.take_tensor(key, value, leaves)
@@ -140,8 +74,6 @@ def arrange(
             made.put(*_home(key), value, key)
     made.spread()
     made.check()
-    if type(common) is not DictNode or any(type(key) is not str for key, _ in common.pairs):
-        fail("M938", f"{label}: the file beside it holds no dict by names")
     made.compare(common)
     return made.tree(common)
 
@@ -149,7 +81,14 @@ def arrange(
 class _Arranged:
     """The entries of one checkpoint, while they get their keys."""
 
-    def __init__(self, placed: dict[int, StoredTensor], label: str, report: Report) -> None:
+    def __init__(
+        self,
+        placed: dict[int, StoredTensor],
+        label: str,
+        report: Report,
+        spelling: Spelling,
+    ) -> None:
+        self._spelling = spelling
         self._placed, self._label, self._report = placed, label, report
         # by the path of the dict that they stand in
         self._tables: dict[tuple[str, ...], dict[str, Any]] = {}
@@ -170,20 +109,20 @@ class _Arranged:
         table[key] = value
 
     def take_tensor(self, key: str, record: TensorRecord, leaves: Mapping[str, Any]) -> None:
-        half = next((end for end in _HALVES if key.endswith(end)), "")
+        half = next((end for end in HALVES if key.endswith(end)), "")
         whole = key.removesuffix(half) if half else key
-        if half and any(type(leaves.get(whole + end)) is not TensorRecord for end in _HALVES):
-            if whole.endswith(_GATED):
+        if half and any(type(leaves.get(whole + end)) is not TensorRecord for end in HALVES):
+            if whole.endswith(GATED):
                 self._wrong(f"{printable(key)}: half of a tensor, and there is no other half")
                 return
             half, whole = "", key
-        if half == _HALVES[1]:
+        if half == HALVES[1]:
             return
         path, rest = _home(whole)
-        name = read_name(rest)
+        name = read_name(rest, self._spelling)
         parts = self._cut(key, name, record)
         if half and parts is not None:
-            other = self._cut(whole + _HALVES[1], name, leaves[whole + _HALVES[1]])
+            other = self._cut(whole + HALVES[1], name, leaves[whole + HALVES[1]])
             parts = None if other is None else self._join(whole, parts, other)
         if parts is None:
             return
@@ -232,7 +171,7 @@ class _Arranged:
         }
         if len(joined) == len(first) == len(second):
             return joined
-        self._wrong(f"{printable(whole)}: its halves {' and '.join(_HALVES)} differ in shape")
+        self._wrong(f"{printable(whole)}: its halves {' and '.join(HALVES)} differ in shape")
         return None
 
     def _note(self, key: str, name: ModelKey, shape: tuple[int, ...]) -> None:
@@ -276,13 +215,17 @@ class _Arranged:
                 value = parts[0][1] if alone else DictNode("dict", tuple(parts), None)
                 self.put(() if path == _MODEL else path, rest, value, key)
                 continue
-            name = read_name(rest)
+            name = read_name(rest, self._spelling)
             if len(counts) != max(name.axes, 1) or (not name.axes and counts != (1,)):
                 self._wrong(f"{printable(key)}: {_text(counts)} shards, which are no layers")
                 continue
             for numbers, value in sorted(held.items()):
                 self.put(path, name.key(numbers if name.axes else ()), value, key)
             self._note(key, name, counts)
+
+        model = self._tables.get(_MODEL, {})
+        if any(key.startswith(STACKS) and is_state(key) for key in model):
+            model.setdefault(_LEFT_OUT, None)
 
     def check(self) -> None:
         """Problems for layers and experts that are missing, or differ in number."""
@@ -307,11 +250,19 @@ class _Arranged:
             return
         held = {where: next(iter(counts)) for where, counts in self._counts.items()}
         held.update({where: max(numbers) + 1 for where, numbers in self._numbers.items()})
-        layers = [where for where in _STACKS if where in held]
-        experts = [where for where in held if where.endswith(f".{_EXPERTS}")]
+        layers = [where for where in STACKS if where in held]
+        experts = [where for where in held if where.endswith(f".{EXPERTS}")]
+        norm = self._tables.get(_MODEL, {}).get(_LAST_NORM)
+        width = args.get("hidden_size", ABSENT)
+        if type(norm) is TensorRecord and type(width) is int and norm.shape != (width,):
+            self._wrong(
+                f"{_LAST_NORM} has the shape {list(norm.shape)}, and the arguments in common.pt "
+                f"say `hidden_size` {width:,}",
+                help="these are files of two checkpoints: fetch the one you want again",
+            )
         said = {
             "num_layers": [(where, held[where]) for where in layers if len(layers) == 1],
-            "num_experts": [(where, held[where]) for where in experts] or [(_EXPERTS, 0)],
+            "num_experts": [(where, held[where]) for where in experts] or [(EXPERTS, 0)],
         }
         for field, found in said.items():
             due = args.get(field, ABSENT)
@@ -337,6 +288,9 @@ class _Arranged:
                 node = DictNode("dict", ((part, node),), None)
             new[path[0]] = self._merged(path[0], new.get(path[0], node), node)
         said = dict(common.pairs)
+        if any(where in self._numbers for where in STACKS):
+            said = with_numbers(said)
+            common = replace(common, pairs=tuple(said.items()))
         both = {key: self._merged(key, said[key], new[key]) for key in said if key in new}
         first = [key for key in (*_MODEL, _OPTIMIZER) if key in new]
         more = [
@@ -349,7 +303,8 @@ class _Arranged:
         for key, value in common.pairs:
             pairs.append((key, both.get(key, value)))
             pairs += more if key == behind else []
-        return DictNode(common.kind, tuple(pairs), common.node, common.attributes)
+        made = DictNode(common.kind, tuple(pairs), common.node, common.attributes)
+        return _with_generators(made) if PARTS in said else made
 
     def _merged(self, where: str, one: Any, two: Any) -> Any:
         """Two dicts as one; a problem where both say something else of one key."""
@@ -436,8 +391,34 @@ def _part_name(key: str, numbers: tuple[int, ...], counts: tuple[int, ...]) -> s
     """
     if key == _RANDOM and len(numbers) == 2:
         stage, rank = numbers
-        return f"mp_rank_{rank:02}" + (f"_{stage:03}" if counts[0] > 1 else "")
+        return part_name(rank, stage if counts[0] > 1 else None)
     return _text(numbers)
+
+
+def _with_generators(root: DictNode) -> DictNode:
+    """The tree with the generators of each rank among what is kept of its part, if that is kept for
+    each of them, as it is where parts were joined.
+    """
+    random, places = root.get(_RANDOM), ranks_of_parts(root)
+    if places is None or type(random) is not DictNode:
+        return root
+    ranks = dict(random.pairs)
+    several = max(stage for stage, _ in places.values()) > 0
+    own = {
+        name: ranks.get(part_name(rank, stage if several else None), ABSENT)
+        for name, (stage, rank) in places.items()
+    }
+    if len(own) != len(ranks) or ABSENT in own.values():
+        return root
+    first = next(name for name, place in places.items() if place == (0, 0))
+    entries = tuple(
+        (name, replace(kept, pairs=(*kept.pairs, (_RANDOM, own[name]))))
+        if name in own and name != first
+        else (name, kept)
+        for name, kept in kept_by_part(root)
+    )
+    new = {_RANDOM: own[first], PARTS: DictNode("dict", entries, None)}
+    return replace(root, pairs=tuple((key, new.get(key, value)) for key, value in root.pairs))
 
 
 def _text(numbers: Sequence[int]) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import fail, listed, option, plural, printable
@@ -94,7 +95,7 @@ def describe(
         check_holds(every)
         entries = Entries(tree.parts[0].root)
         entries.check()
-        writer = _Writer(every, tree, max_shard_size, chunks, anew)
+        writer = EntryWriter(every, tree, max_shard_size, chunks, anew)
         for entry in entries.saved:
             writer.add(entry)
         small = {METADATA: emit_metadata(writer.metadata())}
@@ -120,9 +121,11 @@ def describe(
         )
 
 
-def require_one_rank(specs: Mapping[str, Spec], other: str = "") -> None:
+def require_one_rank(
+    specs: Mapping[str, Spec], other: str = "", join: str = "join them by rules"
+) -> None:
     """M916 for keys of ranks: what they are parts of, and along which dimension, nothing says.
-    `other`: what else can be done beside joining them.
+    `join` says how they are joined, `other` what else can be done.
     """
     if "@" not in "".join(specs) or len(by_rank(specs)) == 1:
         return
@@ -131,7 +134,7 @@ def require_one_rank(specs: Mapping[str, Spec], other: str = "") -> None:
         "M916",
         f"a distributed checkpoint holds whole tensors, and these are the parts that ranks have: "
         f"{listed(ranked, 4)}",
-        help=f"join them by rules{other}",
+        help=f"{join}{other}",
     )
 
 
@@ -152,6 +155,16 @@ def cut_rows(rows: int, row_bytes: int, limit: int, chunks: int | None) -> Itera
         yield _Cut(number if chunks is not None else 0, first, min(step, rows - first))
 
 
+class EntryPiece(NamedTuple):
+    """A tensor as a part of an entry: its places along leading axes that the tensor has not, and
+    which half of its rows it is, where it is one.
+    """
+
+    record: TensorRecord
+    numbers: tuple[int, ...] = ()
+    half: int | None = None
+
+
 @dataclass(slots=True)
 class _Shard:
     """A data file being composed."""
@@ -164,7 +177,7 @@ class _Shard:
     filled: int = 0
 
 
-class _Writer:
+class EntryWriter:
     """Deals entries to data files."""
 
     def __init__(
@@ -172,40 +185,60 @@ class _Writer:
         specs: Mapping[str, Spec],
         tree: TargetTree,
         limit: int,
-        chunks: int | None,
-        anew: Callable[[str], bool] | None,
+        chunks: int | None = None,
+        anew: Callable[[str], bool] | None = None,
     ) -> None:
         self._anew = anew
         self._specs, self._tree, self._limit, self._chunks = dict(specs), tree, limit, chunks
         # the key of each tensor that is written again -> its own
         self.copies: dict[str, str] = {}
         self._written: set[str] = set()
+        # what is written half by half
+        self._halved: dict[int, str] = {}
         self._ranks: dict[int, list[_Shard]] = {}
         self._forms: dict[Spec, OutputFile] = {}
+        # of values without tensors that are several entries
+        self._alike: dict[int, OutputFile] = {}
         # the archives of values come first in their file, as torch writes them
         self._values: list[tuple[str, OutputFile]] = []
         self._tensors: dict[str, TensorEntry] = {}
-        self._planner: dict[str, tuple[str | int, ...]] = {}
-        self._pending: list[SavedEntry] = []
+        self._planner: dict[str, tuple[str | int, ...]] | None = None
+        self._pending: list[tuple[str, Callable[[], TensorEntry]]] = []
         # components of objects that are cut, by their keys, and what cannot be
         self.cuts: dict[str, ComponentCut] = {}
         self._uncut: list[str] = []
         self._shapes: dict[Any, tuple[int, ...]] = {}
 
     def add(self, entry: SavedEntry) -> None:
-        self._planner[entry.key] = entry.path
-        if type(entry.value) in (TensorRecord, Composite):
-            self._pending.append(entry)
+        """An entry with its path in nested dicts."""
+        key, path, value = entry
+        self._planner = self._planner or {}
+        self._planner[key] = path
+        if type(value) is Composite:
+            self._pending.append((key, partial(self._object, key, value)))
+        elif type(value) is TensorRecord:
+            self.add_tensor(key, [EntryPiece(value)])
         else:
-            self._values.append((entry.key, self._whole(entry.value)))
+            self.add_value(key, value)
+
+    def add_value(self, key: str, value: Any) -> None:
+        """An entry that is no tensor, with all tensors in it."""
+        made = self._alike.get(id(value))
+        if made is None:
+            made = self._whole(value)
+            if not made.tensors:
+                self._alike[id(value)] = made
+        self._values.append((key, made))
+
+    def add_tensor(self, key: str, pieces: Sequence[EntryPiece]) -> None:
+        """An entry that consists of these pieces."""
+        self._pending.append((key, partial(self._tensor, pieces)))
 
     def metadata(self) -> Metadata:
         """What describes all files; to be asked for before `files`."""
         values = {key: BytesEntry(self._place(0, made, made.tensors)) for key, made in self._values}
-        for key, _, value in self._pending:
-            self._tensors[key] = (
-                self._object(key, value) if type(value) is Composite else self._tensor(value)
-            )
+        for key, make in self._pending:
+            self._tensors[key] = make()
         if self._uncut:
             fail(
                 "M946",
@@ -233,7 +266,7 @@ class _Writer:
         names = {id(record): own[self._tree.names[id(record)]] for record in records}
         ties = ((key, self._tree.first.get(key, key)) for key in own)
         first = {own[key]: own[tied] for key, tied in ties if tied in own}
-        tree = TargetTree((), names, {}, first)
+        tree = TargetTree((), names, {}, first, self._tree.carries)
         return file("a value", FileTree(value, None), self._specs, tree, None)
 
     def _place_key(self, key: str) -> str:
@@ -326,31 +359,57 @@ class _Writer:
             self.cuts[own] = one
         return keys
 
-    def _tensor(self, record: TensorRecord) -> TensorEntry:
-        key = self._place_key(self._tree.names[id(record)])
-        whole = self._specs[key]
-        dtype, shape = torch_form(whole)
-        nbytes = whole.nbytes
+    def _tensor(self, pieces: Sequence[EntryPiece]) -> TensorEntry:
+        chunks: list[SavedChunk] = []
+        parts: list[SavedPart] = []
+        sizes: list[int] = []
+        for piece in pieces:
+            key = self._halved.get(id(piece.record)) if piece.half is not None else None
+            if key is None:
+                key = self._place_key(self._tree.names[id(piece.record)])
+                if piece.half is not None:
+                    self._halved[id(piece.record)] = key
+            dtype, shape = torch_form(self._specs[key])
+            if piece.half is not None:
+                shape = (shape[0] // 2, *shape[1:])
+            self._cut(key, piece, shape, chunks, parts)
+            whole = (*(number + 1 for number in piece.numbers), *shape)
+            sizes = list(map(max, sizes or whole, whole))
+        grad = any(piece.record.requires_grad for piece in pieces)
+        return TensorEntry(dtype, tuple(sizes), grad, None, tuple(chunks), tuple(parts))
+
+    def _cut(
+        self,
+        key: str,
+        piece: EntryPiece,
+        shape: tuple[int, ...],
+        chunks: list[SavedChunk],
+        parts: list[SavedPart],
+    ) -> None:
+        """Adds the chunks of a piece of this shape, and where they lie."""
+        whole, numbers = self._specs[key], piece.numbers
+        nbytes = whole.nbytes if piece.half is None else whole.nbytes // 2
         if not shape or not nbytes:
             cuts: Iterator[_Cut] = iter((_Cut(0, 0, shape[0] if shape else 0),))
         else:
             # where files are short, so are chunks
             limit = min(CHUNK, self._limit)
             cuts = cut_rows(shape[0], nbytes // shape[0], limit, self._chunks)
-        chunks, parts = [], []
-        inner, zeros = shape[1:], (0,) * (len(shape) - 1)
+        ones, inner, zeros = (1,) * len(numbers), shape[1:], (0,) * (len(shape) - 1)
         row = nbytes // shape[0] if nbytes and shape else 0
+        base = nbytes * (piece.half or 0)
         for rank, first, rows in cuts:
-            own = whole if not shape or rows == shape[0] else _rows_of(whole, rows)
+            own = whole if not shape or rows == torch_form(whole)[1][0] else _rows_of(whole, rows)
+            if ones:
+                own = spec(own.dtype, (*ones, *own.shape))
             made = self._forms.get(own)
             if made is None:
                 made = self._forms[own] = _archive(own)
             (at,) = made.tensors
-            chunks.append(
-                SavedChunk((first, *zeros), (rows, *inner)) if shape else SavedChunk((), ())
-            )
-            parts.append(self._place(rank, made, (at._replace(key=key, start=first * row),)))
-        return TensorEntry(dtype, shape, record.requires_grad, None, tuple(chunks), tuple(parts))
+            box = ((first, *zeros), (rows, *inner)) if shape else ((), ())
+            chunks.append(SavedChunk((*numbers, *box[0]), (*ones, *box[1])))
+            placed = at._replace(key=key, start=base + first * row)
+            parts.append(self._place(rank, made, (placed,)))
 
     def _place(self, rank: int, made: OutputFile, placed: Sequence[Placed]) -> SavedPart:
         """Appends an archive to the files of a rank."""

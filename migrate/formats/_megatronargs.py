@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any, NamedTuple
 
+from ..source.grids import WrittenGrid
 from ..source.pickle.tree import DictNode
 from . import _megatron
 
@@ -29,6 +30,23 @@ class GridOfArgs(NamedTuple):
     last: int | None = None
     layout: str | None = None
     rows: int | None = None
+
+    @classmethod
+    def of(cls, grid: WrittenGrid, rows: int | None = None) -> GridOfArgs:
+        """Those of a grid that is written, with its uneven stages said in the shortest way."""
+        stages = [sum(column) for column in zip(*grid.layers, strict=True)]
+        count = sum(stages)
+        alike = all(list(row) == list(grid.layers[0]) for row in grid.layers)
+        first = last = layout = None
+        if not alike or len(set(stages[1:-1])) > 1:
+            cells = ["t" * n for row in grid.layers for n in row]
+            cells[0], cells[-1] = f"E{cells[0]}", f"{cells[-1]}L"
+            layout = "|".join(cells)
+        elif len(set(stages)) > 1:
+            middle = stages[1] if len(stages) > 2 else None
+            first = stages[0] if stages[0] != middle else None
+            last = stages[-1] if stages[-1] != middle and len(stages) > 2 else None
+        return cls(grid.sizes, count, first, last, layout, rows)
 
 
 def args_for(args: DictNode, grid: GridOfArgs, tensor: int, stage: int, group: int) -> DictNode:

@@ -40,6 +40,7 @@ from ..source.pickle.tree import SCALARS, TOP, DictNode, TensorRecord, inside
 from ..source.table import choose_table, flatten_table, tensors_at_root
 from ..source.target import Target, items_of, outside_prefix
 from ..source.tree import (
+    NODES,
     CheckpointTree,
     FileTree,
     RemovedEntry,
@@ -47,6 +48,7 @@ from ..source.tree import (
     name_tensors_outside,
     prune,
     refuse_same_names,
+    replace_values,
     tensors_of,
 )
 from ..source.unread import Unread, unread_entries
@@ -171,7 +173,7 @@ def open_folder(place: Place, name: str, arrangement: EntryArrangement | None = 
         lazily = place.lazily if arrangement is None else None
         reader = ChunkReader(named, folder.label, report, lazily, place.extensions)
         with collector_paused():
-            index = _index(metadata, blobs, reader, report, folder, place.at, arrangement)
+            index = _index(metadata, blobs, reader, report, place, arrangement)
         index = replace(index, side_files=beside.side_files, left_out=beside.left_out)
         source = FileSource(
             place.path,
@@ -327,14 +329,14 @@ def _index(
     blobs: Sequence[FileBlob],
     reader: ChunkReader,
     report: Report,
-    folder: Folder,
-    at: str | None,
+    place: Place,
     arrangement: EntryArrangement | None,
 ) -> Index:
     """What the folder holds. Everything that contradicts `.metadata` comes out at once.
 
     The tensors of `metadata` are taken out of it.
     """
+    folder, at = place.folder, place.at
     if metadata.reformed:
         fail(
             "M937",
@@ -394,10 +396,15 @@ def _index(
     left_out, more = unfit(root)
     outside += more
     notes, unread = [], {}
+    carried: list[Outside] = []
     if left_out or outside:
+        kept = _carried(root, archives, left_out, reader) if place.carry else None
         root, gone = prune(root, left_out)
-        notes += [dropped_note([printable(one.path) for one in gone])] * bool(gone)
         unread = _unread(gone, archives)
+        if kept is not None:
+            root, carried, outside = kept, outside, []
+        else:
+            notes += [dropped_note([printable(one.path) for one in gone])] * bool(gone)
     where = folder.label("")
     part = flatten_table(FileTree(root, choose_table(root, at, where)), where)
     if part.at is None and (why := tensors_at_root(root)) is not None:
@@ -428,24 +435,53 @@ def _index(
     names = {id(record): name for name, record in held_in_table}
     table = part.table
     plain = table is root and all(type(value) is TensorRecord for _, value in table.pairs)
-    carried: dict[str, StoredTensor] = {}
+    others: dict[str, StoredTensor] = {}
     if not plain and (beside := name_tensors_outside(part)):
         prefix = outside_prefix(tensors)
-        carried = {prefix + name: placed[id(record)] for name, record in beside}
+        others = {prefix + name: placed[id(record)] for name, record in beside}
         names.update({id(record): prefix + name for name, record in beside})
     files = tuple(blob.name for blob in blobs)
     return Index(
         tensors,
         (*files, SPILLED) if reader.spilled is not None else files,
         items={} if plain else dict(items_of(part)),
-        tree=CheckpointTree((part,), names, carried, {}),
+        tree=CheckpointTree((part,), names, others, {}),
         outside=together(outside),
+        carried=together(carried),
         unread=unread,
         notes=tuple(notes),
         sums=reader.sums,
         shared=reader.shared,
         torn=tuple(reader.torn),
     )
+
+
+def _carried(
+    root: Any,
+    archives: Mapping[int, tuple[SavedValue, ...]],
+    left_out: Mapping[int, str],
+    reader: ChunkReader,
+) -> Any:
+    """The tree with what is outside the allow-list, and what is `left_out` by identity, as values
+    that are carried; None where something of it cannot be.
+    """
+    new: dict[int, Any] = {}
+    for several in archives.values():
+        for saved in several:
+            kept = reader.carried(saved, left_out)
+            if kept is None:
+                return None
+            # what an archive holds need not stand in the tree as one
+            stack = [(saved.value, kept)]
+            while stack:
+                was, now = stack.pop()
+                if was is not now and id(was) not in new:
+                    new[id(was)] = now
+                    if type(now) in NODES:
+                        both = zip(inside(was), inside(now), strict=True)
+                        stack += [(one, other) for (_, one), (_, other) in both]
+    made = replace_values(root, new)
+    return None if unfit(made)[0] else made
 
 
 def _used(metadata: Metadata) -> int:

@@ -14,7 +14,7 @@ from ..core.errors import MigrateError, fail, listed, printable
 from ..source.index import Source
 from ..source.jsontext import parse
 from ..source.paths import METADATA, Place, metadata_files
-from ..source.target import Target
+from ..source.target import Target, TargetTree
 from ._dcpmegatron import arrange
 from .base import SURE
 from .dcp import COMMON, DATA, MARKER, EntryArrangement, open_folder, refuse_without_metadata
@@ -88,9 +88,19 @@ class TorchDist:
             )
         return open_folder(place, self.name, EntryArrangement(COMMON, (MARKER,), arrange))
 
-    def describe(self, specs: Mapping[str, Any], **asked: Any) -> Target:
-        """M916: it is only read."""
-        fail("M916", f"{self.name} is read, and not written", help="write another format")
+    def describe(
+        self,
+        specs: Mapping[str, Any],
+        *,
+        folder: bool,
+        max_shard_size: int,
+        stamp: str | None,
+        tree: TargetTree | None = None,
+        **asked: Any,
+    ) -> Target:
+        from ._torchdistwrite import describe
+
+        return describe(specs, folder=folder, max_shard_size=max_shard_size, stamp=stamp, tree=tree)
 
 
 FORMAT = TorchDist()

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..core.errors import Diagnostic, Span
+from ..core.notation import parse_expression
 from ..ops.base import Loss, OneWay
 from ..planning.pathstate import invert
 from ..rules.compiled import CompiledCall, CompiledRule, DirectedRule
@@ -37,9 +38,14 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
                 'write `requires: ">=0.1"`',
             )
         used = {name for _, name in used_params(file.loaded)}
+        followed = (text for param in file.model.params.values() for text in param.follows or ())
+        used.update(name for text in followed for name in parse_expression(text).names)
         for name, param in file.model.params.items():
-            # one with choices refuses a checkpoint that says something else
-            if name not in used and not (param.choices and (param.value or param.config)):
+            # one with choices refuses a checkpoint that says something else, one with limits what
+            # params say together
+            refuses = param.choices and (param.value or param.config)
+            limits = param.maximum is not None and param.follows
+            if not (name in used or refuses or limits):
                 yield finding(
                     "M607",
                     f"nothing uses the param `{name}`",
@@ -136,7 +142,7 @@ def find_losses(fileset: FileSet) -> Iterator[Diagnostic]:
     edges = fileset.edges
     for file in fileset.files:
         lineage, start, goal = file.model.lineage, *file.model.edge
-        written_back = (lineage, goal, start) in edges
+        written_back = start != goal and (lineage, goal, start) in edges
         for rule, forwards in directed(file):
             yield from _reason(file, rule, forwards)
             if not (written_back or rule.rule.inverse):

@@ -20,7 +20,7 @@ from ..rules.lineage import Lineage
 from ..rules.loading import read_files
 from ..rules.model import RuleFile
 from ..rules.packs import Pack, Packs
-from ..rules.params import convert
+from ..rules.params import convert, following
 from ..ruletests.binding import CompiledFile, compiled
 from ..source import yaml
 
@@ -182,6 +182,8 @@ def sample_params(model: RuleFile) -> dict[str, Any]:
     for name, param in model.params.items():
         if param.has_default:
             out[name] = convert(param.default, param)
+        elif (made := following(param, out)) is not None:
+            out[name] = made
         elif param.choices:
             out[name] = [param.choices[0]] if param.type == "list" else param.choices[0]
         else:

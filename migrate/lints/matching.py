@@ -172,7 +172,8 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
         yield from _without_effect(reads, read["M613"])
         yield from _shadowed(reads, read["M614"])
         yield from _twice(reads, read["M615"])
-        yield from _written_twice(writes, reads, written, turned=(lineage, goal, start) in edges)
+        turned = start != goal and (lineage, goal, start) in edges
+        yield from _written_twice(writes, reads, written, turned=turned)
         yield from _not_compared(
             [code for code, near in (*read.items(), ("M617 and M619", written)) if near.short],
             f"{start} to {goal}",

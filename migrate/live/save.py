@@ -60,8 +60,8 @@ def save(
             checkpoint.
         allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
             something is refused.
-        output_format: "safetensors", "torch" or "dcp" (torch.distributed.checkpoint). Default: as
-            the suffix of the name says, else "safetensors".
+        output_format: "safetensors", "torch", "dcp" (torch.distributed.checkpoint) or "torch_dist"
+            (Megatron's). Default: as the suffix of the name says, else "safetensors".
         chunks: Cut each tensor as FSDP2 on so many ranks would hold it; for "dcp". Default: None,
             chunks of at most 512 MiB.
         max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.

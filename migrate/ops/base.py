@@ -192,6 +192,8 @@ class Op:
         """
         raise NotImplementedError
 
+    # whether what the op cuts off is kept beside the tensors, see `planning.kept`
+    keeps: ClassVar[bool] = False
     # whether what `eager` makes has memory of its own, and is not its input's
     copies: ClassVar[bool] = True
     # whether `rows` reads less than all of the inputs

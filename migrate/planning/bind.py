@@ -24,6 +24,7 @@ from ..ops.base import Decided, ValueOp
 from ..rules.compiled import ROLE, CompiledCall, DirectedRule
 from ..rules.conditions import allows, selects
 from .graph import Item, Program, Tensor, ValueCheck
+from .kept import Kept
 from .match import RANK, MatchedKey, Matching, Reader, keep_rest, match, when_test
 from .parts import PartFacts, bytes_of_part
 from .pipeline import MOST_TENSORS, SUFFIX, RefusedGroup, Views, run_ops
@@ -97,10 +98,9 @@ class StepResult:
 
 class BindContext(NamedTuple):
     """What binding asks of its caller. `same_bytes(key, present, made)`: does the present tensor
-    hold what the rule would make.
-
-    `allow` is what the request permits. `payload(tensor)` are the bytes of a small tensor that
-    decide what becomes of it; None: they cannot be read, and such tensors stay as they are.
+    hold what the rule would make. `allow` is what the request permits. `payload(tensor)` are the
+    bytes of a small tensor that decide what becomes of it; None: they cannot be read, and it stays
+    as it is. What ops cut goes to what is `kept`; None: it is lost.
     """
 
     same_bytes: Callable[[str, Tensor, Tensor], bool]
@@ -116,6 +116,7 @@ class BindContext(NamedTuple):
     states: Callable[[Mapping[str, Any]], AbstractSet[str]] | None = None
     # what the way back does not bring back will be kept
     undo: bool = False
+    kept: Kept | None = None
 
 
 DROP = frozenset(("drop",))
@@ -447,7 +448,7 @@ def _run_rule(
 
     facts = PartFacts(read, absent, context.absent, unused)
     checks: list[ValueCheck] = []
-    bound, made = run_ops(rule, names, items, views, refuse, checks, decide, facts)
+    bound, made = run_ops(rule, names, items, views, refuse, checks, decide, facts, context.kept)
     if tests_result:
         role_at = bound.index(ROLE) if ROLE in bound else None
         tests = {role: when_test(when) for role, when in rule.when.items()}

@@ -20,6 +20,7 @@ from .bind import DROP, BindContext, StepResult, bind, find_taken_keys
 from .following import Following
 from .graph import ComputedTensor, Graph, Program, ReadKey, Tensor, computations, stored_keys
 from .items import Items, carry_items, fitting_items, rules_of_items
+from .kept import Kept, KeptPart
 from .pathstate import PathStep, directed, refuse_without_codes
 from .pipeline import Views
 from .request import DELAYED_SCALING, STALE_OPTIMIZER
@@ -65,6 +66,8 @@ class Composition:
     following: Following | None = None
     # what the proof of the way back is asked with, where it is asked again
     context: BindContext | None = None
+    # what is kept beside the tensors in the end, by name; None where nothing can be
+    parts: Mapping[str, KeptPart] | None = None
 
 
 NOTHING: Mapping[str, StoredTensor] = {}
@@ -88,13 +91,15 @@ def compose(
     items: Items | None = None,
     follow: Sequence[StateKeys] = (),
     outside: Mapping[str, StoredTensor] | None = None,
+    kept_parts: Mapping[str, tuple[str, StoredTensor]] | None = None,
 ) -> Composition:
     """Binds all steps, one after the other. Problems of a step go into the report and end the walk:
     the next has nothing to bind to.
 
     `path_state` settles the params of each step when it is reached; without it they are those
     that the steps come with. State of optimizers to `follow` is among `tensors`, or among those
-    `outside` of what rules see.
+    `outside` of what rules see. `kept_parts` is what was kept of tensors, by name; None: the output
+    has no place for such parts, and what is cut is lost.
     """
     views = Views()
     following = Following.of(follow, {**tensors, **(outside or {})}, views) if follow else None
@@ -104,6 +109,11 @@ def compose(
         {key: ReadKey(key) for key in tensors} if programs else None
     )
     before: Mapping[str, str] = items.names if items is not None else {}
+    kept_before = _stored_parts(kept_parts or {}, views)
+    found = Kept(dict(kept_before), context.payload)
+    context = context._replace(kept=found)
+    if following is not None:
+        following.kept = found
     done: list[tuple[PathStep, StepResult]] = []
     losses: list[LossOf] = []
     kept: list[list[str]] = []
@@ -162,7 +172,7 @@ def compose(
                 path_state.remembered[-1]["kept"] = fold_keys(kept[-1])
             if bound.absent is not None:
                 path_state.remembered[-1]["absent"] = fold_keys(bound.absent)
-        losses += _losses(rules, bound)
+        losses += _losses(rules, bound, found.cut if kept_parts is None else ())
         graph.checks += bound.checks
         done.append((step, bound))
         current = bound.tensors
@@ -177,6 +187,10 @@ def compose(
     ):
         pairs.check_pairs(tensors, graph.outputs, [bound for _, bound in done], report)
     composition = Composition(graph, done, losses, expressions or {}, items, before.keys(), kept)
+    if kept_parts is not None:
+        composition.parts = found.parts
+    if done:
+        done[-1][1].notes += [*found.notes, *_about_parts(kept_before, composition.parts or {})]
     if following is not None:
         composition.following = following
         if programs:
@@ -185,11 +199,35 @@ def compose(
     if prove and not report.has_errors():
         composition.context = context
         composition.inexact = prove_downgrade(tensors, composition, path_state)
+        if kept_parts is None and found.cut:
+            composition.inexact.append("what is cut off is not kept")
         composition.inexact += path_state.inexact if path_state is not None else []
     return composition
 
 
-def _losses(rules: Sequence[DirectedRule], bound: StepResult) -> list[LossOf]:
+def _stored_parts(
+    parts: Mapping[str, tuple[str, StoredTensor]], views: Views
+) -> dict[str, KeptPart]:
+    return {
+        name: KeptPart(initial({at: stored}, views)[at], ReadKey(at))
+        for name, (at, stored) in parts.items()
+    }
+
+
+def _about_parts(before: Mapping[str, KeptPart], after: Mapping[str, KeptPart]) -> list[str]:
+    """What to say of parts that are kept beside the tensors, and of those that are put back."""
+    new = [
+        f"{printable(name)} ({part.tensor.spec})"
+        for name, part in after.items()
+        if before.get(name) is not part
+    ]
+    back = [printable(name) for name in before if name not in after]
+    notes = [f"kept for the way back, beside the tensors: {listed(new, 4)}"] * bool(new)
+    return notes + [f"put back, as it was kept: {listed(back, 4)}"] * bool(back)
+
+
+def _losses(rules: Sequence[DirectedRule], bound: StepResult, cut: Collection[int]) -> list[LossOf]:
+    """What is lost by these rules; those that `cut`, by identity, lose what they cut."""
     keys_of: dict[int, list[str]] = {}
     for key, made in bound.provenance.items():
         keys_of.setdefault(id(made.rule), []).append(key)
@@ -200,7 +238,7 @@ def _losses(rules: Sequence[DirectedRule], bound: StepResult) -> list[LossOf]:
         keys = keys_of.get(id(rule))
         if not keys:
             continue
-        if Loss.DESTRUCTIVE in {step.op.loss(step.args) for step in rule.steps}:
+        if id(rule) in cut or Loss.DESTRUCTIVE in {s.op.loss(s.args) for s in rule.steps}:
             found.append(LossOf(rule, "drop", tuple(keys), rule.why))
         elif left := [key for key in keys if key in bound.left_behind]:
             found.append(LossOf(rule, "drop", tuple(left), "state of the optimizer"))
@@ -372,8 +410,11 @@ def prove_downgrade(
         back_context = context._replace(allow=allow | {DELAYED_SCALING})
     else:
         back_context = context._replace(allow=allow, payload=None, part=None)
+    back_context = back_context._replace(kept=Kept(dict(composition.parts or {})))
     current: Mapping[str, Tensor] = composition.graph.outputs
     following = composition.following.turned() if composition.following is not None else None
+    if following is not None:
+        following.kept = back_context.kept
     reasons: list[str] = []
     last = StepResult()
     there = items = composition.items

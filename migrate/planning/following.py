@@ -24,6 +24,7 @@ from ..ops.base import ValueOp, get
 from ..rules.compiled import DirectedRule
 from .bind import CODING, BindContext, Followed, StepResult, bind, find_taken_keys
 from .graph import ApplyOp, Program, ReadKey, Tensor, ValueCheck
+from .kept import Kept
 from .numbered_states import NAMED
 from .request import OPTIMIZER_PARAM, STALE_OPTIMIZER
 from .stored import initial
@@ -96,6 +97,8 @@ class Following:
     """The optimizers whose state follows the parameters of a composition."""
 
     states: list[MovingState] = field(default_factory=list)
+    # what ops cut off parameters and state, and is kept
+    kept: Kept | None = None
     # rules as moments see them, by identity, and why a rule is not for moments
     _made: dict[int, tuple[DirectedRule, DirectedRule | str]] = field(default_factory=dict)
 
@@ -536,12 +539,15 @@ class _StateStep:
     ) -> None:
         """The rule over the tensors of one moment, as it is over their parameters."""
         own, bound, key_of = Report(), self._bound, self._one.of.key
+        kept = self._following.kept
+        if kept is not None:
+            kept = kept.within(f"{self._one.of.state.place} {moment}")
         made = bind(
             [rule],
             [],
             {key: part.tensor for key, part in held.items()},
             self._views,
-            BindContext(lambda *_: False),
+            BindContext(lambda *_: False, kept=kept),
             own,
             {key: part.program for key, part in held.items()},
         )

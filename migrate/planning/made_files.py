@@ -8,21 +8,22 @@ without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import listed, option, printable
 from ..core.keys import Pattern
 from ..rules import params as parameters
-from ..rules.arguments import PARAM
+from ..rules.arguments import PARAM, is_condition
 from ..rules.file_patches import made_params
+from ..rules.files import VALUES
 from .patches import apply_patch, fill_patch
 
 if TYPE_CHECKING:
     from ..rules.compiled import CompiledRule
     from ..rules.lineage import Layout
-    from ..rules.model import Param
+    from ..rules.param_model import Param
     from .sides import SideFiles
 
 
@@ -44,21 +45,35 @@ Says = Callable[["Mapping[str, Param]"], "list[tuple[str, Mapping[str, Any]]]"]
 
 
 def make_files(
-    layout: Layout, sides: SideFiles, given: Mapping[str, Any], says: Says
+    layout: Layout, paths: Sequence[str], sides: SideFiles, given: Mapping[str, Any], says: Says
 ) -> Iterator[str]:
-    """Makes the layout's files that are not there; a note for each that lacks something."""
-    for path in layout.files:
-        if sides.value(path) is not None:
+    """Makes the layout's files that are not there, of these; a note for each that lacks something.
+    Of the values beside a model each is made that is not there.
+    """
+    for path in paths:
+        there = sides.value(path)
+        if there is not None and (path != VALUES or _names(layout.files[path]) <= there.keys()):
             continue
         made, missing = make_file(layout, path, given, says)
         if made is not None:
-            sides.put_value(path, made)
+            sides.put_value(path, {**made, **(there or {})} if there else made)
             continue
         names = listed([f"`{name}`" for name in missing])
+        what = f"{printable(path)} is" if path != VALUES else f"{listed(_shown(layout))} are"
         yield (
-            f"{printable(path)} is not made, because nothing says {names}: "
+            f"{what} not made, because nothing says {names}: "
             f"{option('params', f'{missing[0]}=…')} does, or a file beside the checkpoint"
         )
+
+
+def _names(made: Any) -> set[str]:
+    """The names at the top of an object that is made, or of several that are merged."""
+    parts = made if isinstance(made, (list, tuple)) else [made]
+    return {name for part in parts for name in part if not is_condition(name)}
+
+
+def _shown(layout: Layout) -> list[str]:
+    return [f"`{name}`" for name in sorted(_names(layout.files[VALUES]))]
 
 
 def make_file(

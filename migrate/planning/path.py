@@ -8,7 +8,7 @@ Rule files given by hand are applied as they are, without lineage and without de
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -44,20 +44,22 @@ from ..rules.lineage import (
     warnings,
 )
 from ..rules.packs import Packs, find_packs, load_edge
-from ..source.grids import WrittenGrid, grid_of
+from ..source.grids import WrittenGrid
 from ..source.index import Index
 from ..source.pickle.tree import PARAMETER
+from .edge_memory import changed_rules, entry_of, remembered, turns
 from .graph import Tensor
+from .loops import loop_asked_for
 from .patches import asked_params, leaves_of_patch
 from .pathstate import PathStep
 from .request import BUILT_IN, Request
 from .sides import ReadSide
-from .unchanged import check_undo_order, standing_entries
+from .unchanged import check_undo_order, goes_back, standing_entries
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..rules.model import Groups
+    from ..rules.param_model import Groups
 
 # signs of a layout that are shown of each sort
 _MOST_SIGNS = 4
@@ -220,7 +222,9 @@ def find_path(
         steps = [
             s
             for entry in applied
-            for s in _walk(packs, entry["lineage"], entry["from"], entry["to"], None)
+            for s in _walk(
+                packs, entry["lineage"], entry["from"], entry["to"], None, goes_back(entry)
+            )
         ]
     elif request.backwards and stamp.applied:
         undo = _last_run(stamp.applied)
@@ -233,6 +237,7 @@ def find_path(
                 entry["to"],
                 entry["from"],
                 True if lineage.ordered else None,
+                not goes_back(entry),
             )
     elif request.reshapes and not request.backwards:
         pass
@@ -261,7 +266,7 @@ def find_path(
             step.goal,
             listed([place(str(f.path)) for f in step.files]),
         )
-    edges = [({"lineage": s.lineage, "from": s.start, "to": s.goal}, s.files) for s in steps]
+    edges = [(entry_of(step), step.files) for step in steps]
     # what these steps leave as it was is no stamp's yet
     if stamp.applied:
         check_undo_order(stamp.applied, edges, packs, index.tensors)
@@ -350,7 +355,7 @@ def _by_hand(request: Request, applied: Sequence[Mapping[str, Any]]) -> list[Pat
     steps: dict[tuple[str, tuple[str, str]], list[LoadedFile]] = {}
     for loaded in load_given_files(request):
         steps.setdefault((loaded.model.lineage, loaded.model.edge), []).append(loaded)
-    undone = {(e["lineage"], (e["to"], e["from"])) for e in applied}
+    undone = {(e["lineage"], (e["to"], e["from"])) for e in applied if turns(e)}
     out = []
     for (lineage, edge), files in steps.items():
         backwards = bool(request.backwards) or ((lineage, edge) in undone)
@@ -424,12 +429,14 @@ def _towards(
             _refuse_unknown_start(
                 lineage, seen.get(goal.lineage) or detect(lineage, index, read_side, states=states)
             )
+        here = current[goal.lineage]
         steps += _walk(
             packs,
             goal.lineage,
-            current[goal.lineage],
+            here,
             goal.layout,
             request.backwards if lineage.ordered else None,
+            None if request.backwards else loop_asked_for(lineage, here, request, index.tensors),
         )
         found += warnings(lineage, [goal.layout])
         current[goal.lineage] = reached[goal.lineage] = goal.layout
@@ -523,7 +530,14 @@ def _refuse_unknown_start(lineage: Lineage, findings: Sequence[LayoutFinding]) -
     )
 
 
-def _walk(packs: Packs, name: str, start: str, goal: str, down: bool | None) -> list[PathStep]:
+def _walk(
+    packs: Packs,
+    name: str,
+    start: str,
+    goal: str,
+    down: bool | None,
+    loop: bool | None = None,
+) -> list[PathStep]:
     lineage = packs.load_lineage(name)
     return [
         PathStep(
@@ -534,42 +548,8 @@ def _walk(packs: Packs, name: str, start: str, goal: str, down: bool | None) -> 
             files=tuple(load_edge(edge.edge.files)),
             layouts=(lineage.layout(edge.start), lineage.layout(edge.end)),
         )
-        for edge in path(lineage, start, goal, down=down)
+        for edge in path(lineage, start, goal, down=down, loop=loop)
     ]
-
-
-def _remembered(
-    applied: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], step: PathStep
-) -> dict[str, Any]:
-    """What the stamp holds of this edge: its latest params and, if it is undone, how files were.
-
-    `files`, `kept` and `absent` are None where no entry is undone, because then they are not known.
-    """
-    params: dict[str, Any] = {}
-    for entry in [*applied, *again]:
-        if entry["lineage"] == step.lineage and {entry["from"], entry["to"]} == {
-            step.start,
-            step.goal,
-        }:
-            params.update(entry["params"])
-    here = standing_entries(applied) if applied else ()
-    undone = [
-        e
-        for e in here
-        if (e["lineage"], e["from"], e["to"]) == (step.lineage, step.goal, step.start)
-    ]
-    before = undone[-1] if undone and step.backwards else {"files": None}
-    kept = undone[-1].get("kept", []) if undone else None
-    left = before.get("optimizer")
-    return {
-        "params": params,
-        "files": before.get("files", {}),
-        "ranks": before.get("ranks", ""),
-        "grid": grid_of(before["grid"]) if "grid" in before else None,
-        "kept": kept,
-        "absent": undone[-1].get("absent") if undone else None,
-        "optimizer": left,
-    }
 
 
 def _compile(
@@ -581,7 +561,7 @@ def _compile(
     layouts: Mapping[str, str],
     by_hand: bool,
 ) -> MigrationPath:
-    memories = [_remembered(*applied, step) for step in steps]
+    memories = [remembered(*applied, step) for step in steps]
     for memory in memories:
         memory["params"].update({PARAMETER: given[PARAMETER]} if PARAMETER in given else {})
     edges = [edge for name in layouts for edge in packs.load_lineage(name).edges] if given else []
@@ -600,12 +580,11 @@ def _compile(
         keep = tuple(pattern for _, patterns in compiled for pattern in patterns)
         back: tuple[Path, ...] = ()
         for edge in () if by_hand or step.backwards else packs.load_lineage(step.lineage).edges:
-            if (edge.source, edge.target) == (step.goal, step.start):
+            if (edge.source, edge.target) == (step.goal, step.start) and not step.loops:
                 back = edge.files
         ready.append(replace(step, rules=unsettled, keep=keep, memory=memory, back=back))
         hashes = [{"id": file.model.id, "hash": file.hash} for file in step.files]
-        entry: dict[str, Any] = {"lineage": step.lineage, "from": step.start, "to": step.goal}
-        entry["rules"] = hashes
+        entry: dict[str, Any] = {**entry_of(step), "rules": hashes}
         if pack := _pack(step, packs, by_hand):
             # the name of a folder or a file is where it lies
             named = {name: pack[name] for name in ("origin", "name", "version") if pack.get(name)}
@@ -614,7 +593,7 @@ def _compile(
         entries.append(entry)
         rules += hashes
         if any(applied):
-            found += _changed(step, hashes, *applied)
+            found += changed_rules(step, hashes, *applied)
     report.check()
     check_params(ready, given, elsewhere)
     lineages = {n: packs.load_lineage(n) for n in layouts}
@@ -655,51 +634,6 @@ def _pack(step: PathStep, packs: Packs, by_hand: bool) -> dict[str, Any] | None:
         "version": home.version,
         "places": [os.path.abspath(home.folder or "")],
     }
-
-
-def _changed(
-    step: PathStep,
-    hashes: Sequence[Mapping[str, str]],
-    applied: Sequence[Mapping[str, Any]],
-    again: Sequence[Mapping[str, Any]],
-) -> Iterator[Diagnostic]:
-    """M518 where an edge of a stamp is undone or walked again with rules that mean something else
-    than those that were applied.
-    """
-    there, back = (step.lineage, step.start, step.goal), (step.lineage, step.goal, step.start)
-    entries = [e for e in again if (e["lineage"], e["from"], e["to"]) == there]
-    if step.backwards and not entries:
-        entries = [
-            e for e in standing_entries(applied) if (e["lineage"], e["from"], e["to"]) == back
-        ]
-    if not entries:
-        return
-    was = {rule["id"]: rule["hash"] for rule in entries[-1]["rules"]}
-    now = {rule["id"]: rule["hash"] for rule in hashes}
-    if was != now:
-        differ = [
-            f"{name} has changed since" for name in now if was.get(name, now[name]) != now[name]
-        ]
-        differ += [f"{name} did not exist then" for name in now.keys() - was.keys()]
-        differ += [f"{name} no longer exists" for name in was.keys() - now.keys()]
-        edge = " → ".join(printable(entries[-1][end], 100) for end in ("from", "to"))
-        way = (
-            f"migrate {printable(entries[-1]['tool'])} wrote the stamp; the rules of that release "
-            "restore what was there"
-        )
-        if pack := entries[-1].get("pack"):
-            words = [printable(pack[k], 100) for k in ("origin", "name", "version") if pack.get(k)]
-            way = (
-                f"those that were applied did not ship with migrate ({' '.join(words)}), and "
-                f"restore what was there: name them with {option('rules')}"
-            )
-        yield Diagnostic(
-            "M518",
-            f"the stamp says that {step.lineage} {edge} was applied with other rules than are "
-            "found now",
-            notes=tuple(printable(line, 300) for line in sorted(differ)[:8]),
-            help=way,
-        )
 
 
 def check_params(
@@ -768,6 +702,8 @@ def _asks_checkpoint(step: PathStep, file: LoadedFile, name: str) -> bool:
         or param.shape is not None
         or param.dtype is not None
         or param.absent is not None
+        or param.present is not None
+        or param.follows is not None
         or written
     )
 

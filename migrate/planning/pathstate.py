@@ -33,7 +33,7 @@ from ..rules.compiled import (
     holds,
 )
 from ..rules.conditions import ModuleNames
-from ..rules.files import LoadedFile
+from ..rules.files import VALUES, LoadedFile
 from ..rules.lineage import Layout
 from ..rules.packs import load_edge
 from ..source.pickle.tree import PARAMETER
@@ -58,12 +58,12 @@ from .patches import (
     undo_steps,
 )
 from .sides import SideFiles
-from .tensor_params import dtypes_of, grouped_names, names_of, sizes_of, whether_absent
+from .tensor_params import Asked, dtypes_of, grouped_names, names_of, presence_of, sizes_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..rules.model import Param
+    from ..rules.param_model import Param
     from .made_files import ReachedLayout, Says
 
 
@@ -92,6 +92,11 @@ class PathStep:
     undo: bool = False
     # the layouts at both ends; None of rule files given by hand
     layouts: tuple[Layout, Layout] | None = None
+
+    @property
+    def loops(self) -> bool:
+        """Whether it leads from a layout to itself."""
+        return self.start == self.goal
 
     def reads(self) -> list[Pattern]:
         """The patterns of the keys that its rules take, in the direction in which it is walked;
@@ -283,13 +288,15 @@ class PathState:
             m.files or m.names or m.files_back or m.files_restored
             for m in (file.model for file in step.files)
         )
-        before = self._snapshot(step) if patching or undone else {}
+        before = self._snapshot(step) if patching or undone or _made(step) else {}
         if undone:
             # what the way there made of them stands in what it is undone from
             self._modules = _modules(step, tensors)
         if step.backwards:
             self._undo(step)
             self._steps.append(step)
+        for path, undo in _made(step).items():
+            self.sides.put_value(path, restore_value(self.sides.value(path) or {}, undo))
         declared = parameters.declare(step.files)
         spans = {
             name: f.span("params", name) for f in reversed(step.files) for name in f.model.params
@@ -300,7 +307,7 @@ class PathState:
                 parameters.STAMP,
                 {n: v for n, v in step.memory.get("params", {}).items() if n in declared},
             ),
-            *self._sources(step, tensors),
+            *self._sources(step, Asked(tensors)),
         ]
         for name in given:
             at = (spans[name],) if name in spans else ()
@@ -411,7 +418,9 @@ class PathState:
         params, before = memory["params"], memory.pop("before")
         if not self._carried:
             changing = [
-                (file.model.id, paths) for file in step.files if (paths := _patched_by(file))
+                (file.model.id, paths)
+                for file in step.files
+                if (paths := [path for path in _patched_by(file) if path != VALUES])
             ]
             self.notes += [
                 f"{who} changes {listed(paths)}, which only a folder has" for who, paths in changing
@@ -433,12 +442,12 @@ class PathState:
                 self.sides.patch(path, filled)
         goal = None if step.layouts is None else step.layouts[1]
         # what a stamp restores is all that there was
-        if goal is not None and goal.files and self._carried and _undone(step) is None:
+        made = () if goal is None or _undone(step) is not None else goal.files
+        if paths := [path for path in made if self._goes_out(path)]:
             from .made_files import make_files
 
-            self.notes += make_files(
-                goal, self.sides, self._given, self._says(params, bound.tensors)
-            )
+            says = self._says(params, bound.tensors)
+            self.notes += make_files(goal, paths, self.sides, self._given, says)
         if not step.backwards:
             self._steps.append(step)
         if step.backwards:
@@ -446,14 +455,19 @@ class PathState:
         files: dict[str, Any] = {}
         for path, old in before.items():
             now = self.sides.value(path)
-            if not self._carried or same_json(old, now):
+            if not self._goes_out(path) or same_json(old, now):
                 continue
             files[path] = undo_steps(old, now, self._texts.get(path))
+            called = "values" if path == VALUES else path
             self.changes.append(
-                account(path, old, now, f"{step.lineage} {step.start} -> {step.goal}")
+                account(called, old, now, f"{step.lineage} {step.start} -> {step.goal}")
             )
         if files:
             memory["files"] = files
+
+    def _goes_out(self, path: str) -> bool:
+        """Whether the output has what stands there: files only beside a folder's."""
+        return self._carried or path == VALUES
 
     def explain_problems(self, report: Report) -> None:
         """Adds to what is wrong what the step's params have to do with it.
@@ -485,14 +499,16 @@ class PathState:
         self._texts = {path: raw.decode("utf-8", "replace") for path, raw in there.items() if raw}
         paths += () if step.layouts is None else step.layouts[1].files
         return {
-            path: self.sides.value(path) for path in dict.fromkeys([*paths, *(_undone(step) or {})])
+            path: self.sides.value(path)
+            for path in dict.fromkeys([*paths, *(_undone(step) or {}), *_made(step)])
         }
 
     def _says(self, params: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Says:
         """What is said of a layout's params by those of the rules and by tensors in the layout."""
         from .made_files import ReachedLayout
 
-        return lambda asked: [("the rules", params), *self._said(ReachedLayout(), asked, tensors)]
+        reached = Asked(tensors)
+        return lambda asked: [("the rules", params), *self._said(ReachedLayout(), asked, reached)]
 
     def _changed(self, path: str, patch: Any) -> dict[str, Any] | None:
         """The part of a patch that says otherwise than what a stamp restored; None: no file."""
@@ -523,11 +539,15 @@ class PathState:
             # a stamp alone begins no file
             if text is not None and path in going:
                 self.sides.put_text(path, text)
-            elif now is not None:
-                self.sides.put_value(path, restore_value(now, undo))
-        for file in step.files if steps is None and self._carried else ():
+            elif now is not None or path == VALUES:
+                self.sides.put_value(path, restore_value(now or {}, undo))
+        for file in step.files if steps is None else ():
             for path, patch in file.model.files.items():
-                if path not in file.model.files_back and self.sides.touches(path, patch):
+                if (
+                    self._goes_out(path)
+                    and path not in file.model.files_back
+                    and self.sides.touches(path, patch)
+                ):
                     there = "whether it was there" if patch is None else "what was there before"
                     self.warnings.append(
                         Diagnostic(
@@ -544,7 +564,7 @@ class PathState:
                         f"is not as it was before {file.model.id}"
                     )
 
-    def _sources(self, step: PathStep, tensors: Mapping[str, Tensor]) -> Iterator[Said]:
+    def _sources(self, step: PathStep, tensors: Asked) -> Iterator[Said]:
         """What the checkpoint says of the step's params: (source for messages, {param: value})."""
         for file in step.files:
             for path in file.model.files if step.backwards and _leaves_patches(step) else ():
@@ -555,7 +575,7 @@ class PathState:
         self,
         step: PathStep | ReachedLayout,
         params: Mapping[str, Param],
-        tensors: Mapping[str, Tensor],
+        tensors: Asked,
     ) -> Iterator[Said]:
         """What side files and tensors say of the params."""
         for name, param in params.items():
@@ -578,8 +598,7 @@ class PathState:
                     (said, {name: dtype})
                     for said, dtype in dtypes_of(step, param.dtype, tensors, known)
                 )
-            if param.absent is not None and not step.backwards:
-                yield whether_absent(step, name, param.absent, tensors)
+            yield from presence_of(step, name, param, tensors)
 
     def _lost(self, step: PathStep) -> dict[str, str]:
         """Param -> why its place in the configuration does not give it, without a stamp."""
@@ -627,6 +646,9 @@ class PathState:
         patch is undone and done again.
         """
         for path, steps in undone.items():
+            if path == VALUES and step.layouts is not None and path in step.layouts[0].files:
+                # they were made, and are made again for whatever grid there is
+                continue
             gone = before[path] is None and all(step["at"] for step in steps)
             again: Any = (restore_value({}, steps) if gone else self.sides.value(path)) or {}
             if not again and step.layouts is not None and path in step.layouts[0].files:
@@ -711,6 +733,12 @@ def _refuse_new(
 def _undone(step: PathStep) -> Mapping[str, Any] | None:
     """Side file -> what undoes the step's changes, on the way back; None where no stamp says so."""
     return step.memory.get("files") if step.backwards else None
+
+
+def _made(step: PathStep) -> Mapping[str, Any]:
+    """What undoes what the way there made of the values, where that was the rules' way back."""
+    found: Mapping[str, Any] = {} if step.backwards else step.memory.get("made", {})
+    return found
 
 
 def _patches(step: PathStep, file: LoadedFile) -> Mapping[str, Any]:

@@ -28,6 +28,7 @@ from .graph import (
     TensorSource,
     ValueCheck,
 )
+from .kept import Kept
 from .match import ABSENT, RANK
 from .parts import NOTHING_KNOWN, PartFacts, settle_exchange, settle_join, settle_part
 
@@ -342,11 +343,13 @@ def run_ops(
     checks: list[ValueCheck],
     decide: Decide = lambda step, item: None,
     facts: PartFacts = NOTHING_KNOWN,
+    kept: Kept | None = None,
 ) -> tuple[tuple[str, ...], list[Item]]:
     """Runs the rule's ops top to bottom; the captures bound at the end, and the items made.
 
     A group that an op cannot take is handed to `refuse` and left out. `decide` says what becomes of
     a tensor whose bytes decide that; None: bytes cannot be read here, and it goes on as it is.
+    What ops cut is put to what is `kept`, where it is not lost.
     """
     bound = names
     refusals = _Refusals(refuse)
@@ -362,7 +365,7 @@ def run_ops(
         elif kind == "decide":
             bound, items = _decide(rule, step, bound, items, views, refusals, decide)
         else:
-            items = _each(rule, step, bound, items, views, refusals, checks)
+            items = _each(rule, step, bound, items, views, refusals, checks, kept)
     return bound, items
 
 
@@ -374,6 +377,7 @@ def _each(
     views: Views,
     refusals: _Refusals,
     checks: list[ValueCheck],
+    kept: Kept | None,
 ) -> list[Item]:
     only = [
         (bound.index(n), {str(v) for v in (w if isinstance(w, (list, tuple)) else [w])})
@@ -385,6 +389,9 @@ def _each(
             out.append(item)
             continue
         try:
+            if kept is not None and step.op.keeps:
+                out.append(kept.resize(rule, step, bound, item, views))
+                continue
             (made,), met = views.trace(step, [item.tensor], 1, rule.label, item.keys)
         except OpError as error:
             refusals.add(item.keys, rule, step, error, bound, item.values, [item])

@@ -38,11 +38,12 @@ BUILT_IN = (OPTIMIZER_PARAM, OPTIMIZER_NAMES, OBJECT_FORM, REQUANTIZE, PARTS_PAR
 # those that are something to do by themselves
 _MAKE_ANEW = frozenset({OBJECT_FORM, REQUANTIZE})
 # what can be written, as `--output-format` and messages call it
-OUTPUT_FORMATS = ("safetensors", "torch", "dcp")
-# the one whose tensors are cut, and that is always a folder
+OUTPUT_FORMATS = ("safetensors", "torch", "dcp", "torch_dist")
+# the one whose tensors are cut for ranks
 DISTRIBUTED = OUTPUT_FORMATS[2]
-# those that `.metadata` describes; Megatron's is only read
-DESCRIBED = (DISTRIBUTED, "torch_dist")
+# those that `.metadata` describes, and that are always a folder; Megatron's holds whole tensors
+DESCRIBED = OUTPUT_FORMATS[2:]
+WHOLE_TENSORS = DESCRIBED[-1]
 # of the ranks that an output can be cut for
 MOST_CHUNKS = 65_536
 # of a file of entries
@@ -318,10 +319,10 @@ def _patterns(name: str, value: Any) -> list[str]:
 
 def output_format_of(source_format: str, request: Request) -> str:
     """The name of the format of the output: what was asked for, else the source's, safetensors for
-    what lies in memory.
+    what lies in memory, and for that of Megatron, which holds no other models.
     """
     return request.output_format or (
-        source_format if source_format in OUTPUT_FORMATS else OUTPUT_FORMATS[0]
+        source_format if source_format in OUTPUT_FORMATS[:3] else OUTPUT_FORMATS[0]
     )
 
 

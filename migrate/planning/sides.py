@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.errors import fail, printable
+from ..rules.files import VALUES
 from ..source import jsontext
 from .patches import (
     ABSENT,
@@ -56,8 +57,10 @@ def refuse_clash(file: str, below: str) -> NoReturn:
 
 
 class SideFiles:
-    """JSON objects beside the tensors. `left_out` are files that are there and are not carried,
-    `carried` those that are; `index` is that of the checkpoint whose values params may name.
+    """JSON objects beside the tensors: those of files, and at `VALUES` the values beside the model.
+
+    `left_out` are files that are there and are not carried, `carried` those that are; `index` is
+    that of the checkpoint whose values these are, and which params may name.
     """
 
     def __init__(
@@ -67,11 +70,34 @@ class SideFiles:
         carried: Collection[str] = (),
         index: Index | None = None,
     ) -> None:
-        self._read_source, self._left_out, self._carried = read, left_out, carried
+        self._read_side, self._left_out, self._carried = read, left_out, carried
         self._index, self._beside = index, dict[str, list[tuple[str, Any]]]()
         self._values: dict[str, dict[str, Any] | None] = {}
         # path -> what stands in it now, None: it is gone; only files that differ from the source's
         self.changed: dict[str, bytes | None] = {}
+
+    def _read_source(self, path: str) -> bytes | None:
+        if path != VALUES:
+            return self._read_side(path)
+        found = self._source_values()
+        return None if found is None else dump_json(found)
+
+    def _source_values(self) -> dict[str, Any] | None:
+        tree = None if self._index is None else self._index.tree
+        if tree is None:
+            return None
+        from ..source.root_values import values_of
+
+        return values_of(tree.parts[0])
+
+    @property
+    def values(self) -> tuple[Any, Any] | None:
+        """The values beside the model as they were and as they are now; None where they are as
+        they were.
+        """
+        if VALUES not in self.changed:
+            return None
+        return self._source_values(), self.value(VALUES)
 
     def read_file(self, path: str) -> bytes | None:
         """The bytes of the file as it now is; None if it is not there."""
@@ -187,7 +213,7 @@ class SideFiles:
         there = [
             p
             for p in (*self._carried, *self.changed)
-            if p not in self.changed or self.changed[p] is not None
+            if p != VALUES and (p not in self.changed or self.changed[p] is not None)
         ]
         if found := clash([*there, path]):
             refuse_clash(*found)
@@ -201,9 +227,13 @@ class SideFiles:
                 for path, content in self.changed.items()
             },
         }
-        return sorted((path, size) for path, size in sizes.items() if size is not None)
+        return sorted(
+            (path, size) for path, size in sizes.items() if size is not None and path != VALUES
+        )
 
     def _parsed(self, path: str) -> dict[str, Any] | None:
+        if path == VALUES and path not in self.changed:
+            return self._source_values()
         raw = self.read_file(path)
         if raw is None:
             if path in self._left_out:

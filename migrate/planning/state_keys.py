@@ -1,7 +1,8 @@
 """Which tensors of a checkpoint are state of which parameter, and what they are called once their
 parameter is called otherwise.
 
-Three spellings are known: `state: {<parameter>: {<moment>: …}}`, the same flattened into keys
+Four spellings are known: `state: {<parameter>: {<moment>: …}}`, the same the other way round, as
+Megatron's distributed checkpoints have it, the same flattened into keys
 `state.<parameter>.<moment>`, and such keys among the tensors that rules see. What is in another
 spelling has no `StateKeys`.
 
@@ -51,8 +52,9 @@ class StateKeys:
 
     `owners`: what the optimizer calls a parameter -> its key, in the optimizer's order. `tensors`:
     moment -> key of a parameter -> key of the tensor, and `specs` the same of what they are.
-    `seen`: rules see these tensors. `flat`: the dict that holds them has joined keys. `spell` is
-    what the optimizer calls a key. `shapes` are those of the parameters that are objects.
+    `seen`: rules see these tensors. `flat`: the dict that holds them has joined keys; `turned`: it
+    has a dict of parameters for each moment. `spell` is what the optimizer calls a key. `shapes`
+    are those of the parameters that are objects.
     """
 
     state: OptimizerState
@@ -67,6 +69,7 @@ class StateKeys:
     # the parameters of each group that lists them
     groups: Sequence[Sequence[str]] = ()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    turned: bool = False
 
     def key(self, parameter: str, moment: str) -> str:
         """The key of a tensor of state once its parameter has this key; numbers are not used."""
@@ -286,6 +289,9 @@ def _outside(state: OptimizerState, index: Index, names: _Parameters) -> StateKe
     entries = held.get("state")
     flat = not (type(entries) is DictNode and entries.pairs)
     records = _flat_records(held, names) if flat else _nested_records(entries)
+    turned = False
+    if not flat and (records is None or all(names.of(one) is None for one, _, _ in records)):
+        records, turned = _turned_records(entries), True
     if records is None:
         return None
     owners: dict[str, str] = {}
@@ -310,11 +316,12 @@ def _outside(state: OptimizerState, index: Index, names: _Parameters) -> StateKe
     path = state.path
 
     def spelled(name: str, moment: str) -> str:
-        keys = (f"state.{name}.{moment}",) if flat else ("state", name, moment)
+        order = (moment, name) if turned else (name, moment)
+        keys = (f"state.{name}.{moment}",) if flat else ("state", *order)
         return prefix + printable(joined((*path, *keys), 520), _LONGEST)
 
     made = _made(state, index, owners, tensors, spelled, names.objects, seen=False, flat=flat)
-    return None if made is None else replace(made, groups=groups)
+    return None if made is None else replace(made, groups=groups, turned=turned)
 
 
 def _nested_records(entries: DictNode) -> list[tuple[str, str, Any]] | None:
@@ -331,6 +338,21 @@ def _nested_records(entries: DictNode) -> list[tuple[str, str, Any]] | None:
                 continue
             out.append((name, moment, value))
     return out
+
+
+def _turned_records(entries: DictNode) -> list[tuple[str, str, Any]] | None:
+    """(parameter, moment, tensor) of `state`, where it has a dict for each moment; None where it
+    has none. What it counts for all parameters is of none of them.
+    """
+    out: list[tuple[str, str, Any]] = []
+    for moment, held in entries.pairs:
+        if type(held) is DictNode:
+            if type(moment) is not str or any(type(name) is not str for name, _ in held.pairs):
+                return None
+            out += [(name, moment, value) for name, value in held.pairs]
+        elif type(held) not in _PLAIN and (type(held) is not TensorRecord or held.shape):
+            return None
+    return out or None
 
 
 _PLAIN = frozenset({int, float, bool, type(None), str})

@@ -73,7 +73,10 @@ def untouched_key(
     if source is None or isinstance(source, ComputedTensor):
         return None
     key = source if isinstance(source, str) else source.key
-    at = stored[key]
+    at = stored.get(key)
+    if at is None:
+        # it lies outside of what rules see
+        return None
     names = chunk_names(key, at) if isinstance(at, ChunkedTensor) else (key,)
     if (tensor.spec, tensor.sources) != (at.spec, names):
         return None

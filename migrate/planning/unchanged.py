@@ -177,11 +177,19 @@ def check_undo_order(
 
 
 def _undoes(entry: Entry, other: Entry) -> bool:
-    return (entry["lineage"], entry["from"], entry["to"]) == (
+    if (entry["lineage"], entry["from"], entry["to"]) != (
         other["lineage"],
         other["to"],
         other["from"],
-    )
+    ):
+        return False
+    # of an edge from a layout to itself the ends say nothing
+    return entry["from"] != entry["to"] or goes_back(entry) != goes_back(other)
+
+
+def goes_back(entry: Entry) -> bool:
+    """Whether the entry is of an edge from a layout to itself that was walked backwards."""
+    return entry.get("backwards") is True
 
 
 def _files(entry: Entry, packs: Packs, given: Iterable[LoadedFile]) -> list[LoadedFile]:
@@ -218,6 +226,7 @@ def _moved(
 def _taking(entry: Entry, files: Sequence[LoadedFile]) -> Iterator[Pattern]:
     for file in files:
         forwards = (entry["from"], entry["to"]) == tuple(file.model.edge)
+        forwards = forwards and not goes_back(entry)
         rules, _ = compile_file(file, Report())
         sides = ((rule.sources if forwards else rule.targets).values() for rule in rules)
         yield from chain.from_iterable(sides)

@@ -23,10 +23,14 @@ from .arguments import (
     is_each,
 )
 from .fields import Problem
-from .model import Param, RuleFile
+from .files import written_at
+from .model import RuleFile
+from .param_model import Param
 from .params import never
 
 _Path = tuple[Any, ...]
+# the fields of a rule file whose patches may take lists of modules
+FIELDS = ("files", "files_back", "values", "values_back")
 
 
 def _patches(file: RuleFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -37,6 +41,10 @@ def _patches(file: RuleFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def problems(file: RuleFile) -> Iterator[Problem]:
     """What can be said against the patches of side files without any checkpoint (M106, M114)."""
+    return (problem._replace(at=written_at(problem.at)) for problem in _problems(file))
+
+
+def _problems(file: RuleFile) -> Iterator[Problem]:
     for field, patches in _patches(file):
         for path, held in _objects(patches, (field,)):
             if is_choice(held):
@@ -98,7 +106,7 @@ def references(file: RuleFile) -> Iterator[tuple[_Path, str]]:
     dollars of its own.
     """
     for field, patches in _patches(file):
-        yield from _references(patches, (field,))
+        yield from ((written_at(at), name) for at, name in _references(patches, (field,)))
 
 
 def _references(value: Any, path: _Path) -> Iterator[tuple[_Path, str]]:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 NAME = "compiled.json"
 LAYOUTS = "layouts.yaml"
 SUFFIXES = (".yaml", ".yml")
+# the values beside the model, among the side files that are patched; no file is called so
+VALUES = "/values"
 # of what is written below; another one is not read
 FORM = 1
 
@@ -59,11 +61,18 @@ class LoadedFile:
 
     def span(self, *path: Any) -> Span:
         """The place of the value at `path` (`"rules", 0, "from"`) or of its nearest ancestor."""
-        return self.document.span(path)
+        return self.document.span(written_at(path))
 
     def key_span(self, *path: Any) -> Span:
         """The place of the last key of `path`; of the value where that is a list index."""
-        return self.document.key_span(path)
+        return self.document.key_span(written_at(path))
+
+
+def written_at(path: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Where a rule file has what stands at a path: patches of values have a field of their own."""
+    if path[1:2] != (VALUES,):
+        return path
+    return str(path[0]).replace("files", "values"), *path[2:]
 
 
 class RulePart:

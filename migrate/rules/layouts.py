@@ -46,9 +46,10 @@ from .fields import (
     word,
     wrong,
 )
+from .files import VALUES
 from .lineage import Detect, Layout, LayoutGrid, Lineage
 from .loading import add_problem, param_problems, validate_data
-from .model import Param
+from .param_model import Param
 
 STATUSES = ("current", "supported", "deprecated")
 
@@ -318,6 +319,13 @@ class LayoutFields(Model):
         "conditions as in `files` of a rule file",
         examples=[{"config.json": {"model_type": "llama", "hidden_size": "$hidden_size"}}],
     )
+    values: Made = Field(
+        default_factory=dict,
+        description="the values beside the model, each of which is written where a checkpoint "
+        "comes into the layout without it, as the objects of `files`; a dict `args` is a Namespace "
+        "of argparse, `torch.bfloat16` the dtype, and tensors stand in a dict `model` behind them",
+        examples=[{"args": {"num_layers": "$layers"}, "checkpoint_version": 3.0}],
+    )
     format: Annotated[
         str, BeforeValidator(one_of(*FORMATS)), WithJsonSchema({"enum": [*FORMATS]})
     ] = Field(
@@ -394,6 +402,13 @@ def load_layouts(path: Any, report: Report) -> Lineage | None:
             )
         ),
         *(
+            problem
+            for name, fields in file.layouts.items()
+            for problem in file_patches.made_problems(
+                fields.values, file.params, ("layouts", name, "values")
+            )
+        ),
+        *(
             problem.below("layouts", name, "grid")
             for name, fields in file.layouts.items()
             if fields.grid is not None
@@ -429,7 +444,8 @@ def _grid_problems(grid: GridFields, params: Mapping[str, Param]) -> Iterator[Pr
 
 
 def _layout(name: str, fields: LayoutFields, params: Mapping[str, Param]) -> Layout:
-    detect, used = _signs(fields.detect), file_patches.made_params(fields.files)
+    files = {**fields.files, VALUES: fields.values} if fields.values else fields.files
+    detect, used = _signs(fields.detect), file_patches.made_params(files)
     grid = None
     if fields.grid is not None:
         grid = LayoutGrid(fields.grid.table, fields.grid.axes, fields.grid.stages)
@@ -441,7 +457,7 @@ def _layout(name: str, fields: LayoutFields, params: Mapping[str, Param]) -> Lay
         fields.status,
         fields.message,
         fields.note,
-        fields.files,
+        files,
         {name: param for name, param in params.items() if name in used},
         fields.format,
         grid,

@@ -27,7 +27,7 @@ from ..extra_state.states import States, ranges
 from ..source.index import Index
 
 if TYPE_CHECKING:
-    from .model import Param
+    from .param_model import Param
 
 LATEST = "latest"
 _STEPS = re.compile(r"[+-][1-9][0-9]{0,3}")
@@ -158,6 +158,10 @@ class Lineage:
             )
         return layout
 
+    def loop(self, name: str) -> Edge | None:
+        """The edge from this layout to itself, if there is one."""
+        return next((e for e in self.edges if e.source == e.target == name), None)
+
     @property
     def latest(self) -> str:
         """The last layout of an ordered lineage; M501 for one without order."""
@@ -172,9 +176,15 @@ class Lineage:
 
 
 def path(
-    lineage: Lineage, start: str, goal: str, *, down: bool | None = None
+    lineage: Lineage,
+    start: str,
+    goal: str,
+    *,
+    down: bool | None = None,
+    loop: bool | None = None,
 ) -> list[DirectedEdge]:
-    """The shortest way from `start` to `goal`; [] when they are the same.
+    """The shortest way from `start` to `goal`; when they are the same [], or with a `loop` the edge
+    that leads from the layout to itself, backwards if that is True.
 
     In an ordered lineage each edge goes the way of the whole: up, or down over inverses and over
     files whose own edge runs down. `down` states which of the two is meant, M502 where the goal
@@ -185,8 +195,18 @@ def path(
         lineage.names.index(lineage.layout(start).name),
         lineage.names.index(lineage.layout(goal).name),
     )
-    if at == end:
+    if at == end and loop is None:
         return []
+    if at == end:
+        itself = lineage.loop(start)
+        if itself is None:
+            fail(
+                "M502",
+                f"no edge of lineage `{printable(lineage.name)}` leads from `{printable(start)}` "
+                "to itself",
+                help="update the rule pack",
+            )
+        return [DirectedEdge(itself, bool(loop))]
     if lineage.ordered and down is not None and down != (end < at):
         verb, way = ("`migrate apply`", "later") if down else ("`migrate downgrade`", "earlier")
         fail(

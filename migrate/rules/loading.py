@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from .. import ops
 from ..core.errors import Report, did_you_mean, listed, printable
 from ..core.keys import parse
+from ..core.notation import parse_expression
 from ..source import yaml
 from . import arguments, examples, file_patches, steps
 from .arguments import NULL, PARAM, PATCH_WORDS
@@ -30,7 +31,8 @@ from .fields import (
     unmet,
 )
 from .files import LoadedFile
-from .model import Groups, Param, Rule, RuleFile
+from .model import Rule, RuleFile
+from .param_model import Groups, Param
 from .params import RefusedError, convert, never
 
 # the lists of files that were loaded last, by places and bytes
@@ -156,8 +158,9 @@ def _check(loaded: LoadedFile, report: Report) -> None:
         add_problem(report, loaded.document, problem.at, problem)
     known = list(file.params)
     for path, name in used_params(loaded):
-        in_patches = PATCH_WORDS if path[0] in ("files", "files_back") else (NULL,)
-        if name in in_patches and str(path[0]).startswith("files"):
+        restored = path[0] == "files_restored"
+        in_patches = PATCH_WORDS if path[0] in file_patches.FIELDS else (NULL,) * restored
+        if name in in_patches:
             continue
         if name not in file.params:
             hint = did_you_mean(name, known) or f"declare it: `params: {{{name}: {{type: int}}}}`"
@@ -171,13 +174,28 @@ def _check(loaded: LoadedFile, report: Report) -> None:
 
 def _problems(loaded: LoadedFile) -> Iterator[Problem]:
     file = loaded.model
-    if file.edge[0] == file.edge[1]:
-        yield Problem("M114", f"an edge from `{printable(file.edge[0])}` to itself", at=("edge",))
+    if file.edge[0] == file.edge[1] and not any(p.follows for p in file.params.values()):
+        yield Problem(
+            "M114",
+            f"an edge from `{printable(file.edge[0])}` to itself, and no param says what changes",
+            "declare what it is asked for as a param that `follows` what is there",
+            at=("edge",),
+        )
     yield from _repeated("rule", ("rules",), [rule.name for rule in file.rules])
     yield from _repeated("test", ("tests",), [test.name for test in file.tests])
     if file.tests:
         yield from examples.problems(file.tests, file.params)
+    above = set[str]()
     for name, param in file.params.items():
+        for text in param.follows or ():
+            if unknown := [one for one in parse_expression(text).names if one not in above]:
+                yield Problem(
+                    "M114",
+                    f"`{printable(text)}` needs `{printable(unknown[0])}`, which is no param above",
+                    "declare the params that others follow first",
+                    at=("params", name, "follows"),
+                )
+        above.add(name)
         if name in PATCH_WORDS:
             yield Problem(
                 "M114",
@@ -238,17 +256,23 @@ def param_problems(param: Param) -> Iterator[Problem]:
             key=True,
             at=("absent",),
         )
+    if param.present is not None and param.type != "str":
+        kind = f"which tensor is present is a str, this is a {param.type}"
+        yield Problem("M114", kind, key=True, at=("present",))
     for key in param.shape.key if param.shape is not None else ():
-        if param.shape is not None and param.shape.count not in (None, *parse(key).captures):
-            yield Problem(
-                "M114",
-                f"`{printable(key)}` has no capture `{printable(str(param.shape.count))}`",
-                at=("shape", "count"),
-            )
-    if param.shape is not None and {"dim", "count"} <= param.shape.model_fields_set:
+        for field in ("count", "sum"):
+            name = getattr(param.shape, field)
+            if name not in (None, *parse(key).captures):
+                yield Problem(
+                    "M114",
+                    f"`{printable(key)}` has no capture `{printable(str(name))}`",
+                    at=("shape", field),
+                )
+    said = param.shape.model_fields_set if param.shape is not None else set[str]()
+    if "count" in said and (others := sorted({"dim", "sum"} & said)):
         yield Problem(
             "M114",
-            "`dim` and `count` both say what the value is",
+            f"`{others[0]}` and `count` both say what the value is",
             "remove one of them",
             key=True,
             at=("shape", "count"),
@@ -258,6 +282,7 @@ def param_problems(param: Param) -> Iterator[Problem]:
     for field, value in [
         ("default", param.default),
         *(("choices", choice) for choice in param.choices or ()),
+        *(("present", value) for value in param.present or ()),
     ]:
         if value is None:
             continue

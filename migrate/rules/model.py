@@ -26,35 +26,27 @@ from .examples import RuleTest
 from .fields import (
     ARITHMETIC,
     CAPTURE,
-    COUNT,
     LINE,
     PATTERN,
     REASON,
     SCALARS,
     TEXT,
     Bool,
-    Capture,
     Identifier,
-    Int,
     Line,
     ListPlace,
     Model,
     Name,
     Pattern,
-    Places,
     Problem,
     Requires,
-    Scalars,
     SidePath,
     Text,
-    ValuePlaces,
     arithmetic,
-    count,
     each,
     fits,
     kind_of,
     line,
-    lone_pattern,
     mapping,
     match_whole,
     one_of,
@@ -62,10 +54,11 @@ from .fields import (
     read_text,
     refuse,
     refused,
-    scalars,
     sequence,
     wrong,
 )
+from .files import VALUES
+from .param_model import Param
 from .tensor_conditions import When
 
 
@@ -115,17 +108,6 @@ def _translations(value: Any) -> dict[str, str | None]:
     if bad:
         refuse(bad)
     return out
-
-
-def _keys(value: Any) -> tuple[str, ...]:
-    keys = each(sequence([value] if isinstance(value, str) else value), lone_pattern)
-    return tuple(keys) or wrong("M114", "an empty list names no key")
-
-
-def _choices(value: Any) -> tuple[Any, ...]:
-    return tuple(yaml.exact(item) for item in scalars(sequence(value))) or wrong(
-        "M114", "an empty list leaves no value to choose"
-    )
 
 
 def _not_captures(names: Iterable[Any]) -> list[Problem]:
@@ -229,6 +211,13 @@ def _patch(value: Any) -> Any:
     return found or wrong("M114", "an empty list changes nothing", "write a patch, or remove it")
 
 
+def _values(value: Any) -> Any:
+    """A patch of values, which never go as a whole."""
+    if yaml.is_null(value):
+        wrong("M106", "an object is expected, or a list of such")
+    return _patch(value)
+
+
 _EDGE = {"type": "array", "items": LINE, "minItems": 2, "maxItems": 2}
 _SEVERAL = [*TEXT["type"], "array", "object"]
 _ROLES = {
@@ -248,10 +237,10 @@ _MAP = {
         "additionalProperties": {"type": [*TEXT["type"], "null"]},
     },
 }
-_KEYS = {**PATTERN, "type": [*TEXT["type"], "array"], "items": PATTERN, "minItems": 1}
-_CHOICES = {"type": "array", "items": TEXT, "minItems": 1}
 _PATCH = {"type": ["object", "array", "null"], "items": {"type": "object"}, "minItems": 1}
 Patch = Annotated[Any, BeforeValidator(_patch), WithJsonSchema(_PATCH)]
+_VALUES = {"type": ["object", "array"], "items": {"type": "object"}, "minItems": 1}
+ValuesPatch = Annotated[Any, BeforeValidator(_values), WithJsonSchema(_VALUES)]
 Roles = Annotated[dict[Any, Any], BeforeValidator(_roles), WithJsonSchema(_ROLES)]
 _OPTIMIZER = {
     "type": ["string", "object"],
@@ -420,128 +409,6 @@ _WHERE = {
 Where = Annotated[dict[str, Any], BeforeValidator(_read_where), WithJsonSchema(_WHERE)]
 
 
-class Shape(Model):
-    """Where a param's value stands in a tensor's shape, or in how many keys there are of a kind."""
-
-    key: Annotated[tuple[str, ...], BeforeValidator(_keys), WithJsonSchema(_KEYS)] = Field(
-        description="the key, or several that must agree", examples=["model.embed_tokens.weight"]
-    )
-    dim: Int = Field(
-        0,
-        description="which number of the shape; negative ones count from the end",
-        examples=[0, -1],
-    )
-    count: Capture | None = Field(
-        None,
-        description="instead of `dim`: the capture of `key` whose different values are counted",
-        examples=["r"],
-    )
-
-
-class Dtype(Model):
-    """The tensors whose dtype is a param's value."""
-
-    key: Annotated[tuple[str, ...], BeforeValidator(_keys), WithJsonSchema(_KEYS)] = Field(
-        description="the key, or several that must agree", examples=["{p...}.weight_scale_inv"]
-    )
-
-
-class Groups(Model):
-    """The values of a capture whose keys are numbered from 0 without a gap and alike: they give a
-    list that no other source gives.
-    """
-
-    key: Annotated[str, BeforeValidator(lone_pattern), WithJsonSchema(PATTERN)] = Field(
-        description="a pattern of keys that the rules read", examples=["{m...}.weight{i:int}"]
-    )
-    of: Capture = Field(description="the capture whose values the list holds", examples=["m"])
-    over: Capture = Field(
-        description="the int capture that numbers the keys of one value: 0, 1, …", examples=["i"]
-    )
-    ndim: Annotated[
-        int | None,
-        BeforeValidator(lambda value: value if value is None else count(value)),
-        WithJsonSchema(COUNT),
-    ] = Field(None, description="the number of axes that each of the tensors has", examples=[2])
-
-
-class Param(Model):
-    """A value that the rules need and the tensors' names do not tell."""
-
-    type: Annotated[
-        Literal["int", "float", "bool", "str", "list"],
-        BeforeValidator(one_of("int", "float", "bool", "str", "list")),
-    ] = Field(description="what kind of value it is")
-    items: Annotated[Literal["int", "str"] | None, BeforeValidator(one_of("int", "str"))] = Field(
-        None, description="of a list: what its items are"
-    )
-    title: Text | None = Field(
-        None,
-        description="what the value is, for the person who gives it",
-        examples=["experts of each layer"],
-    )
-    minimum: Int | None = Field(
-        None, description="the least value that it may have, or an item of it", examples=[1]
-    )
-    maximum: Int | None = Field(
-        None, description="the greatest value that it may have, or an item of it", examples=[1024]
-    )
-    choices: Annotated[
-        tuple[Any, ...] | None, BeforeValidator(_choices), WithJsonSchema(_CHOICES)
-    ] = Field(None, description="the values it may have", examples=[["row", "column"]])
-    config: Places | None = Field(
-        None,
-        description="[file.json#]key.path of a side file, config.json without a file; or several, "
-        "and those that speak must agree; `*` stands for every name or item",
-        examples=["num_local_experts", ["num_attention_heads", "params.json#n_heads"]],
-    )
-    value: ValuePlaces | None = Field(
-        None,
-        description="key.path of a value beside the tensors, from the root of the file on: keys of "
-        "dicts, fields of an `argparse.Namespace`; or several, and those that speak must agree",
-        examples=["args.num_attention_heads", ["args.num_experts", "args.moe_num_experts"]],
-    )
-    shape: Shape | None = Field(None, description="the place in a tensor's shape that says it")
-    dtype: Dtype | None = Field(None, description="the tensors whose dtype it is")
-    absent: Annotated[tuple[str, ...] | None, BeforeValidator(_keys), WithJsonSchema(_KEYS)] = (
-        Field(
-            None,
-            description="of a bool: the key of a tensor, or several; it is true where there is "
-            "none, false where there is one",
-            examples=["output.weight"],
-        )
-    )
-    groups: Groups | None = Field(
-        None,
-        description="the numbered tensors that tell a list of names where no other source speaks",
-    )
-    default: Scalars = Field(None, description="used when no other source speaks", examples=[8])
-    modules: Bool = Field(
-        False,
-        description="of a list of text: these are modules, and select in `where` as the library "
-        "reads them that wrote config.json, by `re:` or `*`",
-    )
-    optional: Bool = Field(
-        False,
-        description="may be without a value; arguments that are exactly this param then count as "
-        "not written",
-    )
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        """Where the configuration says it."""
-        return (self.config,) if isinstance(self.config, str) else self.config or ()
-
-    @property
-    def value_places(self) -> tuple[str, ...]:
-        """Where the values of the checkpoint say it."""
-        return (self.value,) if isinstance(self.value, str) else self.value or ()
-
-    @property
-    def has_default(self) -> bool:
-        return self.default is not None
-
-
 class Rule(Model):
     """Which keys go in, what happens to the tensors, which keys come out."""
 
@@ -691,16 +558,18 @@ class RuleFile(Model):
         "names is an error",
         examples=[["{p...}.self_attn.{k...}", "lm_head.weight"]],
     )
-    files: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
+    patched: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
         default_factory=dict,
+        alias="files",
         description="side file -> JSON merge patch, with `$param`, `$plain_modules` or "
         "`$encoded_modules` where a value is one, and `$null` where it is null; an object with a "
         "name `$param` is written where the param is what stands there; several patches, done in "
         "order; or null: the file goes",
         examples=[{"config.json": {"quantization_config": None, "hidden_size": "$hidden"}}],
     )
-    files_back: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
+    patched_back: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
         default_factory=dict,
+        alias="files_back",
         description="the same for the way back, where no stamp says what stood in the file",
         examples=[{"config.json": {"quantization_config": {"quant_method": "fp8"}}}],
     )
@@ -710,6 +579,17 @@ class RuleFile(Model):
         "file: what is written otherwise than it was. Of a place that is not there nothing is "
         "made; `*` is every name of an object",
         examples=[{"config.json": {"quantization_config": {"bnb_4bit_use_double_quant": False}}}],
+    )
+    values: ValuesPatch = Field(
+        default_factory=dict,
+        description="JSON merge patch of the values beside the model in a .pt file, such as the "
+        "fields of `args`, as those under `files`; `torch.bfloat16` is the dtype",
+        examples=[{"args": {"rotary_base": "$base", "params_dtype": "torch.bfloat16"}}],
+    )
+    values_back: ValuesPatch = Field(
+        default_factory=dict,
+        description="the same for the way back, where no stamp says what the values were",
+        examples=[{"args": {"rotary_base": 10000}}],
     )
     names: Annotated[tuple[ListPlace, ...], Sequence] = Field(
         (),
@@ -724,6 +604,17 @@ class RuleFile(Model):
         (), description="examples that must come out as written; `migrate test` runs them"
     )
 
+    @property
+    def files(self) -> Mapping[str, Any]:
+        """The patches of side files, and at `VALUES` that of the values beside the model."""
+        return {**self.patched, VALUES: self.values} if self.values else self.patched
+
+    @property
+    def files_back(self) -> Mapping[str, Any]:
+        """The same of the way back."""
+        back = self.values_back
+        return {**self.patched_back, VALUES: back} if back else self.patched_back
+
 
 # The hash is over the parsed rules, not the bytes: a comment, a formatter, a moved file or a better
 # title must not make every checkpoint look as if it had been migrated by something else. What is
@@ -731,7 +622,7 @@ class RuleFile(Model):
 # is `files_back`: with a stamp it does nothing, so it can be added to rules that were applied.
 _PROSE = {"title", "why", "tests", "requires"}
 # what a rule file does where there is no stamp
-_WITHOUT_STAMP = {"files_back"}
+_WITHOUT_STAMP = {"files_back", "values_back"}
 
 
 def semantic_hash(file: RuleFile) -> str:

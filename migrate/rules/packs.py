@@ -457,7 +457,7 @@ def _edges(name: str, folder: Path, lineage: Lineage | None, report: Report) -> 
 
 
 def _is_edge(edge: list[Any]) -> bool:
-    return len(edge) == 2 and all(isinstance(layout, str) for layout in edge) and edge[0] != edge[1]
+    return len(edge) == 2 and all(isinstance(layout, str) for layout in edge)
 
 
 def rule_files(paths: Sequence[Path]) -> list[Path]:

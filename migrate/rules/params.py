@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import PatternError, Report, Span, did_you_mean, listed, option, printable
 from ..core.keys import FOREIGN, Pattern, foreign, parse
+from ..core.notation import parse_expression
 from ..core.spec import ALIASES
 from ..core.templates import group, matches
 from ..source import yaml
-from .arguments import MOST, whole_number
+from .arguments import MOST, PARAM, whole_number
 
 if TYPE_CHECKING:
     from .files import LoadedFile
-    from .model import Groups, Param
+    from .param_model import Groups, Param
 
 # what the caller says; `spell_source` spells it
 GIVEN = "params"
@@ -94,12 +95,22 @@ def resolve(
                 help=hint,
             )
     out: dict[str, Any] = {}
+    # those that have another value than the checkpoint is known to have
+    moved = frozenset(
+        name
+        for name, param in params.items()
+        if given.get(name) is not None and _moves(name, param, given, extra_sources)
+    )
     for name, param in params.items():
         span = (spans or {}).get(name)
         at = (span,) if span else ()
         said: list[tuple[str, Any]] = []
         failed = False
-        for source, values in [(GIVEN, given), *extra_sources]:
+        sources = [(GIVEN, given), *extra_sources]
+        if name not in given and moved.intersection(_names(param, out)):
+            # what was there belongs to another value of what it is made of
+            sources, moved = [], moved | {name}
+        for source, values in sources:
             if values.get(name) is None:
                 continue
             try:
@@ -146,6 +157,12 @@ def resolve(
             continue
         elif isinstance(found := (from_tensors or {}).get(name), list):
             out[name] = convert(found, param)
+        elif (made := following(param, out)) is not None:
+            try:
+                out[name] = convert(made, param)
+            except RefusedError as error:
+                what = f"param `{name}`, which follows {listed(list(param.follows or ()))}: {error}"
+                report.add("M114", what, spans=at, help=_takes(param))
         elif param.has_default:
             out[name] = convert(param.default, param)
         elif not param.optional:
@@ -161,6 +178,52 @@ def resolve(
             )
     report.check()
     return out
+
+
+def following(param: Param, values: Mapping[str, Any]) -> Any:
+    """What the param is made of `values`, those of the params above it; None where one is lacking.
+
+    RefusedError where the arithmetic cannot be done.
+    """
+    for text in param.follows or ():
+        if match := PARAM.fullmatch(text):
+            if match[1] in values:
+                return values[match[1]]
+            continue
+        expression = parse_expression(text)
+        if all(name in values for name in expression.names):
+            try:
+                return expression.evaluate(values)
+            except PatternError as error:
+                raise RefusedError(error.message) from None
+    return None
+
+
+def _names(param: Param, values: Mapping[str, Any]) -> set[str]:
+    """The params that it follows, where it follows any of these values."""
+    for text in param.follows or ():
+        names = set(parse_expression(text).names)
+        if names <= values.keys():
+            return names
+    return set()
+
+
+def _moves(
+    name: str,
+    param: Param,
+    given: Mapping[str, Any],
+    others: Sequence[tuple[str, Mapping[str, Any]]],
+) -> bool:
+    """Whether no source but `--set` says the value that it gives."""
+    try:
+        value = _comparable(convert(given[name], param, is_text=True))
+        known = [values[name] for _, values in others if values.get(name) is not None]
+        if not known and param.follows is None:
+            # it says what was not known, and no other value of what was
+            return False
+        return all(_comparable(convert(one, param)) != value for one in known)
+    except RefusedError:
+        return False
 
 
 def never(

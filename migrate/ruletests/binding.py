@@ -40,8 +40,11 @@ from ..rules.examples import GivenTensor, RuleTest, expand, flat, shape_of
 from ..rules.files import LAYOUTS, LoadedFile, files_below
 from ..rules.loading import check_ids, read_files
 from ..rules.model import RuleFile
-from ..source.blobs import Blob, FilelessBlob, Stored, chunk_at
+from ..source.blobs import Blob, FilelessBlob, Stored, StoredTensor, chunk_at
 from ..source.index import Index, SideFile
+
+# what keys of parts begin with that are kept beside what comes out of an example
+_KEPT = "/kept "
 
 
 class GivenBlob(FilelessBlob):
@@ -350,6 +353,12 @@ class BoundTest:
         return self.composition.graph.outputs
 
     @property
+    def kept(self) -> dict[str, Tensor]:
+        """What is kept beside them, by a key that no rule takes."""
+        parts = self.composition.parts or {}
+        return {f"{_KEPT}{name}": part.tensor for name, part in parts.items()}
+
+    @property
     def specs(self) -> dict[str, Spec]:
         """What comes out, without bytes."""
         return {key: tensor.spec for key, tensor in self.outputs.items()}
@@ -364,14 +373,16 @@ class BoundTest:
         from ..running.buffers import fill_buffers
 
         if not self._made and self.outputs:
-            buffers = {key: memoryview(bytearray(t.spec.nbytes)) for key, t in self.outputs.items()}
-            fill_buffers(self.outputs, self.source, buffers, checks=self.composition.graph.checks)
+            every = {**self.outputs, **self.kept}
+            buffers = {key: memoryview(bytearray(t.spec.nbytes)) for key, t in every.items()}
+            fill_buffers(every, self.source, buffers, checks=self.composition.graph.checks)
             self._made.update(buffers)
         return self._made
 
     def result(self) -> GivenSource:
         """What comes out, as a checkpoint whose bytes are made when they are read."""
-        return made_source(self.specs, lambda key: self.fill()[key], self.side_files())
+        specs = {**self.specs, **{key: tensor.spec for key, tensor in self.kept.items()}}
+        return made_source(specs, lambda key: self.fill()[key], self.side_files())
 
     def side_files(self) -> dict[str, bytes]:
         """The side files that come out."""
@@ -493,15 +504,22 @@ def bound(
         asked = True
         return read_content(tensor, source)
 
+    tensors, kept = dict[str, StoredTensor](), dict[str, tuple[str, StoredTensor]]()
+    for key, stored in source.index.tensors.items():
+        if key.startswith(_KEPT):
+            kept[key.removeprefix(_KEPT)] = key, stored
+        else:
+            tensors[key] = stored
     report = Report()
     composition = compose(
-        source.index.tensors,
+        tensors,
         steps,
         BindContext(same_bytes, allow, payload, part=payload),
         report,
         programs=True,
         prove=prove,
         path_state=path_state,
+        kept_parts=kept,
     )
     report.check()
     return composition, asked

@@ -168,6 +168,8 @@ def twice(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
     A file in the folder of a lineage is safe by the stamp of what it makes; there only detection is
     looked at, which is what decides where the stamp was lost.
     """
+    if bound.steps[0].start == bound.steps[-1].goal:
+        return "the edge leads to the layout that it begins in"
     source = bound.result()
     try:
         again = bound.again(source, bound.steps)
@@ -179,7 +181,7 @@ def twice(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
         for key, tensor in again.graph.outputs.items()
         if untouched_key(tensor, source.index.tensors, views) != key
     ]
-    changed += [key for key in source.index.tensors if key not in again.graph.outputs]
+    changed += [key for key in bound.outputs if key not in again.graph.outputs]
     if not changed:
         return []
     lineage = _lineage(bound.file)

@@ -49,6 +49,7 @@ from .evaluator import Evaluator
 from .gather import Gather
 from .gathered_ranks import as_written
 from .geometry import STAGE, ByteLayouts
+from .kept import has_place
 from .padding import FilledUp, filled_up, padding_note
 from .prepare import (
     compose_for,
@@ -146,6 +147,7 @@ def verify_output(
         programs=True,
         prove=False,
         states=states,
+        keeps=has_place(opened.index, made.format, os.path.isdir(made.path)),
         names_before={
             one["place"]: GivenNames(one["before"], REMEMBERED)
             for entry in applied[:1]
@@ -163,8 +165,10 @@ def verify_output(
         wrong |= cut.keys
         differences += cut.differences
     programs = {key: program for key, program in composition.programs.items() if key not in wrong}
-    into = cut_of(made.index, opened.index, migration_path)
-    wanted = None if made.index.tree is None else WrittenTree.of(opened, composition, made, into)
+    values, into = path_state.sides.values, cut_of(made.index, opened.index, migration_path)
+    wanted = None
+    if made.index.tree is not None:
+        wanted = WrittenTree.of(opened, composition, made, into, values)
     if wanted is not None:
         beside = {key: was for key, was in wanted.origins.items() if key not in outputs}
         carried = len(beside)
@@ -200,7 +204,7 @@ def verify_output(
     differences += side_differences(opened, made, path_state.sides) + unread
     followed = _with_states(opened, composition)
     if migration_path.steps or into.of_other is not None:
-        followed = as_written(followed, made.index, into)
+        followed = as_written(followed, made.index, into, values)
     held, lost = formats.as_saved(followed, made.format)
     unlooked += _unlooked(lost, made.format)
     differences += item_differences(held, made, bool(migration_path.steps))

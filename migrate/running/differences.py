@@ -5,7 +5,8 @@ ties and flags; and what no comparison of the two looks at.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import formats
@@ -15,7 +16,7 @@ from ..planning.optimizers import following_of
 from ..planning.sides import SideFiles
 from ..source.blobs import ChunkedTensor
 from ..source.pickle.jsonform import to_json
-from ..source.pickle.tree import DictNode, ListNode, joined, segment
+from ..source.pickle.tree import Composite, DictNode, ListNode, TensorRecord, joined, segment
 from ..source.table import flatten_table
 from ..source.target import node_of
 from ..source.tree import CheckpointTree, tensor_records
@@ -361,7 +362,8 @@ def form_differences(one: Source, other: Source) -> _Found:
 class WrittenTree(NamedTuple):
     """What an output holds beside what rules make, as its format gives it back: the trees, the keys
     of the tensors in them by the records' identity, and of each key what it is of a run's results
-    or of the source's tensors (`origins`), and with which first key it is one tensor.
+    or of the source's tensors (`origins`), and with which first key it is one tensor. `added` are
+    the texts of values among the tensors that the format adds, `left_out` those that it leaves out.
     """
 
     parts: Sequence[FileTree]
@@ -369,6 +371,8 @@ class WrittenTree(NamedTuple):
     origins: Mapping[str, str]
     first: Mapping[str, str]
     groups: Mapping[str, str]
+    added: Mapping[str, str] = MappingProxyType({})
+    left_out: Container[str] = ()
 
     @classmethod
     def of(
@@ -377,11 +381,12 @@ class WrittenTree(NamedTuple):
         composition: Composition,
         output: Source,
         cut: CutParts,
+        values: tuple[Any, Any] | None,
     ) -> WrittenTree:
         """What the composition makes of the source where it is written as the output is, and cut
-        so.
+        so; with other `values` beside the model.
         """
-        out = output_tree(source, composition, drop=True, cut=cut)
+        out = output_tree(source, composition, drop=True, cut=cut, values=values)
         rest, was = out.rest, {new: old for old, new in out.called.items()}
         parts, names, origins = formats.tree_as_saved(rest, output.format)
         first = rest.first if parts is rest.parts else {key: key for key in origins}
@@ -390,7 +395,15 @@ class WrittenTree(NamedTuple):
         said = groups_of(rest, several)
         if any(one.moved for one in following_of(composition)):
             said.update(followed_values(parts[0], names, composition))
-        return cls(parts, names, origins, first, said)
+        if parts is rest.parts:
+            return cls(parts, names, origins, first, said)
+        before, after = _values(rest.parts[0]), _values(parts[0])
+        added = {
+            name: repr(to_json(node_of(value)))
+            for name, value in after.items()
+            if name not in before
+        }
+        return cls(parts, names, origins, first, said, added, before.keys() - after.keys())
 
 
 def made_form_differences(
@@ -409,21 +422,34 @@ def made_form_differences(
     if before.ranks != there.ranks:
         return found
     kept, groups = len(made.index.tree.parts), wanted.groups
+    due = dict(wanted.added)
     for name, was in before.names.items():
-        if before.ranks and (rank_of(name) or 0) >= kept:
-            # its rank has no file any more, which the plan says
+        # without a file for its rank, which the plan says, or without a place in the format
+        if (before.ranks and (rank_of(name) or 0) >= kept) or name in wanted.left_out:
             continue
+        due[name] = groups.get(name) or before.spelled(was)
+    for name, text in due.items():
         if name not in there.names:
             found.append(
                 {"key": name, "what": f"value {printable(name, 300)} is not in the output"}
             )
-        elif there.spelled(name) != (groups.get(name) or before.spelled(was)):
+        elif there.spelled(name) != text:
             found.append({"key": name, "what": f"value {printable(name, 300)} differs"})
-    more = [name for name in there.names if name not in before.names]
+    more = [name for name in there.names if name not in due and name not in before.names]
     return found + [
         {"key": name, "what": f"value {printable(name, 300)} is in the output and nothing makes it"}
         for name in more
     ]
+
+
+def _values(part: FileTree) -> dict[str, Any]:
+    """The values that are no tensors among those that rules work on."""
+    table = part.table
+    return {
+        key: value
+        for key, value in (table.pairs if table is not None else ())
+        if type(key) is str and type(value) not in (TensorRecord, Composite)
+    }
 
 
 def _said_of(outline: CheckpointTree) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core.errors import fail, listed, option, plural
@@ -20,8 +21,9 @@ from ..source.by_part import (
     without_parts,
 )
 from ..source.pickle.tree import DictNode
+from ..source.root_values import with_values
 from ..source.shards import Naming, naming
-from ..source.target import items_of, outside_prefix
+from ..source.target import items_of, outside_prefix, plain_part
 from ..source.tree import CheckpointTree, FileTree, name_tensors_outside, tensor_records
 
 if TYPE_CHECKING:
@@ -118,9 +120,9 @@ def parted(
         # there are no parts, or nothing stands around the model
         return None
     if of_other is None:
-        if not held or len(outline.parts) > 1:
-            return None
-        if kept == [names if len(names) > 1 else [] for names in groups]:
+        # ranks that stay apart keep what they kept of their own parts
+        stay = len(groups) == len(outline.parts) > 1 and all(len(names) == 1 for names in groups)
+        if not held or stay or kept == [names if len(names) > 1 else [] for names in groups]:
             return None
         made = [part._replace(root=without_parts(part.root)) for part in outline.parts]
         if same:
@@ -145,7 +147,8 @@ def parted(
         for path, record in name_tensors_outside(one):
             renamed.setdefault(outline.names[id(record)], f"{prefix}{path}{mark.format(rank)}")
     lost = [key for key in outline.passed_through if key not in renamed]
-    return Parted(made, renamed, lost, not same)
+    of_others = not same and (bool(held) or len(outline.parts) > 1)
+    return Parted(made, renamed, lost, of_others)
 
 
 def _joined(parts: Sequence[tuple[str, FileTree]]) -> FileTree:
@@ -172,14 +175,41 @@ def _part_of(part: FileTree, called: str) -> FileTree:
     return part if found is None else part._replace(root=found)
 
 
-def as_written(source: S, made: Index, cut: CutParts) -> S:
-    """The source with what it has beside the model as an output with the trees of `made` has it,
-    for the values to be compared. It is closed with `source`.
+def with_other_values(index: Index, values: tuple[Any, Any]) -> Index:
+    """The index with other values beside the model than `values[0]`, those of `values[1]`; of a
+    checkpoint that is nothing but tensors as well, but not of a state dict in memory.
     """
-    index, tree = source.index, source.index.tree
-    if tree is None or made.tree is None:
+    tree = index.tree
+    if tree is None and not index.items:
+        tree = CheckpointTree((plain_part({})[0],), {}, {}, {})
+    if tree is None:
+        return index
+    tree = replace(tree, parts=tuple(with_values(part, *values) for part in tree.parts))
+    return replace(index, tree=tree, items=_items_of(tree.parts))
+
+
+def _items_of(parts: Sequence[FileTree]) -> dict[str, Any]:
+    """The values of trees by path."""
+    mark = "@{}" if len(parts) > 1 else ""
+    return {
+        path + mark.format(rank): value
+        for rank, part in enumerate(parts)
+        for path, value in items_of(part)
+    }
+
+
+def as_written(source: S, made: Index, cut: CutParts, values: tuple[Any, Any] | None = None) -> S:
+    """The source with what it has beside the model as an output with the trees of `made` has it,
+    for the values to be compared; `values` are those that are other ones. It is closed with
+    `source`.
+    """
+    index, was = source.index, source.index.tree
+    if values is not None:
+        index = with_other_values(index, values)
+    tree = index.tree
+    if tree is None or (made.tree is None and values is None):
         return source
-    ranks, renamed = len(made.tree.parts), dict[str, str]()
+    ranks, renamed = 1 if made.tree is None else len(made.tree.parts), dict[str, str]()
     outline = tree
     if ranks == 1:
         outline, renamed = gathered(index)
@@ -187,18 +217,14 @@ def as_written(source: S, made: Index, cut: CutParts) -> S:
     if apart := parted(outline, index.tensors, cut):
         parts, renamed = apart.parts, dict(apart.renamed)
     parts = [parts[min(rank, len(parts) - 1)] for rank in range(ranks)]
-    if all(one is other for one, other in zip(parts, tree.parts, strict=False)):
+    same = was is not None and all(map(is_, parts, was.parts))
+    if same:
         return source
     found = copy(source)
     renamed = renamed or {key: key for key in tree.passed_through}
-    mark = "@{}" if ranks > 1 else ""
     found.index = replace(
         index,
-        items={
-            path + mark.format(rank): value
-            for rank, part in enumerate(parts)
-            for path, value in items_of(part)
-        },
+        items=_items_of(parts),
         tree=replace(
             tree,
             parts=tuple(parts),

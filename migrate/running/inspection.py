@@ -6,24 +6,25 @@ import json
 import re
 from collections import Counter
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import MigrateError
+from ..core.errors import MigrateError, listed, printable
 from ..core.templates import collapse
 from ..extra_state.states import States
 from ..planning.lineages import known_lineages, layouts_of, nearest_to
 from ..planning.sides import ReadSide, SideFiles
 from ..results import HistoryReport, InspectReport
 from ..rules.lineage import Matcher
-from ..source.pickle.tree import PARAMETER
+from ..source.pickle.tree import PARAMETER, DictNode
 from ..source.quantization import Quantization, read_quantization
-from ..source.tree import object_encodings
+from ..source.tree import PARTS, kept_by_part, object_encodings
 from . import stamp as stamps
 from .number_formats import describe_formats, read_elements
 from .prepare import side_reader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ..core.spec import Spec
     from ..planning.request import Request
@@ -92,7 +93,7 @@ def describe(
         **describe_items(index, request.params.get(PARAMETER)),
         values=dict(lines[:MOST_LINES]),
         unjoined={one.name: one.why for one in index.torn},
-        notes=[*index.notes, *notes],
+        notes=[*index.notes, *_note_kept(index), *notes],
     )
 
 
@@ -126,17 +127,18 @@ def describe_items(index: Index, numbering: str | None = None) -> dict[str, Any]
     first = outline.parts[0].at if outline is not None and outline.parts else ()
     carried = index.passed_through
     known: dict[int, Any] = {}
+    items = _not_of_parts(index)
     return {
         "at": None if first is None else ".".join(first),
         "items": [
             {"path": path, "value": _shortened(value, known)}
-            for path, value in list(index.items.items())[:MOST_ITEMS]
+            for path, value in islice(items.items(), MOST_ITEMS)
         ],
         "objects": [
             {"key": key, **e.described()}
             for key, e in list(object_encodings(outline, numbering).items())[:MOST_ITEMS]
         ],
-        "items_more": max(0, len(index.items) - MOST_ITEMS),
+        "items_more": max(0, len(items) - MOST_ITEMS),
         "carried": {
             "tensors": len(carried),
             "bytes": sum(stored.spec.nbytes for stored in carried.values()),
@@ -148,6 +150,32 @@ def describe_items(index: Index, numbering: str | None = None) -> dict[str, Any]
     }
 
 
+def _kept(index: Index) -> Sequence[tuple[str, Any]]:
+    """What the trees keep of parts."""
+    parts = () if index.tree is None else index.tree.parts
+    return [entry for part in parts for entry in kept_by_part(part.root)]
+
+
+def _not_of_parts(index: Index) -> Mapping[str, Any]:
+    """The values but for those that are kept by part, of which there can be very many."""
+    if not _kept(index):
+        return index.items
+    return {path: held for path, held in index.items.items() if not path.startswith(f"{PARTS}.")}
+
+
+def _note_kept(index: Index) -> list[str]:
+    """The note on what is kept by part, in one line."""
+    kept = _kept(index)
+    names: dict[str, None] = {}
+    for _, entry in kept:
+        for key, value in entry.pairs if type(entry) is DictNode else ():
+            inner = value.pairs if type(value) is DictNode else ()
+            names.update((f"{key}.{name}", None) for name, _ in inner)
+            names.update({} if inner else {str(key): None})
+    said = listed([printable(name) for name in names], 8) if names else "nothing"
+    return [f"kept by part at `{PARTS}`, for {len(kept)} parts: {said}"] if kept else []
+
+
 def _alike(index: Index) -> Iterator[tuple[str, dict[str, Any]]]:
     """The values, those in one line that are equal and whose paths differ in numbers only; so are
     values of that kind that differ, where there are many.
@@ -155,7 +183,7 @@ def _alike(index: Index) -> Iterator[tuple[str, dict[str, Any]]]:
     several = index.tree is not None and len(index.tree.parts) > 1
     known: dict[int, Any] = {}
     forms: dict[str, dict[str, str]] = {}
-    for path, value in index.items.items():
+    for path, value in _not_of_parts(index).items():
         if several:
             # the rank is a number in front while lines are made
             path, _, rank = path.rpartition("@")

@@ -45,7 +45,8 @@ from ..source.tree import (
     resolve_objects,
     tensor_records,
 )
-from .gathered_ranks import WHOLE, CutParts, gathered, parted
+from .gathered_ranks import WHOLE, CutParts, gathered, parted, with_other_values
+from .kept import kept_parts, put_kept
 from .state_trees import follow_tree, outside
 from .ties import declare_ties, find_ties
 
@@ -85,16 +86,39 @@ def output_tree(
     alone: bool = False,
     drop: bool = False,
     cut: CutParts = WHOLE,
+    values: tuple[Any, Any] | None = None,
 ) -> OutputTree:
     """What the output holds; `alone`: of a nested checkpoint nothing but the tensors that rules
     work on. `cut`: the parts that each rank becomes, to which what is kept by part goes back.
+    `values` are those beside the model as they were and as they are now, where they are other ones.
 
     M916 where a rule makes a key that a tensor outside of its dict has, and for such tensors of
     ranks, or kept of parts, that have no file any more, unless `drop`.
     """
+    made = _output_tree(source, composition, alone=alone, drop=drop, cut=cut, values=values)
+    parts = composition.parts
+    if alone or parts is None or not (parts or kept_parts(source.index)):
+        return made
+    rest, every, keys = put_kept(made.rest, made.outputs, parts)
+    programs = {keys[name]: part.program for name, part in parts.items() if part.program}
+    composition.programs.update(programs)
+    return replace(made, rest=rest, outputs=every)
+
+
+def _output_tree(
+    source: Source,
+    composition: Composition,
+    *,
+    alone: bool,
+    drop: bool,
+    cut: CutParts,
+    values: tuple[Any, Any] | None,
+) -> OutputTree:
     index, outputs = source.index, composition.graph.outputs
-    outline = index.tree
     stored = dict(index.tensors)
+    if values is not None and not alone:
+        index = with_other_values(index, values)
+    outline = index.tree
     if outline is None or alone:
         specs = {key: tensor.spec for key, tensor in outputs.items()}
         first = find_ties(outputs, stored)
@@ -147,7 +171,7 @@ def output_tree(
     if moved:
         root, more = follow_tree(parts[0].root, moved)
         parts, names = (parts[0]._replace(root=root), *parts[1:]), {**names, **more}
-    if _differ(index.items, len(parts), len(outline.parts), _model_of(parts[0])):
+    if _differ(index.items, len(parts), len(outline.parts), _model_of(outline.parts[0])):
         gone.append("what the ranks without a file hold beside tensors, and rank 0 does not,")
     specs = {key: tensor.spec for key, tensor in carried.items()}
     used = [
@@ -296,6 +320,8 @@ def _parts(
     names = {number: key for number, key in outline.names.items() if key in carried}
     made: list[FileTree] = []
     bounds = [bound for step, bound in composition.steps if bound.provenance]
+    values = composition.items.names if composition.items is not None else {}
+    held = {rank_of(name) or 0 for name in values}
     for rank, keys in enumerate(ranks):
         here = min(rank, len(outline.parts) - 1)
         part = outline.parts[here]
@@ -310,9 +336,12 @@ def _parts(
             made.append(part)
             continue
         called: dict[str, list[str]] = {}
-        for name, was in composition.items.names.items() if composition.items is not None else ():
-            if not several or (rank_of(name) or 0) == here:
-                called.setdefault(_short(was, several), []).append(_short(name, several))
+        mine = rank if rank in held else here
+        for name, was in values.items():
+            ranked = rank_of(name) if several or len(ranks) > 1 else None
+            # what has no rank is of the first of several, and of each that one becomes
+            if ranked == mine or (ranked is None and not (several and mine)):
+                called.setdefault(_short(was, several), []).append(_short(name, ranked is not None))
         table, own = _table(
             _answered(part, composition),
             keys,
@@ -432,6 +461,9 @@ def _table(
     names: dict[int, str] = {}
     for key, short in keys:
         sources = stored_keys(outputs[key])
+        if rank is not None and not leaves.keys() & sources:
+            # another rank's, which stands where this one has it
+            sources = [s.rpartition("@")[0] or s for s in sources]
         found = [leaves[s] for s in sources if s in leaves]
         like = _alike(found, len(sources))
         leaf = output_record(outputs[key].spec, like)

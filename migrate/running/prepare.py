@@ -22,6 +22,7 @@ from ..planning.bind import BindContext
 from ..planning.compose import Composition, compose
 from ..planning.copies import stale_copies
 from ..planning.graph import ComputedTensor, Tensor
+from ..planning.loops import refuse_idle
 from ..planning.numbered_states import GIVEN, REMEMBERED, GivenNames, read_names
 from ..planning.path import MigrationPath, find_path
 from ..planning.pathstate import PathState
@@ -50,8 +51,10 @@ from ..source.pickle.tree import PARAMETER
 from ..source.shards import RANK_NAMES, by_rank, check_names, naming
 from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
+from .cutting import path_found
 from .gathered_ranks import WHOLE, CutParts, called_parts
 from .geometry import ByteLayouts
+from .kept import has_place, kept_parts
 from .output_tree import (
     OutputTree,
     in_form,
@@ -94,7 +97,7 @@ def is_folder(source: Source, single_file: bool | None, written: str = "") -> bo
     """Whether the output is a folder; M115 where one file is asked for of a format, `written`, that
     has none.
     """
-    if written == DISTRIBUTED:
+    if written in DESCRIBED:
         if single_file:
             fail(
                 "M115",
@@ -134,9 +137,11 @@ def compose_for(
     prove: bool = True,
     states: Sequence[OptimizerState] = (),
     names_before: Mapping[str, GivenNames] | None = None,
+    keeps: bool = False,
 ) -> Composition:
     """The path over what the source holds. The state of optimizers `states` follows; of numbered
-    parameters `names_before` are the names, None where the source's stamp says them.
+    parameters `names_before` are the names, None where the source's stamp says them. `keeps`: what
+    is cut has a place in the output.
     """
     index = source.index
     beside = bool(index.items) or index.tree is not None
@@ -178,6 +183,7 @@ def compose_for(
         if states and migration_path.steps
         else (),
         outside=index.passed_through if states else None,
+        kept_parts=kept_parts(index) if keeps else None,
     )
     report.check()
     if index.grid is not None:
@@ -185,7 +191,7 @@ def compose_for(
 
         composition.graph.checks += replica_checks(index.grid)
     if index.torn:
-        refuse_torn(torn_in(composition.graph.outputs, index.tensors))
+        refuse_torn(torn_in(composition.graph.outputs, with_all_tensors(source).index.tensors))
         if REQUANTIZE in request.params:
             from .encoding_anew import require_lossy
 
@@ -320,8 +326,12 @@ def _plan(
         from .encoding_anew import encodes_anew
 
         source = encodes_anew(source, request)
-    migration_path = find_path(
-        source.index, side_reader(source), stamp, request, states=States(source)
+    migration_path, request = path_found(
+        lambda asked: find_path(
+            source.index, side_reader(source), stamp, asked, states=States(source)
+        ),
+        request,
+        source,
     )
     steps, read = migration_path.steps, source.index.grid
     apart = read is not None or bool(migration_path.goals) or migration_path.grid is not None
@@ -341,13 +351,17 @@ def _plan(
     states = find_optimizers(source)
     follow = () if STALE_OPTIMIZER in request.allow else states
     try:
-        composition = compose_for(source, migration_path, request, path_state, states=follow)
+        keeps = form is None and has_place(source.index, written, folder)
+        composition = compose_for(
+            source, migration_path, request, path_state, states=follow, keeps=keeps
+        )
     except MigrateError as error:
         from .configured import check_misfits
         from .number_formats import read_elements
 
         check_misfits(error, source.index, side_reader(source), partial(read_elements, source))
         raise
+    refuse_idle(migration_path, composition, source.index.tensors)
     reading, lost, extra = source, tuple[str, ...](), tuple[str, ...]()
     if request.undo:
         from .undo import find_lost, take_back
@@ -454,7 +468,9 @@ def _plan(
     formed = OBJECT_FORM in request.params
     if ranks is not None and (count := len(by_rank(specs))) > 1:
         cut = CutParts(called_parts(ranks, count))
-    with_tree = index.tree is not None or formed or written != OUTPUT_FORMATS[0]
+    values = path_state.sides.values
+    beside = bool(index.tree or formed or composition.parts or values)
+    with_tree = beside or written != OUTPUT_FORMATS[0]
     out: OutputTree | None = None
     first: Mapping[str, str] | None = None
     if with_tree:
@@ -464,6 +480,7 @@ def _plan(
             alone=bool(alone) and index.tree is not None,
             drop="drop" in request.allow,
             cut=cut,
+            values=values,
         )
         if formed:
             out = in_form(out, request.params[OBJECT_FORM], request.params.get(PARAMETER))
@@ -569,7 +586,7 @@ def _plan(
                 *(_metadata_states(watched) if source.format in DESCRIBED else ()),
             ],
         },
-        stored=reading.index.tensors,
+        stored=with_all_tensors(reading).index.tensors,
         options={"max_shard_size": max_shard_size, "folder": folder, "format": written, **chunks},
         side_files=[{"path": path, "size": size} for path, size in side_files],
         left_out=source.index.left_out if folder else (),

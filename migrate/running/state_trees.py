@@ -46,7 +46,8 @@ def follow_tree(root: Any, states: Iterable[MovingState]) -> tuple[Any, dict[int
         if one.of.flat:
             root = replace_dict(root, one.of.state.home, _flat(one, names))
         else:
-            root = replace_dict(root, state, _nested(state, one, names))
+            make = _turned if one.of.turned else _nested
+            root = replace_dict(root, state, make(state, one, names))
         if type(groups) is ListNode:
             root = replace_dict(root, groups, _groups(groups, one))  # type: ignore[arg-type]
     return root, names
@@ -83,6 +84,24 @@ def _nested(state: DictNode, one: MovingState, names: dict[int, str]) -> DictNod
         if made or not any(entry.pairs for entry in entries):
             like = entries[0]
             pairs.append((_label(one, key), DictNode(like.kind, tuple(made), None)))
+    return DictNode(state.kind, tuple(pairs), None, state.attributes)
+
+
+def _turned(state: DictNode, one: MovingState, names: dict[int, str]) -> DictNode:
+    """`state`: a dict for each moment, and what all parameters have together."""
+    pairs: list[tuple[Any, Any]] = []
+    for moment, held in state.pairs:
+        if moment in one.parts and type(held) is DictNode:
+            like = dict(held.pairs)
+            tensors = [
+                (
+                    one.of.spell(key),
+                    _leaf(part.tensor, like.get(one.origins[key][0]), one.key(key, moment), names),
+                )
+                for key, part in one.parts[moment].items()
+            ]
+            held = DictNode(held.kind, tuple(tensors), None)
+        pairs.append((moment, held))
     return DictNode(state.kind, tuple(pairs), None, state.attributes)
 
 

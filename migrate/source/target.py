@@ -27,7 +27,7 @@ from .pickle.tree import (
     joined,
     to_nodes,
 )
-from .tree import CheckpointTree, FileTree, tree_leaves
+from .tree import CheckpointTree, FileTree, kept_by_part, tree_leaves
 
 if TYPE_CHECKING:
     from .component_boxes import ComponentCut
@@ -117,7 +117,7 @@ def outside_prefix(tensors: Mapping[str, Any]) -> str:
 
 def items_of(part: FileTree) -> Iterator[tuple[str, Any]]:
     """(path, value) of other values than tensors, as JSON, without the attributes of the dict that
-    rules work on; no path twice.
+    rules work on; no path twice. Values that are kept of a part are one each.
     """
     table = part.table
     if (
@@ -131,7 +131,9 @@ def items_of(part: FileTree) -> Iterator[tuple[str, Any]]:
     room = MOST_TEXT
     # keys have dots, and other values no names, so one path can spell several places
     counts: dict[str, int] = {}
-    for number, leaf in enumerate(tree_leaves(part.root, table)):
+    entries = (entry for _, entry in kept_by_part(part.root) if type(entry) is DictNode)
+    whole = {id(value) for entry in entries for _, value in entry.pairs}
+    for number, leaf in enumerate(tree_leaves(part.root, table, whole=whole)):
         value = leaf.value
         if (
             type(value) in (TensorRecord, Composite)

@@ -173,14 +173,19 @@ def item_at(node: ListNode, place: str) -> Any:
 
 def replace_dict(root: Any, old: DictNode, new: DictNode) -> Any:
     """The tree with one dict in place of another, wherever it stands."""
-    made: dict[int, Any] = {id(old): new}
+    return replace_values(root, {id(old): new})
+
+
+def replace_values(root: Any, new: Mapping[int, Any]) -> Any:
+    """The tree with other values in place of those of these identities, wherever they stand."""
+    made: dict[int, Any] = dict(new)
 
     def visit(node: Any) -> Any:
         kind = type(node)
-        if kind not in NODES or (kind is ListNode and node.kind not in _ORDERED):
-            return node
         if id(node) in made:
             return made[id(node)]
+        if kind not in NODES or (kind is ListNode and node.kind not in _ORDERED):
+            return node
         if kind is ListNode:
             items = tuple(map(visit, node.items))
             same = all(map(is_, items, node.items))
@@ -273,11 +278,8 @@ def tensors_outside(
             stack += [(record, (*path, place)) for place, record in reversed(inside(node))]
         elif (kind is DictNode or kind is ListNode) and id(node) not in seen:
             seen.add(id(node))
-            held = [
-                pair
-                for pair in inside(node)
-                if node is not table or type(pair[1]) in NODES or type(pair[1]) is Carried
-            ]
+            below = _HOLDING if node is not table else _AROUND
+            held = [pair for pair in inside(node) if type(pair[1]) in below]
             stack += [
                 (child, (*path, str(key) if type(key) in (str, int) else "~"))
                 for key, child in reversed(held)
@@ -368,11 +370,14 @@ def tensor_records(roots: list[Any]) -> Iterator[TensorRecord]:
         seen.add(id(node))
         if kind is TensorRecord:
             yield node
+            if node.state is None:
+                continue
         stack += [child for _, child in reversed(inside(node)) if type(child) in _HOLDING]
 
 
 TENSORS = frozenset({TensorRecord, Composite, LocalShard})
 _HOLDING = frozenset({TensorRecord, Composite, DictNode, ListNode, LocalShard, Carried})
+_AROUND = NODES | {Carried}
 
 
 class TreeLeaf(NamedTuple):
@@ -386,15 +391,22 @@ class TreeLeaf(NamedTuple):
         return ".".join(self.words)
 
 
-def tree_leaves(root: Any, stop: DictNode | None, most: int = 1_000_000) -> Iterator[TreeLeaf]:
-    """The leaves of a tree, each container entered once; without the tensors of the dict `stop`."""
+def tree_leaves(
+    root: Any,
+    stop: DictNode | None,
+    most: int = 1_000_000,
+    whole: Container[int] = frozenset(),
+) -> Iterator[TreeLeaf]:
+    """The leaves of a tree, each container entered once; without the tensors of the dict `stop`.
+    Containers of these identities are `whole`, as leaves.
+    """
     seen: set[int] = set()
     stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
     count = 0
     while stack and count < most:
         node, path = stack.pop()
         held: list[tuple[Any, Any]] = []
-        if type(node) in (DictNode, ListNode):
+        if type(node) in (DictNode, ListNode) and id(node) not in whole:
             if id(node) in seen:
                 continue
             seen.add(id(node))
@@ -478,6 +490,22 @@ def prune(root: Any, unfit: Mapping[int, str]) -> tuple[Any, list[RemovedEntry]]
 def dropped_note(gone: list[str]) -> str:
     """The note on entries that were dropped."""
     return f"dropped, because they are outside the allow-list: {listed(gone, 20)}"
+
+
+# the key of a root under which `by_part` keeps what parts have otherwise
+PARTS = "parts"
+
+
+def kept_by_part(root: Any) -> tuple[tuple[str, Any], ...]:
+    """(part, what is kept of it) in order, the first part's among them, of which nothing is; empty
+    for a root that keeps nothing.
+    """
+    kept = root.get(PARTS) if type(root) is DictNode else None
+    if type(kept) is not DictNode or not kept.pairs or kept.kind != "dict":
+        return ()
+    first = kept.pairs[0][1]
+    ours = type(first) is DictNode and first.kind == "dict" and not first.pairs
+    return kept.pairs if ours and all(type(name) is str for name, _ in kept.pairs) else ()
 
 
 # what a module of torch calls the state that it keeps beside its parameters

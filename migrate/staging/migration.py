@@ -133,8 +133,9 @@ class SnapshotMigration:
         Args:
             path: The new checkpoint, which must not exist: one file if the name ends in
                 .safetensors, .pt, .pth, .bin or .ckpt, else a folder. Folders around it are made.
-            output_format: "safetensors", "torch" or "dcp" (torch.distributed.checkpoint). Default:
-                as the suffix of the name says, else "safetensors".
+            output_format: "safetensors", "torch", "dcp" (torch.distributed.checkpoint) or
+                "torch_dist" (Megatron's). Default: as the suffix of the name says, else
+                "safetensors".
             max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
             max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
                 Default: 1 GB.

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_refused import Acts, harmless, refused, run
 
 import migrate
-from migrate.core.errors import CheckpointError, MigrateError
+from migrate.core.errors import CheckpointError
 from migrate.source.carrying import carry, walk_nodes
 from migrate.source.pickle import machine, nodes, policy
 from migrate.source.pickle.emit import emit
@@ -24,8 +24,9 @@ from migrate.source.pickle.nodes import Call, Dict, Global, Persistent, Set
 from migrate.source.pickle.tree import to_nodes
 from migrate.source.unread import Canonical
 
-FILES = [attack for attack in ATTACKS if attack.kind in ("pt", "legacy")]
-WAYS = ("made.pt", "made")
+FILES = [attack for attack in ATTACKS if attack.kind in ("pt", "legacy", "dcp")]
+# what is written, and its format
+WAYS = {"made.pt": "torch", "made": "safetensors", "made-dcp": "dcp"}
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +40,7 @@ def acts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Acts
         one = Acts(str(where / f"{attack.name}.canary"), folder)
         path = attack.build(folder, one.canary)
         out[attack.name] = path, one
-        for name in WAYS:
-            form = "torch" if name.endswith(".pt") else "safetensors"
+        for name, form in WAYS.items():
             words = ["--output-format", form, "--allow", "carry", "--allow", "drop"]
             one.command("apply", path, "-o", folder / name, "-q", *words)
     run({name: one for name, (_, one) in out.items()}, where)
@@ -161,7 +161,7 @@ def test_carried_values_stand_in_every_account_and_keep_their_storages(tmp_path:
         migrate.plan(tmp_path / "in.pt", output_format="torch", allow=["carry"]).to_json()
     )
     assert any("carried without being read" in note and name in note for note in plan["notes"])
-    for form, out in (("torch", "out.pt"), ("safetensors", "st")):
+    for form, out in (("torch", "out.pt"), ("safetensors", "st"), ("dcp", "dcp")):
         answer = migrate.apply(
             tmp_path / "in.pt", tmp_path / out, output_format=form, allow=["carry"]
         )
@@ -187,5 +187,9 @@ def test_carried_values_stand_in_every_account_and_keep_their_storages(tmp_path:
     )
     assert not migrate.diff(tmp_path / "st", tmp_path / "st2").equal
     assert not migrate.diff(tmp_path / "in.pt", tmp_path / "other.pt").equal
-    with pytest.raises(MigrateError, match="M916"):
-        migrate.apply(tmp_path / "in.pt", tmp_path / "dcp", output_format="dcp", allow=["carry"])
+    migrate.apply(tmp_path / "dcp", tmp_path / "again.pt", output_format="torch", allow=["carry"])
+    assert migrate.diff(tmp_path / "in.pt", tmp_path / "again.pt", tensors_only=True).equal
+    found = torch.load(tmp_path / "again.pt", weights_only=False)
+    assert (found["args"].inner.n, found["model"]["odd"].t.tolist()) == (1, [2.0, 3.0])
+    with pytest.raises(CheckpointError, match="M935"):
+        migrate.apply(tmp_path / "dcp", tmp_path / "no.pt", output_format="torch")

@@ -31,11 +31,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 # tensors that tensor parallelism cuts, by what their keys end in, and along which dimension
 COLUMNS = ("linear_qkv.weight", "linear_qkv.bias", "word_embeddings.weight", "output_layer.weight")
 ROWS = ("linear_proj.weight", "linear_fc2.weight")
-# the norms of a local model, as they are called in a distributed checkpoint
-NORMS = {
-    "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
-    "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
-}
 
 
 class Stub:
@@ -79,7 +74,7 @@ def joined(key: str, ranks: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def legacy_model(name: str, grid: str) -> dict[str, torch.Tensor]:
-    """The whole model that a legacy run holds, under the keys of a distributed checkpoint."""
+    """The whole model that a legacy run holds, with layers and experts numbered over all parts."""
     tp, pp, _, ep = GRIDS[grid]
     folder = checkpoint(name, "legacy", grid)
     out: dict[str, torch.Tensor] = {}
@@ -95,13 +90,11 @@ def legacy_model(name: str, grid: str) -> dict[str, torch.Tensor]:
                 new = key
                 if number:
                     count = max(count, int(number[1]) + 1)
-                    new = (
-                        f"decoder.layers.{first + int(number[1])}.{NORMS.get(number[2], number[2])}"
-                    )
-                expert = re.match(r"(.*)\.local_experts\.([0-9]+)\.(.*)", new)
+                    new = f"decoder.layers.{first + int(number[1])}.{number[2]}"
+                expert = re.match(r"(.*\.local_experts)\.([0-9]+)\.(.*)", new)
                 if expert:
                     numbered = int(expert[2]) + group * (4 // ep)
-                    new = f"{expert[1]}.{expert[3]}{numbered}"
+                    new = f"{expert[1]}.{numbered}.{expert[3]}"
                 tensor = joined(key, [one[key] for one in parts])
                 assert new not in out or torch.equal(out[new], tensor), new
                 out[new] = tensor
@@ -163,7 +156,8 @@ def test_stands_in_the_tree_of_the_legacy_format() -> None:
         assert source.index.tree.parts[0].at == ("model",)
         states = [key for key, value in root.get("model").pairs if value is None]
         assert "decoder.layers.3.mlp.linear_fc2._extra_state" in states
-        assert len(states) == 4 * 4
+        assert "output_layer._extra_state" in states
+        assert len(states) == 4 * 4 + 1
 
 
 def test_generators_are_kept_for_each_rank() -> None:
@@ -229,47 +223,109 @@ def test_a_run_folder_is_its_newest_checkpoint(tmp_path: Path) -> None:
         same(tensors(source), legacy_model("qwen2", "pp2"))
 
 
-def test_is_not_written(tmp_path: Path) -> None:
-    failed = run(
-        "apply",
-        checkpoint("llama", "torch_dist", "1"),
-        "-o",
-        tmp_path / "out",
-        "--output-format",
-        "torch_dist",
-    )
-    assert (failed.exit, "torch_dist" in failed.err) == (2, True)
+@pytest.mark.parametrize(
+    ("args", "norm", "expert"),
+    [
+        ({}, "self_attention.linear_qkv.layer_norm_weight", "linear_fc2.weight{}"),
+        (
+            {"transformer_impl": "transformer_engine", "moe_grouped_gemm": True},
+            "self_attention.linear_qkv.layer_norm_weight",
+            "linear_fc2.weight{}",
+        ),
+        (
+            {"transformer_impl": "transformer_engine", "moe_grouped_gemm": False},
+            "self_attention.linear_qkv.layer_norm_weight",
+            "local_experts.{}.linear_fc2.weight",
+        ),
+        (
+            {"transformer_impl": "local", "moe_grouped_gemm": False},
+            "input_layernorm.weight",
+            "local_experts.{}.linear_fc2.weight",
+        ),
+    ],
+)
+def test_arguments_say_how_the_model_calls_its_norms_and_experts(
+    args: Mapping[str, Any], norm: str, expert: str, tmp_path: Path
+) -> None:
+    state = {
+        "decoder.layers.self_attention.linear_qkv.layer_norm_weight": seeded(2, 3),
+        "decoder.layers.mlp.experts.experts.linear_fc2.weight": seeded(2, 2, 3, 4),
+    }
+    common = {"args": argparse.Namespace(**args)}
+    with formats.open(made(tmp_path / "c", state, common=common)) as source:
+        found = tensors(source)
+    norms, experts = state.values()
+    due = {f"decoder.layers.{n}.{norm}": norms[n] for n in range(2)}
+    due |= {
+        f"decoder.layers.{n}.mlp.experts.{expert.format(e)}": experts[n, e]
+        for n in range(2)
+        for e in range(2)
+    }
+    same(found, due)
 
 
-def test_optimizer_state_is_refused_or_left_out_by_a_word(tmp_path: Path) -> None:
-    rule, out = tmp_path / "r.yaml", tmp_path / "out"
+def test_moments_follow_their_parameters_or_are_left_out_by_a_word(tmp_path: Path) -> None:
+    rule, out, left = tmp_path / "r.yaml", tmp_path / "out", tmp_path / "left"
     rule.write_text(RENAME)
     folder = checkpoint("llama", "torch_dist", "1-optimizer")
     with formats.open(folder) as source:
         same(tensors(source), legacy_model("llama", "1"))
-        moments = [key for key in source.index.passed_through if "exp_avg" in key]
-        assert len(moments) == 2 * len(source.index.tensors)
-    asked = ("--rules", rule)
-    failed = run("apply", folder, "-o", out, *asked)
-    assert (failed.exit, "error[M410]" in failed.err) == (3, True)
-    assert "`optimizer` would go stale" in failed.err
-    done("apply", folder, "-o", out, *asked, "--set", "optimizer=drop", "--allow", "drop")
+        before = {
+            key: tensor_of(source, stored) for key, stored in source.index.passed_through.items()
+        }
+    moments = {key: tensor for key, tensor in before.items() if ".exp_avg" in key}
+    assert len(moments) == 2 * 27
+    asked = ("--rules", rule, "--output-format", "torch")
+    done("apply", folder, "-o", out, *asked)
+    done("verify", out, "--source", folder, "--rules", rule)
     with formats.open(out) as source:
+        after = {
+            key: tensor_of(source, stored) for key, stored in source.index.passed_through.items()
+        }
+    same(
+        after,
+        {key.replace(".decoder.layers.", ".h."): tensor for key, tensor in before.items()},
+    )
+    done("apply", folder, "-o", left, *asked, "--set", "optimizer=drop", "--allow", "drop")
+    with formats.open(left) as source:
         assert not [key for key in source.index.passed_through if "exp_avg" in key]
+
+
+# what flips the tensors of layers as well
+FLIP = RENAME.replace('{k}"}', '{k}", via: [{flip: {dim: 0}}]}', 1)
+
+
+@pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq", "fp32_param"])
+@pytest.mark.parametrize("optimizer", ["optimizer", "chained_1.optimizer"])
+def test_moments_of_each_spelling_follow(optimizer: str, moment: str, tmp_path: Path) -> None:
+    rule, out = tmp_path / "r.yaml", tmp_path / "out"
+    rule.write_text(FLIP)
+    state = {"decoder.layers.a.weight": seeded(2, 3), "norm": seeded(2)}
+    kept = {
+        f"{optimizer}.state.{moment}.decoder.layers.a.weight": seeded(2, 3) + 1,
+        f"{optimizer}.state.{moment}.norm": seeded(2) + 1,
+    }
+    folder = made(tmp_path / "c", state | kept)
+    done("apply", folder, "-o", out, "--rules", rule)
+    done("verify", out, "--source", folder, "--rules", rule)
+    with formats.open(out) as source:
+        found = {k: tensor_of(source, at) for k, at in source.index.passed_through.items()}
+    layers, norm = kept.values()
+    due = {f"/{optimizer}.state.{moment}.h.{n}.a.weight": layers[n].flip(0) for n in range(2)}
+    same(found, {**due, f"/{optimizer}.state.{moment}.norm": norm})
 
 
 @pytest.mark.parametrize(
     "key",
     [
         "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.bucket_idx_0.exp_avg",
-        "chained_1.optimizer.state.exp_avg.decoder.layers.a.weight",
-        "optimizer.state.fp32_param.decoder.layers.a.weight",
+        "chained_1.optimizer.distributed.dp_group_idx_0.gbuf_idx_0.bucket_idx_0.param",
+        "optimizer.state.exp_avg.decoder.layers.of.another.model.weight",
     ],
 )
 def test_no_spelling_of_optimizer_state_goes_stale_in_silence(key: str, tmp_path: Path) -> None:
     rule, out = tmp_path / "r.yaml", tmp_path / "out"
-    # other shapes, for what counts elements and names no parameter
-    rule.write_text(RENAME.replace('{k}"}', '{k}", via: [{flip: {dim: 0}}]}', 1))
+    rule.write_text(FLIP)
     state = {"decoder.layers.a.weight": seeded(2, 3), "norm": seeded(2), key: seeded(2, 3)}
     folder = made(tmp_path / "c", state)
     failed = run("apply", folder, "-o", out, "--rules", rule)
@@ -436,6 +492,15 @@ class TestWhatContradictsItself:
             common = {"args": argparse.Namespace(**right)}
             formats.open(made(tmp_path / f"right{number}", state, common=common)).close()
         common = {"args": argparse.Namespace(**{"num_layers": 4, "num_experts": 2, **args})}
+        self.say(made(tmp_path / "c", state, common=common), "M938", text)
+
+    def test_arguments_of_a_model_of_another_width(self, tmp_path: Path) -> None:
+        state = {"decoder.final_layernorm.weight": seeded(3)}
+        formats.open(
+            made(tmp_path / "a", state, common={"args": argparse.Namespace(hidden_size=3)})
+        ).close()
+        common = {"args": argparse.Namespace(hidden_size=4)}
+        text = "has the shape [3], and the arguments in common.pt say `hidden_size` 4"
         self.say(made(tmp_path / "c", state, common=common), "M938", text)
 
     def test_arguments_of_experts_that_are_not_there(self, tmp_path: Path) -> None:

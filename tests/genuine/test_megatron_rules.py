@@ -17,6 +17,7 @@ from marks import thorough
 from safetensors.torch import load_file
 
 import migrate
+from migrate import formats
 
 RUNS = [
     (family, kind, grid)
@@ -168,3 +169,102 @@ def test_the_way_back_cuts_for_two_ranks_as_megatron_core_does(family: str, tmp_
         for key in own:
             if not key.startswith(("embedding.", "output_layer.")):
                 assert torch.equal(made[key], own[key]), key
+
+
+# what a configuration does not say as the run did: how long its samples were, what it padded the
+# vocabulary to, and what it saved
+UNLIKE = {
+    "seq_length", "vocab_size", "padded_vocab_size", "make_vocab_size_divisible_by", "no_save_rng",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", sorted(megatron_runs.RUNS))
+def test_arguments_are_made_of_a_configuration(family: str, tmp_path: Path) -> None:
+    """All that Megatron compares or takes over is there, as a run of the same model had it."""
+    source = tmp_path / "hf"
+    source.mkdir()
+    for name in ("model.safetensors", "config.json"):
+        (source / name).write_bytes((megatron_runs.family(family) / "hf" / name).read_bytes())
+    params = {"te": False, "padded": VOCABULARY}
+    if family in OF_EXPERTS:
+        params |= {"te_experts": False, "local_experts": True}
+    if family in ("qwen2", "mixtral"):
+        params["head_dim"] = 4
+    migrate.apply(
+        source,
+        tmp_path / "out",
+        to="megatron-gpt@mcore",
+        from_=f"megatron-gpt@{family}",
+        params=params,
+    )
+    made, wanted = (
+        values_of_root(path)
+        for path in (tmp_path / "out", megatron_runs.run_folder(family, "legacy", "1"))
+    )
+    assert [key for key in made if not key.startswith("args.")][:2] == [
+        "checkpoint_version",
+        "iteration",
+    ]
+    assert (made["checkpoint_version"], made["iteration"]) == (3.0, 0)
+    unlike = {
+        key[5:]
+        for key, value in made.items()
+        if key.startswith("args.") and key in wanted and repr(wanted[key]) != repr(value)
+    }
+    assert unlike == UNLIKE
+    assert len(made) > 50
+    # and back: nothing of it is left
+    migrate.downgrade(tmp_path / "out", tmp_path / "back")
+    found = migrate.inspect(tmp_path / "back").to_json()
+    assert found["items"] == []
+    assert (
+        load_file(tmp_path / "back" / "model.safetensors").keys()
+        == load_file(source / "model.safetensors").keys()
+    )
+
+
+def values_of_root(path: Path) -> dict[str, Any]:
+    """The values of a checkpoint of one part by path, as JSON."""
+    with formats.open(path) as source:
+        return dict(source.index.items)
+
+
+def test_scaled_rope_is_said_where_megatron_scales_it_so(tmp_path: Path) -> None:
+    source = tmp_path / "hf"
+    source.mkdir()
+    hf = megatron_runs.family("llama") / "hf"
+    (source / "model.safetensors").write_bytes((hf / "model.safetensors").read_bytes())
+    config = json.loads((hf / "config.json").read_text())
+    scaled = {
+        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    asked = {
+        "to": "megatron-gpt@mcore",
+        "from_": "megatron-gpt@llama",
+        "params": {"te": False, "padded": VOCABULARY},
+    }
+    config["rope_parameters"] |= scaled
+    (source / "config.json").write_text(json.dumps(config))
+    migrate.apply(source, tmp_path / "out", **asked)
+    made = values_of_root(tmp_path / "out")
+    assert (made["args.use_rope_scaling"], made["args.rope_scaling_factor"]) == (True, 32.0)
+    for name, other in {"rope_type": "yarn", "low_freq_factor": 2.0}.items():
+        config["rope_parameters"] |= {**scaled, name: other}
+        (source / "config.json").write_text(json.dumps(config))
+        with pytest.raises(migrate.MigrateError) as refused:
+            migrate.plan(source, **asked)
+        assert {d.code for d in refused.value.diagnostics} == {"M114"}
+
+
+def test_arguments_that_nothing_says_are_named(tmp_path: Path) -> None:
+    source = tmp_path / "hf"
+    source.mkdir()
+    hf = megatron_runs.family("llama") / "hf"
+    (source / "model.safetensors").write_bytes((hf / "model.safetensors").read_bytes())
+    params = {"te": False, "heads": 4, "groups": 2, "head_dim": 4}
+    asked = {"to": "megatron-gpt@mcore", "from_": "megatron-gpt@llama"}
+    plan = migrate.plan(source, params=params, **asked)
+    (note,) = [note for note in plan.document["notes"] if "are not made" in note]
+    assert "`args`, `checkpoint_version`, `iteration` are not made" in note
+    assert "`positions`" in note

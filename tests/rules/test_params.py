@@ -7,7 +7,7 @@ from rule_text import load_text
 
 from migrate.core.errors import QuestionError
 from migrate.rules.files import LoadedFile
-from migrate.rules.model import Param
+from migrate.rules.param_model import Param
 from migrate.rules.params import declare, resolve
 
 

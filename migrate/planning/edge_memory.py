@@ -1,0 +1,116 @@
+"""What a stamp holds of the edges of a path: the params that they were walked with, and whether
+their rules have changed since.
+
+An edge from a layout to itself is told by its direction, which its ends do not show. What it was
+asked for once is not asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import Diagnostic, option, printable
+from ..rules.files import VALUES
+from ..source.grids import grid_of
+from .unchanged import goes_back, standing_entries
+
+if TYPE_CHECKING:
+    from .pathstate import PathStep
+
+
+def remembered(
+    applied: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], step: PathStep
+) -> dict[str, Any]:
+    """What the stamp holds of this edge: its latest params and, if it is undone, how files were.
+
+    `files`, `kept` and `absent` are None where no entry is undone, because then they are not known.
+    """
+    here = standing_entries(applied) if applied else ()
+    undone = [
+        e
+        for e in here
+        if (e["lineage"], e["from"], e["to"]) == (step.lineage, step.goal, step.start)
+        and not goes_back(e)
+    ]
+    # what was asked for once of an edge from a layout to itself is not asked for again
+    known = applied if not step.loops else undone[-1:] if step.backwards else ()
+    ends, params = {step.start, step.goal}, dict[str, Any]()
+    for entry in (*known, *again):
+        if entry["lineage"] == step.lineage and {entry["from"], entry["to"]} == ends:
+            params.update(entry["params"])
+    before = undone[-1] if undone and step.backwards else {"files": None}
+    kept = undone[-1].get("kept", []) if undone else None
+    left = before.get("optimizer")
+    return {
+        "params": params,
+        "files": before.get("files", {}),
+        # values that the way there made, where that was the way back of the rules
+        "made": _values_of(undone[-1]) if undone and not step.backwards else {},
+        "ranks": before.get("ranks", ""),
+        "grid": grid_of(before["grid"]) if "grid" in before else None,
+        "kept": kept,
+        "absent": undone[-1].get("absent") if undone else None,
+        "optimizer": left,
+    }
+
+
+def _values_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """How what an entry of a stamp did to the values beside the model is undone."""
+    return {path: undo for path, undo in entry.get("files", {}).items() if path == VALUES}
+
+
+def entry_of(step: PathStep) -> dict[str, Any]:
+    """What a stamp calls the edge and its direction."""
+    entry: dict[str, Any] = {"lineage": step.lineage, "from": step.start, "to": step.goal}
+    return {**entry, "backwards": True} if step.loops and step.backwards else entry
+
+
+def changed_rules(
+    step: PathStep,
+    hashes: Sequence[Mapping[str, str]],
+    applied: Sequence[Mapping[str, Any]],
+    again: Sequence[Mapping[str, Any]],
+) -> Iterator[Diagnostic]:
+    """M518 where an edge of a stamp is undone or walked again with rules that mean something else
+    than those that were applied.
+    """
+    there, back = (step.lineage, step.start, step.goal), (step.lineage, step.goal, step.start)
+    entries = [e for e in again if (e["lineage"], e["from"], e["to"]) == there]
+    if step.backwards and not entries:
+        entries = [
+            e for e in standing_entries(applied) if (e["lineage"], e["from"], e["to"]) == back
+        ]
+    if not entries:
+        return
+    was = {rule["id"]: rule["hash"] for rule in entries[-1]["rules"]}
+    now = {rule["id"]: rule["hash"] for rule in hashes}
+    if was != now:
+        differ = [
+            f"{name} has changed since" for name in now if was.get(name, now[name]) != now[name]
+        ]
+        differ += [f"{name} did not exist then" for name in now.keys() - was.keys()]
+        differ += [f"{name} no longer exists" for name in was.keys() - now.keys()]
+        edge = " → ".join(printable(entries[-1][end], 100) for end in ("from", "to"))
+        way = (
+            f"migrate {printable(entries[-1]['tool'])} wrote the stamp; the rules of that release "
+            "restore what was there"
+        )
+        if pack := entries[-1].get("pack"):
+            words = [printable(pack[k], 100) for k in ("origin", "name", "version") if pack.get(k)]
+            way = (
+                f"those that were applied did not ship with migrate ({' '.join(words)}), and "
+                f"restore what was there: name them with {option('rules')}"
+            )
+        yield Diagnostic(
+            "M518",
+            f"the stamp says that {step.lineage} {edge} was applied with other rules than are "
+            "found now",
+            notes=tuple(printable(line, 300) for line in sorted(differ)[:8]),
+            help=way,
+        )
+
+
+def turns(entry: Mapping[str, Any]) -> bool:
+    """Whether what the entry's ends say of its direction holds."""
+    return entry["from"] != entry["to"] or goes_back(entry)
