@@ -108,7 +108,7 @@ def _is_sound(like: WrittenGrid) -> bool:
 def _sizes(asked: AskedGrid, like: WrittenGrid | None, ranks: int) -> dict[str, int]:
     """The sizes of the axes: as asked, else as they were, else 1."""
     was = dict.fromkeys(_megatron.SIZES, 1) | (dict(like.sizes) if like is not None else {})
-    sizes = was | asked.sizes
+    sizes: dict[str, int] = {**was, **asked.sizes}
     said = asked.sizes.get("TP", ranks)
     if said != ranks:
         _refuse(

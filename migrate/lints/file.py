@@ -44,8 +44,8 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
             # one with choices refuses a checkpoint that says something else, one with limits what
             # params say together
             refuses = param.choices and (param.value or param.config)
-            refuses = refuses or (param.maximum is not None and param.follows)
-            if name not in used and not refuses:
+            limits = param.maximum is not None and param.follows
+            if not (name in used or refuses or limits):
                 yield finding(
                     "M607",
                     f"nothing uses the param `{name}`",

@@ -41,8 +41,9 @@ _MAKE_ANEW = frozenset({OBJECT_FORM, REQUANTIZE})
 OUTPUT_FORMATS = ("safetensors", "torch", "dcp", "torch_dist")
 # the one whose tensors are cut for ranks
 DISTRIBUTED = OUTPUT_FORMATS[2]
-# those that `.metadata` describes, and that are always a folder; the last is Megatron's
+# those that `.metadata` describes, and that are always a folder; Megatron's holds whole tensors
 DESCRIBED = OUTPUT_FORMATS[2:]
+WHOLE_TENSORS = DESCRIBED[-1]
 # of the ranks that an output can be cut for
 MOST_CHUNKS = 65_536
 # of a file of entries

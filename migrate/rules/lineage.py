@@ -198,15 +198,15 @@ def path(
     if at == end and loop is None:
         return []
     if at == end:
-        edge = lineage.loop(start)
-        if edge is None:
+        itself = lineage.loop(start)
+        if itself is None:
             fail(
                 "M502",
                 f"no edge of lineage `{printable(lineage.name)}` leads from `{printable(start)}` "
                 "to itself",
                 help="update the rule pack",
             )
-        return [DirectedEdge(edge, loop)]
+        return [DirectedEdge(itself, bool(loop))]
     if lineage.ordered and down is not None and down != (end < at):
         verb, way = ("`migrate apply`", "later") if down else ("`migrate downgrade`", "earlier")
         fail(
