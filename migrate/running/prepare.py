@@ -37,6 +37,7 @@ from ..planning.request import (
     OPTIMIZER_PARAM,
     OUTPUT_FORMATS,
     STALE_OPTIMIZER,
+    WHOLE_TENSORS,
     Request,
     output_format_of,
     with_permissions,
@@ -52,7 +53,7 @@ from ..source.pickle.tree import PARAMETER
 from ..source.shards import RANK_NAMES, by_rank, check_names, naming
 from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
-from .cutting import format_for, grid_for, grid_parts, naming_for, path_found
+from .cutting import format_for, grid_for, grid_parts, joins_ranks, naming_for
 from .gathered_ranks import WHOLE, CutParts, called_parts
 from .geometry import ByteLayouts
 from .kept import has_place, kept_parts
@@ -327,13 +328,13 @@ def _plan(
         from .encoding_anew import encodes_anew
 
         source = encodes_anew(source, request)
-    migration_path, request = path_found(
-        lambda asked: find_path(
-            source.index, side_reader(source), stamp, asked, states=States(source)
-        ),
-        request,
-        source,
-    )
+    sides, has = side_reader(source), States(source)
+    migration_path = find_path(source.index, sides, stamp, request, states=has)
+    if request.output_format == WHOLE_TENSORS:
+        asked = joins_ranks(request, migration_path, source)
+        if asked is not request:
+            request = asked
+            migration_path = find_path(source.index, sides, stamp, request, states=has)
     steps, read = migration_path.steps, source.index.grid
     written = format_for(source, request, migration_path, folder)
     if read is not None:
