@@ -58,7 +58,7 @@ from .patches import (
     undo_steps,
 )
 from .sides import SideFiles
-from .tensor_params import dtypes_of, grouped_names, names_of, presence_of, sizes_of
+from .tensor_params import Asked, dtypes_of, grouped_names, names_of, presence_of, sizes_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -307,7 +307,7 @@ class PathState:
                 parameters.STAMP,
                 {n: v for n, v in step.memory.get("params", {}).items() if n in declared},
             ),
-            *self._sources(step, tensors),
+            *self._sources(step, Asked(tensors)),
         ]
         for name in given:
             at = (spans[name],) if name in spans else ()
@@ -507,7 +507,8 @@ class PathState:
         """What is said of a layout's params by those of the rules and by tensors in the layout."""
         from .made_files import ReachedLayout
 
-        return lambda asked: [("the rules", params), *self._said(ReachedLayout(), asked, tensors)]
+        reached = Asked(tensors)
+        return lambda asked: [("the rules", params), *self._said(ReachedLayout(), asked, reached)]
 
     def _changed(self, path: str, patch: Any) -> dict[str, Any] | None:
         """The part of a patch that says otherwise than what a stamp restored; None: no file."""
@@ -563,7 +564,7 @@ class PathState:
                         f"is not as it was before {file.model.id}"
                     )
 
-    def _sources(self, step: PathStep, tensors: Mapping[str, Tensor]) -> Iterator[Said]:
+    def _sources(self, step: PathStep, tensors: Asked) -> Iterator[Said]:
         """What the checkpoint says of the step's params: (source for messages, {param: value})."""
         for file in step.files:
             for path in file.model.files if step.backwards and _leaves_patches(step) else ():
@@ -574,7 +575,7 @@ class PathState:
         self,
         step: PathStep | ReachedLayout,
         params: Mapping[str, Param],
-        tensors: Mapping[str, Tensor],
+        tensors: Asked,
     ) -> Iterator[Said]:
         """What side files and tensors say of the params."""
         for name, param in params.items():

@@ -218,6 +218,9 @@ def _moves(
     try:
         value = _comparable(convert(given[name], param, is_text=True))
         known = [values[name] for _, values in others if values.get(name) is not None]
+        if not known and param.follows is None:
+            # it says what was not known, and no other value of what was
+            return False
         return all(_comparable(convert(one, param)) != value for one in known)
     except RefusedError:
         return False
