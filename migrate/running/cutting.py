@@ -4,7 +4,7 @@ for each rank, called as before, or the parts of a grid, as its layout and the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from ..core.errors import fail, listed, option, together
 from ..planning.grids import RANKS, asked_grid
 from ..planning.optimizer_states import find_states
 from ..planning.optimizers import DROP
-from ..planning.request import OPTIMIZER_PARAM, WHOLE_TENSORS, Request, output_format_of
+from ..planning.request import OPTIMIZER_PARAM, Request, output_format_of
 from ..source.shards import Naming, by_rank, naming
 from .gathered_ranks import CutParts, called_in
 
@@ -44,25 +44,20 @@ def format_for(source: Source, request: Request, path: MigrationPath, folder: bo
     return plain if request.backwards and goal.grid is not None else goal.format
 
 
-def path_found(
-    find: Callable[[Request], MigrationPath], request: Request, source: Source
-) -> tuple[MigrationPath, Request]:
-    """The path, and what is asked with what the format asks for: where that holds whole tensors,
-    and the source has those of ranks, the layout's own edge joins them.
+def joins_ranks(request: Request, path: MigrationPath, source: Source) -> Request:
+    """What is asked, with what the format asks for: where that holds whole tensors, and the source
+    has those of ranks, the edge from the layout to itself joins them.
     """
-    path = find(request)
+    goal = next((layout for layout in path.goals if layout.grid is not None), None)
+    ranks = None if goal is None or goal.grid is None else goal.grid.axes.get(RANKS)
     if (
-        request.output_format != WHOLE_TENSORS
+        ranks is None
+        or ranks in request.params
         or request.backwards
         or "@" not in "".join(source.index.tensors)
     ):
-        return path, request
-    goal = next((layout for layout in path.goals if layout.grid is not None), None)
-    ranks = None if goal is None or goal.grid is None else goal.grid.axes.get(RANKS)
-    if ranks is None or ranks in request.params:
-        return path, request
-    asked = replace(request, params={**request.params, ranks: "1"})
-    return find(asked), asked
+        return request
+    return replace(request, params={**request.params, ranks: "1"})
 
 
 def grid_for(

@@ -36,6 +36,7 @@ from ..planning.request import (
     OPTIMIZER_PARAM,
     OUTPUT_FORMATS,
     STALE_OPTIMIZER,
+    WHOLE_TENSORS,
     Request,
     output_format_of,
     with_permissions,
@@ -51,7 +52,6 @@ from ..source.pickle.tree import PARAMETER
 from ..source.shards import RANK_NAMES, by_rank, check_names, naming
 from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
-from .cutting import path_found
 from .gathered_ranks import WHOLE, CutParts, called_parts
 from .geometry import ByteLayouts
 from .kept import has_place, kept_parts
@@ -326,13 +326,15 @@ def _plan(
         from .encoding_anew import encodes_anew
 
         source = encodes_anew(source, request)
-    migration_path, request = path_found(
-        lambda asked: find_path(
-            source.index, side_reader(source), stamp, asked, states=States(source)
-        ),
-        request,
-        source,
-    )
+    sides, has = side_reader(source), States(source)
+    migration_path = find_path(source.index, sides, stamp, request, states=has)
+    if request.output_format == WHOLE_TENSORS:
+        from .cutting import joins_ranks
+
+        asked = joins_ranks(request, migration_path, source)
+        if asked is not request:
+            request = asked
+            migration_path = find_path(source.index, sides, stamp, request, states=has)
     steps, read = migration_path.steps, source.index.grid
     apart = read is not None or bool(migration_path.goals) or migration_path.grid is not None
     if apart:
