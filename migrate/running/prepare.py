@@ -331,10 +331,9 @@ def _plan(
     sides, has = side_reader(source), States(source)
     migration_path = find_path(source.index, sides, stamp, request, states=has)
     if request.output_format == WHOLE_TENSORS:
-        asked = joins_ranks(request, migration_path, source)
-        if asked is not request:
-            request = asked
-            migration_path = find_path(source.index, sides, stamp, request, states=has)
+        if (asked := joins_ranks(request, migration_path, source)) is not request:
+            migration_path = find_path(source.index, sides, stamp, asked, states=has)
+        request = asked
     steps, read = migration_path.steps, source.index.grid
     written = format_for(source, request, migration_path, folder)
     if read is not None:
@@ -357,7 +356,8 @@ def _plan(
 
         check_misfits(error, source.index, side_reader(source), partial(read_elements, source))
         raise
-    refuse_idle(migration_path, composition, source.index.tensors)
+    if not request.reshapes:
+        refuse_idle(migration_path, composition, source.index.tensors)
     reading, lost, extra = source, tuple[str, ...](), tuple[str, ...]()
     if request.undo:
         from .undo import find_lost, take_back
