@@ -363,7 +363,8 @@ def _plan(
 
         check_misfits(error, source.index, side_reader(source), partial(read_elements, source))
         raise
-    refuse_idle(migration_path, composition, source.index.tensors)
+    if not request.reshapes:
+        refuse_idle(migration_path, composition, source.index.tensors)
     reading, lost, extra = source, tuple[str, ...](), tuple[str, ...]()
     if request.undo:
         from .undo import find_lost, take_back
