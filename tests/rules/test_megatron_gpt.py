@@ -33,7 +33,11 @@ ARGS = {
     "padded_vocab_size": 4,
 }
 # what stands in a field otherwise than in an int, a bool or a text
-OTHERS = {"window_size": [128, 0], "moe_router_topk_scaling_factor": 2.5, "rotary_percent": 0.5}
+OTHERS = {
+    "window_size": [128, 0], "no_rope_freq": [0, 0, 0, 1], "moe_router_topk_scaling_factor": 2.5,
+    "rotary_percent": 0.5, "glu_linear_offset": 1.0, "activation_func_clamp_value": 7.0,
+    "softmax_scale": 0.5,
+}  # fmt: skip
 
 
 def gates(family: str) -> dict[str, Any]:
@@ -68,7 +72,10 @@ def test_each_value_that_the_family_has_not_is_refused_by_its_name(
     assert {
         "swiglu", "position_embedding_type", "rotary_percent", "apply_layernorm_1p",
         "attention_output_gate", "multi_latent_attention", "mtp_num_layers", "add_bias_linear",
+        "no_rope_freq", "glu_linear_offset", "activation_func_clamp_value", "softmax_scale",
     } <= known.keys()  # fmt: skip
+    if family in ("mixtral", "qwen3-moe"):
+        assert {"moe_router_num_groups", "moe_apply_probs_on_input"} <= known.keys()
     for field, param in known.items():
         value = OTHERS.get(field)
         if value is None:
