@@ -38,8 +38,10 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
             )
         used = {name for _, name in used_params(file.loaded)}
         for name, param in file.model.params.items():
-            # one with choices refuses a checkpoint that says something else
-            if name not in used and not (param.choices and (param.value or param.config)):
+            # one with choices, or with the sizes of tensors, refuses a checkpoint that says
+            # something else
+            refuses = (param.choices or param.shape) and (param.value or param.config)
+            if name not in used and not refuses:
                 yield finding(
                     "M607",
                     f"nothing uses the param `{name}`",
