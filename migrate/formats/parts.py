@@ -547,6 +547,8 @@ def _experts(parts: Sequence[_Part], groups: int, label: str) -> None:
                 )
             if absent := _absent(held.experts):
                 contradict(label, f"{part.called} lacks experts: {listed(absent, 8)}")
+            if held.lost:
+                contradict(label, f"{part.called} lacks {printable(held.lost)}")
             counts.setdefault(len(held.experts), part.called)
     if len(counts) > 1:
         contradict(

@@ -405,6 +405,26 @@ GROUPS: dict[str, tuple[Callable[..., None], str, tuple[str, ...]]] = {
         "M924",
         ("mp_rank_00_001 lacks experts: 0",),
     ),
+    "an expert is missing in one layer": (
+        in_part(
+            LAST,
+            lambda root: root["model"].pop(
+                "decoder.layers.2.mlp.experts.local_experts.1.linear_fc1.weight"
+            ),
+        ),
+        "M924",
+        ("mp_rank_00_001 lacks decoder.layers.2.mlp.experts.local_experts.1.linear_fc1.weight",),
+    ),
+    "a layer without experts in one group": (
+        in_part(
+            LAST,
+            lambda root: [
+                root["model"].pop(k) for k in [*root["model"]] if "layers.2.mlp.experts." in k
+            ],
+        ),
+        "M924",
+        ("decoder.layers.2.mlp.experts.local_experts.*.linear_fc1.weight",),
+    ),
     "a dense weight that one group lacks": (
         in_part(LAST, lambda root: root["model"].pop("decoder.layers.0.mlp.router.weight")),
         "M924",
