@@ -178,6 +178,7 @@ def open_parts(place: Place, found: Found) -> Source:
         report.check()
         _agree(parts, label)
         grid, numbered = _grid_of(parts, found.alone, place.parts, label)
+        _require_different(parts, label)
         # what counts the parameters of a part counts those of no whole model
         keep = not grid.joined or (found.alone and len(parts[0].models) == 1)
         held = _read(parts, grid, numbered, place, keep)
@@ -258,6 +259,26 @@ def _agree(parts: Sequence[_Part], label: str) -> None:
                 help=MIXED,
             )
     report.check()
+
+
+def _require_different(parts: Sequence[_Part], label: str) -> None:
+    """M924 where two parts are one: a file of the same rank with the same bytes in every storage.
+
+    The rank alone does not tell, because a program that converts writes all parts with its own.
+    """
+    known: dict[tuple[int, frozenset[tuple[str, int, int | None]]], _Part] = {}
+    for part in parts:
+        rank = (part.facts.args or {}).get("rank")
+        sums = frozenset((name, at.size, at.crc) for name, at in part.raw.places.items())
+        if type(rank) is not int or not sums or any(crc is None for _, _, crc in sums):
+            continue
+        same = known.setdefault((rank, sums), part)
+        if same is not part:
+            contradict(
+                label,
+                f"{same.called} and {part.called} are the same part, that of rank {rank}",
+                help=_FETCH,
+            )
 
 
 def _said(part: _Part, name: str) -> Any:

@@ -273,6 +273,28 @@ def test_two_names_of_one_part(tmp_path: Path) -> None:
     assert "mp_rank_00_0001" in found
 
 
+@pytest.mark.parametrize(("tp", "ep", "stages"), [(2, 1, EVEN[:1]), (1, 2, EVEN[:1]), (1, 1, EVEN)])
+def test_one_part_in_two_places(tmp_path: Path, tp: int, ep: int, stages: Stages) -> None:
+    model = whole_model(2 * len(stages), experts=2)
+    folder = write_run(tmp_path, model, stages, tp=tp, ep=ep, args={})
+    first, second = sorted(path for path in folder.iterdir())
+    shutil.copy(first / WEIGHTS, second / WEIGHTS)
+    found = refused(folder, "M924")
+    assert f"{first.name} and {second.name} are the same part, that of rank 0" in found
+
+
+def test_parts_that_one_process_wrote_differ_in_their_tensors(tmp_path: Path) -> None:
+    folder = write_run(
+        tmp_path,
+        whole_model(4),
+        tp=2,
+        args={},
+        change=lambda name, root: setattr(root["args"], "rank", 0),
+    )
+    with formats.open(folder) as source:
+        assert "decoder.layers.3.mlp.linear_fc1.weight@1" in source.index.tensors
+
+
 def test_parts_of_two_kinds_of_grids(tmp_path: Path) -> None:
     folder = write_run(tmp_path, whole_model(4), EVEN, args={})
     write_run(tmp_path / "other", whole_model(4), args={})
