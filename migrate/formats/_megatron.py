@@ -66,6 +66,8 @@ DESCRIBING = (
     "moe_layer_freq", "moe_shared_expert_intermediate_size", "moe_grouped_gemm",
     "multi_latent_attention", "mtp_num_layers", "transformer_impl",
 )  # fmt: skip
+# those that tell a run, and how far it was, from another one of the same model
+OF_RUN = ("seed", "consumed_train_samples")
 # layers of a layout's text that are believed
 _MOST_LAYERS = 100_000
 

@@ -248,7 +248,7 @@ def _agree(parts: Sequence[_Part], label: str) -> None:
     if any((part.facts.args is None) != (first.facts.args is None) for part in parts):
         without = [part.called for part in parts if part.facts.args is None]
         contradict(label, f"parts without args, beside others that have them: {listed(without, 8)}")
-    for name in ("iteration", *_megatron.DESCRIBING):
+    for name in ("iteration", *_megatron.DESCRIBING, *_megatron.OF_RUN):
         said = _said(first, name)
         other = next((part for part in parts if _said(part, name) != said), None)
         if other is not None:

@@ -322,6 +322,10 @@ CHANGES: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
         in_part(LAST, lambda root: setattr(root["args"], "hidden_size", 8)),
         ("`hidden_size` is 4 in mp_rank_00_000 and 8 in mp_rank_00_001",),
     ),
+    "another run of the model": (
+        in_part(LAST, lambda root: setattr(root["args"], "seed", 2)),
+        ("`seed` is 1234 in mp_rank_00_000 and 2 in mp_rank_00_001",),
+    ),
     "args in one part only": (
         in_part(LAST, lambda root: root.pop("args")),
         ("parts without args", "mp_rank_00_001"),
