@@ -36,6 +36,7 @@ MODEL = "model"
 _AXES = ("TP", "PP", "EP")
 # what `parts` may say that a second number counts
 _SECOND = {"stages": "PP", "experts": "EP"}
+_COUNTED = {"PP": "pipeline stages", "EP": "expert groups"}
 _MOST_STAGES = 100_000
 _FETCH = "fetch them again: the tensors of a checkpoint are whole only with all its parts"
 
@@ -342,8 +343,8 @@ def _coordinates(
         if counted != numbers - 1:
             contradict(
                 label,
-                f"args say PP {stages} x EP {groups}, so that names have {counted + 1} numbers, "
-                f"and there is {parts[0].called}",
+                f"args say PP {stages} x EP {groups}, so that names have "
+                f"{plural(counted + 1, 'number')}, and there is {parts[0].called}",
             )
     second = _second(parts, said, label) if numbers == 2 else "PP"
     for part in parts:
@@ -356,6 +357,14 @@ def _coordinates(
         "EP": max(part.group for part in parts) + 1,
     }
     sizes = {axis: facts.size(axis) or most[axis] for axis in _AXES}
+    for axis in {1: (), 2: (second,), 3: ("PP", "EP")}[numbers]:
+        if sizes[axis] == 1 and not alone:
+            fail(
+                "M920",
+                f"{label}: names such as {parts[0].called} are those of several {_COUNTED[axis]}, "
+                "and there is one",
+                help=f"{_FETCH}; {parts[0].called} itself can be read alone",
+            )
     for axis in _AXES:
         if most[axis] > sizes[axis]:
             beyond = [part.called for part in parts if _at(part, axis) >= sizes[axis]]
@@ -479,7 +488,9 @@ def _layers(
     said = _megatron.spread(parts[0].facts, stages, virtual)
     if isinstance(said, str) and stages * virtual > 1:
         contradict(
-            label, f"args contradict themselves: {said}", help="the part was changed by hand"
+            label,
+            f"args contradict themselves: {said}",
+            help="if they were changed after saving, take the parts as they were saved",
         )
     whole = all(not held.others for part in parts for held in part.numbers)
     expected = said if isinstance(said, list) and whole else None
@@ -561,8 +572,9 @@ def _experts(parts: Sequence[_Part], groups: int, label: str) -> None:
             if facts.expert_tensor is not None:
                 fail(
                     "M925",
-                    f"{label}: experts are cut for {facts.expert_tensor} tensor-parallel ranks "
-                    f"and the rest for {facts.size('TP')}, and such parts are not joined",
+                    f"{label}: experts are cut for "
+                    f"{plural(facts.expert_tensor, 'tensor-parallel rank')} and the rest for "
+                    f"{facts.size('TP')}, and such parts are not joined",
                     help="save it with expert_tensor_parallel_size equal to "
                     "tensor_model_parallel_size, or as a distributed checkpoint",
                 )

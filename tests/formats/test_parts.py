@@ -259,6 +259,19 @@ def test_args_say_how_many_parts_there_are(tmp_path: Path) -> None:
     assert "args say TP 2" in refused(folder, "M924")
 
 
+@pytest.mark.parametrize(("grid", "missing"), [({"tp": 2}, "stages"), ({"ep": 2}, "groups")])
+def test_names_of_several_parts_tell_that_the_others_are_missing_where_args_are_silent(
+    tmp_path: Path, grid: dict[str, int], missing: str
+) -> None:
+    stages = EVEN if missing == "stages" else (((0, 1),),)
+    folder = write_run(tmp_path, whole_model(4, experts=2), stages, **grid)
+    for path in folder.glob("*_001"):
+        shutil.rmtree(path)
+    assert f"{missing}, and there is one" in refused(folder, "M920")
+    with formats.open(folder / "mp_rank_00_000") as source:
+        assert "decoder.layers.1.input_layernorm.weight" in source.index.tensors
+
+
 def test_a_folder_without_weights_is_a_missing_part(tmp_path: Path) -> None:
     folder = write_run(tmp_path, whole_model(4), EVEN, args={})
     (folder / part_name(0, 1) / WEIGHTS).unlink()
