@@ -23,6 +23,7 @@ from ..source.pickle.nodes import ABSENT
 from ..source.pickle.tree import DictNode, ListNode, TensorRecord
 from ..source.shards import in_natural_order
 from ..source.tree import STATE
+from ._megatron import OLDEST_VERSION
 
 # keys that layers and experts may make; no model comes near
 MOST_KEYS = 1_000_000
@@ -128,7 +129,8 @@ def arrange(
     """The tree that Megatron's training script saved, of the entries of a distributed checkpoint
     and the values of `common.pt`; tensors that are made get their places in `placed`.
 
-    M937 in `report` for what is not read, M938 for what contradicts itself; M914 for too many keys.
+    M925 in `report` for an older version, M937 for what is not read, M938 for what contradicts
+    itself; M914 for too many keys.
     """
     made = _Arranged(placed, label, report)
     for key, value in leaves.items():
@@ -302,6 +304,14 @@ class _Arranged:
 
     def compare(self, common: DictNode) -> None:
         """Problems where the arguments in `common.pt` are those of another model."""
+        version = common.get("checkpoint_version")
+        if type(version) in (int, float) and version < OLDEST_VERSION:
+            self._wrong(
+                f"common.pt is of checkpoint_version {version}, whose rows of queries, keys and "
+                "values are in another order",
+                "M925",
+                help="load it with Megatron and save it again",
+            )
         args = common.get("args")
         if type(args) is not DictNode:
             return
@@ -315,7 +325,9 @@ class _Arranged:
         }
         for field, found in said.items():
             due = args.get(field, ABSENT)
-            due = 0 if due is None else due
+            if due is None:
+                # without experts Megatron has no number of them
+                due = 0 if field == "num_experts" else ABSENT
             wrong = [where for where, count in found if type(due) is int and count != due]
             for where in wrong[:1]:
                 self._wrong(
