@@ -547,6 +547,7 @@ def verify(
     progress: Progress | None = None,
     inform: Callable[[VerifyEstimate], None] | None = None,
     at: str | None = None,
+    side: PathLike | None = None,
     ranks: Ranks | None = None,
 ) -> VerifyReport:
     """Recompute every output tensor from the source with a second implementation; compare bytes.
@@ -569,13 +570,13 @@ def verify(
         threads: Tensors to make at the same time, 1 to 64. Default: 2.
         max_memory: Bytes that tensors and what they are made of may take, also as text ("4GB").
             Default: None: two tensors at a time within 1 GB, or the largest alone.
-        sample: The part to compare, as "5%" or 0.05: tensors, and rows of large ones. Default:
-            None, all of it.
+        sample: The part to compare, as "5%" or 0.05: tensors, and rows of large ones. Default: all.
         seed: The seed that chooses the sample. Default: None, a random one; the report names it.
         progress: Called with the bytes done so far and the bytes in total. Default: None.
         inform: Called with a `VerifyEstimate` before the work begins. Default: None.
         at: The dict of a nested checkpoint that rules work on, as a path such as
             `model.state_dict`. Default: found automatically.
+        side: The folder whose side files the run took as well. Default: none.
         ranks: The place of this process among several that make the same call and share the work, a
             `migrate.core.types.Ranks`. Default: None, this process alone; the environment is not
             looked at.
@@ -603,10 +604,10 @@ def verify(
             "a seed chooses a sample, but no sample is requested",
             help=f"give {option('sample', '5%')} too, or leave {option('seed')} out",
         )
-    request = make_request(to, from_, rules, params, allow, at=at)
+    request = make_request(to, from_, rules, params, allow, at=at, side=side)
     with (
         closing(_opened("source", source, request)) as opened,
-        closing(_opened("out", out, request)) as made,
+        closing(_opened("out", out, replace(request, side=None))) as made,
     ):
         verified: Callable[..., VerifyReport] = verify_output
         if ranks is not None and ranks.world > 1:

@@ -60,6 +60,7 @@ def arguments(**changed: Any) -> dict[str, Any]:
         "virtual_pipeline_model_parallel_size": None,
         "expert_model_parallel_size": 1,
         "expert_tensor_parallel_size": None,
+        "seed": 1234,
         **changed,
     }
 

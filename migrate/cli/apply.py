@@ -176,7 +176,9 @@ def _again(question: Mapping[str, Any]) -> str:
     """The options that `verify` has to be given too: the stamp does not hold them."""
     said = "".join(f" --rules {render.word(render.place(r))}" for r in question["rules"])
     said += f" --at {render.word(at)}" if (at := question["at"]) is not None else ""
+    said += f" --side {render.word(render.place(s))}" if (s := question.get("side")) else ""
     said += " --set optimizer=drop" if "optimizer" in question["params"] else ""
+    said += f" --set parts={parts}" if (parts := question["params"].get("parts")) else ""
     return said + "".join(
         f" --allow {word}" for word in ("links", "opaque", "carry") if word in question["allow"]
     )

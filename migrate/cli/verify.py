@@ -8,7 +8,7 @@ import click
 
 from . import render
 from .launcher import ending_with_the_others, ranks, ranks_of, threads_of
-from .options import as_json, params, question, quiet
+from .options import as_json, params, question, quiet, side
 from .terminal import Progress
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     "--source", required=True, metavar="CKPT", help="The checkpoint from which OUTPUT was made."
 )
 @question
+@side
 @click.option(
     "--threads",
     type=click.IntRange(1, 64),

@@ -22,6 +22,7 @@ from ..source.pickle.nodes import ABSENT
 from ..source.pickle.tree import DictNode, ListNode, TensorRecord
 from ..source.shards import in_natural_order
 from ..source.tree import PARTS, STATE, is_state, kept_by_part
+from ._megatron import OLDEST_VERSION
 from ._torchdistkeys import (
     EXPERTS,
     GATED,
@@ -60,7 +61,8 @@ def arrange(
     """The tree that Megatron's training script saved, of the entries of a distributed checkpoint
     and the values of `common.pt`; tensors that are made get their places in `placed`.
 
-    M937 in `report` for what is not read, M938 for what contradicts itself; M914 for too many keys.
+    M925 in `report` for an older version, M937 for what is not read, M938 for what contradicts
+    itself; M914 for too many keys.
     """
     if type(common) is not DictNode or any(type(key) is not str for key, _ in common.pairs):
         fail("M938", f"{label}: the file beside it holds no dict by names")
@@ -245,6 +247,14 @@ class _Arranged:
 
     def compare(self, common: DictNode) -> None:
         """Problems where the arguments in `common.pt` are those of another model."""
+        version = common.get("checkpoint_version")
+        if type(version) in (int, float) and version < OLDEST_VERSION:
+            self._wrong(
+                f"common.pt is of checkpoint_version {version}, whose rows of queries, keys and "
+                "values are in another order",
+                "M925",
+                help="load it with Megatron and save it again",
+            )
         args = common.get("args")
         if type(args) is not DictNode:
             return
@@ -266,7 +276,9 @@ class _Arranged:
         }
         for field, found in said.items():
             due = args.get(field, ABSENT)
-            due = 0 if due is None else due
+            if due is None:
+                # without experts Megatron has no number of them
+                due = 0 if field == "num_experts" else ABSENT
             wrong = [where for where, count in found if type(due) is int and count != due]
             for where in wrong[:1]:
                 self._wrong(

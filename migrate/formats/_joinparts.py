@@ -97,17 +97,15 @@ class RankOfParts:
         )
 
     def _check_groups(self, members: Sequence[Member]) -> None:
-        """M924 unless all expert groups of a stage have all that belongs to no expert."""
+        """M924 unless expert groups of a stage have the same, but for the numbers of experts."""
         known: dict[int, tuple[str, frozenset[Any]]] = {}
         for _, called, stage, one in members:
-            dense = frozenset(
-                key
-                for key, _ in _pairs(one)
-                if type(key) is not str or not _megatron.is_of_expert(key)
+            own = frozenset(
+                _megatron.of_any_expert(key) if type(key) is str else key for key, _ in _pairs(one)
             )
-            first, keys = known.setdefault(stage, (called, dense))
-            if keys != dense:
-                unlike = sorted(map(str, keys ^ dense))
+            first, keys = known.setdefault(stage, (called, own))
+            if keys != own:
+                unlike = sorted(map(str, keys ^ own))
                 contradict(
                     self.label,
                     f"{first} and {called} are expert groups of one stage and do not have "

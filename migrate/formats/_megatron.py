@@ -38,6 +38,8 @@ _EXPERT = re.compile(
     r"(?P<before>(?:.+\.)?experts\.(?:local_experts\.|linear_fc[12]\.(?:weight|bias)))"
     r"(?P<e>0|[1-9][0-9]{0,6})(?=\.|$)"
 )
+# stands for the number of any expert
+_ANY = "*"
 _GROUPED = re.compile(r"(?:.+\.)?experts\.weight[12]")
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 _FINAL = ("decoder.final_layernorm.", "encoder.final_layernorm.")
@@ -71,6 +73,8 @@ DESCRIBING = (
     "moe_layer_freq", "moe_shared_expert_intermediate_size", "moe_grouped_gemm",
     "multi_latent_attention", "mtp_num_layers", "transformer_impl",
 )  # fmt: skip
+# those that tell a run, and how far it was, from another one of the same model
+OF_RUN = ("seed", "consumed_train_samples")
 # layers of a layout's text that are believed
 _MOST_LAYERS = 100_000
 
@@ -256,7 +260,8 @@ class Numbers(NamedTuple):
     """The numbers of layers and experts among the names of one dict, as they stand there.
 
     `stack` is what the layers are layers of, "" without any; `others` are stacks that are not
-    numbered over stages. `grouped` is a key that holds all experts of its group, "" without one.
+    numbered over stages. `grouped` is a key that holds all experts of its group, and `lost` one
+    that an expert has not and another has, "" without one.
     """
 
     stack: str
@@ -264,6 +269,7 @@ class Numbers(NamedTuple):
     experts: frozenset[int]
     others: frozenset[str]
     grouped: str
+    lost: str
 
 
 def numbers_in(names: Iterable[str]) -> Numbers:
@@ -271,6 +277,7 @@ def numbers_in(names: Iterable[str]) -> Numbers:
     stack = grouped = ""
     layers: set[int] = set()
     experts: set[int] = set()
+    of_experts: dict[str, set[int]] = {}
     others: set[str] = set()
     for name in names:
         found = _LAYER.match(name)
@@ -282,9 +289,18 @@ def numbers_in(names: Iterable[str]) -> Numbers:
         if ".experts." in name:
             if expert := _EXPERT.match(name):
                 experts.add(int(expert["e"]))
+                of_experts.setdefault(_of_any_expert(expert), set()).add(int(expert["e"]))
             elif not grouped and _GROUPED.fullmatch(name):
                 grouped = name
-    return Numbers(stack, frozenset(layers), frozenset(experts), frozenset(others), grouped)
+    lost = next(
+        (
+            name.replace(_ANY, str(min(experts - held)))
+            for name, held in of_experts.items()
+            if held != experts
+        ),
+        "",
+    )
+    return Numbers(stack, frozenset(layers), frozenset(experts), frozenset(others), grouped, lost)
 
 
 def renumber(first_layer: int, first_expert: int) -> Callable[[str], str]:
@@ -306,9 +322,14 @@ def layer_of(name: str) -> int | None:
     return None if found is None else int(found["n"])
 
 
-def is_of_expert(name: str) -> bool:
-    """Whether the name is that of one expert's tensor, which one group alone holds."""
-    return ".experts." in name and _EXPERT.match(name) is not None
+def of_any_expert(name: str) -> str:
+    """The name without the number of an expert, which one group alone holds."""
+    found = _EXPERT.match(name) if ".experts." in name else None
+    return name if found is None else _of_any_expert(found)
+
+
+def _of_any_expert(found: re.Match[str]) -> str:
+    return f"{found['before']}{_ANY}{found.string[found.end() :]}"
 
 
 def is_whole(names: Collection[str]) -> bool | None:

@@ -77,7 +77,7 @@ def _tracked(place: Place, there: list[str]) -> str:
     if len(text) > MOST_TEXT or not (word == RELEASE or _NUMBER.fullmatch(word)):
         fail(
             "M906",
-            f"{label}: names neither an iteration nor a `{RELEASE}`: {printable(word, 40)!r}"
+            f"{label}: names neither an iteration nor a `{RELEASE}`: {printable(word, 40)}"
             + (" and more" if len(text) > MOST_TEXT else ""),
             help="pass the folder of the checkpoint that you mean",
         )

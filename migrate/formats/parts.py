@@ -41,6 +41,7 @@ MODEL = "model"
 _AXES = ("TP", "PP", "EP")
 # what `parts` may say that a second number counts
 _SECOND = {"stages": "PP", "experts": "EP"}
+_COUNTED = {"PP": "pipeline stages", "EP": "expert groups"}
 _MOST_STAGES = 100_000
 _FETCH = "fetch them again: the tensors of a checkpoint are whole only with all its parts"
 
@@ -199,6 +200,7 @@ def open_parts(place: Place, found: Found) -> Source:
         report.check()
         _agree(parts, label)
         grid, layers = _grid_of(parts, found.alone, place.parts, label)
+        _require_different(parts, label)
         numbered = None if layers is None or not grid.joined else _first_numbers(layers)
         # what counts the parameters of a part counts those of no whole model
         keep = not grid.joined or (found.alone and len(parts[0].models) == 1)
@@ -273,7 +275,7 @@ def _agree(parts: Sequence[_Part], label: str) -> None:
     if any((part.facts.args is None) != (first.facts.args is None) for part in parts):
         without = [part.called for part in parts if part.facts.args is None]
         contradict(label, f"parts without args, beside others that have them: {listed(without, 8)}")
-    for name in ("iteration", *_megatron.DESCRIBING):
+    for name in ("iteration", *_megatron.DESCRIBING, *_megatron.OF_RUN):
         said = _said(first, name)
         other = next((part for part in parts if _said(part, name) != said), None)
         if other is not None:
@@ -284,6 +286,26 @@ def _agree(parts: Sequence[_Part], label: str) -> None:
                 help=MIXED,
             )
     report.check()
+
+
+def _require_different(parts: Sequence[_Part], label: str) -> None:
+    """M924 where two parts are one: a file of the same rank with the same bytes in every storage.
+
+    The rank alone does not tell, because a program that converts writes all parts with its own.
+    """
+    known: dict[tuple[int, frozenset[tuple[str, int, int | None]]], _Part] = {}
+    for part in parts:
+        rank = (part.facts.args or {}).get("rank")
+        sums = frozenset((name, at.size, at.crc) for name, at in part.raw.places.items())
+        if type(rank) is not int or not sums or any(crc is None for _, _, crc in sums):
+            continue
+        same = known.setdefault((rank, sums), part)
+        if same is not part:
+            contradict(
+                label,
+                f"{same.called} and {part.called} are the same part, that of rank {rank}",
+                help=_FETCH,
+            )
 
 
 def _said(part: _Part, name: str) -> Any:
@@ -371,8 +393,8 @@ def _coordinates(
         if counted != numbers - 1:
             contradict(
                 label,
-                f"args say PP {stages} x EP {groups}, so that names have {counted + 1} numbers, "
-                f"and there is {parts[0].called}",
+                f"args say PP {stages} x EP {groups}, so that names have "
+                f"{plural(counted + 1, 'number')}, and there is {parts[0].called}",
             )
     second = _second(parts, said, label) if numbers == 2 else "PP"
     for part in parts:
@@ -385,6 +407,14 @@ def _coordinates(
         "EP": max(part.group for part in parts) + 1,
     }
     sizes = {axis: facts.size(axis) or most[axis] for axis in _AXES}
+    for axis in {1: (), 2: (second,), 3: ("PP", "EP")}[numbers]:
+        if sizes[axis] == 1 and not alone:
+            fail(
+                "M920",
+                f"{label}: names such as {parts[0].called} are those of several {_COUNTED[axis]}, "
+                "and there is one",
+                help=f"{_FETCH}; {parts[0].called} itself can be read alone",
+            )
     for axis in _AXES:
         if most[axis] > sizes[axis]:
             beyond = [part.called for part in parts if _at(part, axis) >= sizes[axis]]
@@ -506,7 +536,9 @@ def _layers(
     said = _megatron.spread(parts[0].facts, stages, virtual)
     if isinstance(said, str) and stages * virtual > 1:
         contradict(
-            label, f"args contradict themselves: {said}", help="the part was changed by hand"
+            label,
+            f"args contradict themselves: {said}",
+            help="if they were changed after saving, take the parts as they were saved",
         )
     whole = all(not held.others for part in parts for held in part.numbers)
     expected = said if isinstance(said, list) and whole else None
@@ -584,13 +616,16 @@ def _experts(parts: Sequence[_Part], groups: int, label: str) -> None:
             if facts.expert_tensor is not None:
                 fail(
                     "M925",
-                    f"{label}: experts are cut for {facts.expert_tensor} tensor-parallel ranks "
-                    f"and the rest for {facts.size('TP')}, and such parts are not joined",
+                    f"{label}: experts are cut for "
+                    f"{plural(facts.expert_tensor, 'tensor-parallel rank')} and the rest for "
+                    f"{facts.size('TP')}, and such parts are not joined",
                     help="save it with expert_tensor_parallel_size equal to "
                     "tensor_model_parallel_size, or as a distributed checkpoint",
                 )
             if absent := _absent(held.experts):
                 contradict(label, f"{part.called} lacks experts: {listed(absent, 8)}")
+            if held.lost:
+                contradict(label, f"{part.called} lacks {printable(held.lost)}")
             counts.setdefault(len(held.experts), part.called)
     if len(counts) > 1:
         contradict(

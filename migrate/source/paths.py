@@ -341,11 +341,7 @@ class Folder:
                     below = os.open(part, ENTER, dir_fd=here)
                 except OSError as error:
                     if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR):
-                        fail(
-                            "M907",
-                            f"{self.label('/'.join(parts))}: {printable(part)} is not a folder of "
-                            "the checkpoint",
-                        )
+                        _refuse_folder(self.label("/".join(parts)), part, here)
                     raise
                 release(here)
                 here = below
@@ -643,6 +639,19 @@ def look_beside(folder: Folder, taken: frozenset[str]) -> Beside:
     report.check()
     out.side_files, out.left_out = tuple(sorted(side)), tuple(sorted(left))
     return out
+
+
+def _refuse_folder(label: str, name: str, inside: int) -> NoReturn:
+    """M907 for what stands where a folder of the checkpoint should."""
+    try:
+        target = printable(os.readlink(name, dir_fd=inside))
+    except OSError:
+        fail("M907", f"{label}: {printable(name)} is not a folder of the checkpoint")
+    fail(
+        "M907",
+        f"{label}: a link to {target}, and links to folders are not followed",
+        help="pass the folder that it leads to, or put that folder in its place",
+    )
 
 
 def _behind_link(folder: Folder, path: str, report: Report) -> Identity | None:

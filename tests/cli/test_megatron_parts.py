@@ -4,6 +4,7 @@ only, and what does not come back.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,18 @@ def test_replicas_that_differ_in_one_bit_are_named_with_both_parts(
     assert f"{KEY} of mp_rank_00_000/{WEIGHTS} and {KEY} of {LAST}/{WEIGHTS}" in found
     assert "differ first at [2]" in found
     assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("how", ["diff", "verify"])
+def test_a_grid_of_unlike_copies_is_not_said_to_be_equal(tmp_path: Path, how: str) -> None:
+    source, out = tmp_path / "run", tmp_path / "out"
+    model = whole_model(4, experts=2)
+    write_run(source, model, ep=2, args={})
+    migrate.apply(source, out, output_format="safetensors", allow={"drop"})
+    shutil.rmtree(source)
+    write_run(source, model, ep=2, args={}, change=one_bit)
+    args = ("diff", source, source) if how == "diff" else ("verify", out, "--source", source)
+    assert KEY in failed(3, "M923", *args)
 
 
 def test_a_tied_copy_that_differs_is_named(tmp_path: Path) -> None:

@@ -227,6 +227,19 @@ def test_the_next_line_repeats_what_no_stamp_holds(tmp_path: Path) -> None:
     assert run(*command[1:], cwd=tmp_path).exit == 0
 
 
+def test_the_next_line_names_the_folder_of_side_files(tmp_path: Path) -> None:
+    source = tmp_path / "old"
+    safetensors(source / "model.safetensors", {"a": ("U8", [2])})
+    (tmp_path / "side").mkdir()
+    (tmp_path / "side" / "tokenizer.json").write_text("{}")
+    rule = rules(tmp_path / "r", TEXT + RENAME)
+    result = run("apply", source, "-o", "new", "--rules", rule, "--side", "side", cwd=tmp_path)
+    line = next(line for line in result.err.splitlines() if line.startswith("next:"))
+    command = shlex.split(line.removeprefix("next:"))
+    assert command[-2:] == ["--side", "side"]
+    assert run(*command[1:], cwd=tmp_path).exit == 0
+
+
 def test_what_is_shared_is_told_and_only_then() -> None:
     document = {
         "path": "out", "tensors": 1, "files": {"f": {"size": 10_000}}, "bytes_shared": 8_000,

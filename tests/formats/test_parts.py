@@ -259,6 +259,19 @@ def test_args_say_how_many_parts_there_are(tmp_path: Path) -> None:
     assert "args say TP 2" in refused(folder, "M924")
 
 
+@pytest.mark.parametrize(("grid", "missing"), [({"tp": 2}, "stages"), ({"ep": 2}, "groups")])
+def test_names_of_several_parts_tell_that_the_others_are_missing_where_args_are_silent(
+    tmp_path: Path, grid: dict[str, int], missing: str
+) -> None:
+    stages = EVEN if missing == "stages" else (((0, 1),),)
+    folder = write_run(tmp_path, whole_model(4, experts=2), stages, **grid)
+    for path in folder.glob("*_001"):
+        shutil.rmtree(path)
+    assert f"{missing}, and there is one" in refused(folder, "M920")
+    with formats.open(folder / "mp_rank_00_000") as source:
+        assert "decoder.layers.1.input_layernorm.weight" in source.index.tensors
+
+
 def test_a_folder_without_weights_is_a_missing_part(tmp_path: Path) -> None:
     folder = write_run(tmp_path, whole_model(4), EVEN, args={})
     (folder / part_name(0, 1) / WEIGHTS).unlink()
@@ -271,6 +284,28 @@ def test_two_names_of_one_part(tmp_path: Path) -> None:
     found = refused(folder, "M924")
     assert "two stand for one part" in found
     assert "mp_rank_00_0001" in found
+
+
+@pytest.mark.parametrize(("tp", "ep", "stages"), [(2, 1, EVEN[:1]), (1, 2, EVEN[:1]), (1, 1, EVEN)])
+def test_one_part_in_two_places(tmp_path: Path, tp: int, ep: int, stages: Stages) -> None:
+    model = whole_model(2 * len(stages), experts=2)
+    folder = write_run(tmp_path, model, stages, tp=tp, ep=ep, args={})
+    first, second = sorted(path for path in folder.iterdir())
+    shutil.copy(first / WEIGHTS, second / WEIGHTS)
+    found = refused(folder, "M924")
+    assert f"{first.name} and {second.name} are the same part, that of rank 0" in found
+
+
+def test_parts_that_one_process_wrote_differ_in_their_tensors(tmp_path: Path) -> None:
+    folder = write_run(
+        tmp_path,
+        whole_model(4),
+        tp=2,
+        args={},
+        change=lambda name, root: setattr(root["args"], "rank", 0),
+    )
+    with formats.open(folder) as source:
+        assert "decoder.layers.3.mlp.linear_fc1.weight@1" in source.index.tensors
 
 
 def test_parts_of_two_kinds_of_grids(tmp_path: Path) -> None:
@@ -299,6 +334,10 @@ CHANGES: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "another model": (
         in_part(LAST, lambda root: setattr(root["args"], "hidden_size", 8)),
         ("`hidden_size` is 4 in mp_rank_00_000 and 8 in mp_rank_00_001",),
+    ),
+    "another run of the model": (
+        in_part(LAST, lambda root: setattr(root["args"], "seed", 2)),
+        ("`seed` is 1234 in mp_rank_00_000 and 2 in mp_rank_00_001",),
     ),
     "args in one part only": (
         in_part(LAST, lambda root: root.pop("args")),
@@ -404,6 +443,26 @@ GROUPS: dict[str, tuple[Callable[..., None], str, tuple[str, ...]]] = {
         ),
         "M924",
         ("mp_rank_00_001 lacks experts: 0",),
+    ),
+    "an expert is missing in one layer": (
+        in_part(
+            LAST,
+            lambda root: root["model"].pop(
+                "decoder.layers.2.mlp.experts.local_experts.1.linear_fc1.weight"
+            ),
+        ),
+        "M924",
+        ("mp_rank_00_001 lacks decoder.layers.2.mlp.experts.local_experts.1.linear_fc1.weight",),
+    ),
+    "a layer without experts in one group": (
+        in_part(
+            LAST,
+            lambda root: [
+                root["model"].pop(k) for k in [*root["model"]] if "layers.2.mlp.experts." in k
+            ],
+        ),
+        "M924",
+        ("decoder.layers.2.mlp.experts.local_experts.*.linear_fc1.weight",),
     ),
     "a dense weight that one group lacks": (
         in_part(LAST, lambda root: root["model"].pop("decoder.layers.0.mlp.router.weight")),

@@ -113,6 +113,8 @@ def test_a_number_without_its_folder_is_named_with_what_there_is(tmp_path: Path)
 def test_a_tracker_may_say_nothing_else(tmp_path: Path, text: str) -> None:
     found = refused(run_folder(tmp_path / "run", 5, tracker=text), "M906")
     assert TRACKER in found
+    # what is quoted is escaped once
+    assert "\\\\" not in found
     assert len(found) < 400
 
 
@@ -133,7 +135,9 @@ def test_an_iteration_that_is_a_link_or_a_file_is_none(
     saved(tmp_path / "elsewhere", 7)
     run = run_folder(tmp_path / "run", tracker=tracker)
     (run / "iter_0000007").symlink_to(tmp_path / "elsewhere")
-    assert "iter_0000007" in refused(run, "M907", allow_links)
+    found = refused(run, "M907", allow_links)
+    assert "iter_0000007" in found
+    assert f"a link to {tmp_path / 'elsewhere'}" in found
     (run / "iter_0000007").unlink()
     (run / "iter_0000007").write_text("")
     assert "iter_0000007" in refused(run, "M907", allow_links)

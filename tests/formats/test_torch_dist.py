@@ -488,7 +488,8 @@ class TestWhatContradictsItself:
         self, args: Mapping[str, Any], text: str, tmp_path: Path
     ) -> None:
         state = {"decoder.layers.mlp.experts.experts.linear_fc2.weight": seeded(4, 2, 3)}
-        for number, right in enumerate(({}, {"num_layers": 4, "num_experts": 2})):
+        rights = ({}, {"num_layers": 4, "num_experts": 2}, {"num_layers": None, "num_experts": 2})
+        for number, right in enumerate(rights):
             common = {"args": argparse.Namespace(**right)}
             formats.open(made(tmp_path / f"right{number}", state, common=common)).close()
         common = {"args": argparse.Namespace(**{"num_layers": 4, "num_experts": 2, **args})}
@@ -502,6 +503,11 @@ class TestWhatContradictsItself:
         common = {"args": argparse.Namespace(hidden_size=4)}
         text = "has the shape [3], and the arguments in common.pt say `hidden_size` 4"
         self.say(made(tmp_path / "c", state, common=common), "M938", text)
+
+    def test_an_older_checkpoint_version(self, tmp_path: Path) -> None:
+        common = {"checkpoint_version": 2.0}
+        folder = made(tmp_path / "c", {"w": seeded(1)}, common=common)
+        self.say(folder, "M925", "common.pt is of checkpoint_version 2.0")
 
     def test_arguments_of_experts_that_are_not_there(self, tmp_path: Path) -> None:
         state = {"decoder.layers.0.mlp.linear_fc2.weight": seeded(4, 2)}

@@ -91,7 +91,8 @@ def test_a_param_that_is_used_anywhere_is_used(lineage: Lineage, use: str) -> No
 def test_a_param_that_refuses_what_a_checkpoint_says_is_used(lineage: Lineage) -> None:
     gate = "{type: bool, value: args.swiglu, choices: [true], default: true}"
     free = "{type: bool, value: args.swiglu, default: true}"
-    lineage.rules(f"params: {{n: {gate}, m: {free}}}\n" + RULES)
+    sized = "{type: int, config: hidden_size, shape: {key: norm.weight}}"
+    lineage.rules(f"params: {{n: {gate}, m: {free}, o: {sized}}}\n" + RULES)
     assert [d.message for d in lineage.found("M607")] == ["nothing uses the param `m`"]
 
 

@@ -144,6 +144,8 @@ def test_files_of_a_reference_folder_come_along_byte_for_byte(here: Path) -> Non
     saved.write_text(first.to_json())
     migrate.apply(saved, "again")
     assert Path("again", "tokenizer.json").read_text() == '{"a":  1}'
+    assert migrate.verify("again", source=source, side=side).equal
+    assert not migrate.verify("again", source=source).equal
     # as many bytes, and others
     (side / "tokenizer.json").write_text('{"a":  2}')
     assert migrate.plan(source, to="demo@v2", side=side).digest != first.digest

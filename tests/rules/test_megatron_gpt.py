@@ -33,7 +33,11 @@ ARGS = {
     "padded_vocab_size": 4,
 }
 # what stands in a field otherwise than in an int, a bool or a text
-OTHERS = {"window_size": [128, 0], "moe_router_topk_scaling_factor": 2.5, "rotary_percent": 0.5}
+OTHERS = {
+    "window_size": [128, 0], "no_rope_freq": [0, 0, 0, 1], "moe_router_topk_scaling_factor": 2.5,
+    "rotary_percent": 0.5, "glu_linear_offset": 1.0, "activation_func_clamp_value": 7.0,
+    "softmax_scale": 0.5,
+}  # fmt: skip
 
 
 def gates(family: str) -> dict[str, Any]:
@@ -68,7 +72,10 @@ def test_each_value_that_the_family_has_not_is_refused_by_its_name(
     assert {
         "swiglu", "position_embedding_type", "rotary_percent", "apply_layernorm_1p",
         "attention_output_gate", "multi_latent_attention", "mtp_num_layers", "add_bias_linear",
+        "no_rope_freq", "glu_linear_offset", "activation_func_clamp_value", "softmax_scale",
     } <= known.keys()  # fmt: skip
+    if family in ("mixtral", "qwen3-moe"):
+        assert {"moe_router_num_groups", "moe_apply_probs_on_input"} <= known.keys()
     for field, param in known.items():
         value = OTHERS.get(field)
         if value is None:
@@ -96,3 +103,40 @@ def test_a_layer_without_gate_is_refused_by_its_rows_where_nothing_else_says_it(
     torch.save({"args": {**ARGS}, "model": model}, path)
     with pytest.raises(migrate.MigrateError, match="fc1"):
         migrate.plan(path, to="megatron-gpt@llama")
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "self_attention.linear_qkv.weight", "self_attention.linear_proj.weight",
+        "input_layernorm.weight", "pre_mlp_layernorm.weight", "mlp.linear_fc1.weight",
+        "mlp.linear_fc2.weight",
+    ],
+)  # fmt: skip
+def test_a_layer_that_lacks_a_tensor_is_refused(lost: str, tmp_path: Path) -> None:
+    model = {key.replace("layers.0", f"layers.{n}"): s for key, s in MODEL.items() for n in (0, 1)}
+    path = tmp_path / "model.pt"
+    torch.save({"args": ARGS, "model": {k: torch.ones(s) for k, s in model.items()}}, path)
+    assert migrate.plan(path, to="megatron-gpt@llama").document["params"]["layers"] == 2
+    del model[f"decoder.layers.1.{lost}"]
+    torch.save({"args": ARGS, "model": {k: torch.ones(s) for k, s in model.items()}}, path)
+    with pytest.raises(migrate.MigrateError) as found:
+        migrate.plan(path, to="megatron-gpt@llama")
+    (said,) = found.value.diagnostics
+    assert said.code == "M510"
+    assert any(f"{{n:int}}.{lost}" in note and note.endswith("says 1") for note in said.notes)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("num_layers", 2), ("hidden_size", 3), ("ffn_hidden_size", 4)]
+)
+def test_arguments_that_contradict_tensors_are_refused(
+    field: str, value: int, tmp_path: Path
+) -> None:
+    said = {"max_position_embeddings": 8, "norm_epsilon": 1e-5, "rotary_base": 10000}
+    saved(tmp_path, **said, num_layers=1, hidden_size=2, ffn_hidden_size=3)
+    out = {"to": "megatron-gpt@llama", "output_format": "safetensors"}
+    assert migrate.plan(tmp_path, **out).document["params"]["hidden"] == 2
+    saved(tmp_path, **said, **{field: value})
+    with pytest.raises(migrate.MigrateError, match=f"args.{field} says {value}"):
+        migrate.plan(tmp_path, **out)
