@@ -273,13 +273,15 @@ def plan_for(
     max_shard_size: int,
     undo: UndoFolder | None = None,
     form: Describes | None = None,
+    prove: bool = True,
 ) -> Plan:
     """The plan. Permissions that are missing are raised together. `undo` holds what the way that
     is planned does not bring back. `form` describes the output in the place of the format that the
-    request names.
+    request names. Unless it is to `prove` the downgrade, the document does not say whether that is
+    exact.
     """
     return with_permissions(
-        request, lambda asked: _plan(source, asked, folder, max_shard_size, undo, form)
+        request, lambda asked: _plan(source, asked, folder, max_shard_size, undo, form, prove)
     )
 
 
@@ -291,6 +293,7 @@ def _plan(
     max_shard_size: int,
     undo: UndoFolder | None,
     form: Describes | None,
+    prove: bool,
 ) -> Plan:
     written = output_format_of(source.format, request)
     if request.chunks is not None and written != DISTRIBUTED:
@@ -336,7 +339,9 @@ def _plan(
     states = find_optimizers(source)
     follow = () if STALE_OPTIMIZER in request.allow else states
     try:
-        composition = compose_for(source, migration_path, request, path_state, states=follow)
+        composition = compose_for(
+            source, migration_path, request, path_state, prove=prove, states=follow
+        )
     except MigrateError as error:
         from .configured import check_misfits
         from .number_formats import read_elements
