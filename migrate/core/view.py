@@ -38,9 +38,9 @@ from .pieces import (
 __all__ = [
     "Fill", "Leaf", "Piece", "SubByte", "TooManyPieces", "View", "assemble", "clip", "concat",
     "covers", "filled", "flip",
-    "into", "is_whole", "leaves", "mosaic", "pad", "permute", "region", "relabel", "reshape",
-    "roll", "runs", "select", "slice_",
-    "split", "stack", "stored", "strided", "to_bytes", "unbind",
+    "into", "is_whole", "leaves", "linear", "mosaic", "pad", "permute", "region", "relabel",
+    "reshape", "roll", "runs", "select", "slice_",
+    "split", "stack", "stored", "stretch", "strided", "to_bytes", "unbind",
 ]  # fmt: skip
 
 # An op may always make this many pieces, and this many times its input's: beyond, copying whole
@@ -427,9 +427,31 @@ def region(v: View, box: Sequence[tuple[int, int]]) -> View:
     """The part of `v` inside `box`, one (start, stop) for each axis."""
     if len(box) != len(v.shape):
         raise ValueError(f"a box of {len(box)} axes in a tensor of {len(v.shape)}")
+    found, span = stretch(v), linear(v.shape, box)
+    if (
+        found is not None
+        and span is not None
+        and all(0 <= a < b <= n for n, (a, b) in zip(v.shape, box, strict=True))
+    ):
+        # of a tensor in one stretch, as most are, ranks mostly want a stretch
+        shape = tuple([b - a for a, b in box])
+        return v if shape == v.shape else stored(found[0], shape, offset=found[1] + span[0])
     for dim, (start, stop) in enumerate(box):
         v = slice_(v, dim, start, stop)
     return v
+
+
+def linear(shape: Sequence[int], box: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    """The range of row-major elements that is exactly `box`, or None where it is not contiguous."""
+    start = stop = 0
+    # what comes after a range of several indices is full
+    several = False
+    for n, (a, b) in zip(shape, box, strict=True):
+        if several and (a, b) != (0, n):
+            return None
+        several = several or b - a != 1
+        start, stop = start * n + a, stop * n + b - 1
+    return start, stop + 1
 
 
 def into(v: View, target_strides: Sequence[int], target_offset: int = 0) -> Iterator[Piece]:
@@ -581,6 +603,18 @@ def is_whole(v: View, leaf: int = 0) -> bool:
     if size < 2:
         return size == 0 or v.pieces == ((leaf, 0, 0, (), (), ()),)
     return v.pieces == ((leaf, 0, 0, (size,), (1,), (1,)),)
+
+
+def stretch(v: View) -> tuple[int, int] | None:
+    """The leaf and the first element of it, where `v` is one stretch of a leaf in order; None for
+    any other view and for one without elements.
+    """
+    if len(v.pieces) != 1:
+        return None
+    leaf, src, _, _, dst_strides, src_strides = v.pieces[0]
+    if isinstance(leaf, Fill) or dst_strides != src_strides or dst_strides not in ((), (1,)):
+        return None
+    return leaf, src
 
 
 def covers(v: View) -> bool:

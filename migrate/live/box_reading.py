@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..core.spec import BITS, PACKED, Spec
-from ..core.view import Fill, TooManyPieces
+from ..core.spec import BITS, PACKED, spec
+from ..core.view import Fill, TooManyPieces, stretch
 from ..elements.raw import has_plain_bytes
+from ..formats.memory import writable
 from ..planning.graph import ComputedTensor, Tensor
+from ..running.gather import stored_reader
 from ..source.blobs import chunk_at
 from ..source.target import torch_form
-from .filling import Upload
+from .filling import Upload, direct
 
 if TYPE_CHECKING:
     import torch
@@ -80,8 +82,26 @@ class BoxReader:
                 into = target.narrow(axis, first, size)
                 self._read(tensor, (*box[:axis], half, *box[axis + 1 :]), into, per)
             return
-        spec = Spec(tensor.spec.dtype, part.shape)
-        self._upload.write(Tensor(spec, part, tensor.sources), target, 0, spec.nbytes)
+        made = Tensor(spec(tensor.spec.dtype, part.shape), part, tensor.sources)
+        if not self._read_stretch(made, target):
+            self._upload.write(made, target, 0, made.spec.nbytes)
+
+    def _read_stretch(self, made: Tensor, target: torch.Tensor) -> bool:
+        """Reads what lies in one stretch of a file to its place, by a single call, as most shards
+        do; False for anything else.
+        """
+        found, bits = stretch(made.view), BITS[made.spec.dtype]
+        source = None if found is None or bits < 8 else made.sources[found[0]]
+        if (
+            found is None
+            or source is None
+            or isinstance(source, ComputedTensor)
+            or not target.is_contiguous()
+            or not direct(made, target)
+        ):
+            return False
+        stored_reader(self._source, source).read(found[1] * bits // 8, writable(target))
+        return True
 
     def drain(self) -> None:
         """Waits for all that was sent to a device."""

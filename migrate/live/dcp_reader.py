@@ -70,6 +70,7 @@ from .lazy_opening import closed_if_it_fails, plan_lazily
 from .module import Slot
 from .planner_targets import check_targets, elements_of, local_target, require_no_summands
 from .quantized import TakenApart, held, take_apart
+from .rank_plans import AgreedPlan, RankPlan, agree, agreed_plans, bits_of, packed_plan
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -83,20 +84,6 @@ UNEXPECTED = ("ignore", "warn", "error")
 _NEAR = 4
 # of a file, where none is written
 _NO_LIMIT = 1 << 62
-
-
-class RankPlan(NamedTuple):
-    """What a rank says of its plan to the coordinator."""
-
-    digest: str
-
-
-class AgreedPlan(NamedTuple):
-    """What the coordinator says to all ranks: the keys of the checkpoint that none of them asks
-    for.
-    """
-
-    unexpected: tuple[str, ...]
 
 
 class MigratingReader(StorageReader):  # type: ignore[misc]
@@ -194,16 +181,15 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
         """What the load will do, as `migrate.plan` says it of an output in DCP.
 
         Its notes also say which ops need all of a tensor, with the bytes that each rank reads which
-        loads a part of what they make. All ranks have the same. Headers are read for it if nothing
-        was planned yet; raises what `plan` raises.
+        loads a part of what they make. All ranks have the same. Headers are read for it: whether
+        the downgrade is exact, which it says, is of no use to a load. Raises what `plan` raises.
         """
         if self._planned is None:
-            loading = self._loading or self._begun()
+            loading = self._begun(prove=True)
             try:
                 self._planned = loading.planned()
             finally:
-                if loading is not self._loading:
-                    loading.source.close()
+                loading.source.close()
         return self._planned
 
     @property
@@ -257,16 +243,12 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
             self._close()
             raise
         loading.suspend()
-        return replace(plan, storage_data=RankPlan(loading.plan.digest))
+        return packed_plan(plan, loading.said_of(plan.items))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """The plans with what no rank asks for; M974 where they are not of one migration."""
         loading = self._require()
-        for rank, plan in enumerate(plans):
-            said = plan.storage_data
-            if not isinstance(said, RankPlan) or said.digest != loading.plan.digest:
-                _refuse_difference(rank, said)
-        left = loading.not_asked(item for plan in plans for item in plan.items)
+        left = agree(plans, loading.plan.digest, loading.keys)
         if left and self._unexpected != "ignore":
             what = f"no rank asks for {plural(len(left), 'key')} of the migrated checkpoint"
             names = list_collapsed(left, 8)
@@ -274,7 +256,7 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
                 way_out = 'ask for them, drop them by rules, or give unexpected="ignore"'
                 fail("M960", what, notes=(names,), help=way_out)
             warnings.warn(f"{what}: {names}", stacklevel=2)
-        return [replace(plan, storage_data=AgreedPlan(tuple(left))) for plan in plans]
+        return agreed_plans(plans, left)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fills what the planner asks for; M961 before anything is written, M965 in the middle."""
@@ -323,8 +305,8 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
             except MigrateError as stopped:
                 raise stopped from error
 
-    def _begun(self) -> _Loading:
-        return _Loading(self._path, self._request, self._max_memory, self._extensions)
+    def _begun(self, prove: bool = False) -> _Loading:
+        return _Loading(self._path, self._request, self._max_memory, self._extensions, prove)
 
     def _require(self) -> _Loading:
         if self._loading is None:
@@ -344,22 +326,6 @@ class MigratingReader(StorageReader):  # type: ignore[misc]
         if self._loading is not None:
             self._loading.source.close()
             self._loading = None
-
-
-def _refuse_difference(rank: int, said: Any) -> NoReturn:
-    """M974 for a rank that has another plan than the coordinator, or did not say which."""
-    if isinstance(said, RankPlan):
-        fail(
-            "M974",
-            f"rank {rank} migrates in another way than the coordinator: the digests of their plans "
-            "differ",
-            help="give every rank the same arguments, and the same files to read",
-        )
-    fail(
-        "M974",
-        f"the planner of rank {rank} dropped what the reader put into its plan",
-        help="`create_global_plan` has to keep `storage_data`",
-    )
 
 
 # where `dcp.load` is defined
@@ -422,9 +388,11 @@ class _Read(NamedTuple):
 class _Loading:
     """One load: the opened checkpoint, what it becomes, and what is asked of it."""
 
-    def __init__(self, path: Any, request: Request, max_memory: int, extensions: Any) -> None:
+    def __init__(
+        self, path: Any, request: Request, max_memory: int, extensions: Any, prove: bool
+    ) -> None:
         self._path, self._request, self._max_memory = path, request, max_memory
-        self._extensions = extensions
+        self._extensions, self._prove = extensions, prove
         self._shown = _Shown({}, warns=False)
         self.notes: list[str] = []
         # the numbers of the files that are read here
@@ -441,7 +409,8 @@ class _Loading:
 
     def _described(self, source: Source) -> Plan:
         self._entries = formats.describe_entries()
-        return plan_for(source, self._request, False, _NO_LIMIT, form=self._entries)
+        form, prove = self._entries, self._prove
+        return plan_for(source, self._request, False, _NO_LIMIT, form=form, prove=prove)
 
     def _plan_anew(self) -> None:
         """Plans from all chunks."""
@@ -453,6 +422,8 @@ class _Loading:
         self.source, self.plan = source, plan
         self._all = with_all_tensors(self.source)
         outputs = self.plan.outputs
+        # what lies where is asked before boxes are read, and while they are
+        self._layouts = ByteLayouts(sparing=True)
         self._tensors = {key: outputs[name] for key, name in self._entries.tensors.items()}
 
     def suspend(self) -> None:
@@ -546,8 +517,7 @@ class _Loading:
         """Looks at the chunks that are read; plans anew with all of them if one is not what it was
         taken for.
         """
-        layouts = ByteLayouts()
-        needed = NeededBytes(layouts, self._evaluator((), layouts).kind)
+        needed = NeededBytes(self._layouts, self._evaluator((), self._layouts).kind)
         for item in items:
             key = item.storage_index.fqn
             if key in self._tensors:
@@ -567,11 +537,16 @@ class _Loading:
             for op, (nbytes, keys) in needed.whole_by_op().items()
         ]
 
-    def not_asked(self, items: Iterable[ReadItem]) -> list[str]:
-        """The keys that none of these items reads. A tensor without elements needs no item."""
+    @property
+    def keys(self) -> Iterable[str]:
+        """The keys of the migrated checkpoint, in their order."""
+        return self._entries.paths
+
+    def said_of(self, items: Iterable[ReadItem]) -> RankPlan:
+        """What this rank says of its plan. A tensor without elements needs no item."""
         asked = {item.storage_index.fqn for item in items}
-        empty = {key for key, tensor in self._tensors.items() if not tensor.spec.numel}
-        return [key for key in self._entries.paths if key not in asked and key not in empty]
+        asked.update(key for key, tensor in self._tensors.items() if not tensor.spec.numel)
+        return RankPlan(self.plan.digest, bits_of(asked, self.keys))
 
     def read(self, items: Sequence[ReadItem], planner: LoadPlanner) -> int:
         """Fills all targets, and returns the bytes of the tensors that were read."""
@@ -581,9 +556,9 @@ class _Loading:
         reads, taken = self._reads(tensors, targets)
         if isinstance(self.source, FileSource):
             self.source.reopen(self._needed)
-        layouts = ByteLayouts(sparing=True)
-        evaluator = self._evaluator([read.tensor for read in reads], layouts)
-        reader = BoxReader(self._all, layouts, evaluator, min(WINDOW, self._max_memory // 4))
+        evaluator = self._evaluator([read.tensor for read in reads], self._layouts)
+        window = min(WINDOW, self._max_memory // 4)
+        reader = BoxReader(self._all, self._layouts, evaluator, window)
         reads.sort(key=lambda read: reader.place(read.tensor, read.box))
         written, begun = 0, ""
         done: list[str] = []

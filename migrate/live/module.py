@@ -15,6 +15,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import Report, did_you_mean, plural, printable
@@ -65,11 +66,17 @@ def spec_of(tensor: Any) -> Spec | None:
 
     if tensor is None or torch.nn.parameter.is_lazy(tensor):
         return None
-    name = str(tensor.dtype).removeprefix("torch.")
+    name = _name_of(tensor.dtype)
     if name == PACKED:
         return spec("float4_e2m1fn", (*tensor.shape[:-1], 2 * tensor.shape[-1]))
-    name = ALIASES.get(name, name)
-    return spec(name, tuple(tensor.shape)) if name in BITS else None
+    return None if name is None else spec(name, tuple(tensor.shape))
+
+
+@cache
+def _name_of(dtype: torch.dtype) -> str | None:
+    """The name of a dtype that checkpoints have; `PACKED` is torch's alone."""
+    name = str(dtype).removeprefix("torch.")
+    return name if name == PACKED or name in BITS else ALIASES.get(name)
 
 
 def slots(module: torch.nn.Module) -> dict[str, Slot]:

@@ -94,6 +94,8 @@ class StepResult:
     # of what was dropped with them
     followed: dict[str, Followed] = field(default_factory=dict)
     left_behind: dict[str, DirectedRule] = field(default_factory=dict)
+    # where settings of such parameters go that are values: (name without the setting's, rank)
+    settings: dict[tuple[str, int], list[tuple[str, int]]] = field(default_factory=dict)
 
 
 class BindContext(NamedTuple):

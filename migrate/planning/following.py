@@ -279,6 +279,7 @@ class _StateStep:
         one, bound = self._one, self._bound
         kept = {key for key in one.origins if key in bound.tensors and key not in bound.provenance}
         origins = {key: found for key, found in one.origins.items() if key in kept}
+        came: dict[str, tuple[str, ...]] = {key: (key,) for key in kept}
         for moment, held in one.parts.items():
             self._new[moment].update((key, part) for key, part in held.items() if key in kept)
         self._is.update((key, shape) for key, shape in one.shapes.items() if key in kept)
@@ -292,7 +293,7 @@ class _StateStep:
                 continue
             for key, keys in taker.made.items():
                 if found := tuple(o for k in keys for o in one.origins.get(k, ())):
-                    origins[key] = tuple(dict.fromkeys(found))
+                    origins[key], came[key] = tuple(dict.fromkeys(found)), keys
                     as_seen = self._following.as_moments_see(taker.rule)
                     one.moved |= (
                         isinstance(as_seen, str)
@@ -314,6 +315,12 @@ class _StateStep:
             order = [called[name] for name in one.earlier]
         else:
             order = in_modules(order)
+        if one.of.settings:
+            goals: dict[str, list[tuple[str, int]]] = {key: [] for key in one.origins}
+            for key in order:
+                for was in goals.keys() & came[key]:
+                    goals[was].append(one.of.settings_of(key))
+            bound.settings.update((one.of.settings_of(key), found) for key, found in goals.items())
         one.origins = {key: origins[key] for key in order}
         one.parts = {
             moment: {key: held[key] for key in one.origins if key in held}

@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..core.errors import Report, listed, printable
+from ..core.errors import Report, listed, option, printable, together
 from ..core.keys import Pattern, TwoReadings
 from ..core.spec import spec
 from ..core.templates import rank_of
@@ -25,6 +25,7 @@ from .bind import DROP, BindContext, StepResult, bind
 from .graph import Tensor
 from .module_names import ModuleMoves
 from .pipeline import Views
+from .request import OPTIMIZER_PARAM, STALE_OPTIMIZER
 
 OPS = frozenset({"drop", "copy", "same"})
 _ACCOUNTING = ("M206", "M211")
@@ -177,6 +178,12 @@ def _followed(
     moves = ModuleMoves(bound) if bound.provenance or bound.dropped else None
     there = _with_modules(split, moves, bound)
     equal = _equal(there, split, moves, values)
+    settings = [
+        name
+        for name in there
+        if (split[name][0].rpartition(".")[0], split[name][1]) in bound.settings
+    ]
+    equal |= _agreed(settings, there, values, report)
     stay: list[str] = []
     while True:
         asked: dict[tuple[str, int], set[str]] = {}
@@ -237,6 +244,9 @@ def _with_modules(
     out: dict[str, tuple[tuple[str, int], ...]] = {}
     for name, (key, rank) in split.items():
         module, _, last = key.rpartition(".")
+        if (module, rank) in bound.settings:
+            out[name] = tuple((f"{goal}.{last}", at) for goal, at in bound.settings[module, rank])
+            continue
         goals: tuple[str, ...] = (module,)
         if moves is not None and module:
             # a flattened optimizer has the settings of a parameter apart from its moments
@@ -253,6 +263,31 @@ def _with_modules(
             if len(found) == 1 or found == moves.copies(state):
                 goals = found or goals
         out[name] = tuple((f"{goal}.{last}" if goal else last, rank) for goal in goals)
+    return out
+
+
+def _agreed(
+    settings: Sequence[str],
+    there: Mapping[str, tuple[tuple[str, int], ...]],
+    values: Items,
+    report: Report,
+) -> dict[str, str]:
+    """Setting -> the first of those that become one with it; M410 where they differ."""
+    out: dict[str, str] = {}
+    first: dict[tuple[str, int], str] = {}
+    for name in settings:
+        for goal in there[name]:
+            other = out.setdefault(name, first.setdefault(goal, name))
+            if values.spelled(values.names[name]) != values.spelled(values.names[other]):
+                way = together(option("params", f"{OPTIMIZER_PARAM}=drop"), option("allow", "drop"))
+                report.add(
+                    "M410",
+                    "the optimizer state cannot follow: settings of parameters that become one "
+                    f"differ: {listed([other, name])}",
+                    help=f"begin with a new optimizer: {way}; or carry it all as it is: "
+                    f"{option('allow', STALE_OPTIMIZER)}",
+                    permit=STALE_OPTIMIZER,
+                )
     return out
 
 

@@ -403,9 +403,11 @@ def _broken(state: OptimizerState, fates: TensorFates) -> tuple[list[str], str]:
             )
             return [*broken, *wrong], why + "the numbers lie in these"
         if owner:
-            return list(
-                wrong
-            ), "it refers to parameters by name, and the names change" if wrong else ""
+            why = "it refers to parameters by name, and the names change"
+            parts = {key.rpartition("._")[0] for key in components}
+            if strange := [name for name in spoken if name in objects and name not in parts]:
+                why += f"; there is no parameter for {listed(strange, 4)}"
+            return list(wrong), why if wrong else ""
     if not (state.numbered or state.names):
         return [], ""
     subject = [key for key in map(fates.known, state.called) if key is not None]

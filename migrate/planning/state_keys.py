@@ -52,9 +52,10 @@ class StateKeys:
 
     `owners`: what the optimizer calls a parameter -> its key, in the optimizer's order. `tensors`:
     moment -> key of a parameter -> key of the tensor, and `specs` the same of what they are.
-    `seen`: rules see these tensors. `flat`: the dict that holds them has joined keys; `turned`: it
-    has a dict of parameters for each moment. `spell` is what the optimizer calls a key. `shapes`
-    are those of the parameters that are objects.
+    `seen`: rules see these tensors, and among the values settings of parameters, which begin with
+    `settings`. `flat`: the dict that holds them has joined keys; `turned`: it has a dict of
+    parameters for each moment. `spell` is what the optimizer calls a key. `shapes` are those of the
+    parameters that are objects.
     """
 
     state: OptimizerState
@@ -70,6 +71,12 @@ class StateKeys:
     groups: Sequence[Sequence[str]] = ()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     turned: bool = False
+    settings: str = ""
+
+    def settings_of(self, parameter: str) -> tuple[str, int]:
+        """Where rules see the settings of the parameter of this key: the name, and the rank."""
+        short, mark = _without_rank(parameter)
+        return f"{self.settings}{self.spell(short)}", int(mark[1:] or 0)
 
     def key(self, parameter: str, moment: str) -> str:
         """The key of a tensor of state once its parameter has this key; numbers are not used."""
@@ -266,12 +273,20 @@ def _seen(state: OptimizerState, index: Index, names: _Parameters) -> StateKeys 
             return None
         before = turned
         tensors.setdefault(moment, {})[owner] = key
+    # some have settings and no state so far
+    settings = "" if before else f"{home.removesuffix('state.')}param_groups."
+    for item in index.items if settings else ():
+        short, mark = _without_rank(item)
+        name = short.removeprefix(settings).rpartition(".")[0]
+        if short.startswith(settings) and (owner := names.of(name, mark)) is not None:
+            owners.setdefault(name + mark, owner)
 
     def spelled(name: str, moment: str) -> str:
         name, mark = _without_rank(name)
         return (f"{home}{moment}.{name}" if before else f"{home}{name}.{moment}") + mark
 
-    return _made(state, index, owners, tensors, spelled, names.objects, seen=True, flat=True)
+    made = _made(state, index, owners, tensors, spelled, names.objects, seen=True, flat=True)
+    return None if made is None else replace(made, settings=settings)
 
 
 def _without_rank(key: str) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from ..core import view as views
 from ..core.errors import Report, fail, listed, option
 from ..core.out_of_memory import lacking, ran_out
 from ..core.spec import BITS, Spec, coordinates, unit
+from ..core.view import linear
 from ..elements.codes import encode
 from ..elements.raw import carrier, pack, scratch, unpack
 from ..elements.transposes import is_turned
@@ -49,7 +50,6 @@ from .geometry import (
     ByteLayouts,
     Move,
     footprint,
-    linear,
     ranges,
     strides_of,
     within,

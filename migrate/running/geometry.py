@@ -236,6 +236,9 @@ def _move(piece: views.Piece, pattern: bytes | None) -> Move:
 
 def _lowered(view: views.View, dtype: str, nbytes: int) -> ByteLayout:
     elements, size = unit(dtype)
+    found = views.stretch(view)
+    if found is not None and elements == 1:
+        return ByteLayout([Move(found[0], found[1] * size, 0, nbytes, ())], nbytes, view)
     try:
         pieces = views.to_bytes(view, elements, size).pieces
     except views.SubByte:
@@ -320,19 +323,6 @@ def ranges(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
     if stop % inner:
         for box in ranges(shape[1:], 0, stop - last * inner):
             yield ((last, last + 1), *box)
-
-
-def linear(shape: Sequence[int], box: Box) -> tuple[int, int] | None:
-    """The range of row-major elements that is exactly `box`, or None where it is not contiguous."""
-    start = stop = 0
-    # what comes after a range of several indices is full
-    several = False
-    for n, (a, b) in zip(shape, box, strict=True):
-        if several and (a, b) != (0, n):
-            return None
-        several = several or b - a != 1
-        start, stop = start * n + a, stop * n + b - 1
-    return start, stop + 1
 
 
 class Footprint(NamedTuple):

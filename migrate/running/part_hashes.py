@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import MigrateError
 from ..core.spec import BITS
 from ..core.types import FORMAT_VERSION
+from ..core.view import linear
 from ..planning.graph import computations
 from ..planning.restoring import HashedParts, PartsFile
 from ..planning.stored import stored_tensor, untouched_key
 from ..planning.unchanged import are_folded_keys, fold_keys, unfold_keys
 from ..source.paths import PARTS, Folder
-from .geometry import linear
 
 if TYPE_CHECKING:
     import numpy as np

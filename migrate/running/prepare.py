@@ -280,13 +280,15 @@ def plan_for(
     max_shard_size: int,
     undo: UndoFolder | None = None,
     form: Describes | None = None,
+    prove: bool = True,
 ) -> Plan:
     """The plan. Permissions that are missing are raised together. `undo` holds what the way that
     is planned does not bring back. `form` describes the output in the place of the format that the
-    request names.
+    request names. Unless it is to `prove` the downgrade, the document does not say whether that is
+    exact.
     """
     return with_permissions(
-        request, lambda asked: _plan(source, asked, folder, max_shard_size, undo, form)
+        request, lambda asked: _plan(source, asked, folder, max_shard_size, undo, form, prove)
     )
 
 
@@ -298,6 +300,7 @@ def _plan(
     max_shard_size: int,
     undo: UndoFolder | None,
     form: Describes | None,
+    prove: bool,
 ) -> Plan:
     written = output_format_of(source.format, request)
     if request.chunks is not None and written != DISTRIBUTED:
@@ -355,7 +358,13 @@ def _plan(
     try:
         keeps = form is None and has_place(source.index, written, folder)
         composition = compose_for(
-            source, migration_path, request, path_state, states=follow, keeps=keeps
+            source,
+            migration_path,
+            request,
+            path_state,
+            prove=prove,
+            states=follow,
+            keeps=keeps,
         )
     except MigrateError as error:
         from .configured import check_misfits

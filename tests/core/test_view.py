@@ -329,6 +329,26 @@ def test_empty_parts_of_a_split_are_empty_views():
 # ---- wholeness -----------------------------------------------------------------------------------
 
 
+def test_a_stretch_is_one_run_of_a_leaf_in_order():
+    whole = V.stored(1, (4, 6), offset=3)
+    assert V.stretch(whole) == (1, 3)
+    assert V.stretch(V.region(whole, [(1, 3), (0, 6)])) == (1, 9)
+    assert V.stretch(V.region(whole, [(2, 3), (4, 6)])) == (1, 19)
+    assert V.stretch(V.region(whole, [(2, 3), (5, 6)])) == (1, 20)
+    assert V.region(whole, [(0, 4), (0, 6)]) is whole
+    no_stretches = (
+        V.region(whole, [(0, 2), (0, 5)]),
+        V.region(whole, [(1, 1), (0, 6)]),
+        V.permute(whole, (1, 0)),
+        V.flip(V.stored(0, (6,)), 0),
+        V.filled((4,), 1.0),
+        V.stored(0, (4,), (0,)),
+        V.stored(0, (4,), (2,)),
+        V.concat((V.stored(0, (4,)), V.stored(1, (4,))), 0),
+    )
+    assert [V.stretch(v) for v in no_stretches] == [None] * len(no_stretches)
+
+
 def test_only_the_untouched_tensor_is_whole():
     v = V.stored(0, (3, 4))
     assert V.is_whole(V.reshape(v, (12,)))

@@ -34,6 +34,7 @@ import migrate
 from migrate.core.errors import MigrateError
 from migrate.dcp import MigratingReader, SafeLoadPlanner
 from migrate.live import filling
+from migrate.planning import compose
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -556,6 +557,26 @@ rules:
     assert said in planned.notes
     assert (reader.plan.digest, reader.plan.notes) == (planned.digest, planned.notes)
     assert {row.ops for row in planned.rows} == {("quantize",)}
+
+
+def test_a_load_proves_no_downgrade_and_the_plan_does(
+    rules: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proofs = []
+    prove = compose.prove_downgrade
+
+    def counted(*args: Any, **kwargs: Any) -> list[str]:
+        proofs.append(args)
+        return prove(*args, **kwargs)
+
+    monkeypatch.setattr(compose, "prove_downgrade", counted)
+    reader = MigratingReader(case.old_layout(), rules=rules)
+    state = zeros()
+    dcp.load(state, storage_reader=reader)
+    case.same(state, NEW)
+    assert not proofs
+    assert reader.plan.downgrade.exact
+    assert len(proofs) == 1
 
 
 def test_a_reader_in_a_with_statement_says_what_is_written_when_ranks_do_not_answer(

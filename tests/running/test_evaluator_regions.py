@@ -44,7 +44,7 @@ def test_boxes_of_a_range_hold_its_elements_in_order(
     )
     assert len(found) < 2 * len(shape)
     for box in geometry.ranges(shape, start, stop):
-        span = geometry.linear(shape, box)
+        span = views.linear(shape, box)
         assert span is not None
         assert numbers[tuple(slice(a, b) for a, b in box)].reshape(-1).tolist() == list(
             range(*span)
@@ -64,7 +64,7 @@ def test_a_box_is_linear_exactly_when_its_elements_are(
         .reshape(shape)[tuple(slice(a, b) for a, b in box)]
         .reshape(-1)
     )
-    span = geometry.linear(shape, box)
+    span = views.linear(shape, box)
     assert (span is not None) == bool((np.diff(found) == 1).all())
     if span is not None:
         assert span == (found[0], found[-1] + 1)

@@ -166,6 +166,13 @@ def test_state_follows_a_rename_of_its_parameters_wherever_it_is(
     for key in moments - {"train_state.step", "step"}:
         new = re.sub(r"(?<=state\.)([02]\.)", r"layers.\1", key)
         assert torch.equal(after[new], before[key]), key
+    # by the parameter's name in flat dicts; nested ones list the names
+    settings = [key for key in before if "param_groups" in key]
+    assert bool(settings) == (spelling not in (one_dict_of_tensors, no_paths))
+    for key in settings:
+        new = re.sub(r"(?<=param_groups\.)([02]\.(weight|bias)\.)", r"layers.\1", key)
+        was = before[key]
+        assert after[new] == (f"layers.{was}" if ".params." in key else was), key
     migrate.downgrade(out, tmp_path / "back", **asked)
     assert migrate.diff(tmp_path / "back", source).equal
 

@@ -119,6 +119,48 @@ def test_settings_that_disagree_are_refused(by: str, tmp_path: Path) -> None:
     assert [len(group["params"]) for group in kept] == [1, 0]
 
 
+def test_settings_among_the_weights_go_with_their_parameter(tmp_path: Path) -> None:
+    """As one dict of the model and `flatten_optimizer_state_dict`; one has no state so far."""
+    model = random({**SHAPES, "c.weight": (4, 6)}, 0)
+    state = {
+        f"state.{name}.{moment}": value
+        for name, held in moments().items()
+        for moment, value in held.items()
+    }
+    settings = {f"param_groups.{name}.lr": 0.5 for name in model}
+    rest = {"param_groups": 3, "param_groups.lr": 4, "param_groups.no.lr": 5}
+    source, out = tmp_path / "in.pt", tmp_path / "out.pt"
+    text = STACK + ', {name: c, from: c.weight, to: "new.c.weight"}'
+    torch.save({**model, **state, **settings, **rest}, source)
+    rules = rules_of(tmp_path, text)
+    assert migrate.apply(source, out, rules=rules).optimizer == "followed"
+    found = torch.load(out, weights_only=True)
+    expected = {"param_groups.all.weight.lr": 0.5, "param_groups.new.c.weight.lr": 0.5, **rest}
+    assert {key: value for key, value in found.items() if "param_groups" in key} == expected
+    assert migrate.verify(out, source=source, rules=rules).equal
+    # where the stack comes apart, each part has them
+    migrate.downgrade(out, tmp_path / "back.pt", rules=rules)
+    assert migrate.diff(tmp_path / "back.pt", source).equal
+    back = torch.load(tmp_path / "back.pt", weights_only=True)
+    assert {k: v for k, v in back.items() if "param_groups" in k} == {**settings, **rest}
+    # in memory as in files
+    made = migrate.migrate_state_dict({**model, **state, **settings, **rest}, rules=rules)
+    assert {key: value for key, value in made.items() if "param_groups" in key} == expected
+    settings["param_groups.b.weight.lr"] = 0.25
+    torch.save({**model, **state, **settings}, source)
+    differ = "settings of parameters that become one differ: "
+    names = "param_groups.a.weight.lr, param_groups.b.weight.lr"
+    refused(source, rules, differ + names, *WAYS[1:])
+    # a rule that drops the parameter takes them along
+    gone = '{name: r, from: "{w:a|b}.weight", via: [{drop: {why: to test}}]}'
+    dropped = {"rules": rules_of(tmp_path, gone, "gone"), "allow": {"drop"}}
+    migrate.apply(source, tmp_path / "less.pt", **dropped)
+    less = torch.load(tmp_path / "less.pt", weights_only=True)
+    assert {key for key in less if key.startswith(("state", "param_groups"))} == {
+        "param_groups.c.weight.lr"
+    }
+
+
 def test_counters_that_are_no_tensors_have_to_agree(tmp_path: Path) -> None:
     state = moments()
     for number, held in enumerate(state.values()):
@@ -166,7 +208,9 @@ def test_state_of_a_parameter_that_does_not_exist_is_refused(spelling: str, tmp_
             for moment, value in moments_.items()
         }
         torch.save(held, source)
-    refused(source, rules_of(tmp_path, STACK), "would go stale", "a.weight", *WAYS[1:])
+    at = "state.gone.weight.step" if spelling == "flattened" else "gone.weight"
+    strange = f"there is no parameter for {at}"
+    refused(source, rules_of(tmp_path, STACK), "would go stale", "a.weight", strange, *WAYS[1:])
 
 
 CUT = '{name: r, from: "a.{k}", to: "a.{k}", via: [{slice: {dim: 0, stop: 3, of: 4, value: 1.0}}]}'
