@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from .. import formats
 from ..core.errors import fail, listed, option, together
-from ..planning.grids import RANKS, asked_grid
+from ..planning.grids import RANKS, asked_grid, way_to_no_grid
 from ..planning.optimizer_states import find_states
 from ..planning.optimizers import DROP
-from ..planning.request import OPTIMIZER_PARAM, WHOLE_TENSORS, Request, output_format_of
+from ..planning.request import OPTIMIZER_PARAM, Request, output_format_of
 from ..source.shards import Naming, by_rank, naming
-from .gathered_ranks import CutParts, called_in
+from .gathered_ranks import CutParts, OutputCut, called_in, called_parts
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -45,24 +45,45 @@ def format_for(source: Source, request: Request, path: MigrationPath, folder: bo
 
 
 def path_found(
-    find: Callable[[Request], MigrationPath], request: Request, source: Source
+    find: Callable[..., MigrationPath], path: MigrationPath, request: Request, source: Source
 ) -> tuple[MigrationPath, Request]:
-    """The path, and what is asked with what the format asks for: where that holds whole tensors,
-    and the source has those of ranks, the layout's own edge joins them.
+    """The path to a format that holds whole tensors, and what is asked with what it asks for: where
+    the source has those of ranks, the layout's own edge joins them.
     """
-    path = find(request)
-    if (
-        request.output_format != WHOLE_TENSORS
-        or request.backwards
-        or "@" not in "".join(source.index.tensors)
-    ):
+    if request.backwards or "@" not in "".join(source.index.tensors):
         return path, request
     goal = next((layout for layout in path.goals if layout.grid is not None), None)
     ranks = None if goal is None or goal.grid is None else goal.grid.axes.get(RANKS)
     if ranks is None or ranks in request.params:
         return path, request
     asked = replace(request, params={**request.params, ranks: "1"})
-    return find(asked), asked
+    return find(request=asked), asked
+
+
+def cut_for(
+    source: Source,
+    request: Request | None,
+    path: MigrationPath,
+    specs: Mapping[str, Spec],
+    written: str,
+    folder: bool,
+    was: Naming | None,
+    stamp: Stamp,
+    notes: list[str],
+) -> OutputCut:
+    """How an output of these tensors is cut; without a request for no grid. `was` is how the files
+    of the source's ranks are called. M115, M410, M929.
+    """
+    grid = None
+    if request is not None:
+        grid = grid_for(source, request, path, specs, written, folder)
+        notes += way_to_no_grid(path, grid)
+    if grid is not None:
+        return OutputCut(grid, None, grid_parts(grid, specs))
+    ranks = naming_for(was, specs, path, stamp) if folder else None
+    if ranks is None or (count := len(by_rank(specs))) < 2:
+        return OutputCut(None, ranks)
+    return OutputCut(None, ranks, CutParts(called_parts(ranks, count)))
 
 
 def grid_for(

@@ -36,6 +36,7 @@ from ..planning.request import (
     OPTIMIZER_PARAM,
     OUTPUT_FORMATS,
     STALE_OPTIMIZER,
+    WHOLE_TENSORS,
     Request,
     output_format_of,
     with_permissions,
@@ -48,11 +49,10 @@ from ..source.index import Source, specs_hash, with_all_tensors, with_files
 from ..source.jsontext import collector_paused
 from ..source.paths import METADATA
 from ..source.pickle.tree import PARAMETER
-from ..source.shards import RANK_NAMES, by_rank, check_names, naming
+from ..source.shards import RANK_NAMES, check_names, naming
 from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
-from .cutting import path_found
-from .gathered_ranks import WHOLE, CutParts, called_parts
+from .gathered_ranks import UNCUT
 from .geometry import ByteLayouts
 from .kept import has_place, kept_parts
 from .output_tree import (
@@ -326,13 +326,12 @@ def _plan(
         from .encoding_anew import encodes_anew
 
         source = encodes_anew(source, request)
-    migration_path, request = path_found(
-        lambda asked: find_path(
-            source.index, side_reader(source), stamp, asked, states=States(source)
-        ),
-        request,
-        source,
-    )
+    find = partial(find_path, source.index, side_reader(source), stamp, states=States(source))
+    migration_path = find(request=request)
+    if request.output_format == WHOLE_TENSORS:
+        from .cutting import path_found
+
+        migration_path, request = path_found(find, migration_path, request, source)
     steps, read = migration_path.steps, source.index.grid
     apart = read is not None or bool(migration_path.goals) or migration_path.grid is not None
     if apart:
@@ -407,26 +406,15 @@ def _plan(
     was = naming(source.index.files) if called and os.path.isdir(source.path) else None
     if was is not None and entries:
         entries[0]["ranks"] = was.name(0, os.path.splitext(source.index.files[0])[1])
-    grid, cut = None, WHOLE
-    if apart and form is None:
-        from ..planning.grids import way_to_no_grid
-        from .cutting import grid_for, grid_parts
+    grid, ranks, cut = UNCUT
+    ranked = bool(steps and steps[-1].memory.get("ranks")) or any("@" in key for key in specs)
+    if (apart and form is None) or (folder and ranked):
+        from .cutting import cut_for
 
-        grid = grid_for(source, request, migration_path, specs, written, folder)
-        notes += way_to_no_grid(migration_path, grid)
-        cut = WHOLE if grid is None else grid_parts(grid, specs)
-    ranks = None
-    if (
-        folder
-        and grid is None
-        and (
-            (migration_path.steps and migration_path.steps[-1].memory.get("ranks"))
-            or any("@" in key for key in specs)
+        asked = request if form is None else None
+        grid, ranks, cut = cut_for(
+            source, asked, migration_path, specs, written, folder, was, stamp, notes
         )
-    ):
-        from .cutting import naming_for
-
-        ranks = naming_for(was, specs, migration_path, stamp)
     # a rule file applied by hand belongs to no lineage: what layouts the stamp named may not hold
     # any more
     before = stamps.Stamp({}, stamp.applied) if request.files else stamp
@@ -466,8 +454,6 @@ def _plan(
     if index.items or index.passed_through:
         alone = _left_behind(source, written, folder, request)
     formed = OBJECT_FORM in request.params
-    if ranks is not None and (count := len(by_rank(specs))) > 1:
-        cut = CutParts(called_parts(ranks, count))
     values = path_state.sides.values
     beside = bool(index.tree or formed or composition.parts or values)
     with_tree = beside or written != OUTPUT_FORMATS[0]
