@@ -22,7 +22,6 @@ from ..planning.bind import BindContext
 from ..planning.compose import Composition, compose
 from ..planning.copies import stale_copies
 from ..planning.graph import ComputedTensor, Tensor
-from ..planning.loops import refuse_idle
 from ..planning.numbered_states import GIVEN, REMEMBERED, GivenNames, read_names
 from ..planning.path import MigrationPath, find_path
 from ..planning.pathstate import PathState
@@ -360,7 +359,11 @@ def _plan(
 
         check_misfits(error, source.index, side_reader(source), partial(read_elements, source))
         raise
-    refuse_idle(migration_path, composition, source.index.tensors)
+    if steps and steps[-1].start == steps[-1].goal:
+        from ..planning.loops import refuse_idle
+
+        made, there = composition.graph.outputs, source.index.tensors
+        refuse_idle(migration_path.steps, migration_path.given, made, there)
     reading, lost, extra = source, tuple[str, ...](), tuple[str, ...]()
     if request.undo:
         from .undo import find_lost, take_back
