@@ -441,9 +441,11 @@ class PathState:
                     filled = self._changed(path, filled)
                 self.sides.patch(path, filled)
         goal = None if step.layouts is None else step.layouts[1]
+        paths: list[str] = []
         # what a stamp restores is all that there was
-        made = () if goal is None or _undone(step) is not None else goal.files
-        if paths := [path for path in made if self._goes_out(path)]:
+        if goal is not None and _undone(step) is None:
+            paths = [path for path in goal.files if self._goes_out(path)]
+        if goal is not None and paths:
             from .made_files import make_files
 
             says = self._says(params, bound.tensors)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .. import formats
 from ..core.errors import fail, listed, option, together
-from ..planning.grids import RANKS, asked_grid, remembered
+from ..planning.grids import RANKS, asked_grid
 from ..planning.optimizer_states import find_states
 from ..planning.optimizers import DROP
 from ..planning.request import OPTIMIZER_PARAM, Request, output_format_of
@@ -35,7 +35,7 @@ def format_for(source: Source, request: Request, path: MigrationPath, folder: bo
     plain = output_format_of(source.format, request)
     if request.output_format is not None or not folder:
         return plain
-    if remembered(path) is not None:
+    if path.grid is not None:
         return _PARTS
     goal = next((layout for layout in path.goals if layout.format), None)
     if goal is None or not (path.steps or path.given):
@@ -101,7 +101,7 @@ def cut_of(made: Index, source: Index, path: MigrationPath) -> CutParts:
         return CutParts(called_in(made))
     read = source.grid.again() if source.grid is not None else None
     specs = {key: stored.spec for key, stored in made.tensors.items()}
-    return grid_parts(grid.like(remembered(path) or read), specs)
+    return grid_parts(grid.like(path.grid or read), specs)
 
 
 def naming_for(

@@ -22,7 +22,6 @@ from ..planning.bind import BindContext
 from ..planning.compose import Composition, compose
 from ..planning.copies import stale_copies
 from ..planning.graph import ComputedTensor, Tensor
-from ..planning.grids import judge_grid, way_to_no_grid
 from ..planning.loops import refuse_idle
 from ..planning.numbered_states import GIVEN, REMEMBERED, GivenNames, read_names
 from ..planning.path import MigrationPath, find_path
@@ -53,7 +52,6 @@ from ..source.pickle.tree import PARAMETER
 from ..source.shards import RANK_NAMES, by_rank, check_names, naming
 from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
-from .cutting import format_for, grid_for, grid_parts, joins_ranks, naming_for
 from .gathered_ranks import WHOLE, CutParts, called_parts
 from .geometry import ByteLayouts
 from .kept import has_place, kept_parts
@@ -331,12 +329,20 @@ def _plan(
     sides, has = side_reader(source), States(source)
     migration_path = find_path(source.index, sides, stamp, request, states=has)
     if request.output_format == WHOLE_TENSORS:
+        from .cutting import joins_ranks
+
         if (asked := joins_ranks(request, migration_path, source)) is not request:
             migration_path = find_path(source.index, sides, stamp, asked, states=has)
         request = asked
     steps, read = migration_path.steps, source.index.grid
-    written = format_for(source, request, migration_path, folder)
+    apart = read is not None or bool(migration_path.goals) or migration_path.grid is not None
+    if apart:
+        from .cutting import format_for
+
+        written = format_for(source, request, migration_path, folder)
     if read is not None:
+        from ..planning.grids import judge_grid
+
         fresh, more = judge_grid(read, request, fresh, written=form is None)
         notes += more
     if undo is not None:
@@ -403,10 +409,14 @@ def _plan(
     was = naming(source.index.files) if called and os.path.isdir(source.path) else None
     if was is not None and entries:
         entries[0]["ranks"] = was.name(0, os.path.splitext(source.index.files[0])[1])
-    grid = None
-    if form is None:
+    grid, cut = None, WHOLE
+    if apart and form is None:
+        from ..planning.grids import way_to_no_grid
+        from .cutting import grid_for, grid_parts
+
         grid = grid_for(source, request, migration_path, specs, written, folder)
         notes += way_to_no_grid(migration_path, grid)
+        cut = WHOLE if grid is None else grid_parts(grid, specs)
     ranks = None
     if (
         folder
@@ -416,6 +426,8 @@ def _plan(
             or any("@" in key for key in specs)
         )
     ):
+        from .cutting import naming_for
+
         ranks = naming_for(was, specs, migration_path, stamp)
     # a rule file applied by hand belongs to no lineage: what layouts the stamp named may not hold
     # any more
@@ -456,7 +468,6 @@ def _plan(
     if index.items or index.passed_through:
         alone = _left_behind(source, written, folder, request)
     formed = OBJECT_FORM in request.params
-    cut = WHOLE if grid is None else grid_parts(grid, specs)
     if ranks is not None and (count := len(by_rank(specs))) > 1:
         cut = CutParts(called_parts(ranks, count))
     values = path_state.sides.values
@@ -505,7 +516,7 @@ def _plan(
     if ranks is not None:
         notes.append("each rank has one file, of any size: the limit on shards does not apply")
     chunks: dict[str, Any] = {} if request.chunks is None else {"chunks": request.chunks}
-    describing: Any = formats.get(written) if form is None else form
+    describing: Any = form or formats.get(written if grid is None else formats.PARTS)
     target = None
     if written == source.format == DISTRIBUTED and out is not None and not request.recuts:
         target = _renamed(reading, composition, out, text)

@@ -185,9 +185,9 @@ def test_arguments_are_made_of_a_configuration(family: str, tmp_path: Path) -> N
     source.mkdir()
     for name in ("model.safetensors", "config.json"):
         (source / name).write_bytes((megatron_runs.family(family) / "hf" / name).read_bytes())
-    params = {"te": False, "padded": VOCABULARY}
+    params: dict[str, Any] = {"impl": "local"}
     if family in OF_EXPERTS:
-        params |= {"te_experts": False, "local_experts": True}
+        params["experts"] = "local"
     if family in ("qwen2", "mixtral"):
         params["head_dim"] = 4
     migrate.apply(
@@ -242,7 +242,7 @@ def test_scaled_rope_is_said_where_megatron_scales_it_so(tmp_path: Path) -> None
     asked = {
         "to": "megatron-gpt@mcore",
         "from_": "megatron-gpt@llama",
-        "params": {"te": False, "padded": VOCABULARY},
+        "params": {"impl": "local"},
     }
     config["rope_parameters"] |= scaled
     (source / "config.json").write_text(json.dumps(config))
@@ -262,7 +262,7 @@ def test_arguments_that_nothing_says_are_named(tmp_path: Path) -> None:
     source.mkdir()
     hf = megatron_runs.family("llama") / "hf"
     (source / "model.safetensors").write_bytes((hf / "model.safetensors").read_bytes())
-    params = {"te": False, "heads": 4, "groups": 2, "head_dim": 4}
+    params = {"impl": "local", "heads": 4, "groups": 2, "head_dim": 4}
     asked = {"to": "megatron-gpt@mcore", "from_": "megatron-gpt@llama"}
     plan = migrate.plan(source, params=params, **asked)
     (note,) = [note for note in plan.document["notes"] if "are not made" in note]
