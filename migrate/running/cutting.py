@@ -4,7 +4,7 @@ for each rank, called as before, or the parts of a grid, as its layout and the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -44,20 +44,20 @@ def format_for(source: Source, request: Request, path: MigrationPath, folder: bo
     return plain if request.backwards and goal.grid is not None else goal.format
 
 
-def path_found(
-    find: Callable[..., MigrationPath], path: MigrationPath, request: Request, source: Source
-) -> tuple[MigrationPath, Request]:
-    """The path to a format that holds whole tensors, and what is asked with what it asks for: where
-    the source has those of ranks, the layout's own edge joins them.
+def joins_ranks(request: Request, path: MigrationPath, source: Source) -> Request:
+    """What is asked, with what the format asks for: where that holds whole tensors, and the source
+    has those of ranks, the edge from the layout to itself joins them.
     """
-    if request.backwards or "@" not in "".join(source.index.tensors):
-        return path, request
     goal = next((layout for layout in path.goals if layout.grid is not None), None)
     ranks = None if goal is None or goal.grid is None else goal.grid.axes.get(RANKS)
-    if ranks is None or ranks in request.params:
-        return path, request
-    asked = replace(request, params={**request.params, ranks: "1"})
-    return find(request=asked), asked
+    if (
+        ranks is None
+        or ranks in request.params
+        or request.backwards
+        or "@" not in "".join(source.index.tensors)
+    ):
+        return request
+    return replace(request, params={**request.params, ranks: "1"})
 
 
 def cut_for(

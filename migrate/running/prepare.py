@@ -325,12 +325,14 @@ def _plan(
         from .encoding_anew import encodes_anew
 
         source = encodes_anew(source, request)
-    find = partial(find_path, source.index, side_reader(source), stamp, states=States(source))
-    migration_path = find(request=request)
+    sides, has = side_reader(source), States(source)
+    migration_path = find_path(source.index, sides, stamp, request, states=has)
     if request.output_format == WHOLE_TENSORS:
-        from .cutting import path_found
+        from .cutting import joins_ranks
 
-        migration_path, request = path_found(find, migration_path, request, source)
+        if (asked := joins_ranks(request, migration_path, source)) is not request:
+            migration_path = find_path(source.index, sides, stamp, asked, states=has)
+        request = asked
     steps, read = migration_path.steps, source.index.grid
     apart = read is not None or bool(migration_path.goals) or migration_path.grid is not None
     if apart:
@@ -359,7 +361,7 @@ def _plan(
 
         check_misfits(error, source.index, side_reader(source), partial(read_elements, source))
         raise
-    if steps and steps[-1].start == steps[-1].goal:
+    if not request.reshapes and steps and steps[-1].start == steps[-1].goal:
         from ..planning.loops import refuse_idle
 
         made, there = composition.graph.outputs, source.index.tensors

@@ -1,5 +1,5 @@
-"""What `resize` cuts is kept beside the tensors, comes back bit for bit, and is never lost without a
-word; an edge from a layout to itself changes how often one asks.
+"""What `resize` cuts is kept beside the tensors, comes back bit for bit, and is never lost without
+a word; an edge from a layout to itself changes how often one asks.
 """
 
 from __future__ import annotations
