@@ -11,6 +11,7 @@ import tarfile
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 ARCHIVES = Path(__file__).resolve().parent / "data" / "megatron"
 # tensor, pipeline, virtual pipeline and expert parallel size of each grid; `singleton`: halves of

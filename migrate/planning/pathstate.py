@@ -309,6 +309,8 @@ class PathState:
             ),
             *self._sources(step, tensors),
         ]
+        if given and (step.backwards or step.loops):
+            said = [(of, parameters.unless_chosen(values, given, declared)) for of, values in said]
         for name in given:
             at = (spans[name],) if name in spans else ()
             given[name] = parameters.expand(
