@@ -171,7 +171,7 @@ def test_what_is_cut_needs_a_word_where_the_output_has_no_place_for_it(tmp_path:
         ({"impl": "fused"}, "M114", "te, local"),
         ({"experts": "moe"}, "M114", "te, local, grouped"),
         ({"experts": "te"}, "M115", "would change nothing"),
-        ({"tp": 4, "padded": 30}, "M301", "split"),
+        ({"tp": 4, "padded": 30}, "M302", "split"),
     ],
 )
 def test_what_cannot_be_cut_so_is_refused(params: dict[str, Any], code: str, said: str) -> None:
