@@ -30,6 +30,7 @@ import distributed
 import folders
 import format_speed
 import live
+import megatron_rows
 import memory
 import plans
 import process
@@ -48,6 +49,7 @@ ROWS = {
     **verifying.ROWS,
     **folders.ROWS,
     **distributed.ROWS,
+    **megatron_rows.ROWS,
     **reader.ROWS,
     **staging.ROWS,
     **staging_behind.ROWS,

@@ -69,7 +69,7 @@ def _saved(bench: Bench, name: str, ranks: int, dim: int, source: str = "v4") ->
     return folder
 
 
-def _rounds(
+def in_turn(
     bench: Bench, sides: dict[str, Callable[[Path], Sequence[Any]]], count: int | None = None
 ) -> dict[str, list[process.Taken]]:
     """Each side once a round, in turn, into a folder that is removed."""
@@ -89,10 +89,10 @@ def _rounds(
 
 def _start_up(bench: Bench, argv: Callable[[Path], Sequence[Any]]) -> float:
     """The least processor time of the same command on a tiny checkpoint."""
-    return min(t.wall for t in _rounds(bench, {"tiny": argv}, 3)["tiny"])
+    return min(t.wall for t in in_turn(bench, {"tiny": argv}, 3)["tiny"])
 
 
-def _against_cp(
+def against_cp(
     bench: Bench,
     title: str,
     argv: Callable[[Path], Sequence[Any]],
@@ -117,11 +117,11 @@ def _against_cp(
         sides["zlib"] = lambda out: ["env", f"PYTHONPATH={HERE / 'without_isal'}", *argv(out)]
     if convert:
         sides["torch"] = lambda out: [*convert, out]
-    rounds, start = _rounds(bench, sides), _start_up(bench, tiny)
+    rounds, start = in_turn(bench, sides), _start_up(bench, tiny)
     walls = {name: [t.wall for t in taken] for name, taken in rounds.items()}
     copying = report.spread(report.ratios([w - start for w in walls["migrate"]], walls["cp"]))
     most = max(t.private for t in rounds["migrate"]) / MB
-    least = min(t.private for t in _rounds(bench, {"tiny": tiny}, 1)["tiny"]) / MB
+    least = min(t.private for t in in_turn(bench, {"tiny": tiny}, 1)["tiny"]) / MB
     note = f" ({report.shown(copying)}; start-up {start:.2f} s apart)"
     found = [
         Limit(f"{title}: less start-up, against cp -r", copying[0], bound, note=note),
@@ -166,7 +166,7 @@ def rows(bench: Bench) -> list[Limit]:
     small = ["--output-format", "safetensors", "--no-fsync", "--set", "num_experts=4"]
     into = ["--output-format", "dcp", "--no-fsync"]
     return [
-        *_against_cp(
+        *against_cp(
             bench,
             "DCP of 2 ranks -> safetensors, v4 -> v5",
             lambda out: [*bench.migrate, "apply", old, "-o", out, *V5, *plain],
@@ -176,7 +176,7 @@ def rows(bench: Bench) -> list[Limit]:
             [PYTHON, HERE / "dcp_torch.py", "convert", old],
             DCP_ROWS_ZLIB,
         ),
-        *_against_cp(
+        *against_cp(
             bench,
             "safetensors -> DCP, v4 -> v5",
             lambda out: [*bench.migrate, "apply", bench.root / "v4", "-o", out, *V5, *into],
@@ -192,7 +192,7 @@ def columns(bench: Bench) -> list[Limit]:
     """The same with every matrix cut along its columns, for 8 ranks: short runs."""
     old, tiny = _saved(bench, "dcp-8c", 8, 1), _saved(bench, "tiny-dcp-8c", 8, 1, "tiny-v4")
     plain = ["--output-format", "safetensors", "--no-fsync"]
-    return _against_cp(
+    return against_cp(
         bench,
         "DCP, Shard(1) of 8 ranks -> safetensors, v4 -> v5",
         lambda out: [
@@ -389,7 +389,7 @@ def _renamed(bench: Bench, what: str, old: Path, tiny: Path) -> Limit:
             *bench.migrate, "apply", folder, "-o", out, "--rules", rule, "--no-fsync"
         ]  # fmt: skip
 
-    rounds = _rounds(bench, {"migrate": argv(old), "cp": lambda out: ["cp", "-r", old, out]})
+    rounds = in_turn(bench, {"migrate": argv(old), "cp": lambda out: ["cp", "-r", old, out]})
     start = _start_up(bench, argv(tiny))
     walls = {name: [t.wall for t in taken] for name, taken in rounds.items()}
     found = report.spread(report.ratios([w - start for w in walls["migrate"]], walls["cp"]))
@@ -418,7 +418,7 @@ def ranks(bench: Bench) -> list[Limit]:
         ("safetensors of 8 files", ["--max-shard-size", str(shard)]),
     ):
         run = [*bench.migrate, "apply", old, *V5, *rest, "--no-fsync", "--threads", "1", "-o"]
-        rounds = _rounds(
+        rounds = in_turn(
             bench,
             {
                 "one": functools.partial(_appended, run),
@@ -487,7 +487,7 @@ def joining(bench: Bench) -> list[Limit]:
     found = []
     for target in ("safetensors", "dcp"):
         into = ["--output-format", target, "--no-fsync", *["--chunks", "1"] * (target == "dcp")]
-        found += _against_cp(
+        found += against_cp(
             bench,
             f"MXFP8 of 8 ranks -> {target}, {counts[old.name][0] * each / MB:,.0f} MB",
             lambda out, into=into: [*bench.migrate, "apply", old, "-o", out, *into],

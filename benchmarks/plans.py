@@ -75,7 +75,7 @@ def _against(
     )
 
 
-def _imported(python: str, arguments: list[str], *unwanted: str) -> Limit:
+def imported(python: str, arguments: list[str], *unwanted: str) -> Limit:
     """How many of these modules, by default torch and numpy, the command imports; none is
     wanted.
     """
@@ -101,14 +101,14 @@ def help_and_plan(migrate: list[str], python: str, folder: Path, checkpoint: Pat
             [python, "-c", CLICK],
             HELP_CLICKS,
         ),
-        _imported(python, ["--help"]),
+        imported(python, ["--help"]),
         _against(
             "plan, against a process that imports click",
             [*migrate, *plan],
             [python, "-c", CLICK],
             PLAN_CLICKS,
         ),
-        _imported(python, plan),
+        imported(python, plan),
     ]
 
 
@@ -245,7 +245,7 @@ def rules(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> li
         )
         found += [
             _against(what, [*migrate, *arguments], reading, times),
-            _imported(python, arguments, "torch"),
+            imported(python, arguments, "torch"),
         ]
     return found
 

@@ -224,6 +224,12 @@ DCP_JOIN = 1.4
 # blocks against apply; MB of a rank above model and imports
 READER_STACK, READER_STACK_BYTES, READER_STOCK = 1.5, 2_147_483_648, 20.0
 READER_MODEL, READER_BLOCKS, READER_PRIVATE = 1.3, 1.3, 120.0
+# runs of Megatron against cp -r of what is written, MB beyond start-up; memory of megatron-core's;
+# the plan of 1,024 parts: seconds, eight times the parts against an eighth, MB, and arguments of
+# 800 fields against as few as there can be
+MEGATRON_CP, MEGATRON_CP_ZLIB, MEGATRON_PRIVATE, MEGATRON_MEMORY = 1.4, 1.8, 100.0, 0.1
+MEGATRON_PLAN, MEGATRON_LINEAR, MEGATRON_PLAN_PRIVATE = 10.0, 10.0, 1000.0
+MEGATRON_FIELDS = 1.3
 # verify against the apply whose output it checks; MB above what it announces: the interpreter, its
 # libraries, the plan
 VERIFY_LAYOUTS, VERIFY_BLOCKS, VERIFY_PRIVATE = 3.0, 2.0, 120.0

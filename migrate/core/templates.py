@@ -60,12 +60,15 @@ class Template:
 @dataclass(slots=True)
 class _DigitShape:
     """What all keys with the same digits-blind text share: where their slots are, and their
-    template if it is one only.
+    template if it is one only; if it is not, because of digits that are no slots, as those of a
+    rank, `templates` has them by the `rest` of a key beside its slots.
     """
 
     borders: tuple[int, ...]
     read: Callable[[str], tuple[int, ...]]
-    template: Template | None
+    rest: Callable[[str], Hashable]
+    template: Template | None = None
+    templates: dict[Hashable, Template] = field(default_factory=dict)
 
 
 def group(keys: Iterable[str]) -> list[Template]:
@@ -84,14 +87,18 @@ def group(keys: Iterable[str]) -> list[Template]:
             shape = shapes[blind] = _shape(key)
         template = shape.template
         if template is None:
-            text = key if not shape.borders else _text(key, shape.borders)
-            known = literal if SLOT in key else found
-            template = known.get(text)
+            rest = shape.rest(key)
+            template = shape.templates.get(rest)
             if template is None:
-                template = known[text] = Template(text, literal=SLOT in key)
-                order.append(template)
-            if not _stray_digits(text):
-                shape.template = template
+                text = key if not shape.borders else _text(key, shape.borders)
+                known = literal if SLOT in key else found
+                template = known.get(text)
+                if template is None:
+                    template = known[text] = Template(text, literal=SLOT in key)
+                    order.append(template)
+                shape.templates[rest] = template
+                if not _stray_digits(text):
+                    shape.template = template
         template.keys.append(key)
         template.ints.append(shape.read(key))
     return order
@@ -106,7 +113,8 @@ def _shape(key: str) -> _DigitShape:
             borders += (start, end)
         start = end + 1
     slices = [slice(a, b) for a, b in zip(borders[::2], borders[1::2], strict=True)]
-    return _DigitShape(tuple(borders), _reader(slices), None)
+    rest = [slice(a, b) for a, b in zip([0, *borders[1::2]], [*borders[::2], None], strict=True)]
+    return _DigitShape(tuple(borders), _reader(slices), itemgetter(*rest))
 
 
 def _reader(slices: Sequence[slice]) -> Callable[[str], tuple[int, ...]]:

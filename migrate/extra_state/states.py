@@ -12,14 +12,15 @@ from __future__ import annotations
 import io
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import compress, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import CheckpointError, printable
-from ..core.keys import Pattern, TwoReadings
+from ..core.keys import Pattern
 from ..core.spec import Spec, spec
+from ..core.templates import group, matching
 from ..source.blobs import Blob, BytesBlob, Stored, read_rows, rows_of
 from ..source.pickle.tree import Buffer, DictNode, ListNode
 from ..source.target import output_record
@@ -60,7 +61,9 @@ def lift_states(source: Source, patterns: Sequence[Pattern]) -> None:
     Calling it again changes nothing. M950 for a state that is made of what no extra state is made
     of.
     """
-    found = list(objects(source.index, lambda key: _asked(patterns, key))) if patterns else []
+    there = list(objects(source.index, bool)) if patterns else []
+    asked = _asked(patterns, {one.key for one in there})
+    found = [one for one in there if one.key in asked]
     if not found:
         return
     from .write import content
@@ -78,10 +81,12 @@ def lift_states(source: Source, patterns: Sequence[Pattern]) -> None:
     else:
         specs = {one.name: tensors[one.name].spec for one in found}
         paths = {_path(one, index.tree) for one in found}
+        several = len(index.tree.parts) > 1
+        tables = tuple({".".join((*(part.at or ()), "")) for part in index.tree.parts})
         items = {
             path: value
             for path, value in index.items.items()
-            if not _below(path, paths, len(index.tree.parts) > 1)
+            if not (path.startswith(tables) and _below(path, paths, several))
         }
         source.index = replace(
             index, tensors=tensors, items=items, tree=_without(index.tree, found, specs)
@@ -89,14 +94,14 @@ def lift_states(source: Source, patterns: Sequence[Pattern]) -> None:
     source.blobs = tuple(blobs)
 
 
-def _asked(patterns: Sequence[Pattern], key: str) -> bool:
-    for pattern in patterns:
-        try:
-            if not pattern.has_flat and pattern.match(key) is not None:
-                return True
-        except TwoReadings:
-            return True
-    return False
+def _asked(patterns: Sequence[Pattern], keys: Iterable[str]) -> set[str]:
+    """Those of the keys that a pattern takes, under whatever reading."""
+    found: set[str] = set()
+    for template in group(keys):
+        for pattern in patterns:
+            if not pattern.has_flat:
+                found.update(compress(template.keys, matching(pattern, template)))
+    return found
 
 
 def _without(
@@ -142,9 +147,11 @@ def _path(one: Object, outline: CheckpointTree) -> str:
 
 def _below(path: str, states: set[str], several: bool) -> bool:
     """Whether the value at a path is one of these states, or inside of one."""
+    if path in states:
+        return True
     short, at, rank = path.rpartition("@") if several else (path, "", "")
     ends = [n for n, letter in enumerate(short) if letter == "."] if "." in short else []
-    return any(short[:end] + at + rank in states for end in (*ends, len(short)))
+    return any(short[:end] + at + rank in states for end in ends)
 
 
 # how many states are looked at; the others are of the same release

@@ -21,7 +21,7 @@ from ..source.blobs import ChunkedTensor, Stored, StoredTensor, chunks_of
 from ..source.pickle.nodes import ABSENT
 from ..source.pickle.tree import DictNode, ListNode, TensorRecord
 from ..source.shards import in_natural_order
-from ..source.tree import STATE, is_state
+from ..source.tree import PARTS, STATE, is_state, kept_by_part
 from ._torchdistkeys import (
     EXPERTS,
     GATED,
@@ -30,6 +30,8 @@ from ._torchdistkeys import (
     ModelKey,
     ShardKey,
     Spelling,
+    part_name,
+    ranks_of_parts,
     read_name,
     read_shard,
     with_numbers,
@@ -301,7 +303,8 @@ class _Arranged:
         for key, value in common.pairs:
             pairs.append((key, both.get(key, value)))
             pairs += more if key == behind else []
-        return DictNode(common.kind, tuple(pairs), common.node, common.attributes)
+        made = DictNode(common.kind, tuple(pairs), common.node, common.attributes)
+        return _with_generators(made) if PARTS in said else made
 
     def _merged(self, where: str, one: Any, two: Any) -> Any:
         """Two dicts as one; a problem where both say something else of one key."""
@@ -388,8 +391,34 @@ def _part_name(key: str, numbers: tuple[int, ...], counts: tuple[int, ...]) -> s
     """
     if key == _RANDOM and len(numbers) == 2:
         stage, rank = numbers
-        return f"mp_rank_{rank:02}" + (f"_{stage:03}" if counts[0] > 1 else "")
+        return part_name(rank, stage if counts[0] > 1 else None)
     return _text(numbers)
+
+
+def _with_generators(root: DictNode) -> DictNode:
+    """The tree with the generators of each rank among what is kept of its part, if that is kept for
+    each of them, as it is where parts were joined.
+    """
+    random, places = root.get(_RANDOM), ranks_of_parts(root)
+    if places is None or type(random) is not DictNode:
+        return root
+    ranks = dict(random.pairs)
+    several = max(stage for stage, _ in places.values()) > 0
+    own = {
+        name: ranks.get(part_name(rank, stage if several else None), ABSENT)
+        for name, (stage, rank) in places.items()
+    }
+    if len(own) != len(ranks) or ABSENT in own.values():
+        return root
+    first = next(name for name, place in places.items() if place == (0, 0))
+    entries = tuple(
+        (name, replace(kept, pairs=(*kept.pairs, (_RANDOM, own[name]))))
+        if name in own and name != first
+        else (name, kept)
+        for name, kept in kept_by_part(root)
+    )
+    new = {_RANDOM: own[first], PARTS: DictNode("dict", entries, None)}
+    return replace(root, pairs=tuple((key, new.get(key, value)) for key, value in root.pairs))
 
 
 def _text(numbers: Sequence[int]) -> str:

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..source.pickle.tree import DictNode, ListNode
-from ..source.tree import STATE
+from ..source.tree import STATE, kept_by_part
+from ._megatron import SIZES
 
 LAYERS, EXPERTS, LOCAL = "layers", "experts", "local_experts"
 # stacks whose layers may be along an axis
@@ -206,6 +207,30 @@ def read_shard(key: str) -> ShardKey | None:
     if len(numbers) != len(counts) or any(n >= c for n, c in zip(numbers, counts, strict=True)):
         return None
     return ShardKey(found[1], numbers, counts)
+
+
+def ranks_of_parts(root: DictNode) -> dict[str, tuple[int, int]] | None:
+    """The stage and the rank of each part of which the root keeps something, by its name: of the
+    first expert group, whose generators Megatron keeps. None unless all of a grid are there.
+    """
+    args, kept = root.get("args"), dict(kept_by_part(root))
+    if type(args) is not DictNode:
+        return None
+    sizes = [args.get(SIZES[axis], 1) for axis in ("TP", "PP", "EP")]
+    if any(type(size) is not int for size in sizes) or not 1 < sizes[0] * sizes[1] <= len(kept):
+        return None
+    ranks, stages, groups = sizes
+    found = {
+        part_name(rank, stage if stages > 1 else None, 0 if groups > 1 else None): (stage, rank)
+        for stage in range(stages)
+        for rank in range(ranks)
+    }
+    return found if found.keys() <= kept.keys() else None
+
+
+def part_name(rank: int, stage: int | None, group: int | None = None) -> str:
+    """What the folder of a part is called in Megatron's other format."""
+    return f"mp_rank_{rank:02}" + "".join(f"_{n:03}" for n in (stage, group) if n is not None)
 
 
 def layers_differ(args: Any, content: Any) -> bool:

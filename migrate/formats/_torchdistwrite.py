@@ -21,11 +21,12 @@ from ..core.spec import Spec
 from ..source.jsontext import collector_paused
 from ..source.paths import HISTORY, METADATA
 from ..source.pickle.dcp_emit import emit_metadata
+from ..source.pickle.nodes import ABSENT
 from ..source.pickle.tree import Composite, DictNode, ListNode, TensorRecord
 from ..source.shards import by_rank, in_natural_order
 from ..source.table import flatten_table
 from ..source.target import Target, TargetTree, check_holds, items_of, plain_part
-from ..source.tree import STATE, FileTree, is_state, tensor_records
+from ..source.tree import PARTS, STATE, FileTree, is_state, kept_by_part, tensor_records
 from ._dcpentries import SavedTree, named_anew, unshared
 from ._dcpwrite import EntryPiece, EntryWriter, require_one_rank
 from ._megatron import facts_of, folder_of
@@ -41,6 +42,7 @@ from ._torchdistkeys import (
     entry_of,
     fused_norm,
     layers_differ,
+    ranks_of_parts,
     read_name,
     singles,
     with_numbers,
@@ -67,6 +69,7 @@ _LINEAR = re.compile(
 _OUTPUT_STATE = f"output_layer.{STATE}"
 # the state of all experts of Transformer Engine's, which is one in its modules
 _OF_ALL = re.compile(rf"(?:.+\.)?experts\.linear_fc[12]\.{STATE}")
+_IN_EXPERTS = ".experts."
 _GROUPED = re.compile(r"(?:.+\.)?experts\.weight[12]")
 _PART = re.compile(r"mp_rank_([0-9]{2,5})(?:_([0-9]{3,5}))?", re.ASCII)
 _FORMAT = "Megatron's torch_dist"
@@ -171,24 +174,23 @@ def _uneven(pairs: Sequence[tuple[str, Any]]) -> bool:
 
 def _completed(held: Mapping[str, Any]) -> dict[str, Any]:
     """The model's dict with the states that Megatron asks for in each linear layer: None, where it
-    has none at all.
+    has none at all, and None for each expert, where those of experts are None in whatever modules.
     """
     made = dict(held)
-    for key in [key for key, value in held.items() if value is None and _OF_ALL.fullmatch(key)]:
-        # there each expert has a state
-        del made[key]
-        begin = key[: -len(STATE)]
-        numbers = [
-            one[len(begin) + len("weight") :] for one in held if one.startswith(f"{begin}weight")
-        ]
-        made.update((f"{begin}{number}.{STATE}", None) for number in numbers)
     states = [key for key in held if is_state(key)]
+    linear = {
+        # a group of linear layers has a state for each
+        f"{key.rpartition('.')[0]}{found[1] and f'.{found[1]}'}.{STATE}": None
+        for key in held
+        if (found := _LINEAR.fullmatch(key)) is not None
+    }
     if not states:
-        for key in held:
-            if found := _LINEAR.fullmatch(key):
-                # a group of linear layers has a state for each
-                number = found[1] and f".{found[1]}"
-                made[f"{key.rpartition('.')[0]}{number}.{STATE}"] = None
+        made.update(linear)
+    elif experts := [key for key in states if _IN_EXPERTS in key and held[key] is None]:
+        for key in experts:
+            del made[key]
+        linear = {key: None for key in linear if _IN_EXPERTS in key}
+        made.update((key, None) for key in linear if key not in made)
     if any(key.startswith(STACKS) for key in made if is_state(key)):
         made.setdefault(_OUTPUT_STATE, None)
     return {key: made[key] for key in in_natural_order(made)}
@@ -255,10 +257,8 @@ class DistEntries:
             self.notes.append("each layer has entries of its own (`non_homogeneous_layers`)")
         self._model(held)
         pairs = []
-        for key, value in root.pairs:
-            if key == _RANDOM:
-                self._generators(value)
-            elif key == _OPTIMIZER or key.startswith(_CHAINED):
+        for key, value in self._generators(root).pairs:
+            if key == _OPTIMIZER or key.startswith(_CHAINED):
                 pairs.append((key, self._optimizer(key, value, held)))
             elif key != _MODEL:
                 pairs.append((key, value))
@@ -347,10 +347,29 @@ class DistEntries:
         args = self._args
         return type(args) is DictNode and bool(args.get("swiglu") or args.get("gated_linear_unit"))
 
-    def _generators(self, value: Any) -> None:
-        """The state of generators: of one rank, or of each as `mp_rank_00_001`."""
+    def _generators(self, root: DictNode) -> DictNode:
+        """Takes the state of generators: of one rank, or of each, as `mp_rank_00_001` or among what
+        is kept of each part. The root without them.
+        """
+        value = root.get(_RANDOM, ABSENT)
+        if value is ABSENT:
+            return root
+        left = {key: held for key, held in root.pairs if key != _RANDOM}
         ranks = {(0, 0): value}
-        if type(value) is DictNode and value.pairs:
+        parts, kept = ranks_of_parts(root) or {}, dict(kept_by_part(root))
+        own = {
+            place: kept[name].get(_RANDOM, ABSENT)
+            for name, place in parts.items()
+            if place != (0, 0) and type(kept[name]) is DictNode
+        }
+        if len(own) == len(parts) - 1 and all(held is not ABSENT for held in own.values()):
+            ranks.update(own)
+            entries = [
+                (name, _without(one, _RANDOM) if name in parts else one)
+                for name, one in kept.items()
+            ]
+            left[PARTS] = DictNode("dict", tuple(entries), None)
+        elif type(value) is DictNode and value.pairs:
             found = [(_PART.fullmatch(str(key)), held) for key, held in value.pairs]
             if all(part for part, _ in found):
                 ranks = {(int(p[2] or 0), int(p[1])): held for p, held in found if p is not None}
@@ -359,6 +378,7 @@ class DistEntries:
             _refuse("it has the generators of all ranks", [_RANDOM])
         for at, held in sorted(ranks.items()):
             self.objects[str(ShardKey(_RANDOM, at, counts))] = _listed(held)
+        return replace(root, pairs=tuple(left.items()))
 
     def _optimizer(self, path: str, value: Any, model: Mapping[str, Any]) -> Any:
         """What of an optimizer goes into `common.pt`: its moments, by the names of parameters, are
@@ -401,6 +421,10 @@ class DistEntries:
                 f"leave it out: {drop}",
             )
         return value
+
+
+def _without(node: DictNode, key: str) -> DictNode:
+    return replace(node, pairs=tuple(pair for pair in node.pairs if pair[0] != key))
 
 
 def _listed(value: Any) -> ListNode:

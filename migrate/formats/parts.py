@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ..core.errors import CheckpointError, Report, fail, listed, option, plural, printable
 from ..source.blobs import FileBlob
-from ..source.by_part import PARTS, is_optimizer
+from ..source.by_part import PARTS, is_optimizer, sharing
 from ..source.grids import Axis, PartGrid, Replica, WrittenGrid
 from ..source.index import FileSource, Source
 from ..source.jsontext import collector_paused
@@ -171,6 +171,8 @@ def open_parts(place: Place, found: Found) -> Source:
                 blob = place.file or folder.open(file.path)
                 blobs.append(blob)
                 raw = read_raw(blob, folder.label(file.path))
+                if parts and type(raw.root) is type(parts[0].raw.root) is DictNode:
+                    raw = raw._replace(root=sharing(raw.root, parts[0].raw.root))
                 parts.append(_Part(file, raw, _megatron.facts_of(raw.root)))
             except CheckpointError as error:
                 report.diagnostics += error.diagnostics

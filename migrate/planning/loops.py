@@ -14,7 +14,7 @@ from ..rules.packs import load_edge
 from .pathstate import PathStep
 from .pipeline import Views
 from .stored import untouched_key
-from .tensor_params import presence_of, sizes_of
+from .tensor_params import Asked, presence_of, sizes_of
 
 if TYPE_CHECKING:
     from ..rules.lineage import Lineage
@@ -33,10 +33,11 @@ def loop_asked_for(
     if edge is None:
         return None
     step = PathStep(lineage.name, layout, layout, backwards=False)
+    asked = Asked(tensors)
     for file in load_edge(edge.files):
         declared = file.model.params
         for name in declared.keys() & request.params.keys():
-            if not _has(step, declared, name, request.params[name], tensors):
+            if not _has(step, declared, name, request.params[name], asked):
                 return False
     return None
 
@@ -72,7 +73,7 @@ def _has(
     declared: Mapping[str, Any],
     name: str,
     given: Any,
-    tensors: Mapping[str, Any],
+    asked: Asked,
 ) -> bool:
     """Whether the param follows another one that tensors say, and is what they say."""
     param = declared[name]
@@ -80,8 +81,8 @@ def _has(
     if found is None:
         return False
     there = declared[found[1]]
-    said = [value for _, value in sizes_of(step, there.shape, tensors)] if there.shape else []
-    said += [value[found[1]] for _, value in presence_of(step, found[1], there, tensors)]
+    said = [value for _, value in sizes_of(step, there.shape, asked)] if there.shape else []
+    said += [value[found[1]] for _, value in presence_of(step, found[1], there, asked)]
     try:
         value = parameters.convert(given, param, is_text=True)
     except parameters.RefusedError:

@@ -7,12 +7,13 @@ Only tensors that a step reads in its direction count, and backwards none that i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.errors import listed, printable
 from ..core.keys import Pattern, TwoReadings, parse
 from ..core.spec import ALIASES
-from ..core.templates import as_seen, fitting, group, rank_of, takes
+from ..core.templates import Template, as_seen, fitting, group, rank_of, takes
 from ..rules import params as parameters
 from .graph import Tensor
 
@@ -33,17 +34,28 @@ class WalkedEdge(Protocol):
     def reads(self) -> list[Pattern]: ...
 
 
+class Asked:
+    """The tensors that params ask, their keys grouped by form when the first of them does."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    @cached_property
+    def templates(self) -> list[Template]:
+        return group(self.tensors)
+
+
 def dtypes_of(
-    step: WalkedEdge, dtype: Dtype, tensors: Mapping[str, Tensor], known: Any
+    step: WalkedEdge, dtype: Dtype, asked: Asked, known: Any
 ) -> Iterator[tuple[str, str]]:
     """(place for messages, dtype) of the named tensors; of those of one dtype only the first.
 
     Where they differ, `known` says which of them counts.
     """
     first: dict[str, str] = {}
-    for _, _, keys in _named(step, dtype.key, tensors, alike=False):
+    for _, _, keys in _named(step, dtype.key, asked, alike=False):
         for key in keys:
-            first.setdefault(tensors[key].spec.dtype, key)
+            first.setdefault(asked.tensors[key].spec.dtype, key)
     chosen = ALIASES.get(str(known), str(known))
     yield from (
         (f"{parameters.DTYPE_OF}{printable(key)}", name)
@@ -52,12 +64,10 @@ def dtypes_of(
     )
 
 
-def sizes_of(
-    step: WalkedEdge, shape: Shape, tensors: Mapping[str, Tensor]
-) -> Iterator[tuple[str, int]]:
+def sizes_of(step: WalkedEdge, shape: Shape, asked: Asked) -> Iterator[tuple[str, int]]:
     """(place for messages, size) of the named tensors; of those of one size only the first."""
     seen: set[int] = set()
-    for text, pattern, keys in _named(step, shape.key, tensors):
+    for text, pattern, keys in _named(step, shape.key, asked):
         if shape.count is not None:
             if keys:
                 yield (
@@ -66,7 +76,7 @@ def sizes_of(
                 )
             continue
         for place, group_of in _together(pattern, shape.sum, keys):
-            sizes = [tensors[key].spec.shape for key in group_of]
+            sizes = [asked.tensors[key].spec.shape for key in group_of]
             if not all(-len(of) <= shape.dim < len(of) for of in sizes):
                 continue
             size = sum(of[shape.dim] for of in sizes)
@@ -91,7 +101,7 @@ def _together(
 
 
 def presence_of(
-    step: WalkedEdge, name: str, param: Param, tensors: Mapping[str, Tensor]
+    step: WalkedEdge, name: str, param: Param, asked: Asked
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place for messages, {param: value}) where the param is whether there is a tensor, or of
     which kind there is one. Backwards that is silent.
@@ -99,7 +109,7 @@ def presence_of(
     for value, keys in ((True, param.absent), *(param.present or {}).items()):
         if keys is None or step.backwards:
             continue
-        there = next((held[0] for _, _, held in _named(step, keys, tensors) if held), None)
+        there = next((held[0] for _, _, held in _named(step, keys, asked) if held), None)
         if there is not None:
             found = False if keys is param.absent else value
             yield f"the tensor {printable(there)}", {name: found}
@@ -181,24 +191,22 @@ def grouped_names(
 
 
 def _named(
-    step: WalkedEdge, texts: Iterable[str], tensors: Mapping[str, Tensor], *, alike: bool = True
+    step: WalkedEdge, texts: Iterable[str], asked: Asked, *, alike: bool = True
 ) -> Iterator[tuple[str, Pattern, list[str]]]:
     """(text, pattern, keys) of each key or pattern that a param's place names.
 
     Backwards a key that the edge takes and makes again is another tensor, and says nothing about
     the one before; unless `alike`, nor does what it made under another name.
     """
-    templates = None
     for text in texts:
         pattern = parse(text)
         plain = text.replace("{{", "{").replace("}}", "}")
-        if plain in tensors and not pattern.captures:
+        if plain in asked.tensors and not pattern.captures:
             keys = [plain]
         else:
-            templates = templates or group(tensors)
             keys = [
                 key
-                for t in templates
+                for t in asked.templates
                 for key, fits in zip(t.keys, fitting(pattern, t), strict=True)
                 if fits
             ]

@@ -233,6 +233,9 @@ def _moves(
     try:
         value = _comparable(convert(given[name], param, is_text=True))
         known = [values[name] for _, values in others if values.get(name) is not None]
+        if not known and param.follows is None:
+            # it says what was not known, and no other value of what was
+            return False
         return all(_comparable(convert(one, param)) != value for one in known)
     except RefusedError:
         return False
@@ -389,6 +392,32 @@ def spell_place(reference: str) -> str:
     """The place with its file, for messages."""
     file, keys = place(reference)
     return printable(f"{file}#{'.'.join(keys)}")
+
+
+def refuse_others(
+    files: Iterable[LoadedFile], values: Mapping[str, Any], declared: Mapping[str, Param]
+) -> None:
+    """M114 where another file of the edge declares a param so that it cannot have its value, or
+    gives it another default.
+    """
+    report = Report()
+    for file in files:
+        for name, param in file.model.params.items():
+            if name not in values:
+                continue
+            try:
+                convert(values[name], param)
+            except RefusedError as error:
+                report.add("M114", f"param `{name}`: {error}", spans=(file.span("params", name),))
+            known = declared[name]
+            if param.has_default and known.has_default and param.default != known.default:
+                one, other = (printable(str(p.default), 80) for p in (known, param))
+                report.add(
+                    "M114",
+                    f"two files of one edge give `{name}` the defaults {one} and {other}",
+                    spans=(file.span("params", name),),
+                )
+    report.check()
 
 
 def convert(value: Any, param: Param, *, is_text: bool = False, choices: bool = True) -> Any:

@@ -123,7 +123,9 @@ def parted(
         # nothing stands around the model
         return None
     if of_other is None:
-        if not held or kept == [names if len(names) > 1 else [] for names in groups]:
+        # ranks that stay apart keep what they kept of their own parts
+        stay = len(groups) == len(outline.parts) > 1 and all(len(names) == 1 for names in groups)
+        if not held or stay or kept == [names if len(names) > 1 else [] for names in groups]:
             return None
         made = [part._replace(root=without_parts(part.root)) for part in outline.parts]
         if same:

@@ -43,6 +43,7 @@ from ..planning.request import (
 from ..planning.sides import SideFiles, clash, refuse_clash
 from ..planning.stored import find_renamed, initial, torn_in
 from ..planning.unchanged import fold_keys, standing_entries, undone_source, unfold_keys
+from ..rules.files import VALUES
 from ..source.blobs import Stored
 from ..source.index import Source, specs_hash, with_all_tensors, with_files
 from ..source.jsontext import collector_paused
@@ -461,7 +462,7 @@ def _plan(
     cut = WHOLE if grid is None else grid_parts(grid, specs)
     if ranks is not None and (count := len(by_rank(specs))) > 1:
         cut = CutParts(called_parts(ranks, count))
-    values = path_state.sides.values
+    values = path_state.sides.values if VALUES in path_state.sides.changed else None
     beside = bool(index.tree or formed or composition.parts or values)
     with_tree = beside or written != OUTPUT_FORMATS[0]
     out: OutputTree | None = None

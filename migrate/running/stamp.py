@@ -98,8 +98,8 @@ def _is_entry(entry: Any) -> bool:
             "ranks" not in entry
             or (_is_line(entry["ranks"]) and naming([entry["ranks"]]) is not None)
         )
-        and type(entry.get("backwards", False)) is bool
         and ("grid" not in entry or grid_of(entry["grid"]) is not None)
+        and type(entry.get("backwards", False)) is bool
         and are_folded_keys(entry.get("kept", []))
         and are_folded_keys(entry.get("absent", []))
         and entry.get("optimizer", LASTING[0]) in LASTING

@@ -24,7 +24,7 @@ from .pickle.jsonform import to_json
 from .pickle.tree import OBJECTS, SCALARS, DictNode, ListNode, holders
 from .target import node_of
 from .tree import PARTS as PARTS
-from .tree import TENSORS, FileTree, kept_by_part, replace_dict
+from .tree import TENSORS, FileTree, kept_by_part
 
 # kinds of dicts that are nothing but their pairs
 _DICTS = frozenset({"dict", "OrderedDict", *OBJECTS})
@@ -100,95 +100,170 @@ def with_parts(first: FileTree, others: Sequence[tuple[str, FileTree]], called: 
     in each of them of further parts is kept here.
     """
     base = without_parts(first.root)
-    texts: dict[int, str] = {}
+    compared = _Compared()
     kept: dict[str, Any] = dict(kept_by_part(first.root)) or {called: _dict(())}
     for name, other in others:
-        root = _with_model(other, first)
-        own = without_parts(root)
-        entry = difference(base, own, texts)
-        names = names_of(root) or [name]
+        # the model is not among what differs
+        compared.take(first.table, other.table)
+        entry = compared.difference(base, without_parts(other.root))
+        names = names_of(other.root) or [name]
         kept[names[0]] = entry
         for further in names[1:]:
-            found = of_part(root, further)
-            kept[further] = difference(base, found, texts) if found is not None else entry
+            found = of_part(other.root, further)
+            kept[further] = entry if found is None else compared.difference(base, found)
     pairs = (*base.pairs, (PARTS, _dict(kept.items())))
     return first._replace(root=DictNode(base.kind, pairs, base.node, base.attributes))
 
 
-def _with_model(part: FileTree, first: FileTree) -> Any:
-    """The root of a part with the first one's model, which is not among what differs."""
-    table, model = part.table, first.table
-    return part.root if table is None or model is None else replace_dict(part.root, table, model)
+def sharing(root: DictNode, like: DictNode) -> DictNode:
+    """The root with the values of another one in the place of equal ones, of the dicts and objects
+    of fields that are its values: parts say nearly all of it alike.
+    """
+    held = dict(like.pairs) if all(type(key) is str for key, _ in like.pairs) else {}
+    compared = _Compared()
+    pairs = []
+    for key, value in root.pairs:
+        known = held.get(key) if type(key) is str else None
+        if type(value) is DictNode and type(known) is DictNode and compared.alike(value, known):
+            value = _shared(value, known, compared)
+        pairs.append((key, value))
+    return DictNode(root.kind, tuple(pairs), root.node, root.attributes)
+
+
+def _shared(value: DictNode, like: DictNode, compared: _Compared) -> DictNode:
+    made = [
+        other if compared.same(pair[1], other[1]) else (other[0], pair[1])
+        for pair, other in zip(value.pairs, like.pairs, strict=True)
+    ]
+    return DictNode(value.kind, tuple(made), like.node, like.attributes)
 
 
 def _dict(pairs: Iterable[tuple[Any, Any]]) -> DictNode:
     return DictNode("dict", tuple(pairs), None)
 
 
-def difference(one: DictNode, other: DictNode, texts: dict[int, str] | None = None) -> Any:
-    """What makes the `other` dict out of the `one`, as `of_part` reads it. `texts` are those of
-    values of the `one`, which many can be compared with.
-    """
-    texts = {} if texts is None else texts
-    before = {_known(key): value for key, value in one.pairs}
-    after = {_known(key): (key, value) for key, value in other.pairs}
-    pairs: list[tuple[Any, Any]] = []
-    order = []
-    for key, was in one.pairs:
-        known = _known(key)
-        if known not in after:
-            pairs.append((key, ListNode("tuple", (), None)))
-            continue
-        order.append(known)
-        value = after[known][1]
-        if not _same(was, value, texts):
-            pairs.append((key, _entry(was, value, texts)))
-    for known, (key, value) in after.items():
-        if known not in before:
+class _Compared:
+    """Values that were compared, containers and other nodes once for each two of them."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], bool] = {}
+        # what was compared, so that nothing else gets its identity
+        self._held: list[Any] = []
+
+    def take(self, one: Any, other: Any) -> None:
+        """Takes two values for the same."""
+        self._known[id(one), id(other)] = True
+        self._held += (one, other)
+
+    def same(self, one: Any, other: Any) -> bool:
+        """Whether two values are one in all that is written of them; of tensors nothing is
+        known.
+        """
+        kind = type(one)
+        if one is other or kind is not type(other):
+            return one is other
+        if kind is str or kind is int or kind is bool:
+            return bool(one == other)
+        if kind in SCALARS:
+            return repr(one) == repr(other)
+        if kind in TENSORS:
+            return False
+        two = id(one), id(other)
+        found = self._known.get(two)
+        if found is None:
+            found = self._known[two] = self._compare(one, other)
+            self._held += (one, other)
+        return found
+
+    def _compare(self, one: Any, other: Any) -> bool:
+        if type(one) is DictNode:
+            return (
+                self.alike(one, other)
+                and (one.kind in _DICTS or _text(_dict_of(one)) == _text(_dict_of(other)))
+                and all(
+                    self.same(a, b) for (_, a), (_, b) in zip(one.pairs, other.pairs, strict=True)
+                )
+            )
+        if type(one) is ListNode and one.kind in ("list", "tuple"):
+            return (
+                one.kind == other.kind
+                and len(one.items) == len(other.items)
+                and all(map(self.same, one.items, other.items))
+            )
+        if any(id(value) in holders(value, TENSORS) for value in (one, other)):
+            return False
+        return _text(one) == _text(other)
+
+    def alike(self, one: DictNode, other: DictNode) -> bool:
+        """Whether two dicts are of one kind, with the same keys in one order."""
+        return (
+            one.kind == other.kind
+            and len(one.pairs) == len(other.pairs)
+            # of an object without fields its node says how it was made
+            and bool(one.pairs or one.kind not in OBJECTS or _text(one) == _text(other))
+            and all(map(self._same_key, one.pairs, other.pairs))
+            and self.same(one.attributes, other.attributes)
+        )
+
+    def _same_key(self, one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+        return one[0] is other[0] or self.same(one[0], other[0])
+
+    def difference(self, one: DictNode, other: DictNode) -> Any:
+        """What makes the `other` dict out of the `one`, as `of_part` reads it."""
+        if len(one.pairs) == len(other.pairs) and all(map(self._same_key, one.pairs, other.pairs)):
+            return _dict(
+                (key, self._entry(was, value))
+                for (key, was), (_, value) in zip(one.pairs, other.pairs, strict=True)
+                if was is not value and not self.same(was, value)
+            )
+        before = {_known(key): value for key, value in one.pairs}
+        after = {_known(key): (key, value) for key, value in other.pairs}
+        pairs: list[tuple[Any, Any]] = []
+        order = []
+        for key, was in one.pairs:
+            known = _known(key)
+            if known not in after:
+                pairs.append((key, ListNode("tuple", (), None)))
+                continue
             order.append(known)
-            pairs.append((key, _entry(None, value, texts)))
-    if order == list(after):
-        return _dict(pairs)
-    keys = ListNode("list", tuple(key for key, _ in other.pairs), None)
-    return ListNode("tuple", (_dict(pairs), keys), None)
+            value = after[known][1]
+            if not self.same(was, value):
+                pairs.append((key, self._entry(was, value)))
+        for known, (key, value) in after.items():
+            if known not in before:
+                order.append(known)
+                pairs.append((key, self._entry(None, value)))
+        if order == list(after):
+            return _dict(pairs)
+        keys = ListNode("list", tuple(key for key, _ in other.pairs), None)
+        return ListNode("tuple", (_dict(pairs), keys), None)
 
-
-def _entry(was: Any, value: Any, texts: dict[int, str]) -> Any:
-    if type(value) is DictNode and type(was) is DictNode:
-        alike = was.kind == value.kind and was.kind in _DICTS
-        # of an object without fields its node says how it was made
-        if alike and value.pairs and _same(was.attributes, value.attributes, texts):
-            return difference(was, value, texts)
-        if value.kind == "dict":
+    def _entry(self, was: Any, value: Any) -> Any:
+        if type(value) is DictNode and type(was) is DictNode:
+            same = was.kind == value.kind and was.kind in _DICTS
+            # of an object without fields its node says how it was made
+            if same and value.pairs and self.same(was.attributes, value.attributes):
+                return self.difference(was, value)
+            if value.kind == "dict":
+                return ListNode("tuple", (value,), None)
+        if type(value) is ListNode and value.kind == "tuple":
             return ListNode("tuple", (value,), None)
-    if type(value) is ListNode and value.kind == "tuple":
-        return ListNode("tuple", (value,), None)
-    return value
+        return value
+
+
+def difference(one: DictNode, other: DictNode) -> Any:
+    """What makes the `other` dict out of the `one`, as `of_part` reads it."""
+    return _Compared().difference(one, other)
+
+
+def _dict_of(node: DictNode) -> DictNode:
+    """A dict of the kind and with nothing in it."""
+    return DictNode(node.kind, (), node.node, None)
 
 
 def _known(key: Any) -> Any:
     """A key so that it is equal to those that are the same key, of the same type."""
     return (type(key), key) if type(key) in _HASHABLE else (None, _text(key))
-
-
-def _same(one: Any, other: Any, texts: dict[int, str]) -> bool:
-    """Whether two values are one in all that is written of them; of tensors nothing is known."""
-    kind = type(one)
-    if one is other or kind is not type(other):
-        return one is other
-    if kind in (str, int, bool):
-        return bool(one == other)
-    if _with_tensors(one) or _with_tensors(other):
-        return False
-    if kind not in (DictNode, ListNode):
-        return _text(one) == _text(other)
-    if id(one) not in texts:
-        texts[id(one)] = _text(one)
-    return texts[id(one)] == _text(other)
-
-
-def _with_tensors(value: Any) -> bool:
-    return type(value) in TENSORS or id(value) in holders(value, TENSORS)
 
 
 def _text(value: Any) -> str:

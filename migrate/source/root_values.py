@@ -153,11 +153,7 @@ def _edited(
     for key, value in node.pairs:
         if type(key) is str and key in made:
             pairs += [(name, made[name]) for name in ahead[key]]
-        elif (
-            type(key) is not str
-            or key not in before
-            or (not isinstance(before[key], Mapping) and _differs(value, before[key], key == args))
-        ):
+        elif type(key) is not str or key not in before or _stays(value, before[key]):
             pairs.append((key, value))
         elif _hides(value, key == args):
             _refuse(f"{path}{key}")
@@ -170,6 +166,11 @@ def _keeps(own: Any, before: Mapping[str, Any], key: str, value: Any, args: bool
     if key not in before:
         return _said(own, 0, args) is not HIDDEN
     return _same(before[key], value) or _differs(own, before[key], args)
+
+
+def _stays(own: Any, said: Any) -> bool:
+    """Whether a value is not removed, because this part has it otherwise; fields go together."""
+    return not isinstance(said, Mapping) and _differs(own, said, args=False)
 
 
 def _differs(own: Any, said: Any, args: bool) -> bool:

@@ -278,11 +278,8 @@ def tensors_outside(
             stack += [(record, (*path, place)) for place, record in reversed(inside(node))]
         elif (kind is DictNode or kind is ListNode) and id(node) not in seen:
             seen.add(id(node))
-            held = [
-                pair
-                for pair in inside(node)
-                if node is not table or type(pair[1]) in NODES or type(pair[1]) is Carried
-            ]
+            below = _HOLDING if node is not table else _AROUND
+            held = [pair for pair in inside(node) if type(pair[1]) in below]
             stack += [
                 (child, (*path, str(key) if type(key) in (str, int) else "~"))
                 for key, child in reversed(held)
@@ -373,11 +370,14 @@ def tensor_records(roots: list[Any]) -> Iterator[TensorRecord]:
         seen.add(id(node))
         if kind is TensorRecord:
             yield node
+            if node.state is None:
+                continue
         stack += [child for _, child in reversed(inside(node)) if type(child) in _HOLDING]
 
 
 TENSORS = frozenset({TensorRecord, Composite, LocalShard})
 _HOLDING = frozenset({TensorRecord, Composite, DictNode, ListNode, LocalShard, Carried})
+_AROUND = NODES | {Carried}
 
 
 class TreeLeaf(NamedTuple):

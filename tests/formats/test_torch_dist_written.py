@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 import migrate
 from migrate import formats
 from migrate.core.errors import MigrateError
+from migrate.source.tree import kept_by_part
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -124,19 +125,66 @@ def test_layers_and_experts_are_chunks_as_megatron_has_them(name: str, tmp_path:
             assert boxes == before[key][2], key
 
 
-@pytest.mark.parametrize(("name", "grid"), [("qwen3", "1"), ("mixtral", "pp2-ep2"),
-                                            ("qwen2", "pp2-vpp2")])  # fmt: skip
-def test_parts_become_one_checkpoint(name: str, grid: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "grid", "same_grid"),
+    [
+        ("qwen3", "1", "1"),
+        ("mixtral", "pp2-ep2", "pp2-ep2"),
+        ("llama", "pp2-uneven", "pp2-uneven"),
+        ("qwen2", "pp2-vpp2", "pp2"),
+    ],
+)
+def test_parts_become_what_megatron_writes_on_their_grid(
+    name: str, grid: str, same_grid: str, tmp_path: Path
+) -> None:
+    """With the generators of each rank, which return to their parts."""
     run_, out = run_folder(name, "legacy", grid), tmp_path / "out"
     said = done("apply", run_, "-o", out, "--output-format", "torch_dist").out
     assert "has no place for `_metadata` of the model" in said
-    after, due = held(written(out)), held(checkpoint(name, "torch_dist", "1"))
-    values = {**due.values, "rng_state/shard_0.0_1.1": after.values["rng_state/shard_0.0_1.1"]}
-    same(after, due._replace(values=values))
+    after, due = held(written(out)), held(checkpoint(name, "torch_dist", same_grid))
+    same(after, due)
     assert after.common["content_metadata"] == due.common["content_metadata"]
     done("verify", out, "--source", run_)
     with formats.open(out) as one, formats.open(run_) as other:
         assert one.index.hash() == other.index.hash()
+        trees = [source.index.tree for source in (one, other)]
+        assert None not in trees
+        kept = [dict(kept_by_part(tree.parts[0].root)) for tree in trees if tree is not None]
+    assert len(kept[0]) == (0 if grid == "1" else 4 if "ep2" in grid else 2)
+    assert [*kept[0]] == [*kept[1]]
+    # an expert group beyond the first has no entry for its own
+    names = [[*dict(entry.pairs)] for entry in kept[0].values()]
+    assert names == [[*dict(entry.pairs)] for entry in kept[1].values()]
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"), [("llama", "tp2"), ("mixtral", "tp2-ep2"), ("qwen3", "tp2-pp2")]
+)
+def test_ranks_are_joined_by_themselves(name: str, grid: str, tmp_path: Path) -> None:
+    run_, out = run_folder(name, "legacy", grid), tmp_path / "out"
+    words = ("--to", "megatron-gpt@mcore", "--output-format", "torch_dist")
+    done("apply", run_, "-o", out, *words)
+    done("verify", out, "--source", run_)
+    same(held(written(out)), held(checkpoint(name, "torch_dist", grid)))
+
+
+def test_the_other_spec_has_its_own_names(tmp_path: Path) -> None:
+    run_, out, back = run_folder("mixtral", "torch_dist", "1"), tmp_path / "out", tmp_path / "back"
+    words = ("--to", "megatron-gpt@mcore", "--set", "impl=te", "--set", "experts=te")
+    done("apply", run_, "-o", out, *words, "--output-format", "torch_dist")
+    done("verify", out, "--source", run_)
+    before, after = held(checkpoint("mixtral", "torch_dist", "1")), held(written(out))
+    assert vars(after.common["args"])["transformer_impl"] == "transformer_engine"
+    # experts are called alike there, and so is the first norm
+    fused, own = (f"decoder.layers.{n}" for n in ("mlp.linear_fc1.layer_norm_weight",
+                                                  "pre_mlp_layernorm.weight"))  # fmt: skip
+    renamed = {own if key == fused else key: one for key, one in before.tensors.items()}
+    assert after.tensors.keys() == renamed.keys()
+    assert all(torch.equal(tensor, renamed[key]) for key, tensor in after.tensors.items())
+    assert plain(after.values) == plain(before.values)
+    done("downgrade", out, "-o", back, "--output-format", "torch_dist")
+    same(held(written(back)), before)
+    assert plain(held(written(back)).common) == plain(before.common)
 
 
 def test_moments_go_to_transformers_and_return(tmp_path: Path) -> None:

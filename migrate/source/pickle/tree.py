@@ -425,6 +425,9 @@ def joined(path: tuple[Any, ...], most: int) -> str:
     """A path with dots between its keys, cut soon after `most` characters: there can be as many
     paths as values, each with long keys.
     """
+    # nearly all are of text and short
+    if all(type(key) is str for key in path) and sum(map(len, path)) + len(path) <= most:
+        return ".".join(path)
     parts, length = [], 0
     for key in path:
         parts.append(segment(key)[: most + 1])
