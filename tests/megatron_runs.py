@@ -36,6 +36,11 @@ RUNS = {
     "mixtral": (*_OF_ALL, "ep2", "tp2-ep2", "pp2-ep2", "ep2-singleton", "1-layers"),
     "qwen3-moe": (*_OF_ALL, "ep2"),
 }
+# grids that are converted in a way of their own, or not at all
+OTHERS = {
+    "llama": ("pp2-layout",),
+    "mixtral": ("1-grouped", "tp2-grouped", "ep2-grouped", "1-mixed"),
+}
 FORMATS = ("legacy", "torch_dist")
 
 

@@ -37,7 +37,7 @@ import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from megatron_runs import ARCHIVES, FORMATS, GRIDS, RUNS, digest, runs
+from megatron_runs import ARCHIVES, FORMATS, GRIDS, OTHERS, RUNS, digest
 
 VOCABULARY, DIVISIBLE = 20, 8
 IDS = [[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 19]]
@@ -593,15 +593,14 @@ def work(rank: int, family: str, grid: str, forms: list[str], folder: Path, meet
     config = json.loads((folder / "hf" / "config.json").read_text())
     args = arguments(family, config, grid, forms[0], rank)
     models = build(args, grid)
-    if "moe_layer_freq" in more:
-        pass
-    elif grid == "1" or (tp * pp * ep == 1 and not args.moe_grouped_gemm):
+    # that of the mixed grid stays as it was drawn
+    if tp * pp * ep == 1 and not args.moe_grouped_gemm and "moe_layer_freq" not in more:
         weights = mapped(load_file(folder / "hf" / "model.safetensors"), args)
         known = models[0].state_dict()
         extra = {k: v for k, v in known.items() if k.endswith("_extra_state")}
         models[0].load_state_dict({**extra, **weights}, strict=True)
         print(family, "logits", compare_logits(models[0], folder / "hf"), flush=True)
-    else:
+    elif "moe_layer_freq" not in more:
         state = sharded(models, {})
         one = folder / "torch_dist-1" / f"iter_{ITERATION:07d}"
         read = dist_checkpointing.load(state, str(one))
@@ -625,9 +624,9 @@ def make(family: str, folder: Path, only: dict[str, list[str]] | None = None) ->
     """All run folders of a family, as `FORMAT-GRID`, and the model beside them; or `only` some."""
     if not (folder / "hf").exists():
         save_huggingface(family, folder / "hf")
-    for grid in only or RUNS[family]:
-        tp, pp, _, ep = GRIDS[grid]
-        forms = [form for form in FORMATS if (family, grid) in runs(form)]
+    for grid in only or (*RUNS[family], *OTHERS.get(family, ())):
+        tp, pp, vpp, ep = GRIDS[grid]
+        forms = [form for form in FORMATS if form == "legacy" or vpp == 1]
         forms = forms if only is None else only[grid]
         # the other grids are made of this one
         forms.sort(key="torch_dist".__eq__, reverse=grid == "1")
