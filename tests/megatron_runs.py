@@ -5,11 +5,13 @@ test asks for the first of a family.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import shutil
 import tarfile
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 ARCHIVES = Path(__file__).resolve().parent / "data" / "megatron"
 # tensor, pipeline, virtual pipeline and expert parallel size of each grid; `singleton`: halves of
@@ -19,7 +21,8 @@ GRIDS = {
     "1": (1, 1, 1, 1), "tp2": (2, 1, 1, 1), "pp2": (1, 2, 1, 1), "tp2-pp2": (2, 2, 1, 1),
     "pp2-vpp2": (1, 2, 2, 1), "ep2": (1, 1, 1, 2), "pp2-uneven": (1, 2, 1, 1),
     "tp2-ep2": (2, 1, 1, 2), "pp2-ep2": (1, 2, 1, 2), "tp2-singleton": (2, 1, 1, 1),
-    "ep2-singleton": (1, 1, 1, 2), "1-layers": (1, 1, 1, 1), "1-optimizer": (1, 1, 1, 1),
+    "ep2-singleton": (1, 1, 1, 2), "tp4": (4, 1, 1, 1), "1-layers": (1, 1, 1, 1),
+    "1-optimizer": (1, 1, 1, 1),
     "pp2-layout": (1, 2, 1, 1), "1-grouped": (1, 1, 1, 1), "tp2-grouped": (2, 1, 1, 1),
     "ep2-grouped": (1, 1, 1, 2), "1-mixed": (1, 1, 1, 1),
 }  # fmt: skip
@@ -32,6 +35,11 @@ RUNS = {
     "qwen3": _OF_ALL,
     "mixtral": (*_OF_ALL, "ep2", "tp2-ep2", "pp2-ep2", "ep2-singleton", "1-layers"),
     "qwen3-moe": (*_OF_ALL, "ep2"),
+}
+# grids that are converted in a way of their own, or not at all
+OTHERS = {
+    "llama": ("pp2-layout",),
+    "mixtral": ("1-grouped", "tp2-grouped", "ep2-grouped", "1-mixed"),
 }
 FORMATS = ("legacy", "torch_dist")
 
@@ -66,3 +74,13 @@ def run_folder(name: str, format: str, grid: str) -> Path:
 def checkpoint(name: str, format: str, grid: str) -> Path:
     """The folder of the one iteration of a run."""
     return run_folder(name, format, grid) / "iter_0000010"
+
+
+def digest(model: dict[str, Any]) -> str:
+    """Of names, shapes and bytes, in the order of the names."""
+    found = hashlib.sha256()
+    for name in sorted(model):
+        tensor = model[name]
+        found.update(f"{name} {'' if tensor is None else list(tensor.shape)}\n".encode())
+        found.update(b"" if tensor is None else tensor.contiguous().numpy().tobytes())
+    return found.hexdigest()

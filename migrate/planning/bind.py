@@ -24,10 +24,9 @@ from ..ops.base import Decided, ValueOp
 from ..rules.compiled import ROLE, CompiledCall, DirectedRule
 from ..rules.conditions import allows, selects
 from .graph import Item, Program, Tensor, ValueCheck
-from .kept import Kept
 from .match import RANK, MatchedKey, Matching, Reader, keep_rest, match, when_test
 from .parts import PartFacts, bytes_of_part
-from .pipeline import MOST_TENSORS, SUFFIX, RefusedGroup, Views, run_ops
+from .pipeline import MOST_TENSORS, SUFFIX, Keeper, RefusedGroup, Views, run_ops
 from .request import STALE_OPTIMIZER
 
 # what the header of a safetensors file may have
@@ -118,7 +117,7 @@ class BindContext(NamedTuple):
     states: Callable[[Mapping[str, Any]], AbstractSet[str]] | None = None
     # what the way back does not bring back will be kept
     undo: bool = False
-    kept: Kept | None = None
+    kept: Keeper | None = None
 
 
 DROP = frozenset(("drop",))

@@ -20,7 +20,6 @@ from .bind import DROP, BindContext, StepResult, bind, find_taken_keys
 from .following import Following
 from .graph import ComputedTensor, Graph, Program, ReadKey, Tensor, computations, stored_keys
 from .items import Items, carry_items, fitting_items, rules_of_items
-from .kept import Kept, KeptPart
 from .pathstate import PathStep, directed, refuse_without_codes
 from .pipeline import Views
 from .request import DELAYED_SCALING, STALE_OPTIMIZER
@@ -28,6 +27,7 @@ from .stored import initial, untouched_key
 from .unchanged import fold_keys, unfold_keys
 
 if TYPE_CHECKING:
+    from .kept import Kept, KeptPart
     from .pathstate import PathState
     from .state_keys import StateKeys
 
@@ -66,7 +66,8 @@ class Composition:
     following: Following | None = None
     # what the proof of the way back is asked with, where it is asked again
     context: BindContext | None = None
-    # what is kept beside the tensors in the end, by name; None where nothing can be
+    # what is kept beside the tensors in the end, by name; None where no op cuts and puts back, or
+    # nothing can be kept
     parts: Mapping[str, KeptPart] | None = None
 
 
@@ -109,11 +110,7 @@ def compose(
         {key: ReadKey(key) for key in tensors} if programs else None
     )
     before: Mapping[str, str] = items.names if items is not None else {}
-    kept_before = _stored_parts(kept_parts or {}, views)
-    found = Kept(dict(kept_before), context.payload)
-    context = context._replace(kept=found)
-    if following is not None:
-        following.kept = found
+    cut: Kept | None = None
     done: list[tuple[PathStep, StepResult]] = []
     losses: list[LossOf] = []
     kept: list[list[str]] = []
@@ -128,6 +125,13 @@ def compose(
             context = context._replace(
                 elsewhere=frozenset(map(id, rules_of_items(rules, items.names)))
             )
+        if cut is None and any(call.op.keeps for rule in rules for call in rule.steps):
+            from .kept import Kept, stored_parts
+
+            cut = Kept(stored_parts(kept_parts or {}, views), context.payload)
+            context = context._replace(kept=cut)
+            if following is not None:
+                following.kept = cut
         stay: AbstractSet[str] = frozenset()
         if remembered := step.memory.get("kept"):
             stay = unfold_keys(
@@ -172,7 +176,7 @@ def compose(
                 path_state.remembered[-1]["kept"] = fold_keys(kept[-1])
             if bound.absent is not None:
                 path_state.remembered[-1]["absent"] = fold_keys(bound.absent)
-        losses += _losses(rules, bound, found.cut if kept_parts is None else ())
+        losses += _losses(rules, bound, cut.rules if cut and kept_parts is None else ())
         graph.checks += bound.checks
         done.append((step, bound))
         current = bound.tensors
@@ -187,10 +191,10 @@ def compose(
     ):
         pairs.check_pairs(tensors, graph.outputs, [bound for _, bound in done], report)
     composition = Composition(graph, done, losses, expressions or {}, items, before.keys(), kept)
-    if kept_parts is not None:
-        composition.parts = found.parts
-    if done:
-        done[-1][1].notes += [*found.notes, *_about_parts(kept_before, composition.parts or {})]
+    if cut is not None and kept_parts is not None:
+        composition.parts = cut.parts
+        for _, last in done[-1:]:
+            last.notes += cut.account()
     if following is not None:
         composition.following = following
         if programs:
@@ -199,31 +203,10 @@ def compose(
     if prove and not report.has_errors():
         composition.context = context
         composition.inexact = prove_downgrade(tensors, composition, path_state)
-        if kept_parts is None and found.cut:
+        if cut is not None and cut.rules and kept_parts is None:
             composition.inexact.append("what is cut off is not kept")
         composition.inexact += path_state.inexact if path_state is not None else []
     return composition
-
-
-def _stored_parts(
-    parts: Mapping[str, tuple[str, StoredTensor]], views: Views
-) -> dict[str, KeptPart]:
-    return {
-        name: KeptPart(initial({at: stored}, views)[at], ReadKey(at))
-        for name, (at, stored) in parts.items()
-    }
-
-
-def _about_parts(before: Mapping[str, KeptPart], after: Mapping[str, KeptPart]) -> list[str]:
-    """What to say of parts that are kept beside the tensors, and of those that are put back."""
-    new = [
-        f"{printable(name)} ({part.tensor.spec})"
-        for name, part in after.items()
-        if before.get(name) is not part
-    ]
-    back = [printable(name) for name in before if name not in after]
-    notes = [f"kept for the way back, beside the tensors: {listed(new, 4)}"] * bool(new)
-    return notes + [f"put back, as it was kept: {listed(back, 4)}"] * bool(back)
 
 
 def _losses(rules: Sequence[DirectedRule], bound: StepResult, cut: Collection[int]) -> list[LossOf]:
@@ -410,7 +393,8 @@ def prove_downgrade(
         back_context = context._replace(allow=allow | {DELAYED_SCALING})
     else:
         back_context = context._replace(allow=allow, payload=None, part=None)
-    back_context = back_context._replace(kept=Kept(dict(composition.parts or {})))
+    if context.kept is not None:
+        back_context = back_context._replace(kept=context.kept.again())
     current: Mapping[str, Tensor] = composition.graph.outputs
     following = composition.following.turned() if composition.following is not None else None
     if following is not None:

@@ -24,14 +24,13 @@ from ..ops.base import ValueOp, get
 from ..rules.compiled import DirectedRule
 from .bind import CODING, BindContext, Followed, StepResult, bind, find_taken_keys
 from .graph import ApplyOp, Program, ReadKey, Tensor, ValueCheck
-from .kept import Kept
 from .numbered_states import NAMED
 from .request import OPTIMIZER_PARAM, STALE_OPTIMIZER
 from .stored import initial
 
 if TYPE_CHECKING:
     from ..source.blobs import StoredTensor
-    from .pipeline import Views
+    from .pipeline import Keeper, Views
     from .state_keys import StateKeys
 
 # dtypes that codes of several numbers are packed in
@@ -98,7 +97,7 @@ class Following:
 
     states: list[MovingState] = field(default_factory=list)
     # what ops cut off parameters and state, and is kept
-    kept: Kept | None = None
+    kept: Keeper | None = None
     # rules as moments see them, by identity, and why a rule is not for moments
     _made: dict[int, tuple[DirectedRule, DirectedRule | str]] = field(default_factory=dict)
 

@@ -4,16 +4,18 @@ the axis grows again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import ops
-from ..core.errors import printable
+from ..core.errors import listed, printable
 from ..ops.base import step as call_of
 from ..rules.compiled import CompiledCall, DirectedRule
-from .graph import ApplyOp, Item, Program, Tensor
+from .graph import ApplyOp, Item, Program, ReadKey, Tensor
+from .stored import initial
 
 if TYPE_CHECKING:
+    from ..source.blobs import StoredTensor
     from .pipeline import Views
 
 
@@ -25,9 +27,9 @@ class KeptPart(NamedTuple):
 
 
 class Kept:
-    """The parts that are kept, by name, as rules find and leave them; `cut` has the rules that
-    left some, by the identity of each, and `notes` what was kept and could not be put back.
-    `read` gives bytes, by which a way back knows zeros that the way there put.
+    """The parts that are kept, by name, as rules find and leave them; `rules` are those that left
+    some, by identity, and `notes` say what was kept and could not be put back. `read` gives bytes,
+    by which a way back knows zeros that the way there put.
     """
 
     def __init__(
@@ -36,14 +38,32 @@ class Kept:
         read: Callable[[Tensor], bytes] | None = None,
         of: str = "",
     ) -> None:
-        self.parts, self.cut, self.notes = parts, set[int](), list[str]()
+        self.parts, self.rules, self.notes = parts, set[int](), list[str]()
+        self._before = dict(parts)
         self._read, self._of = read, of
 
     def within(self, of: str) -> Kept:
         """The same parts, as rules see them that work on state of parameters."""
         made = Kept(self.parts, self._read, of)
-        made.cut, made.notes = self.cut, self.notes
+        made.rules, made.notes = self.rules, self.notes
         return made
+
+    def again(self) -> Kept:
+        """What is kept in the end, for the way back."""
+        return Kept(dict(self.parts))
+
+    def account(self) -> list[str]:
+        """What to say of parts that are kept now, and of those that are put back."""
+        before, after = self._before, self.parts
+        new = [
+            f"{printable(name)} ({part.tensor.spec})"
+            for name, part in after.items()
+            if before.get(name) is not part
+        ]
+        back = [printable(name) for name in before if name not in after]
+        notes = [f"kept for the way back, beside the tensors: {listed(new, 4)}"] * bool(new)
+        notes += [f"put back, as it was kept: {listed(back, 4)}"] * bool(back)
+        return [*self.notes, *notes]
 
     def resize(
         self,
@@ -81,8 +101,18 @@ class Kept:
             if rule.backwards and self._read is not None and not any(self._read(rest.tensor)):
                 return made
             self.parts[name] = KeptPart(rest.tensor, rest.program)
-            self.cut.add(id(rule))
+            self.rules.add(id(rule))
         return made
+
+
+def stored_parts(
+    parts: Mapping[str, tuple[str, StoredTensor]], views: Views
+) -> dict[str, KeptPart]:
+    """Parts that are stored, by name, under keys that rules do not see."""
+    return {
+        name: KeptPart(initial({key: stored}, views)[key], ReadKey(key))
+        for name, (key, stored) in parts.items()
+    }
 
 
 def _call(step: CompiledCall, op: str, **args: Any) -> CompiledCall:

@@ -4,7 +4,7 @@ of two spellings it has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import fail, listed, option
@@ -19,8 +19,7 @@ from .tensor_params import Asked, presence_of, sizes_of
 if TYPE_CHECKING:
     from ..rules.lineage import Lineage
     from ..source.blobs import StoredTensor
-    from .compose import Composition
-    from .path import MigrationPath
+    from .graph import Tensor
     from .request import Request
 
 
@@ -44,22 +43,24 @@ def loop_asked_for(
 
 
 def refuse_idle(
-    path: MigrationPath, composition: Composition, tensors: Mapping[str, StoredTensor]
+    steps: Sequence[PathStep],
+    given: Mapping[str, Any],
+    outputs: Mapping[str, Tensor],
+    tensors: Mapping[str, StoredTensor],
 ) -> None:
     """M115 where edges from a layout to itself leave all tensors as they are, and nothing else is
     asked of the grid that is written.
     """
-    steps = [step for step, _ in composition.steps]
-    if not steps or any(not step.loops or step.backwards for step in steps):
+    if any(not step.loops or step.backwards for step in steps):
         return
     declared = {name for step in steps for file in step.files for name in file.model.params}
-    sizes = {name for layout in path.goals if layout.grid for name in layout.grid.params}
-    if (sizes - declared) & path.given.keys():
+    goals = [step.layouts[1] for step in steps if step.layouts is not None]
+    sizes = {name for layout in goals if layout.grid for name in layout.grid.params}
+    if (sizes - declared) & given.keys():
         return
     views = Views()
-    outputs = composition.graph.outputs.items()
-    if all(untouched_key(tensor, tensors, views) == key for key, tensor in outputs):
-        asked = [name for name in path.given if name in declared]
+    if all(untouched_key(tensor, tensors, views) == key for key, tensor in outputs.items()):
+        asked = [name for name in given if name in declared]
         fail(
             "M115",
             f"{option('params')} {listed(asked)} would change nothing: the checkpoint is like that",

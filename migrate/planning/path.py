@@ -49,7 +49,6 @@ from ..source.index import Index
 from ..source.pickle.tree import PARAMETER
 from .edge_memory import changed_rules, entry_of, remembered, turns
 from .graph import Tensor
-from .loops import loop_asked_for
 from .patches import asked_params, leaves_of_patch
 from .pathstate import PathStep
 from .request import BUILT_IN, Request
@@ -436,7 +435,7 @@ def _towards(
             here,
             goal.layout,
             request.backwards if lineage.ordered else None,
-            None if request.backwards else loop_asked_for(lineage, here, request, index.tensors),
+            None if request.backwards else _loop_asked_for(lineage, here, request, index),
         )
         found += warnings(lineage, [goal.layout])
         current[goal.lineage] = reached[goal.lineage] = goal.layout
@@ -528,6 +527,15 @@ def _refuse_unknown_start(lineage: Lineage, findings: Sequence[LayoutFinding]) -
         notes=notes,
         help=f"if it is in one nevertheless: {names}",
     )
+
+
+def _loop_asked_for(lineage: Lineage, here: str, request: Request, index: Index) -> bool | None:
+    if not request.params or lineage.loop(here) is None:
+        return None
+    # few layouts have an edge to themselves
+    from .loops import loop_asked_for
+
+    return loop_asked_for(lineage, here, request, index.tensors)
 
 
 def _walk(

@@ -288,14 +288,15 @@ class PathState:
             m.files or m.names or m.files_back or m.files_restored
             for m in (file.model for file in step.files)
         )
-        before = self._snapshot(step) if patching or undone or _made(step) else {}
+        made = {} if step.backwards else step.memory.get("made", {})
+        before = self._snapshot(step, made) if patching or undone or made else {}
         if undone:
             # what the way there made of them stands in what it is undone from
             self._modules = _modules(step, tensors)
         if step.backwards:
             self._undo(step)
             self._steps.append(step)
-        for path, undo in _made(step).items():
+        for path, undo in made.items():
             self.sides.put_value(path, restore_value(self.sides.value(path) or {}, undo))
         declared = parameters.declare(step.files)
         spans = {
@@ -309,6 +310,8 @@ class PathState:
             ),
             *self._sources(step, Asked(tensors)),
         ]
+        if given and (step.backwards or step.loops):
+            said = [(of, parameters.unless_chosen(values, given, declared)) for of, values in said]
         for name in given:
             at = (spans[name],) if name in spans else ()
             given[name] = parameters.expand(
@@ -346,7 +349,7 @@ class PathState:
             if isinstance(found, list)
         ]
         if len(step.files) > 1:
-            _refuse_others(step, values, declared)
+            parameters.refuse_others(step.files, values, declared)
         if given:
             _refuse_new(step, values, given, declared)
         self._leave = None
@@ -442,10 +445,10 @@ class PathState:
                 self.sides.patch(path, filled)
         goal = None if step.layouts is None else step.layouts[1]
         # what a stamp restores is all that there was
-        made = () if goal is None or _undone(step) is not None else goal.files
-        if paths := [path for path in made if self._goes_out(path)]:
+        if goal is not None and goal.files and _undone(step) is None:
             from .made_files import make_files
 
+            paths = [path for path in goal.files if self._goes_out(path)]
             says = self._says(params, bound.tensors)
             self.notes += make_files(goal, paths, self.sides, self._given, says)
         if not step.backwards:
@@ -491,8 +494,12 @@ class PathState:
                 for d in report.diagnostics
             ]
 
-    def _snapshot(self, step: PathStep) -> dict[str, dict[str, Any] | None]:
-        """The side files that the step may change, as they stand."""
+    def _snapshot(
+        self, step: PathStep, made: Mapping[str, Any]
+    ) -> dict[str, dict[str, Any] | None]:
+        """The side files that the step may change, as they stand; `made` are those that the way
+        there made.
+        """
         paths = [path for file in step.files for path in _patched_by(file, step)]
         going = [p for f in step.files for p, patch in _patches(step, f).items() if patch is None]
         there = {path: self.sides.read_file(path) for path in going}
@@ -500,7 +507,7 @@ class PathState:
         paths += () if step.layouts is None else step.layouts[1].files
         return {
             path: self.sides.value(path)
-            for path in dict.fromkeys([*paths, *(_undone(step) or {}), *_made(step)])
+            for path in dict.fromkeys([*paths, *(_undone(step) or {}), *made])
         }
 
     def _says(self, params: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Says:
@@ -679,32 +686,6 @@ class PathState:
                 )
 
 
-def _refuse_others(
-    step: PathStep, values: Mapping[str, Any], declared: Mapping[str, Param]
-) -> None:
-    """M114 where another file of the edge declares a param so that it cannot have its value, or
-    gives it another default.
-    """
-    report = Report()
-    for file in step.files:
-        for name, param in file.model.params.items():
-            if name not in values:
-                continue
-            try:
-                parameters.convert(values[name], param)
-            except parameters.RefusedError as error:
-                report.add("M114", f"param `{name}`: {error}", spans=(file.span("params", name),))
-            known = declared[name]
-            if param.has_default and known.has_default and param.default != known.default:
-                one, other = (printable(str(p.default), 80) for p in (known, param))
-                report.add(
-                    "M114",
-                    f"two files of one edge give `{name}` the defaults {one} and {other}",
-                    spans=(file.span("params", name),),
-                )
-    report.check()
-
-
 def _refuse_new(
     step: PathStep,
     values: Mapping[str, Any],
@@ -733,12 +714,6 @@ def _refuse_new(
 def _undone(step: PathStep) -> Mapping[str, Any] | None:
     """Side file -> what undoes the step's changes, on the way back; None where no stamp says so."""
     return step.memory.get("files") if step.backwards else None
-
-
-def _made(step: PathStep) -> Mapping[str, Any]:
-    """What undoes what the way there made of the values, where that was the rules' way back."""
-    found: Mapping[str, Any] = {} if step.backwards else step.memory.get("made", {})
-    return found
 
 
 def _patches(step: PathStep, file: LoadedFile) -> Mapping[str, Any]:

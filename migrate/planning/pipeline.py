@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..core.errors import Diagnostic, OpError, fail, listed, plural, printable
 from ..core.spec import Spec, spec
@@ -28,7 +28,6 @@ from .graph import (
     TensorSource,
     ValueCheck,
 )
-from .kept import Kept
 from .match import ABSENT, RANK
 from .parts import NOTHING_KNOWN, PartFacts, settle_exchange, settle_join, settle_part
 
@@ -43,6 +42,26 @@ class RefusedGroup(NamedTuple):
 
     keys: tuple[str, ...]
     diagnostic: Diagnostic
+
+
+class Keeper(Protocol):
+    """Where what ops cut off goes, and comes back from: `kept.Kept`."""
+
+    def within(self, of: str) -> Keeper:
+        """The same, for state of parameters that rules work on."""
+
+    def again(self) -> Keeper:
+        """The same as it is now, for the way back."""
+
+    def resize(
+        self,
+        rule: DirectedRule,
+        step: CompiledCall,
+        names: Sequence[str],
+        item: Item,
+        views: Views,
+    ) -> Item:
+        """The item after the step."""
 
 
 class _Refusals:
@@ -343,7 +362,7 @@ def run_ops(
     checks: list[ValueCheck],
     decide: Decide = lambda step, item: None,
     facts: PartFacts = NOTHING_KNOWN,
-    kept: Kept | None = None,
+    kept: Keeper | None = None,
 ) -> tuple[tuple[str, ...], list[Item]]:
     """Runs the rule's ops top to bottom; the captures bound at the end, and the items made.
 
@@ -377,7 +396,7 @@ def _each(
     views: Views,
     refusals: _Refusals,
     checks: list[ValueCheck],
-    kept: Kept | None,
+    kept: Keeper | None,
 ) -> list[Item]:
     only = [
         (bound.index(n), {str(v) for v in (w if isinstance(w, (list, tuple)) else [w])})

@@ -70,17 +70,11 @@ class SideFiles:
         carried: Collection[str] = (),
         index: Index | None = None,
     ) -> None:
-        self._read_side, self._left_out, self._carried = read, left_out, carried
+        self._read_source, self._left_out, self._carried = read, left_out, carried
         self._index, self._beside = index, dict[str, list[tuple[str, Any]]]()
         self._values: dict[str, dict[str, Any] | None] = {}
         # path -> what stands in it now, None: it is gone; only files that differ from the source's
         self.changed: dict[str, bytes | None] = {}
-
-    def _read_source(self, path: str) -> bytes | None:
-        if path != VALUES:
-            return self._read_side(path)
-        found = self._source_values()
-        return None if found is None else dump_json(found)
 
     def _source_values(self) -> dict[str, Any] | None:
         tree = None if self._index is None else self._index.tree
@@ -95,9 +89,8 @@ class SideFiles:
         """The values beside the model as they were and as they are now; None where they are as
         they were.
         """
-        if VALUES not in self.changed:
-            return None
-        return self._source_values(), self.value(VALUES)
+        two = self._source_values(), self.value(VALUES)
+        return None if same_json(*two) else two
 
     def read_file(self, path: str) -> bytes | None:
         """The bytes of the file as it now is; None if it is not there."""
@@ -180,7 +173,7 @@ class SideFiles:
             else dump_json(value, None if now is None else now.decode("utf-8"))
         )
         self.changed[path] = made
-        if self._read_source(path) == made:
+        if path != VALUES and self._read_source(path) == made:
             del self.changed[path]
 
     def patch(self, path: str, patch: Any) -> None:

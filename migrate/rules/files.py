@@ -61,11 +61,11 @@ class LoadedFile:
 
     def span(self, *path: Any) -> Span:
         """The place of the value at `path` (`"rules", 0, "from"`) or of its nearest ancestor."""
-        return self.document.span(written_at(path))
+        return self.document.span(written_at(path) if VALUES in path else path)
 
     def key_span(self, *path: Any) -> Span:
         """The place of the last key of `path`; of the value where that is a list index."""
-        return self.document.key_span(written_at(path))
+        return self.document.key_span(written_at(path) if VALUES in path else path)
 
 
 def written_at(path: tuple[Any, ...]) -> tuple[Any, ...]:

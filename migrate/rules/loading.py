@@ -30,7 +30,7 @@ from .fields import (
     problems_of,
     unmet,
 )
-from .files import LoadedFile
+from .files import VALUES, LoadedFile
 from .model import Rule, RuleFile
 from .param_model import Groups, Param
 from .params import RefusedError, convert, never
@@ -108,6 +108,12 @@ def load_document(path: Path, document: yaml.Document, report: Report) -> Loaded
     model = validate_data(RuleFile, document, report)
     if model is None:
         return None
+    if model.values or model.values_back:
+        # patched as side files are
+        files = {**model.files, **({VALUES: model.values} if model.values else {})}
+        back = {**model.files_back, **({VALUES: model.values_back} if model.values_back else {})}
+        gone = {"values": {}, "values_back": {}}
+        model = model.model_copy(update={**gone, "files": files, "files_back": back})
     loaded = LoadedFile(path, model, document)
     _check(loaded, report)
     return loaded

@@ -57,7 +57,6 @@ from .fields import (
     sequence,
     wrong,
 )
-from .files import VALUES
 from .param_model import Param
 from .tensor_conditions import When
 
@@ -558,18 +557,16 @@ class RuleFile(Model):
         "names is an error",
         examples=[["{p...}.self_attn.{k...}", "lm_head.weight"]],
     )
-    patched: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
+    files: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
         default_factory=dict,
-        alias="files",
         description="side file -> JSON merge patch, with `$param`, `$plain_modules` or "
         "`$encoded_modules` where a value is one, and `$null` where it is null; an object with a "
         "name `$param` is written where the param is what stands there; several patches, done in "
         "order; or null: the file goes",
         examples=[{"config.json": {"quantization_config": None, "hidden_size": "$hidden"}}],
     )
-    patched_back: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
+    files_back: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
         default_factory=dict,
-        alias="files_back",
         description="the same for the way back, where no stamp says what stood in the file",
         examples=[{"config.json": {"quantization_config": {"quant_method": "fp8"}}}],
     )
@@ -584,7 +581,7 @@ class RuleFile(Model):
         default_factory=dict,
         description="JSON merge patch of the values beside the model in a .pt file, such as the "
         "fields of `args`, as those under `files`; `torch.bfloat16` is the dtype",
-        examples=[{"args": {"rotary_base": "$base", "params_dtype": "torch.bfloat16"}}],
+        examples=[{"args": {"rotary_base": 500000, "params_dtype": "torch.bfloat16"}}],
     )
     values_back: ValuesPatch = Field(
         default_factory=dict,
@@ -603,17 +600,6 @@ class RuleFile(Model):
     tests: Annotated[tuple[RuleTest, ...], Sequence] = Field(
         (), description="examples that must come out as written; `migrate test` runs them"
     )
-
-    @property
-    def files(self) -> Mapping[str, Any]:
-        """The patches of side files, and at `VALUES` that of the values beside the model."""
-        return {**self.patched, VALUES: self.values} if self.values else self.patched
-
-    @property
-    def files_back(self) -> Mapping[str, Any]:
-        """The same of the way back."""
-        back = self.values_back
-        return {**self.patched_back, VALUES: back} if back else self.patched_back
 
 
 # The hash is over the parsed rules, not the bytes: a comment, a formatter, a moved file or a better

@@ -180,6 +180,21 @@ def resolve(
     return out
 
 
+def unless_chosen(
+    said: Mapping[str, Any], given: Mapping[str, Any], params: Mapping[str, Param]
+) -> dict[str, Any]:
+    """What a source says without what `--set` is free to say otherwise, and does."""
+    return {
+        name: value
+        for name, value in said.items()
+        if not (
+            name in given
+            and params[name].free
+            and _moves(name, params[name], given, [("", {name: value})])
+        )
+    }
+
+
 def following(param: Param, values: Mapping[str, Any]) -> Any:
     """What the param is made of `values`, those of the params above it; None where one is lacking.
 
@@ -377,6 +392,32 @@ def spell_place(reference: str) -> str:
     """The place with its file, for messages."""
     file, keys = place(reference)
     return printable(f"{file}#{'.'.join(keys)}")
+
+
+def refuse_others(
+    files: Iterable[LoadedFile], values: Mapping[str, Any], declared: Mapping[str, Param]
+) -> None:
+    """M114 where another file of the edge declares a param so that it cannot have its value, or
+    gives it another default.
+    """
+    report = Report()
+    for file in files:
+        for name, param in file.model.params.items():
+            if name not in values:
+                continue
+            try:
+                convert(values[name], param)
+            except RefusedError as error:
+                report.add("M114", f"param `{name}`: {error}", spans=(file.span("params", name),))
+            known = declared[name]
+            if param.has_default and known.has_default and param.default != known.default:
+                one, other = (printable(str(p.default), 80) for p in (known, param))
+                report.add(
+                    "M114",
+                    f"two files of one edge give `{name}` the defaults {one} and {other}",
+                    spans=(file.span("params", name),),
+                )
+    report.check()
 
 
 def convert(value: Any, param: Param, *, is_text: bool = False, choices: bool = True) -> Any:

@@ -27,6 +27,7 @@ from ..planning.request import OPTIMIZER_PARAM, OUTPUT_FORMATS, STALE_OPTIMIZER
 from ..planning.sides import SideFiles
 from ..planning.stored import stored_tensor
 from ..results import DiffReport, VerifyEstimate, VerifyReport
+from ..rules.files import VALUES
 from ..source.index import with_all_tensors
 from . import stamp as stamps
 from .checks import check_all_records, require_checks
@@ -165,7 +166,8 @@ def verify_output(
         wrong |= cut.keys
         differences += cut.differences
     programs = {key: program for key, program in composition.programs.items() if key not in wrong}
-    values, into = path_state.sides.values, cut_of(made.index, opened.index, migration_path)
+    values = path_state.sides.values if VALUES in path_state.sides.changed else None
+    into = cut_of(made.index, opened.index, migration_path)
     wanted = None
     if made.index.tree is not None:
         wanted = WrittenTree.of(opened, composition, made, into, values)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from .. import formats
 from ..core.errors import fail, listed, option, together
-from ..planning.grids import RANKS, asked_grid
+from ..planning.grids import RANKS, asked_grid, way_to_no_grid
 from ..planning.optimizer_states import find_states
 from ..planning.optimizers import DROP
 from ..planning.request import OPTIMIZER_PARAM, Request, output_format_of
 from ..source.shards import Naming, by_rank, naming
-from .gathered_ranks import CutParts, called_in
+from .gathered_ranks import CutParts, OutputCut, called_in, called_parts
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -58,6 +58,32 @@ def joins_ranks(request: Request, path: MigrationPath, source: Source) -> Reques
     ):
         return request
     return replace(request, params={**request.params, ranks: "1"})
+
+
+def cut_for(
+    source: Source,
+    request: Request | None,
+    path: MigrationPath,
+    specs: Mapping[str, Spec],
+    written: str,
+    folder: bool,
+    was: Naming | None,
+    stamp: Stamp,
+    notes: list[str],
+) -> OutputCut:
+    """How an output of these tensors is cut; without a request for no grid. `was` is how the files
+    of the source's ranks are called. M115, M410, M929.
+    """
+    grid = None
+    if request is not None:
+        grid = grid_for(source, request, path, specs, written, folder)
+        notes += way_to_no_grid(path, grid)
+    if grid is not None:
+        return OutputCut(grid, None, grid_parts(grid, specs))
+    ranks = naming_for(was, specs, path, stamp) if folder else None
+    if ranks is None or (count := len(by_rank(specs))) < 2:
+        return OutputCut(None, ranks)
+    return OutputCut(None, ranks, CutParts(called_parts(ranks, count)))
 
 
 def grid_for(

@@ -383,8 +383,8 @@ class WrittenTree(NamedTuple):
         cut: CutParts,
         values: tuple[Any, Any] | None,
     ) -> WrittenTree:
-        """What the composition makes of the source where it is written as the output is, and cut
-        so; with other `values` beside the model.
+        """What the composition makes of the source where it is written as `output` is, and cut so;
+        with other `values` beside the model.
         """
         out = output_tree(source, composition, drop=True, cut=cut, values=values)
         rest, was = out.rest, {new: old for old, new in out.called.items()}

@@ -27,6 +27,7 @@ from ..source.target import items_of, outside_prefix, plain_part
 from ..source.tree import CheckpointTree, FileTree, name_tensors_outside, tensor_records
 
 if TYPE_CHECKING:
+    from ..source.grids import WrittenGrid
     from ..source.index import Index, Source
 
 S = TypeVar("S", bound="Source")
@@ -49,6 +50,19 @@ class CutParts(NamedTuple):
 
 
 WHOLE = CutParts()
+
+
+class OutputCut(NamedTuple):
+    """How an output is cut: for a grid, for ranks whose files are called so, or not at all; and its
+    parts.
+    """
+
+    grid: WrittenGrid | None = None
+    ranks: Naming | None = None
+    parts: CutParts = WHOLE
+
+
+UNCUT = OutputCut()
 
 
 def gathered(index: Index) -> tuple[CheckpointTree, dict[str, str]]:

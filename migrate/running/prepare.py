@@ -22,7 +22,6 @@ from ..planning.bind import BindContext
 from ..planning.compose import Composition, compose
 from ..planning.copies import stale_copies
 from ..planning.graph import ComputedTensor, Tensor
-from ..planning.loops import refuse_idle
 from ..planning.numbered_states import GIVEN, REMEMBERED, GivenNames, read_names
 from ..planning.path import MigrationPath, find_path
 from ..planning.pathstate import PathState
@@ -44,15 +43,16 @@ from ..planning.request import (
 from ..planning.sides import SideFiles, clash, refuse_clash
 from ..planning.stored import find_renamed, initial, torn_in
 from ..planning.unchanged import fold_keys, standing_entries, undone_source, unfold_keys
+from ..rules.files import VALUES
 from ..source.blobs import Stored
 from ..source.index import Source, specs_hash, with_all_tensors, with_files
 from ..source.jsontext import collector_paused
 from ..source.paths import METADATA
 from ..source.pickle.tree import PARAMETER
-from ..source.shards import RANK_NAMES, by_rank, check_names, naming
+from ..source.shards import RANK_NAMES, check_names, naming
 from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
-from .gathered_ranks import WHOLE, CutParts, called_parts
+from .gathered_ranks import UNCUT
 from .geometry import ByteLayouts
 from .kept import has_place, kept_parts
 from .output_tree import (
@@ -156,7 +156,7 @@ def compose_for(
     def payload(tensor: Tensor) -> bytes:
         from .checks import read_content
 
-        return read_content(tensor, source)
+        return read_content(tensor, with_all_tensors(source))
 
     report = Report()
     prove = prove and bool(migration_path.steps)
@@ -334,10 +334,9 @@ def _plan(
     if request.output_format == WHOLE_TENSORS:
         from .cutting import joins_ranks
 
-        asked = joins_ranks(request, migration_path, source)
-        if asked is not request:
-            request = asked
-            migration_path = find_path(source.index, sides, stamp, request, states=has)
+        if (asked := joins_ranks(request, migration_path, source)) is not request:
+            migration_path = find_path(source.index, sides, stamp, asked, states=has)
+        request = asked
     steps, read = migration_path.steps, source.index.grid
     apart = read is not None or bool(migration_path.goals) or migration_path.grid is not None
     if apart:
@@ -372,8 +371,11 @@ def _plan(
 
         check_misfits(error, source.index, side_reader(source), partial(read_elements, source))
         raise
-    if not request.reshapes:
-        refuse_idle(migration_path, composition, source.index.tensors)
+    if not request.reshapes and steps and steps[-1].start == steps[-1].goal:
+        from ..planning.loops import refuse_idle
+
+        made, there = composition.graph.outputs, source.index.tensors
+        refuse_idle(migration_path.steps, migration_path.given, made, there)
     reading, lost, extra = source, tuple[str, ...](), tuple[str, ...]()
     if request.undo:
         from .undo import find_lost, take_back
@@ -419,26 +421,15 @@ def _plan(
     was = naming(source.index.files) if called and os.path.isdir(source.path) else None
     if was is not None and entries:
         entries[0]["ranks"] = was.name(0, os.path.splitext(source.index.files[0])[1])
-    grid, cut = None, WHOLE
-    if apart and form is None:
-        from ..planning.grids import way_to_no_grid
-        from .cutting import grid_for, grid_parts
+    grid, ranks, cut = UNCUT
+    ranked = bool(steps and steps[-1].memory.get("ranks")) or any("@" in key for key in specs)
+    if (apart and form is None) or (folder and ranked):
+        from .cutting import cut_for
 
-        grid = grid_for(source, request, migration_path, specs, written, folder)
-        notes += way_to_no_grid(migration_path, grid)
-        cut = WHOLE if grid is None else grid_parts(grid, specs)
-    ranks = None
-    if (
-        folder
-        and grid is None
-        and (
-            (migration_path.steps and migration_path.steps[-1].memory.get("ranks"))
-            or any("@" in key for key in specs)
+        asked = request if form is None else None
+        grid, ranks, cut = cut_for(
+            source, asked, migration_path, specs, written, folder, was, stamp, notes
         )
-    ):
-        from .cutting import naming_for
-
-        ranks = naming_for(was, specs, migration_path, stamp)
     # a rule file applied by hand belongs to no lineage: what layouts the stamp named may not hold
     # any more
     before = stamps.Stamp({}, stamp.applied) if request.files else stamp
@@ -478,9 +469,7 @@ def _plan(
     if index.items or index.passed_through:
         alone = _left_behind(source, written, folder, request)
     formed = OBJECT_FORM in request.params
-    if ranks is not None and (count := len(by_rank(specs))) > 1:
-        cut = CutParts(called_parts(ranks, count))
-    values = path_state.sides.values
+    values = path_state.sides.values if VALUES in path_state.sides.changed else None
     beside = bool(index.tree or formed or composition.parts or values)
     with_tree = beside or written != OUTPUT_FORMATS[0]
     out: OutputTree | None = None

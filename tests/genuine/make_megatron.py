@@ -5,7 +5,9 @@ they hold.
 
 writes tests/data/megatron/FAMILY.tar.xz: `hf`, the model of transformers with its logits
 (`logits.safetensors`), and `FORMAT-GRID`, each a run folder as Megatron's training script leaves
-one; tests/megatron_runs.py has the grids. With `--out DIR` they are made as folders there.
+one; tests/megatron_runs.py has the grids. With `--out DIR` they are made as folders there, and
+with `--digests` only those of four ranks are made, of which tests/data/megatron/tp4.json keeps
+digests.
 
 The weights go into megatron-core's model by a mapping of this program, and the logits of both
 models are compared. Every grid but that of one rank is what megatron-core makes of the distributed
@@ -35,7 +37,7 @@ import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from megatron_runs import ARCHIVES, FORMATS, GRIDS, RUNS, runs
+from megatron_runs import ARCHIVES, FORMATS, GRIDS, OTHERS, RUNS, digest
 
 VOCABULARY, DIVISIBLE = 20, 8
 IDS = [[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 19]]
@@ -591,15 +593,14 @@ def work(rank: int, family: str, grid: str, forms: list[str], folder: Path, meet
     config = json.loads((folder / "hf" / "config.json").read_text())
     args = arguments(family, config, grid, forms[0], rank)
     models = build(args, grid)
-    if "moe_layer_freq" in more:
-        pass
-    elif grid == "1" or (tp * pp * ep == 1 and not args.moe_grouped_gemm):
+    # that of the mixed grid stays as it was drawn
+    if tp * pp * ep == 1 and not args.moe_grouped_gemm and "moe_layer_freq" not in more:
         weights = mapped(load_file(folder / "hf" / "model.safetensors"), args)
         known = models[0].state_dict()
         extra = {k: v for k, v in known.items() if k.endswith("_extra_state")}
         models[0].load_state_dict({**extra, **weights}, strict=True)
         print(family, "logits", compare_logits(models[0], folder / "hf"), flush=True)
-    else:
+    elif "moe_layer_freq" not in more:
         state = sharded(models, {})
         one = folder / "torch_dist-1" / f"iter_{ITERATION:07d}"
         read = dist_checkpointing.load(state, str(one))
@@ -619,13 +620,14 @@ def work(rank: int, family: str, grid: str, forms: list[str], folder: Path, meet
     dist.destroy_process_group()
 
 
-def make(family: str, folder: Path) -> None:
-    """All run folders of a family, as `FORMAT-GRID`, and the model beside them."""
+def make(family: str, folder: Path, only: dict[str, list[str]] | None = None) -> None:
+    """All run folders of a family, as `FORMAT-GRID`, and the model beside them; or `only` some."""
     if not (folder / "hf").exists():
         save_huggingface(family, folder / "hf")
-    for grid in RUNS[family]:
-        tp, pp, _, ep = GRIDS[grid]
-        forms = [form for form in FORMATS if (family, grid) in runs(form)]
+    for grid in only or (*RUNS[family], *OTHERS.get(family, ())):
+        tp, pp, vpp, ep = GRIDS[grid]
+        forms = [form for form in FORMATS if form == "legacy" or vpp == 1]
+        forms = forms if only is None else only[grid]
         # the other grids are made of this one
         forms.sort(key="torch_dist".__eq__, reverse=grid == "1")
         forms = [form for form in forms if not (folder / f"{form}-{grid}").exists()]
@@ -651,11 +653,24 @@ def pack(folder: Path, archive: Path) -> None:
             out.add(path, path.relative_to(folder), recursive=False, filter=plain)
 
 
+def of_four(family: str) -> list[str]:
+    """Digests of the parts of a model that megatron-core cuts for four ranks."""
+    with tempfile.TemporaryDirectory() as there:
+        make(family, Path(there), {"1": ["torch_dist"], "tp4": ["legacy"]})
+        parts = sorted((Path(there) / "legacy-tp4").glob("*/mp_rank_*/model_optim_rng.pt"))
+        return [digest(torch.load(part, weights_only=False)["model"]) for part in parts]
+
+
 def main() -> None:
     asked = argparse.ArgumentParser()
     asked.add_argument("families", nargs="*", default=list(RUNS), choices=list(RUNS))
     asked.add_argument("--out", type=Path)
+    asked.add_argument("--digests", action="store_true")
     said = asked.parse_args()
+    if said.digests:
+        found = {family: of_four(family) for family in said.families}
+        (ARCHIVES / "tp4.json").write_text(json.dumps(found, indent=1) + "\n")
+        return
     for family in said.families:
         if said.out is not None:
             make(family, said.out / family)
