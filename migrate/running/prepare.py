@@ -459,7 +459,7 @@ def _plan(
     if index.items or index.passed_through:
         alone = _left_behind(source, written, folder, request)
     formed = OBJECT_FORM in request.params
-    cut = WHOLE if grid is None else grid_parts(grid, specs)
+    cut = WHOLE if grid is None else grid_parts(grid, specs, source.index)
     if ranks is not None and (count := len(by_rank(specs))) > 1:
         cut = CutParts(called_parts(ranks, count))
     values = path_state.sides.values if VALUES in path_state.sides.changed else None
