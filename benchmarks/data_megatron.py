@@ -197,7 +197,11 @@ def enums() -> None:
         sys.modules[name] = ModuleType(name)
     for name, called, members in (
         ("megatron.core.enums", "ModelType", ["encoder_or_decoder", "retro_encoder"]),
-        ("megatron.core.transformer.enums", "AttnBackend", ["flash", "fused", "unfused", "auto"]),
+        (
+            "megatron.core.transformer.enums",
+            "AttnBackend",
+            ["flash", "fused", "unfused", "local", "auto"],
+        ),
     ):
         made = sys.modules[name] = ModuleType(name)
         listed = [(member, number) for number, member in enumerate(members, 1)]

@@ -16,13 +16,15 @@ from typing import Any
 ARCHIVES = Path(__file__).resolve().parent / "data" / "megatron"
 # tensor, pipeline, virtual pipeline and expert parallel size of each grid; `singleton`: halves of
 # gated projections as entries of their own, `layers`: layers and not an axis of them, `optimizer`:
-# with the state of an optimizer
+# with the state of an optimizer, `grouped`: experts in GroupedMLP, `mixed`: a layer without experts
 GRIDS = {
     "1": (1, 1, 1, 1), "tp2": (2, 1, 1, 1), "pp2": (1, 2, 1, 1), "tp2-pp2": (2, 2, 1, 1),
     "pp2-vpp2": (1, 2, 2, 1), "ep2": (1, 1, 1, 2), "pp2-uneven": (1, 2, 1, 1),
     "tp2-ep2": (2, 1, 1, 2), "pp2-ep2": (1, 2, 1, 2), "tp2-singleton": (2, 1, 1, 1),
     "ep2-singleton": (1, 1, 1, 2), "tp4": (4, 1, 1, 1), "1-layers": (1, 1, 1, 1),
     "1-optimizer": (1, 1, 1, 1),
+    "pp2-layout": (1, 2, 1, 1), "1-grouped": (1, 1, 1, 1), "tp2-grouped": (2, 1, 1, 1),
+    "ep2-grouped": (1, 1, 1, 2), "1-mixed": (1, 1, 1, 1),
 }  # fmt: skip
 
 _OF_ALL = ("1", "tp2", "pp2", "tp2-pp2", "pp2-vpp2")
@@ -33,6 +35,11 @@ RUNS = {
     "qwen3": _OF_ALL,
     "mixtral": (*_OF_ALL, "ep2", "tp2-ep2", "pp2-ep2", "ep2-singleton", "1-layers"),
     "qwen3-moe": (*_OF_ALL, "ep2"),
+}
+# grids that are converted in a way of their own, or not at all
+OTHERS = {
+    "llama": ("pp2-layout",),
+    "mixtral": ("1-grouped", "tp2-grouped", "ep2-grouped", "1-mixed"),
 }
 FORMATS = ("legacy", "torch_dist")
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ._dcpentries import SavedTree
 
 __all__ = [
-    "FORMATS", "Format", "as_saved", "describe_entries", "fit_grid", "get", "open",
+    "FORMATS", "PARTS", "Format", "as_saved", "describe_entries", "fit_grid", "get", "open",
     "roots_of_grid", "tree_as_saved",
 ]  # fmt: skip
 
@@ -45,7 +45,7 @@ _DATA, _DCP = ".distcp", "dcp"
 _COMMON, _MARKER, _TORCH_DIST = "common.pt", "metadata.json", "torch_dist"
 _GGUF_SUFFIX, _GGUF = ".gguf", "gguf"
 # of parts with coordinates, and what they and their weights are called
-_PARTS = "parts"
+PARTS = "parts"
 _PART_NAME = re.compile(r"^(?:mp_rank_|model_(?:optim_)?rng\.pt)", re.MULTILINE)
 # what the names in the folder of a training run begin with, and hardly any others
 _RUN = ("latest_checkpointed_iteration", "iter_", "release")
@@ -110,12 +110,12 @@ def _pick(place: Place) -> Format:
     chunks = named and (metadata_files(named) or any(name.endswith(_DATA) for name in named))
     # no file beside `.metadata` is the checkpoint, and without chunks its format is not asked; nor
     # is that of GGUF files before the others, where no file is called so
-    idle = {_DCP, _TORCH_DIST, _PARTS, *(() if named else (_GGUF,))}
+    idle = {_DCP, _TORCH_DIST, PARTS, *(() if named else (_GGUF,))}
     asked = (_DCP,) if chunks and not _left_over(place) else [n for n in builtin if n not in idle]
     if _MARKER in place.names or place.path.endswith(METADATA):
         asked = (_TORCH_DIST, *asked)
     if _PART_NAME.search("\n".join(place.names)):
-        asked = (_PARTS, *asked)
+        asked = (PARTS, *asked)
     # third parties are asked only about what no built-in knows: the scan for entry points is slow
     return (
         _surest(place, asked)

@@ -327,7 +327,7 @@ def end_of(name: str) -> str | None:
     return next((end for end, words in _ENDS.items() if dotted.startswith(words)), None)
 
 
-class Form(NamedTuple):
+class NameForm(NamedTuple):
     """A name without the numbers that count something, and these numbers."""
 
     text: str
@@ -335,7 +335,7 @@ class Form(NamedTuple):
     expert: int | None
 
 
-def form_of(name: str) -> Form:
+def form_of(name: str) -> NameForm:
     """The form of a name, with `{}` for the number of its layer and of its expert."""
     layer = expert = None
     if ".experts." in name and (found := _EXPERT.match(name)):
@@ -344,7 +344,7 @@ def form_of(name: str) -> Form:
     if found := _LAYER.match(name):
         layer = int(found["n"])
         name = f"layers.{{}}{name[found.end() :]}"
-    return Form(name, layer, expert)
+    return NameForm(name, layer, expert)
 
 
 _LINEAR = ("layer_norm_weight", "layer_norm_bias", "weight", "bias", "_extra_state")
@@ -398,7 +398,7 @@ class Order:
     def __contains__(self, form: str) -> bool:
         return form in self._places
 
-    def rank(self, form: Form) -> tuple[int, int, int, int, int]:
+    def rank(self, form: NameForm) -> tuple[int, int, int, int, int]:
         """What keys of these forms are sorted by."""
         place = self._places.setdefault(form.text, len(self._places))
         if form.layer is None:
@@ -412,7 +412,7 @@ def order_of(parts: Iterable[Sequence[str]]) -> tuple[str, ...] | None:
     """The forms that tell the order of the keys of each of these dicts; None where there are none
     that tell it of all.
     """
-    known: dict[tuple[Form, ...], None] = {}
+    known: dict[tuple[NameForm, ...], None] = {}
     for names in parts:
         known[tuple(map(form_of, names))] = None
     forms: list[str] = []

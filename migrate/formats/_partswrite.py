@@ -108,7 +108,7 @@ def _is_sound(like: WrittenGrid) -> bool:
 def _sizes(asked: AskedGrid, like: WrittenGrid | None, ranks: int) -> dict[str, int]:
     """The sizes of the axes: as asked, else as they were, else 1."""
     was = dict.fromkeys(_megatron.SIZES, 1) | (dict(like.sizes) if like is not None else {})
-    sizes = was | asked.sizes
+    sizes: dict[str, int] = {**was, **asked.sizes}
     said = asked.sizes.get("TP", ranks)
     if said != ranks:
         _refuse(
@@ -371,17 +371,13 @@ class _Cutter:
         """The pairs by virtual stage, stage and expert group; under None what all groups have."""
         found: dict[tuple[int, int, int | None], _Pairs] = {}
         pairs = tuple(pairs)
-        order = None
-        if modules and self._count > 1:
-            # those of the experts of other groups stand behind all modules of the first one
+        # of modules most have no tensor; parts that were joined have theirs one behind the other
+        order = self._order
+        if modules:
             order = Order(dict.fromkeys(_megatron.form_of(str(key)).text for key, _ in pairs))
-        for number, (key, value) in enumerate(pairs):
+        for key, value in pairs:
             spot = self._spot(key)
-            place: tuple[int, ...] = spot.rank
-            if order is not None:
-                place = order.rank(_megatron.form_of(key))
-            elif modules:
-                place = (number,)
+            place = order.rank(_megatron.form_of(key)) if modules else spot.rank
             stages = range(self._stages) if spot.stage is None else (spot.stage,)
             virtual = range(self._virtual) if spot.virtual is None else (spot.virtual,)
             for v in virtual:

@@ -67,6 +67,6 @@ class Format(Protocol):
         written after all others of their file, where the format leaves a choice: they fall out of
         computing others. `tree` is what the output holds beside: whether it can, or loses nothing
         by dropping it, is up to the format, which notes what it has no place for. The format `dcp`
-        takes `chunks` as well: for how many ranks tensors are cut; the format `torch` takes `grid`,
-        a `WrittenGrid`: the parts that are written in the place of files.
+        takes `chunks` as well: for how many ranks tensors are cut; the format `parts` takes `grid`,
+        a `WrittenGrid`: the parts that are written.
         """

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import CheckpointError, Report, fail, listed, option, plural, printable
 from ..source.blobs import FileBlob
@@ -32,6 +32,10 @@ from ._megatron import Facts, Numbers
 from .base import SURE
 from .torchzip import FORMAT as TORCH
 from .torchzip import MEGATRON, Raw, TorchFile, index_of, is_weights, read_file, read_raw
+
+if TYPE_CHECKING:
+    from ..core.spec import Spec
+    from ..source.target import Target, TargetTree
 
 MODEL = "model"
 _AXES = ("TP", "PP", "EP")
@@ -57,7 +61,21 @@ class TorchParts:
             return TORCH.open(place)
         return open_parts(place, found)
 
-    describe = staticmethod(TORCH.describe)
+    def describe(
+        self,
+        specs: Mapping[str, Spec],
+        *,
+        stamp: str | None,
+        tree: TargetTree | None = None,
+        grid: WrittenGrid | None = None,
+        **asked: Any,
+    ) -> Target:
+        """As the format of single files has it, or, with a grid, all of its parts."""
+        if grid is None:
+            return TORCH.describe(specs, stamp=stamp, tree=tree, **asked)
+        from ._partswrite import describe
+
+        return describe(specs, grid, stamp=stamp, tree=tree)
 
 
 FORMAT = TorchParts()

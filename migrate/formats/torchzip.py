@@ -76,7 +76,6 @@ from . import _signatures
 from ._legacy import read_legacy
 
 if TYPE_CHECKING:
-    from ..source.grids import WrittenGrid
     from ..source.target import TargetTree
     from ..source.unread import Unread
     from ._header import Origins
@@ -158,12 +157,7 @@ class TorchZip:
         ranks: Naming | None = None,
         tree: TargetTree | None = None,
         last: Container[str] = (),
-        grid: WrittenGrid | None = None,
     ) -> Target:
-        if grid is not None:
-            from ._partswrite import describe as describe_parts
-
-            return describe_parts(specs, grid, stamp=stamp, tree=tree)
         from ._torchwrite import describe
 
         return describe(

@@ -48,7 +48,7 @@ def remembered(
         # values that the way there made, where that was the way back of the rules
         "made": _values_of(undone[-1]) if undone and not step.backwards else {},
         "ranks": before.get("ranks", ""),
-        "grid": grid_of(before.get("grid")),
+        "grid": grid_of(before["grid"]) if "grid" in before else None,
         "kept": kept,
         "absent": undone[-1].get("absent") if undone else None,
         "optimizer": left,

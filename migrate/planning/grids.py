@@ -74,12 +74,6 @@ def judge_grid(
     return GridVerdict(fresh, tuple(notes))
 
 
-def remembered(path: MigrationPath) -> WrittenGrid | None:
-    """The grid that the path leads back to, as the stamp has it."""
-    found: WrittenGrid | None = path.steps[-1].memory.get("grid") if path.steps else None
-    return found if found is not None and path.steps[-1].backwards else None
-
-
 def asked_grid(
     path: MigrationPath, request: Request, index: Index, keys: Collection[str], *, parts: bool
 ) -> AskedGrid | None:
@@ -89,7 +83,7 @@ def asked_grid(
     M115 for sizes of a grid that is not written, M112 and M114 as for other params.
     """
     goal = next((layout for layout in path.goals if layout.grid is not None), None)
-    like = remembered(path)
+    like = path.grid
     read = index.grid.again() if index.grid is not None else None
     if goal is None or goal.grid is None:
         # what keeps its keys keeps its places
@@ -119,7 +113,7 @@ def asked_grid(
 
 def way_to_no_grid(path: MigrationPath, grid: WrittenGrid | None) -> list[str]:
     """A note on a grid that the path leads back to where none is written."""
-    was = remembered(path)
+    was = path.grid
     if was is None or grid is not None:
         return []
     return [f"the grid was {printable(str(was))}; all layers and experts stand together here"]

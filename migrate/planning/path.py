@@ -44,6 +44,7 @@ from ..rules.lineage import (
     warnings,
 )
 from ..rules.packs import Packs, find_packs, load_edge
+from ..source.grids import WrittenGrid
 from ..source.index import Index
 from ..source.pickle.tree import PARAMETER
 from .edge_memory import changed_rules, entry_of, remembered, turns
@@ -79,6 +80,10 @@ class MigrationPath:
     lineages: Mapping[str, Lineage]
     # where the rules come from that do not ship with migrate, by lineage
     origins: tuple[Mapping[str, Any], ...] = ()
+    # the layouts that it ends in and that have a format or a grid of their own
+    goals: tuple[Layout, ...] = ()
+    # the grid that it leads back to
+    grid: WrittenGrid | None = None
 
     @property
     def remarks(self) -> list[str]:
@@ -86,11 +91,6 @@ class MigrationPath:
         found, a file was named.
         """
         return remarks(origin for origin in self.origins if origin["origin"] != "file")
-
-    @property
-    def goals(self) -> list[Layout]:
-        """The layouts that it ends in."""
-        return [self.lineages[name].layout(layout) for name, layout in self.layouts.items()]
 
     @property
     def makes_files(self) -> bool:
@@ -605,6 +605,7 @@ def _compile(
     report.check()
     check_params(ready, given, elsewhere)
     lineages = {n: packs.load_lineage(n) for n in layouts}
+    ends = [lineages[name].layout(layout) for name, layout in layouts.items()]
     distinct = [origin for number, origin in enumerate(origins) if origin not in origins[:number]]
     return MigrationPath(
         tuple(ready),
@@ -615,6 +616,8 @@ def _compile(
         tuple(found),
         lineages,
         tuple(distinct),
+        tuple(end for end in ends if end.format or end.grid is not None),
+        memories[-1]["grid"] if steps and steps[-1].backwards else None,
     )
 
 

@@ -173,7 +173,7 @@ class SideFiles:
             else dump_json(value, None if now is None else now.decode("utf-8"))
         )
         self.changed[path] = made
-        if self._read_source(path) == made:
+        if path != VALUES and self._read_source(path) == made:
             del self.changed[path]
 
     def patch(self, path: str, patch: Any) -> None:

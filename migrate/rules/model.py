@@ -581,7 +581,7 @@ class RuleFile(Model):
         default_factory=dict,
         description="JSON merge patch of the values beside the model in a .pt file, such as the "
         "fields of `args`, as those under `files`; `torch.bfloat16` is the dtype",
-        examples=[{"args": {"rotary_base": "$base", "params_dtype": "torch.bfloat16"}}],
+        examples=[{"args": {"rotary_base": 500000, "params_dtype": "torch.bfloat16"}}],
     )
     values_back: ValuesPatch = Field(
         default_factory=dict,

@@ -4,18 +4,18 @@ for each rank, called as before, or the parts of a grid, as its layout and the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .. import formats
 from ..core.errors import fail, listed, option, together
-from ..planning.grids import RANKS, asked_grid, remembered
+from ..planning.grids import RANKS, asked_grid, way_to_no_grid
 from ..planning.optimizer_states import find_states
 from ..planning.optimizers import DROP
-from ..planning.request import OPTIMIZER_PARAM, WHOLE_TENSORS, Request, output_format_of
+from ..planning.request import OPTIMIZER_PARAM, Request, output_format_of
 from ..source.shards import Naming, by_rank, naming
-from .gathered_ranks import CutParts, called_in
+from .gathered_ranks import CutParts, OutputCut, called_in, called_parts
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -35,7 +35,7 @@ def format_for(source: Source, request: Request, path: MigrationPath, folder: bo
     plain = output_format_of(source.format, request)
     if request.output_format is not None or not folder:
         return plain
-    if remembered(path) is not None:
+    if path.grid is not None:
         return _PARTS
     goal = next((layout for layout in path.goals if layout.format), None)
     if goal is None or not (path.steps or path.given):
@@ -44,25 +44,46 @@ def format_for(source: Source, request: Request, path: MigrationPath, folder: bo
     return plain if request.backwards and goal.grid is not None else goal.format
 
 
-def path_found(
-    find: Callable[[Request], MigrationPath], request: Request, source: Source
-) -> tuple[MigrationPath, Request]:
-    """The path, and what is asked with what the format asks for: where that holds whole tensors,
-    and the source has those of ranks, the layout's own edge joins them.
+def joins_ranks(request: Request, path: MigrationPath, source: Source) -> Request:
+    """What is asked, with what the format asks for: where that holds whole tensors, and the source
+    has those of ranks, the edge from the layout to itself joins them.
     """
-    path = find(request)
+    goal = next((layout for layout in path.goals if layout.grid is not None), None)
+    ranks = None if goal is None or goal.grid is None else goal.grid.axes.get(RANKS)
     if (
-        request.output_format != WHOLE_TENSORS
+        ranks is None
+        or ranks in request.params
         or request.backwards
         or "@" not in "".join(source.index.tensors)
     ):
-        return path, request
-    goal = next((layout for layout in path.goals if layout.grid is not None), None)
-    ranks = None if goal is None or goal.grid is None else goal.grid.axes.get(RANKS)
-    if ranks is None or ranks in request.params:
-        return path, request
-    asked = replace(request, params={**request.params, ranks: "1"})
-    return find(asked), asked
+        return request
+    return replace(request, params={**request.params, ranks: "1"})
+
+
+def cut_for(
+    source: Source,
+    request: Request | None,
+    path: MigrationPath,
+    specs: Mapping[str, Spec],
+    written: str,
+    folder: bool,
+    was: Naming | None,
+    stamp: Stamp,
+    notes: list[str],
+) -> OutputCut:
+    """How an output of these tensors is cut; without a request for no grid. `was` is how the files
+    of the source's ranks are called. M115, M410, M929.
+    """
+    grid = None
+    if request is not None:
+        grid = grid_for(source, request, path, specs, written, folder)
+        notes += way_to_no_grid(path, grid)
+    if grid is not None:
+        return OutputCut(grid, None, grid_parts(grid, specs, source.index))
+    ranks = naming_for(was, specs, path, stamp) if folder else None
+    if ranks is None or (count := len(by_rank(specs))) < 2:
+        return OutputCut(None, ranks)
+    return OutputCut(None, ranks, CutParts(called_parts(ranks, count)))
 
 
 def grid_for(
@@ -109,7 +130,7 @@ def cut_of(made: Index, source: Index, path: MigrationPath) -> CutParts:
         return CutParts(called_in(made))
     read = source.grid.again() if source.grid is not None else None
     specs = {key: stored.spec for key, stored in made.tensors.items()}
-    return grid_parts(grid.like(remembered(path) or read), specs, source)
+    return grid_parts(grid.like(path.grid or read), specs, source)
 
 
 def naming_for(

@@ -379,16 +379,16 @@ class WrittenTree(NamedTuple):
         cls,
         source: Source,
         composition: Composition,
-        made: Source,
+        output: Source,
         cut: CutParts,
         values: tuple[Any, Any] | None,
     ) -> WrittenTree:
-        """What the composition makes of the source where it is written as `made` is, and cut so;
+        """What the composition makes of the source where it is written as `output` is, and cut so;
         with other `values` beside the model.
         """
         out = output_tree(source, composition, drop=True, cut=cut, values=values)
         rest, was = out.rest, {new: old for old, new in out.called.items()}
-        parts, names, origins = formats.tree_as_saved(rest, made.format)
+        parts, names, origins = formats.tree_as_saved(rest, output.format)
         first = rest.first if parts is rest.parts else {key: key for key in origins}
         origins = {key: was.get(name, name) for key, name in origins.items()}
         several = composition.items is not None and composition.items.ranks

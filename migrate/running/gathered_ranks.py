@@ -27,6 +27,7 @@ from ..source.target import items_of, outside_prefix, plain_part
 from ..source.tree import CheckpointTree, FileTree, name_tensors_outside, tensor_records
 
 if TYPE_CHECKING:
+    from ..source.grids import WrittenGrid
     from ..source.index import Index, Source
 
 S = TypeVar("S", bound="Source")
@@ -49,6 +50,19 @@ class CutParts(NamedTuple):
 
 
 WHOLE = CutParts()
+
+
+class OutputCut(NamedTuple):
+    """How an output is cut: for a grid, for ranks whose files are called so, or not at all; and its
+    parts.
+    """
+
+    grid: WrittenGrid | None = None
+    ranks: Naming | None = None
+    parts: CutParts = WHOLE
+
+
+UNCUT = OutputCut()
 
 
 def gathered(index: Index) -> tuple[CheckpointTree, dict[str, str]]:
@@ -104,23 +118,20 @@ class Parted(NamedTuple):
 def parted(
     outline: CheckpointTree,
     tensors: Mapping[str, Any],
-    groups: Sequence[Sequence[str]],
-    of_other: OfOther | None = None,
-    processes: bool = False,
+    cut: CutParts,
 ) -> Parted | None:
-    """The trees of a checkpoint as those of ranks that consist of parts of these names, of which
-    the first comes first; None where nothing is kept of parts, or is kept so already.
-
-    `of_other`: the parts are those of another grid, and it answers with the root, by rank and by
-    number in the rank. Unless its `processes` are the same, tensors beside the model are those of
-    processes that it has not, and stand in no part.
+    """The trees of a checkpoint as those of ranks that consist of these parts, of which the first
+    comes first; None where nothing is kept of parts, or is kept so already. Unless the processes of
+    another grid are the same, tensors beside the model are those of processes that it has not, and
+    stand in no part.
     """
     kept = [names_of(part.root) for part in outline.parts]
     held = {name: number for number, names in enumerate(kept) for name in names}
-    groups = [list(names) for names in groups]
+    groups = [list(names) for names in cut.called or ()]
+    of_other = cut.of_other
     same = sorted(held) == sorted(name for names in groups for name in names)
-    if of_other is not None and not outline.parts[0].at:
-        # nothing stands around the model
+    if not groups or (of_other is not None and not outline.parts[0].at):
+        # there are no parts, or nothing stands around the model
         return None
     if of_other is None:
         # ranks that stay apart keep what they kept of their own parts
@@ -134,7 +145,7 @@ def parted(
                 for names in groups
             ]
     else:
-        same, made = same and processes, []
+        same, made = same and cut.processes, []
         for rank, names in enumerate(groups):
             part = outline.parts[min(rank, len(outline.parts) - 1)]
             own = [
@@ -217,7 +228,7 @@ def as_written(source: S, made: Index, cut: CutParts, values: tuple[Any, Any] | 
     if ranks == 1:
         outline, renamed = gathered(index)
     parts: Sequence[FileTree] = outline.parts[:ranks]
-    if cut.called is not None and (apart := parted(outline, index.tensors, *cut)):
+    if apart := parted(outline, index.tensors, cut):
         parts, renamed = apart.parts, dict(apart.renamed)
     parts = [parts[min(rank, len(parts) - 1)] for rank in range(ranks)]
     same = was is not None and all(map(is_, parts, was.parts))

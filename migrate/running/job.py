@@ -96,7 +96,8 @@ def write_checkpoint(
             made, copy_of = _taken(made, saved, changed)
         if place is None or dry_run:
             return PlanReport.from_json(made.document)
-        if _changes_nothing(made, source, request):
+        stays = not made.document["path"] and (made.grid is None or made.grid.again)
+        if stays and source.format != "memory" and not request.reshapes:
             return _published(made, source, None, copy_of, RunResult({}, 0, 0))
         beside = made.target.beside
         side_files = [
@@ -140,15 +141,6 @@ def write_checkpoint(
         source.close()
         if kept is not None:
             kept.close()
-
-
-def _changes_nothing(made: Plan, source: Source, request: Request) -> bool:
-    """Whether a checkpoint on disk is where it shall go already, and in the files that it shall be
-    in.
-    """
-    if made.document["path"] or source.format == "memory" or request.reshapes:
-        return False
-    return made.grid is None or made.grid.again
 
 
 def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str | None) -> None:

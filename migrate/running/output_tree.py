@@ -139,7 +139,7 @@ def _output_tree(
     renamed: Mapping[str, str] = {}
     if ranks == 1:
         outline, renamed = gathered(index)
-    apart = None if cut.called is None else parted(outline, index.tensors, *cut)
+    apart = parted(outline, index.tensors, cut)
     if apart is not None:
         renamed = apart.renamed
     lost = _lost(outline, ranks, drop) if apart is None else apart.unkept(drop)

@@ -22,7 +22,6 @@ from ..planning.bind import BindContext
 from ..planning.compose import Composition, compose
 from ..planning.copies import stale_copies
 from ..planning.graph import ComputedTensor, Tensor
-from ..planning.grids import judge_grid, way_to_no_grid
 from ..planning.numbered_states import GIVEN, REMEMBERED, GivenNames, read_names
 from ..planning.path import MigrationPath, find_path
 from ..planning.pathstate import PathState
@@ -36,6 +35,7 @@ from ..planning.request import (
     OPTIMIZER_PARAM,
     OUTPUT_FORMATS,
     STALE_OPTIMIZER,
+    WHOLE_TENSORS,
     Request,
     output_format_of,
     with_permissions,
@@ -49,11 +49,10 @@ from ..source.index import Source, specs_hash, with_all_tensors, with_files
 from ..source.jsontext import collector_paused
 from ..source.paths import METADATA
 from ..source.pickle.tree import PARAMETER
-from ..source.shards import RANK_NAMES, by_rank, check_names, naming
+from ..source.shards import RANK_NAMES, check_names, naming
 from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
-from .cutting import format_for, grid_for, grid_parts, naming_for, path_found
-from .gathered_ranks import WHOLE, CutParts, called_parts
+from .gathered_ranks import UNCUT
 from .geometry import ByteLayouts
 from .kept import has_place, kept_parts
 from .output_tree import (
@@ -327,16 +326,23 @@ def _plan(
         from .encoding_anew import encodes_anew
 
         source = encodes_anew(source, request)
-    migration_path, request = path_found(
-        lambda asked: find_path(
-            source.index, side_reader(source), stamp, asked, states=States(source)
-        ),
-        request,
-        source,
-    )
+    sides, has = side_reader(source), States(source)
+    migration_path = find_path(source.index, sides, stamp, request, states=has)
+    if request.output_format == WHOLE_TENSORS:
+        from .cutting import joins_ranks
+
+        if (asked := joins_ranks(request, migration_path, source)) is not request:
+            migration_path = find_path(source.index, sides, stamp, asked, states=has)
+        request = asked
     steps, read = migration_path.steps, source.index.grid
-    written = format_for(source, request, migration_path, folder)
+    apart = read is not None or bool(migration_path.goals) or migration_path.grid is not None
+    if apart:
+        from .cutting import format_for
+
+        written = format_for(source, request, migration_path, folder)
     if read is not None:
+        from ..planning.grids import judge_grid
+
         fresh, more = judge_grid(read, request, fresh, written=form is None)
         notes += more
     if undo is not None:
@@ -356,7 +362,7 @@ def _plan(
 
         check_misfits(error, source.index, side_reader(source), partial(read_elements, source))
         raise
-    if steps and steps[-1].start == steps[-1].goal:
+    if not request.reshapes and steps and steps[-1].start == steps[-1].goal:
         from ..planning.loops import refuse_idle
 
         made, there = composition.graph.outputs, source.index.tensors
@@ -406,20 +412,15 @@ def _plan(
     was = naming(source.index.files) if called and os.path.isdir(source.path) else None
     if was is not None and entries:
         entries[0]["ranks"] = was.name(0, os.path.splitext(source.index.files[0])[1])
-    grid = None
-    if form is None:
-        grid = grid_for(source, request, migration_path, specs, written, folder)
-        notes += way_to_no_grid(migration_path, grid)
-    ranks = None
-    if (
-        folder
-        and grid is None
-        and (
-            (migration_path.steps and migration_path.steps[-1].memory.get("ranks"))
-            or any("@" in key for key in specs)
+    grid, ranks, cut = UNCUT
+    ranked = bool(steps and steps[-1].memory.get("ranks")) or any("@" in key for key in specs)
+    if (apart and form is None) or (folder and ranked):
+        from .cutting import cut_for
+
+        asked = request if form is None else None
+        grid, ranks, cut = cut_for(
+            source, asked, migration_path, specs, written, folder, was, stamp, notes
         )
-    ):
-        ranks = naming_for(was, specs, migration_path, stamp)
     # a rule file applied by hand belongs to no lineage: what layouts the stamp named may not hold
     # any more
     before = stamps.Stamp({}, stamp.applied) if request.files else stamp
@@ -459,9 +460,6 @@ def _plan(
     if index.items or index.passed_through:
         alone = _left_behind(source, written, folder, request)
     formed = OBJECT_FORM in request.params
-    cut = WHOLE if grid is None else grid_parts(grid, specs, source.index)
-    if ranks is not None and (count := len(by_rank(specs))) > 1:
-        cut = CutParts(called_parts(ranks, count))
     values = path_state.sides.values if VALUES in path_state.sides.changed else None
     beside = bool(index.tree or formed or composition.parts or values)
     with_tree = beside or written != OUTPUT_FORMATS[0]
@@ -508,7 +506,7 @@ def _plan(
     if ranks is not None:
         notes.append("each rank has one file, of any size: the limit on shards does not apply")
     chunks: dict[str, Any] = {} if request.chunks is None else {"chunks": request.chunks}
-    describing: Any = formats.get(written) if form is None else form
+    describing: Any = form or formats.get(written if grid is None else formats.PARTS)
     target = None
     if written == source.format == DISTRIBUTED and out is not None and not request.recuts:
         target = _renamed(reading, composition, out, text)

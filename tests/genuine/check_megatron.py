@@ -83,7 +83,9 @@ class Case(NamedTuple):
                 "params": {"vocab": VOCABULARY},
                 "allow": ["drop"],
             }
-        params: dict[str, Any] = {"tp": 1, "impl": "local"}
+        if self.to_kind == DIST and self.kind != "hf":
+            return {"output_format": "torch_dist", "allow": ["drop"]}
+        params: dict[str, Any] = {"impl": "local"}
         if self.to_kind == LEGACY:
             tp, pp, vpp, ep = GRIDS[self.to_grid]
             params.update(tp=tp, pp=pp, vpp=vpp, ep=ep)

@@ -37,7 +37,7 @@ import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from megatron_runs import ARCHIVES, FORMATS, GRIDS, RUNS, digest, runs
+from megatron_runs import ARCHIVES, FORMATS, GRIDS, OTHERS, RUNS, digest
 
 VOCABULARY, DIVISIBLE = 20, 8
 IDS = [[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 19]]
@@ -49,6 +49,12 @@ MORE: dict[str, dict[str, Any]] = {
     "ep2-singleton": {"singleton_local_shards": True},
     "1-layers": {"hetereogenous_dist_checkpoint": True},
     "1-optimizer": {"optimizer": True},
+    "pp2-layout": {"pipeline_model_parallel_layout": "Et|tttL"},
+    "1-grouped": {"moe_grouped_gemm": True},
+    "tp2-grouped": {"moe_grouped_gemm": True},
+    "ep2-grouped": {"moe_grouped_gemm": True},
+    # its first layer has no experts, and is of no model of transformers here
+    "1-mixed": {"moe_layer_freq": [0, 1, 1, 1]},
 }
 
 
@@ -131,10 +137,12 @@ def without_gpu() -> None:
     torch.Tensor.cuda = lambda self, *_, **__: self
     torch.tensor = on_cpu(torch.tensor)
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
-    from megatron.core.transformer.moe import moe_utils
+    from megatron.core.transformer.moe import grouped_gemm_util, moe_utils
 
     CudaRNGStatesTracker.fork = lambda self, *_, **__: contextlib.nullcontext()
     moe_utils.te_general_gemm = None
+    # weights that are never multiplied need no library that does it
+    grouped_gemm_util.assert_grouped_gemm_is_available = lambda: None
 
 
 def on_cpu(make: Any) -> Any:
@@ -236,7 +244,7 @@ def arguments(family: str, config: dict[str, Any], grid: str, form: str, rank: i
         pipeline_model_parallel_size=pp,
         decoder_first_pipeline_num_layers=more.get("decoder_first_pipeline_num_layers"),
         decoder_last_pipeline_num_layers=None,
-        pipeline_model_parallel_layout=None,
+        pipeline_model_parallel_layout=layout_of(more, pp),
         account_for_embedding_in_pipeline_split=False,
         account_for_loss_in_pipeline_split=False,
         num_layers_per_virtual_pipeline_stage=layers // pp // vpp if vpp > 1 else None,
@@ -254,11 +262,11 @@ def arguments(family: str, config: dict[str, Any], grid: str, form: str, rank: i
         tokenizer_type="NullTokenizer",
         tokenizer_model=None,
         num_experts=moe,
-        moe_layer_freq=1,
+        moe_layer_freq=more.get("moe_layer_freq", 1),
         moe_ffn_hidden_size=(config.get("moe_intermediate_size") or ffn) if moe else None,
         moe_shared_expert_intermediate_size=None,
-        moe_grouped_gemm=False,
-        moe_use_legacy_grouped_gemm=False,
+        moe_grouped_gemm=more.get("moe_grouped_gemm", False),
+        moe_use_legacy_grouped_gemm=more.get("moe_grouped_gemm", False),
         moe_router_topk=config["num_experts_per_tok"] if moe else 2,
         moe_router_pre_softmax=False,
         moe_router_score_function="softmax",
@@ -281,11 +289,24 @@ def arguments(family: str, config: dict[str, Any], grid: str, form: str, rank: i
     )
 
 
+def layout_of(more: dict[str, Any], pp: int) -> Any:
+    """What the training script makes of `--pipeline-model-parallel-layout`."""
+    text = more.get("pipeline_model_parallel_layout")
+    if text is None:
+        return None
+    from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+
+    return PipelineParallelLayerLayout.from_str(text, pp)
+
+
 def build(args: Any, grid: str) -> list[Any]:
     """The model of this rank, one for each virtual stage."""
     from megatron.core import parallel_state as mpu
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_decoder_block_spec,
+        get_gpt_layer_local_spec,
+    )
     from megatron.core.transformer import TransformerConfig
 
     tp, pp, vpp, ep = GRIDS[grid]
@@ -299,6 +320,9 @@ def build(args: Any, grid: str) -> list[Any]:
             "moe_router_topk": args.moe_router_topk,
             "moe_token_dispatcher_type": args.moe_token_dispatcher_type,
             "moe_aux_loss_coeff": args.moe_aux_loss_coeff,
+            "moe_layer_freq": args.moe_layer_freq,
+            "moe_grouped_gemm": args.moe_grouped_gemm,
+            "moe_use_legacy_grouped_gemm": args.moe_use_legacy_grouped_gemm,
         }
     config = TransformerConfig(
         num_layers=args.num_layers,
@@ -324,6 +348,7 @@ def build(args: Any, grid: str) -> list[Any]:
         expert_tensor_parallel_size=tp,
         sequence_parallel=False,
         num_layers_in_first_pipeline_stage=uneven,
+        pipeline_model_parallel_layout=args.pipeline_model_parallel_layout,
         hetereogenous_dist_checkpoint=more.get("hetereogenous_dist_checkpoint", False),
         pipeline_dtype=torch.float32,
         params_dtype=torch.float32,
@@ -337,10 +362,13 @@ def build(args: Any, grid: str) -> list[Any]:
     )
     spec = get_gpt_layer_local_spec(
         num_experts=args.num_experts,
-        moe_grouped_gemm=False,
+        moe_grouped_gemm=args.moe_grouped_gemm,
+        moe_use_legacy_grouped_gemm=args.moe_use_legacy_grouped_gemm,
         qk_layernorm=args.qk_layernorm,
         normalization=args.normalization,
     )
+    if args.moe_layer_freq != 1:
+        spec = get_gpt_decoder_block_spec(config, False, args.normalization)
     stages = range(vpp) if vpp > 1 else [None]
     return [
         GPTModel(
@@ -565,13 +593,14 @@ def work(rank: int, family: str, grid: str, forms: list[str], folder: Path, meet
     config = json.loads((folder / "hf" / "config.json").read_text())
     args = arguments(family, config, grid, forms[0], rank)
     models = build(args, grid)
-    if tp * pp * ep == 1:
+    # that of the mixed grid stays as it was drawn
+    if tp * pp * ep == 1 and not args.moe_grouped_gemm and "moe_layer_freq" not in more:
         weights = mapped(load_file(folder / "hf" / "model.safetensors"), args)
         known = models[0].state_dict()
         extra = {k: v for k, v in known.items() if k.endswith("_extra_state")}
         models[0].load_state_dict({**extra, **weights}, strict=True)
         print(family, "logits", compare_logits(models[0], folder / "hf"), flush=True)
-    else:
+    elif "moe_layer_freq" not in more:
         state = sharded(models, {})
         one = folder / "torch_dist-1" / f"iter_{ITERATION:07d}"
         read = dist_checkpointing.load(state, str(one))
@@ -595,9 +624,9 @@ def make(family: str, folder: Path, only: dict[str, list[str]] | None = None) ->
     """All run folders of a family, as `FORMAT-GRID`, and the model beside them; or `only` some."""
     if not (folder / "hf").exists():
         save_huggingface(family, folder / "hf")
-    for grid in only or RUNS[family]:
-        tp, pp, _, ep = GRIDS[grid]
-        forms = [form for form in FORMATS if (family, grid) in runs(form)]
+    for grid in only or (*RUNS[family], *OTHERS.get(family, ())):
+        tp, pp, vpp, ep = GRIDS[grid]
+        forms = [form for form in FORMATS if form == "legacy" or vpp == 1]
         forms = forms if only is None else only[grid]
         # the other grids are made of this one
         forms.sort(key="torch_dist".__eq__, reverse=grid == "1")

@@ -1,0 +1,364 @@
+"""Grids out: runs of megatron-core cut for other grids equal its own, what is remembered of a grid
+leads back to it, and what does not fit is refused before a tensor is read.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commandline import done, run
+from cut_runs import TRACKER, WEIGHTS, Stages, part_name, whole_model, write_run
+from disks import mounted
+from megatron_runs import checkpoint, family, run_folder
+
+TO = ("--to", "megatron-gpt@mcore", "--no-fsync")
+# of processes: which of them a part was written by, and its random states
+OF_PROCESSES = ("rng_state",)
+
+
+@pytest.fixture(autouse=True)
+def _read_as_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch.load finds in the place of megatron-core's enums."""
+    import sys
+    from types import ModuleType
+
+    for name in ("megatron", "megatron.core", "megatron.core.enums", "megatron.core.transformer"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    enums = ModuleType("megatron.core.transformer.enums")
+    enums.AttnBackend = int  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, enums.__name__, enums)
+    sys.modules["megatron.core.enums"].ModelType = int  # type: ignore[attr-defined]
+
+
+def parts(folder: Path) -> dict[str, Any]:
+    return {
+        path.parent.name: torch.load(path, weights_only=False)
+        for path in sorted(folder.glob(f"*/{WEIGHTS}"))
+    }
+
+
+def differences(one: Any, other: Any, at: str = "") -> list[str]:
+    """Where two values differ, in type, order of keys, attributes or any bit."""
+    if type(one) is not type(other):
+        return [f"{at}: {type(one).__name__} and {type(other).__name__}"]
+    if isinstance(one, torch.Tensor):
+        same = one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+        return [] if same else [f"{at}: tensors"]
+    if isinstance(one, Namespace):
+        return differences(vars(one), vars(other), at)
+    if isinstance(one, Mapping):
+        found = [] if list(one) == list(other) else [f"{at}: keys or their order"]
+        versions = [getattr(value, "_metadata", None) for value in (one, other)]
+        found += differences(*versions, f"{at}._metadata") if any(versions) else []
+        return found + [
+            text
+            for key in one.keys() & other.keys()
+            for text in differences(one[key], other[key], f"{at}.{key}")
+        ]
+    if isinstance(one, (list, tuple)):
+        found = [] if len(one) == len(other) else [f"{at}: lengths"]
+        for number, pair in enumerate(zip(one, other, strict=False)):
+            found += differences(*pair, f"{at}.{number}")
+        return found
+    return [] if repr(one) == repr(other) else [f"{at}: {one!r} and {other!r}"]
+
+
+def gpt(layers: int, experts: int = 0) -> dict[str, torch.Tensor]:
+    """A model of which the layout can tell that it is one."""
+    key = "decoder.layers.{}.self_attention.linear_proj.weight"
+    return whole_model(layers, experts) | {key.format(n): torch.ones(4, 4) for n in range(layers)}
+
+
+def models(root: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in root.items() if key.startswith("model")}
+
+
+# of each: what it is made of, what megatron-core made, and what is asked for
+GRIDS = [
+    ("llama", "1", "pp2", ("pp=2",)),
+    ("llama", "pp2", "1", ("pp=1",)),
+    ("llama", "1", "pp2-vpp2", ("pp=2", "vpp=2")),
+    ("llama", "pp2-vpp2", "pp2", ("vpp=1",)),
+    ("llama", "pp2-vpp2", "1", ("pp=1",)),
+    ("llama", "tp2", "tp2-pp2", ("pp=2",)),
+    ("llama", "tp2-pp2", "tp2", ("pp=1",)),
+    ("llama", "1", "pp2-uneven", ("pp=2", "first_layers=1")),
+    ("llama", "1", "pp2-uneven", ("pp=2", "last_layers=3")),
+    ("llama", "1", "pp2-uneven", ("pp=2", "pipeline=Et|(t)*3L")),
+    ("llama", "pp2-uneven", "pp2-vpp2", ("vpp=2",)),
+    ("qwen2", "1", "pp2", ("pp=2",)),
+    ("qwen2", "pp2", "pp2-vpp2", ("vpp=2",)),
+    ("qwen2", "tp2-pp2", "tp2", ("pp=1",)),
+    ("mixtral", "1", "ep2", ("ep=2",)),
+    ("mixtral", "ep2", "1", ("ep=1",)),
+    ("mixtral", "tp2", "tp2-ep2", ("ep=2",)),
+    ("mixtral", "ep2", "pp2-ep2", ("pp=2",)),
+    ("mixtral", "pp2-ep2", "pp2-vpp2", ("ep=1", "vpp=2")),
+    ("qwen3-moe", "ep2", "pp2", ("ep=1", "pp=2")),
+]
+
+
+@pytest.mark.parametrize(("name", "source", "goal", "sizes"), GRIDS)
+def test_a_run_is_cut_as_megatron_core_cuts_it(
+    tmp_path: Path, name: str, source: str, goal: str, sizes: tuple[str, ...]
+) -> None:
+    out, asked = tmp_path / "out", [word for size in sizes for word in ("--set", size)]
+    done("apply", run_folder(name, "legacy", source), "-o", out, *TO, *asked, "--allow", "drop")
+    made, due = parts(out / "iter_0000010"), parts(checkpoint(name, "legacy", goal))
+    assert made.keys() == due.keys()
+    assert (out / TRACKER).read_text() == (run_folder(name, "legacy", goal) / TRACKER).read_text()
+    for called in due:
+        assert differences(models(due[called]), models(made[called])) == []
+        said = vars(made[called]["args"])
+        for field, value in vars(due[called]["args"]).items():
+            # three ways to say one grid, and what is not known of other processes
+            if field not in ("local_rank", "rank") and not field.startswith(("decoder_", "pipe")):
+                assert repr(said[field]) == repr(value), field
+    again = done("inspect", out).out
+    assert f"grid     {str_of(goal)}" in again
+    done("verify", out, "--source", run_folder(name, "legacy", source))
+
+
+def str_of(grid: str) -> str:
+    sizes = {"tp": 1, "pp": 1, "vpp": 1, "ep": 1}
+    for word in grid.split("-"):
+        axis = word.rstrip("0123456789")
+        if axis in sizes:
+            sizes[axis] = int(word[len(axis) :])
+    shown = [f"{axis.upper()} {n}" for axis, n in sizes.items() if axis != "vpp" or n > 1]
+    return f"{' x '.join(shown)}, 4 layers"
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+@pytest.mark.parametrize("grid", ["1", "tp2", "pp2", "tp2-pp2", "pp2-vpp2"])
+def test_written_as_it_was_it_is_the_same_to_the_bit(tmp_path: Path, name: str, grid: str) -> None:
+    out = tmp_path / "out"
+    done("apply", run_folder(name, "legacy", grid), "-o", out, "--output-format", "torch")
+    assert differences(parts(checkpoint(name, "legacy", grid)), parts(out / "iter_0000010")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [
+        ("llama", "tp2-pp2"),
+        ("llama", "pp2-vpp2"),
+        ("llama", "pp2-uneven"),
+        ("qwen2", "tp2-pp2"),
+        ("mixtral", "ep2"),
+        ("mixtral", "pp2-ep2"),
+    ],
+)
+def test_the_way_back_from_transformers_needs_nothing(tmp_path: Path, name: str, grid: str) -> None:
+    hf, back = tmp_path / "hf", tmp_path / "back"
+    source = run_folder(name, "legacy", grid)
+    done("apply", source, "-o", hf, "--to", f"megatron-gpt@{name}", "--allow", "drop", "--no-fsync")
+    assert (hf / "model.safetensors").is_file()
+    done("downgrade", hf, "-o", back, "--no-fsync")
+    made, was = parts(back / "iter_0000010"), parts(checkpoint(name, "legacy", grid))
+    assert made.keys() == was.keys()
+    for called, root in was.items():
+        assert list(made[called]) == list(root)
+        beside = {key: value for key, value in root.items() if not key.startswith("model")}
+        assert differences(beside, {key: made[called][key] for key in beside}) == []
+        for key, model in models(root).items():
+            # states that hold nothing are left out on the way there
+            own = OrderedDict((k, v) for k, v in model.items() if v is not None)
+            assert differences(own, OrderedDict(made[called][key])) == []
+
+
+def test_keys_in_another_order_come_back_in_theirs(tmp_path: Path) -> None:
+    def change(name: str, root: dict[str, Any]) -> None:
+        layers = [key for key in root["model"] if ".layers." in key]
+        order = [key for key in root["model"] if key not in layers]
+        backwards = sorted(layers, key=lambda key: (int(key.split(".")[2]), key[::-1]))
+        root["model"] = {key: root["model"][key] for key in [*order, *backwards]}
+
+    folder = write_run(tmp_path / "run", gpt(4), EVEN, args={}, change=change)
+    out = tmp_path / "out"
+    done("apply", tmp_path / "run", "-o", out, *TO, "--set", "pp=1")
+    made = list(parts(out / folder.name)["mp_rank_00"]["model"])
+    first = [key for key in parts(folder)[part_name(0, 0)]["model"] if ".layers.0." in key]
+    assert [key for key in made if ".layers.0." in key] == first
+    assert [key for key in made if ".layers.3." in key] == [
+        key.replace(".0.", ".3.", 1) for key in first
+    ]
+
+
+EVEN: Stages = (((0, 1),), ((2, 3),))
+REFUSED = [
+    (4, 0, ("pp=3",), "M929", "4 layers do not divide by 3 stages", "1, 2, 4"),
+    (4, 0, ("pp=2", "vpp=4"), "M929", "do not divide by 2 stages of 4 virtual stages", "vpp"),
+    (4, 0, ("vpp=2",), "M929", "2 virtual stages of a single pipeline stage", "vpp=2 out"),
+    (4, 0, ("ep=2",), "M929", "2 expert groups of a model without experts", "ep=2 out"),
+    (4, 4, ("ep=3",), "M929", "4 experts do not divide by 3 groups", "1, 2, 4"),
+    (4, 0, ("first_layers=1",), "M929", "--set first_layers of a single pipeline stage", "pp"),
+    (4, 0, ("pp=2", "first_layers=5"), "M929", "5 in the first", "pp"),
+    (4, 0, ("pp=2", "pipeline=Ett|t"), "M929", "not one embedding `E` and one loss `L`", "Ett|t"),
+    (4, 0, ("pp=2", "pipeline=t|EttL"), "M929", "in another stage than the first", "t|EttL"),
+    (4, 0, ("pp=2", "pipeline=Ett|tmtL"), "M929", "has m, which is not dealt out", "tmtL"),
+    (4, 0, ("pp=2", "pipeline=Ett|tL"), "M929", "is not one of 4 layers in 2 stages", "pp"),
+    (4, 0, ("pp=2", "pipeline=Ett|ttL", "last_layers=1"), "M929", "say the same", "one of them"),
+    (4, 0, ("pp=x",), "M114", "'x' is not an integer", "pipeline stages"),
+    (4, 0, ("pp=0",), "M114", "0", "from 1"),
+    (4, 0, ("pp=2", "size=2"), "M115", "--set pp, size", "leave --set out"),
+]
+
+
+@pytest.mark.parametrize(("layers", "experts", "sizes", "code", "why", "help"), REFUSED)
+def test_a_grid_that_does_not_fit_is_refused_by_the_plan(
+    tmp_path: Path,
+    layers: int,
+    experts: int,
+    sizes: tuple[str, ...],
+    code: str,
+    why: str,
+    help: str,
+) -> None:
+    write_run(tmp_path / "run", gpt(layers, experts), args={})
+    asked = [word for size in sizes for word in ("--set", size)]
+    found = run("plan", tmp_path / "run", *TO[:2], *asked)
+    assert found.exit == 2, found.err
+    assert f"[{code}]" in found.err
+    assert why in found.err
+    assert help in found.err
+
+
+# of each family what its configuration does not say
+HF = [
+    ("llama", "tp2-pp2", ("tp=2", "pp=2")),
+    ("llama", "pp2-vpp2", ("pp=2", "vpp=2")),
+    ("llama", "pp2-uneven", ("pp=2", "first_layers=1")),
+    ("qwen2", "tp2-pp2", ("tp=2", "pp=2", "head_dim=4")),
+    ("mixtral", "ep2", ("ep=2", "head_dim=4", "experts=local")),
+    ("mixtral", "tp2-ep2", ("tp=2", "ep=2", "head_dim=4", "experts=local")),
+]
+
+
+@pytest.mark.parametrize(("name", "grid", "sizes"), HF)
+def test_a_folder_of_transformers_becomes_a_run(
+    tmp_path: Path, name: str, grid: str, sizes: tuple[str, ...]
+) -> None:
+    out, back = tmp_path / "out", tmp_path / "back"
+    asked = [word for size in (*sizes, "impl=local") for word in ("--set", size)]
+    source = family(name) / "hf"
+    done("apply", source, "-o", out, *TO, "--from", f"megatron-gpt@{name}", *asked)
+    assert (out / TRACKER).read_text() == "release"
+    made, due = parts(out / "release"), parts(checkpoint(name, "legacy", grid))
+    assert made.keys() == due.keys()
+    for called, root in due.items():
+        assert made[called]["args"].pipeline_model_parallel_size == int("pp2" in grid) + 1
+        for key, model in models(root).items():
+            own = {k: v for k, v in model.items() if v is not None}
+            assert list(own) == list(made[called][key])
+            for name_of, tensor in own.items():
+                # rows of padding are zeros here, and were trained there
+                if not name_of.startswith(("embedding.", "output_layer.")):
+                    assert torch.equal(tensor, made[called][key][name_of]), name_of
+    done("verify", out, "--source", source)
+    done("downgrade", out, "-o", back, "--no-fsync")
+    assert (back / "model.safetensors").is_file()
+    assert (back / "config.json").read_bytes() == (source / "config.json").read_bytes()
+
+
+def test_an_output_that_exists_is_left_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "iter_0000010").mkdir(parents=True)
+    found = run("apply", run_folder("llama", "legacy", "1"), "-o", out, *TO, "--set", "pp=2")
+    assert found.exit == 2
+    assert "[M904]" in found.err
+    assert [path.name for path in out.rglob("*")] == ["iter_0000010"]
+
+
+def test_the_grid_that_is_there_is_nothing_to_do(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    source = run_folder("llama", "legacy", "pp2")
+    assert "nothing to do" in run("apply", source, "-o", out, *TO, "--set", "pp=2").out
+    assert not out.exists()
+
+
+def test_sizes_of_a_grid_need_a_folder_of_parts(tmp_path: Path) -> None:
+    source = run_folder("llama", "legacy", "1")
+    for more in (("--output-format", "safetensors"), ("-o", tmp_path / "one.pt", "--no-fsync")):
+        command = "apply" if "-o" in more else "plan"
+        found = run(command, source, *TO[:2], "--set", "pp=2", *more)
+        assert "[M115]" in found.err
+        assert "--set pp=2: the output is no folder of parts" in found.err
+
+
+def test_state_of_an_optimizer_is_that_of_the_parts_that_were_read(tmp_path: Path) -> None:
+    source, out = run_folder("llama", "legacy", "1-optimizer"), tmp_path / "out"
+    found = run("plan", source, *TO[:2], "--set", "pp=2", "--allow", "drop")
+    assert "[M410]" in found.err
+    assert "of each part of the grid that was read" in found.err
+    left = ("--set", "optimizer=drop", "--allow", "drop")
+    done("apply", source, "-o", out, *TO, "--set", "pp=2", *left)
+    assert all("optimizer" not in root for root in parts(out / "iter_0000010").values())
+
+
+def test_on_a_disk_that_is_full_nothing_appears(tmp_path: Path) -> None:
+    key = "decoder.layers.{}.self_attention.linear_proj.weight"
+    model = gpt(8) | {key.format(n): torch.ones(512, 512) for n in range(8)}
+    write_run(tmp_path / "run", model, (((*range(8),),),), args={})
+    with mounted(tmp_path / "small", "3m") as small:
+        found = run("apply", tmp_path / "run", "-o", small / "out", *TO, "--set", "pp=8")
+        assert "[M909]" in found.err
+        assert not (small / "out").exists()
+
+
+WRONG: list[dict[str, Any]] = [
+    {"folder": "../../elsewhere"},
+    {"folder": "iter_0000010/.."},
+    {"file": "../model_optim_rng.pt"},
+    {"table": "another"},
+    {"sizes": {"TP": 1, "PP": 2, "VPP": 1}},
+    {"sizes": {"TP": 1, "PP": 3, "VPP": 1, "EP": 1}},
+    {"layers": [[2, 2], [2, 2]]},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_a_stamp_says_of_a_grid_is_not_believed(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    hf, back = tmp_path / "hf", tmp_path / "back"
+    said = ("--to", "megatron-gpt@llama", "--allow", "drop", "--no-fsync")
+    done("apply", run_folder("llama", "legacy", "pp2"), "-o", hf, *said)
+    stamp = json.loads((hf / "migrate.history.json").read_text())
+    stamp["applied"][0]["grid"].update(wrong)
+    (hf / "migrate.history.json").write_text(json.dumps(stamp))
+    found = run("downgrade", hf, "-o", back, "--allow", "drop", "--no-fsync")
+    assert "[M929]" in found.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
+
+
+@pytest.mark.parametrize("wrong", [{"sizes": {"TP": 0}}, {"layers": [["2"]]}, {"folder": "a\nb"}])
+def test_a_stamp_whose_grid_is_none_is_ignored(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    hf = tmp_path / "hf"
+    said = ("--to", "megatron-gpt@llama", "--allow", "drop", "--no-fsync")
+    done("apply", run_folder("llama", "legacy", "pp2"), "-o", hf, *said)
+    stamp = json.loads((hf / "migrate.history.json").read_text())
+    stamp["applied"][0]["grid"].update(wrong)
+    (hf / "migrate.history.json").write_text(json.dumps(stamp))
+    found = run("downgrade", hf, "-o", tmp_path / "back", "--no-fsync")
+    assert "the stamp cannot be read and is ignored" in found.err
+
+
+def test_experts_of_a_group_in_one_tensor_are_not_dealt_out(tmp_path: Path) -> None:
+    model = gpt(2) | {f"decoder.layers.{n}.mlp.experts.weight1": torch.ones(4, 8) for n in (0, 1)}
+    write_run(tmp_path / "run", model, (((0, 1),),), args={})
+    found = run("plan", tmp_path / "run", *TO[:2], "--set", "ep=2")
+    assert "[M929]" in found.err
+    assert "decoder.layers.0.mlp.experts.weight1 has all experts in one tensor" in found.err
+
+
+def test_what_stands_in_no_stage_that_is_known_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", gpt(4) | {"lm_head.dense.weight": torch.ones(4)}, args={})
+    found = run("plan", tmp_path / "run", *TO[:2], "--set", "pp=2")
+    assert "[M929]" in found.err
+    assert "in which pipeline stage lm_head.dense.weight stands" in found.err
+    done("plan", tmp_path / "run", "--output-format", "torch")
