@@ -193,7 +193,8 @@ def compose(
     composition = Composition(graph, done, losses, expressions or {}, items, before.keys(), kept)
     if cut is not None and kept_parts is not None:
         composition.parts = cut.parts
-        done[-1][1].notes += cut.account()
+        for _, last in done[-1:]:
+            last.notes += cut.account()
     if following is not None:
         composition.following = following
         if programs:

@@ -310,6 +310,8 @@ class PathState:
             ),
             *self._sources(step, Asked(tensors)),
         ]
+        if given and (step.backwards or step.loops):
+            said = [(of, parameters.unless_chosen(values, given, declared)) for of, values in said]
         for name in given:
             at = (spans[name],) if name in spans else ()
             given[name] = parameters.expand(

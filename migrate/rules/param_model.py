@@ -185,6 +185,11 @@ class Param(Model):
         examples=["$tp", ["$rows * $was", "$vocab + (0 - $vocab) % (128 * $tp)"]],
     )
     default: Scalars = Field(None, description="used when no other source speaks", examples=[8])
+    free: Bool = Field(
+        False,
+        description="on a way back, and on an edge from a layout to itself, a person may choose: "
+        "`--set` may say another value than the stamp or the checkpoint",
+    )
     modules: Bool = Field(
         False,
         description="of a list of text: these are modules, and select in `where` as the library "

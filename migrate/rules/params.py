@@ -180,6 +180,21 @@ def resolve(
     return out
 
 
+def unless_chosen(
+    said: Mapping[str, Any], given: Mapping[str, Any], params: Mapping[str, Param]
+) -> dict[str, Any]:
+    """What a source says without what `--set` is free to say otherwise, and does."""
+    return {
+        name: value
+        for name, value in said.items()
+        if not (
+            name in given
+            and params[name].free
+            and _moves(name, params[name], given, [("", {name: value})])
+        )
+    }
+
+
 def following(param: Param, values: Mapping[str, Any]) -> Any:
     """What the param is made of `values`, those of the params above it; None where one is lacking.
 

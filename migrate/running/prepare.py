@@ -156,7 +156,7 @@ def compose_for(
     def payload(tensor: Tensor) -> bytes:
         from .checks import read_content
 
-        return read_content(tensor, source)
+        return read_content(tensor, with_all_tensors(source))
 
     report = Report()
     prove = prove and bool(migration_path.steps)

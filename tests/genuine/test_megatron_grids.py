@@ -40,6 +40,10 @@ def models(run: Path) -> list[dict[str, Any]]:
     return [torch.load(part, weights_only=False)["model"] for part in parts]
 
 
+def digests(run: Path) -> list[str]:
+    return [megatron_runs.digest(model) for model in models(run)]
+
+
 def regridded(run: Path, out: Path, **params: Any) -> Path:
     migrate.apply(run, out, to="megatron-gpt@mcore", params=params, allow=["drop"])
     return out
@@ -65,8 +69,7 @@ def test_more_ranks_than_query_groups_have_what_megatron_core_gives_them(
     family: str, there: str, tmp_path: Path
 ) -> None:
     run = megatron_runs.run_folder(family, "legacy", there)
-    made = models(regridded(run, tmp_path / "out", tp=4, vocab=VOCABULARY))
-    assert [megatron_runs.digest(part) for part in made] == OF_FOUR[family]
+    assert digests(regridded(run, tmp_path / "out", tp=4, vocab=VOCABULARY)) == OF_FOUR[family]
 
 
 def test_a_run_comes_back_from_other_ranks_and_says_so(tmp_path: Path) -> None:
@@ -74,7 +77,7 @@ def test_a_run_comes_back_from_other_ranks_and_says_so(tmp_path: Path) -> None:
     out = regridded(run, tmp_path / "out", tp=1, vocab=VOCABULARY)
     again = regridded(out, tmp_path / "again", tp=4)
     applied = migrate.history(again).applied
-    assert [(e["from"], e["to"], e["params"]["tp"]) for e in applied] == [
+    assert [(edge.from_, edge.to, edge.params["tp"]) for edge in applied] == [
         ("mcore", "mcore", 1),
         ("mcore", "mcore", 4),
     ]
@@ -156,7 +159,7 @@ def test_what_is_cut_needs_a_word_where_the_output_has_no_place_for_it(tmp_path:
     }
     with pytest.raises(migrate.MigrateError) as refused:
         migrate.apply(run, tmp_path / "one.safetensors", **asked)
-    assert {"M402", "M916"} == {d.code for d in refused.value.diagnostics}
+    assert "M402" in {d.code for d in refused.value.diagnostics}
 
 
 @pytest.mark.parametrize(
@@ -168,7 +171,7 @@ def test_what_is_cut_needs_a_word_where_the_output_has_no_place_for_it(tmp_path:
         ({"impl": "fused"}, "M114", "te, local"),
         ({"experts": "moe"}, "M114", "te, local, grouped"),
         ({"experts": "te"}, "M115", "would change nothing"),
-        ({"tp": 4, "padded": 30}, "M301", "split"),
+        ({"tp": 4, "padded": 30}, "M302", "split"),
     ],
 )
 def test_what_cannot_be_cut_so_is_refused(params: dict[str, Any], code: str, said: str) -> None:
@@ -180,6 +183,7 @@ def test_what_cannot_be_cut_so_is_refused(params: dict[str, Any], code: str, sai
 
 def test_what_is_there_already_is_nothing_to_do() -> None:
     run = megatron_runs.run_folder("llama", "legacy", "tp2")
-    for params in ({"tp": 2}, {"tp": 2, "impl": "local"}):
-        plan = migrate.plan(run, to="megatron-gpt@mcore", params=params)
-        assert plan.document["path"] == []
+    plan = migrate.plan(run, to="megatron-gpt@mcore", params={"tp": 2})
+    assert plan.document["path"] == []
+    with pytest.raises(migrate.MigrateError, match="would change nothing"):
+        migrate.plan(run, to="megatron-gpt@mcore", params={"tp": 2, "impl": "local"})

@@ -189,7 +189,7 @@ def test_arguments_are_made_of_a_configuration(family: str, tmp_path: Path) -> N
     source.mkdir()
     for name in ("model.safetensors", "config.json"):
         (source / name).write_bytes((megatron_runs.family(family) / "hf" / name).read_bytes())
-    params: dict[str, Any] = {"impl": "local", "padded": VOCABULARY}
+    params: dict[str, Any] = {"impl": "local"}
     if family in OF_EXPERTS:
         params["experts"] = "local"
     if family in ("qwen2", "mixtral"):
@@ -246,7 +246,7 @@ def test_scaled_rope_is_said_where_megatron_scales_it_so(tmp_path: Path) -> None
     asked = {
         "to": "megatron-gpt@mcore",
         "from_": "megatron-gpt@llama",
-        "params": {"impl": "local", "padded": VOCABULARY},
+        "params": {"impl": "local"},
     }
     config["rope_parameters"] |= scaled
     (source / "config.json").write_text(json.dumps(config))
