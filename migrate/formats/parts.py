@@ -9,7 +9,6 @@ it; what such a file has beside the model is that of the first part.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -86,20 +85,17 @@ def find(place: Place) -> Found | None:
     if place.file is not None:
         if place.file.name not in MEGATRON:
             return None
-        called = os.path.basename(os.path.dirname(os.path.abspath(place.path)))
         state = place.folder.locate(_megatron.OPTIMIZER) and [_megatron.OPTIMIZER]
-        part = _part(called, "", place.file.name, state or ())
+        part = _part(place.folder.called, "", place.file.name, state or ())
         return part and Found([part], True)
-    called = os.path.basename(os.path.abspath(place.path))
+    called = place.folder.called
     if _megatron.PART.fullmatch(called):
         held = [name for name in MEGATRON if name in place.names]
         part = _part(called, "", held[0], place.names) if held else None
         return part and Found([part], True)
     files = []
     for name in place.names:
-        if not _megatron.PART.fullmatch(name) or not os.path.isdir(
-            os.path.join(place.folder.path, name)
-        ):
+        if not _megatron.PART.fullmatch(name) or not place.folder.is_folder(name):
             continue
         within = tuple(place.folder.names(name))
         held = [weights for weights in MEGATRON if weights in within]

@@ -7,7 +7,6 @@ float64.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +27,7 @@ from ..planning.sides import SideFiles
 from ..planning.stored import stored_tensor
 from ..results import DiffReport, VerifyEstimate, VerifyReport
 from ..source.index import with_all_tensors
+from ..source.places import is_folder
 from . import stamp as stamps
 from .checks import check_all_records
 from .differences import (
@@ -134,7 +134,7 @@ def verify_output(
         *migration_path.remarks,
         *(d.message for d in migration_path.warnings if d.code == "M518"),
     ]
-    path_state = path_state_for(opened, migration_path, os.path.isdir(made.path))
+    path_state = path_state_for(opened, migration_path, is_folder(made.path))
     states = [] if stale else find_optimizers(opened)
     composition = compose_for(
         opened,

@@ -16,6 +16,7 @@ from ..planning.request import Request, output_format_of, path_text, shape_of
 from ..planning.savedplan import require_source, require_unchanged
 from ..results import ApplyReport, PlanReport
 from ..source.index import with_all_tensors, with_files
+from ..source.places import same_location
 from .prepare import is_folder, plan_for
 from .publish import check_place
 from .resources import RunOptions
@@ -151,7 +152,7 @@ def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str
 def _taken(made: Plan, saved: Mapping[str, Any], changed: bool) -> tuple[Plan, str | None]:
     """The plan, notes on its source, its original's place if this is a copy; M903 if refused."""
     place, now = saved["source"]["path"], made.document["source"]["path"]
-    copied = os.path.realpath(place) != os.path.realpath(now)
+    copied = not same_location(place, now)
     notes = require_source(saved, made.document, copied=copied, changed=changed)
     if copied:
         notes = [

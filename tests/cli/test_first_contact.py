@@ -13,7 +13,7 @@ from commandline import Result, content, done, mixtral, rules, run, safetensors,
 
 import migrate
 from migrate.core.errors import MigrateError
-from migrate.source.paths import how_to_fetch
+from migrate.source.places import how_to_fetch
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 4976698672\n".format(
     "4d7a2146" * 8
