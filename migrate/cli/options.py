@@ -12,7 +12,7 @@ import click
 
 from ..core.errors import fail, printable
 from ..planning.request import ALLOWANCES, MOST_CHUNKS, OUTPUT_FORMATS
-from ..source.places import holds
+from ..source.places import holds, require_local
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -158,6 +158,7 @@ def params(assignments: tuple[str, ...]) -> dict[str, str]:
 def require_savable(output: str, kind: str, source: str, files: Sequence[str] = ()) -> None:
     """M115 for a place in the source, which is a folder or one of `files` beside it, for one
     without a folder to lie in, and for a file that is there and is no document of this `kind`."""
+    require_local(output)
     place, shown = Path(os.path.realpath(output)), printable(output, 300)
     if holds(source, output, files):
         fail(

@@ -161,6 +161,8 @@ def open_parts(place: Place, found: Found) -> Source:
         report = Report()
         if len(found.files) > MAX_RANKS:
             fail("M914", f"{label}: {len(found.files)} parts, more than {MAX_RANKS}")
+        if place.file is None:
+            folder.expect([file.path for file in found.files], ends=True)
         for file in found.files:
             try:
                 blob = place.file or folder.open(file.path)
@@ -216,7 +218,7 @@ def open_parts(place: Place, found: Found) -> Source:
             history=history,
             side=beside.read if beside else None,
             watched=beside.identities if beside else None,
-            locate=folder.locate,
+            locate=folder.current,
             release=place.close if place.file is None else folder.close,
         )
     except BaseException:

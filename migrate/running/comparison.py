@@ -29,6 +29,7 @@ from ..results import DiffReport, VerifyEstimate, VerifyReport
 from ..source.index import with_all_tensors
 from ..source.places import is_folder
 from . import stamp as stamps
+from .ahead import reading_keys
 from .checks import check_all_records
 from .differences import (
     TENSORS_ONLY,
@@ -341,19 +342,20 @@ def diff(
     total, done = sum(a[k].spec.nbytes for k in same), 0
     readers = _StageReader(source_a), _StageReader(source_b)
     changed, padding = [], []
-    for key in same:
-        if any(r.differ for r in _pairs(readers, key)):
-            for reader in readers:
-                reader.filled = (filled or {}).get(key)
-            if readers[0].filled is None or any(r.differ for r in _pairs(readers, key)):
-                changed.append(_measured(readers, key, a[key].spec))
-            else:
-                padding.append(key)
-            for reader in readers:
-                reader.filled = None
-        done += a[key].spec.nbytes
-        if progress is not None:
-            progress(done, total)
+    with reading_keys(same, source_a), reading_keys(same, source_b):
+        for key in same:
+            if any(r.differ for r in _pairs(readers, key)):
+                for reader in readers:
+                    reader.filled = (filled or {}).get(key)
+                if readers[0].filled is None or any(r.differ for r in _pairs(readers, key)):
+                    changed.append(_measured(readers, key, a[key].spec))
+                else:
+                    padding.append(key)
+                for reader in readers:
+                    reader.filled = None
+            done += a[key].spec.nbytes
+            if progress is not None:
+                progress(done, total)
     return Difference(
         tuple(k for k in a if k not in b),
         tuple(k for k in b if k not in a),

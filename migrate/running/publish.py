@@ -514,6 +514,13 @@ class Partial:
         for name in names:
             sync(self._path(name))
 
+    def claimed(self, name: str) -> int:
+        """How far earlier runs claim to have written a file, from its beginning on."""
+        tile = end = 0
+        while (claim := self.claims.get((name, tile))) is not None and claim[0] == end:
+            tile, end = tile + 1, end + claim[1]
+        return end
+
     def claim(self, file: str, tile: int, offset: int, length: int, checksum: str) -> None:
         """Journals the file's checksum up to the end of a tile, in one append: lines do not mix."""
         self.begun = True

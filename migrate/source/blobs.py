@@ -1,5 +1,5 @@
 """Where the bytes of tensors lie: blobs, the places of tensors in them, and what tells one state of
-a file from another. How a file is read is the business of its home: `local`.
+a file from another. How a file is read is the business of its home: `local`, or `stores`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,14 @@ class Identity(NamedTuple):
     size: int
     modified: int
     changed: int
+
+
+class ObjectIdentity(Identity):
+    """That of an object in a store, which has a `version` and neither device nor inode: the numbers
+    are made from it, for what keeps numbers.
+    """
+
+    version = ""
 
 
 def identity(status: os.stat_result) -> Identity:
@@ -215,6 +223,24 @@ def read_rows(rows: Iterable[Stored], blobs: Sequence[Blob]) -> bytes:
     return bytes(out)
 
 
+def foreseeing(
+    blobs: Sequence[Blob],
+    stretches: Iterable[tuple[int, int, int]],
+    max_memory: int | None = None,
+) -> AbstractContextManager[None]:
+    """Has a store fetch these stretches (number of the blob, start, stop), in this order, as long
+    as the context is open, because they will be read; a quarter of `max_memory` at a time, at most.
+    Blobs of this machine are read as they are.
+    """
+    requests: Any = getattr(blobs[0], "requests", None) if blobs else None
+    if requests is None:
+        return nullcontext()
+    if max_memory is not None:
+        requests.limit(max_memory // 4)
+    ahead: AbstractContextManager[None] = requests.ahead(blobs, stretches)
+    return ahead
+
+
 def release(descriptor: int) -> None:
     """Closes what was only read from: its bytes are here, so that a refusal changes nothing."""
     with suppress(OSError):
@@ -273,6 +299,10 @@ def difference(then: Identity, now: Identity | None) -> str | None:
     """How `now` differs from `then`, in words; None if it does not."""
     if now is None:
         return "it is no longer there"
+    if isinstance(then, ObjectIdentity) and isinstance(now, ObjectIdentity):
+        if then.version != now.version:
+            return f"its version was {printable(then.version)} and is {printable(now.version)}"
+        return None if then.size == now.size else "its size is another"
     if (then.device, then.inode) != (now.device, now.inode):
         return "another file has its name"
     if then.size != now.size:

@@ -23,11 +23,10 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shlex
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import Final, NoReturn
@@ -43,23 +42,18 @@ from .blobs import (
     read_bytes,
     release,
 )
-from .paths import LARGEST_POINTER, MAX_ENTRIES, Kind, Listed, plain_name
+from .paths import LARGEST_POINTER, MAX_ENTRIES, Kind, Listed, plain_name, pointer_stands_for
 
 # open files of a checkpoint, and how many more at a time, in a process of 1,024 or more
 KEPT, LENT = 256, 64
 # what every pointer begins with
 POINTER_HEAD: Final = b"version https://"
-_POINTER: Final = re.compile(
-    rb"version https://(?:git-lfs\.github\.com|hawser\.github\.com)/spec/v1\r?\n(?:[a-z0-9.-]+ "
-    rb"[^\n]*\n)*size ([0-9]{1,18})\r?\n?"
-)
 
 
 def pointer_size(descriptor: int) -> int | None:
     """The size in bytes of the file that an open file is a pointer to, None if it is none."""
     head = os.pread(descriptor, LARGEST_POINTER, 0)
-    found = _POINTER.match(head) if head.startswith(POINTER_HEAD) else None
-    return int(found[1]) if found else None
+    return pointer_stands_for(head) if head.startswith(POINTER_HEAD) else None
 
 
 def is_pointer(name: str, folder: int) -> bool:
@@ -324,6 +318,18 @@ class LocalFolder:
                 return identity(os.stat(name, dir_fd=inside))
         except OSError:
             return None
+
+    # nothing is kept of a listing
+    current = locate
+
+    def expect(
+        self,
+        names: Sequence[str],
+        needed: Callable[[bytes], int] | None = None,
+        *,
+        ends: bool = False,
+    ) -> None:
+        return None
 
     def suspend(self) -> None:
         """Closes the descriptor. Whatever is asked for from now on opens the folder by its path, as

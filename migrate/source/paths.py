@@ -9,7 +9,7 @@ unsaid.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -19,7 +19,17 @@ from .index import SideFile
 
 # bytes; a file below may be a pointer of Git LFS, which is refused when it is opened
 LARGEST_POINTER: Final = 1024
+_POINTER: Final = re.compile(
+    rb"version https://(?:git-lfs\.github\.com|hawser\.github\.com)/spec/v1\r?\n(?:[a-z0-9.-]+ "
+    rb"[^\n]*\n)*size ([0-9]{1,18})\r?\n?"
+)
 MAX_ENTRIES = 100_000
+
+
+def pointer_stands_for(content: bytes) -> int | None:
+    """The size in bytes of the file that a pointer of Git LFS stands for, None if it is none."""
+    found = _POINTER.match(content)
+    return int(found[1]) if found else None
 
 
 def plain_name(name: str, suffix: str = "") -> bool:
@@ -53,7 +63,8 @@ class Listed(NamedTuple):
 
 
 class Folder(Protocol):
-    """What formats need of a folder: names, sizes, files. `local` has those of this machine.
+    """What formats need of a folder: names, sizes, files. `local` has those of this machine,
+    `stores` those of stores.
 
     Paths are relative to it, with `/` between the parts. `path` is how messages call it,
     `allow_links` whether the operator lets links lead anywhere.
@@ -86,7 +97,22 @@ class Folder(Protocol):
         regular file, M966 for a pointer of Git LFS, else M901.
         """
 
+    def expect(
+        self,
+        names: Sequence[str],
+        needed: Callable[[bytes], int] | None = None,
+        *,
+        ends: bool = False,
+    ) -> None:
+        """These files are about to be opened, and their beginnings to be read, or their `ends`: a
+        store fetches them side by side. `needed` says of the first bytes of a beginning how long it
+        is.
+        """
+
     def locate(self, path: str) -> Identity | None:
+        """The identity of the file that `path` named when the folder was listed, None without."""
+
+    def current(self, path: str) -> Identity | None:
         """The identity of the file that `path` names now, None if there is none."""
 
     def suspend(self) -> None:

@@ -6,77 +6,20 @@ from __future__ import annotations
 
 import errno
 import os
-import re
-import shlex
 import stat
 from collections.abc import Sequence
-from typing import Final
 
 from ..core.errors import did_you_mean, fail, printable
 from ..core.types import PathLike
 from .local import LocalFolder, kind_of
 from .paths import Folder, Place
-
-# a pathlib.Path has lost the second slash; one letter would be a drive
-_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}(.+)", re.IGNORECASE | re.DOTALL)
-# as huggingface_hub allows them
-_HUB_ID: Final = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
-_HUB_HOSTS: Final = ("huggingface.co", "www.huggingface.co", "hf.co")
-_KINDS: Final = {"datasets": "dataset", "spaces": "space"}
-
-
-def is_url(text: str) -> bool:
-    """Whether it is written like a URL."""
-    return _SCHEME.fullmatch(text) is not None
-
-
-def how_to_fetch(text: str) -> str | None:
-    """The command that downloads what a URL or an id of the Hub names, as help for the one who gave
-    it; None for any other name.
-    """
-    found = _SCHEME.fullmatch(text)
-    if found is None:
-        return (
-            f"if this is a model on the Hugging Face Hub, download it first:  {_hub(text)}"
-            if _HUB_ID.fullmatch(text)
-            else None
-        )
-    scheme, rest = found[1].lower(), found[2]
-    here = shlex.quote(rest.rstrip("/").rpartition("/")[2] or "CKPT")
-    url = shlex.quote(text)
-    host, _, path = rest.partition("/")
-    if scheme == "hf":
-        command = _hub(rest)
-    elif scheme in ("http", "https"):
-        command = _hub(path) if host.lower() in _HUB_HOSTS else f"curl -L -o {here} {url}"
-    elif scheme == "s3":
-        command = f"aws s3 cp --recursive {url} {here}"
-    elif scheme == "gs":
-        command = f"gcloud storage cp --recursive {url} {here}"
-    elif scheme == "file":
-        return "give the path without `file://`"
-    else:
-        return "download it first, and give the path of the folder"
-    return f"download it first:  {command}"
-
-
-def _hub(path: str) -> str:
-    """`hf download` for `[datasets/]org/name[@revision][/{tree,blob,resolve}/revision][/file]`."""
-    parts = [part for part in path.partition("?")[0].split("/") if part]
-    kind = _KINDS.get(parts[0]) if len(parts) > 2 else None
-    org, name, *more = [*(parts[1:] if kind else parts), "", ""][: max(2, len(parts) - bool(kind))]
-    name, _, revision = name.partition("@")
-    if len(more) > 1 and more[0] in ("tree", "blob", "resolve"):
-        revision, more = more[1], more[2:]
-    words = ["hf", "download", f"{org}/{name}" if name else org]
-    words += ["/".join(more)] if more else []
-    words += ["--repo-type", kind] if kind else []
-    words += ["--revision", revision] if revision not in ("", "main") else []
-    return shlex.join([*words, "--local-dir", name or org])
+from .urls import how_to_fetch, is_url, shown_url
 
 
 def find_place(path: PathLike, allow_links: bool = False, at: str | None = None) -> Place:
-    """The place at `path`, opened; M917 without, M907 if it is neither file nor folder."""
+    """The place at a path or a URL, opened; M917 without, M907 if it is neither file nor folder.
+    A path that is there is no URL, however it is spelled.
+    """
     where = os.fspath(path)
     try:
         kind = os.stat(where).st_mode
@@ -84,11 +27,9 @@ def find_place(path: PathLike, allow_links: bool = False, at: str | None = None)
         if os.path.islink(where):
             fail("M907", f"{printable(where, 240)}: a link that leads nowhere")
         if is_url(where):
-            fail(
-                "M917",
-                f"{printable(where, 240)}: a URL, and only files are read",
-                help=how_to_fetch(where),
-            )
+            from .stores import open_place
+
+            return open_place(where, at)
         fail(
             "M917",
             f"{printable(where, 240)}: no such file or folder",
@@ -127,29 +68,44 @@ def _nearest(path: str) -> str | None:
         return None
 
 
+def _in_store(path: str) -> bool:
+    """Whether a path with `:/` in it, which hardly any has, is a URL."""
+    return is_url(path) and not os.path.lexists(path)
+
+
 def open_folder(path: str, allow_links: bool = False) -> Folder:
     """The folder at `path`, or the one that the file there lies in."""
+    if ":/" in path and _in_store(path):
+        from . import stores
+
+        return stores.open_folder(path)
     return LocalFolder(path if is_folder(path) else os.path.dirname(path) or ".", allow_links)
 
 
 def is_folder(path: str) -> bool:
-    """Whether a folder is there."""
-    return os.path.isdir(path)
+    """Whether a folder is where an opened checkpoint lies. In a store such a location ends in a
+    slash.
+    """
+    return os.path.isdir(path) or (":/" in path and path.endswith("/") and _in_store(path))
 
 
 def same_location(one: str, other: str) -> bool:
     """Whether both lead to the same place."""
+    if any(":/" in path and _in_store(path) for path in (one, other)):
+        return one.rstrip("/") == other.rstrip("/")
     return os.path.realpath(one) == os.path.realpath(other)
 
 
 def overlap(one: str, other: str) -> bool:
     """Whether they are the same place, or one of them lies in the other."""
+    if ":/" in other and _in_store(other):
+        return False
     here, there = os.path.realpath(one), os.path.realpath(other)
     return os.path.commonpath((here, there)) in (here, there)
 
 
 def exists(path: str) -> bool:
-    """Whether anything is there."""
+    """Whether anything is there on this machine."""
     return os.path.exists(path)
 
 
@@ -157,6 +113,8 @@ def holds(location: str, path: str, files: Sequence[str] = ()) -> bool:
     """Whether the file `path` of this machine lies in a checkpoint: in its folder or, where that is
     a file, as itself or as one of `files` beside it.
     """
+    if ":/" in location and _in_store(location):
+        return False
     place, home = os.path.realpath(path), os.path.realpath(location)
     if not os.path.isdir(home):
         parent = os.path.dirname(home)
@@ -164,10 +122,27 @@ def holds(location: str, path: str, files: Sequence[str] = ()) -> bool:
     return place == home or place.startswith(os.path.join(home, ""))
 
 
+def full_location(path: str) -> str:
+    """The location as a plan records it: it means the same wherever it is read."""
+    return shown_url(path) if ":/" in path and _in_store(path) else os.path.abspath(path)
+
+
 def look_around(path: str) -> tuple[str, int]:
-    """The location as a plan records it, which means the same wherever it is read, and the bytes
-    that are free there.
+    """`full_location`, and the bytes that are free there; of a store those that are free in the
+    working directory.
     """
-    place = os.path.abspath(path)
-    room = os.statvfs(os.path.dirname(place) or ".")
+    stored = ":/" in path and _in_store(path)
+    place = path if stored else os.path.abspath(path)
+    room = os.statvfs("." if stored else os.path.dirname(place) or ".")
     return place, room.f_bavail * room.f_frsize
+
+
+def require_local(path: str) -> None:
+    """M115 for a URL as the place of what is written."""
+    if ":/" in path and _in_store(path):
+        fail(
+            "M115",
+            f"{printable(shown_url(path), 240)}: is in a store, and stores are only read",
+            help="write to a folder of this machine, and copy that with the store's own tool, such "
+            "as `aws s3 sync`, `gcloud storage cp` or `hf upload`",
+        )

@@ -46,7 +46,7 @@ def with_reference(source: Source, path: str, allow_links: bool) -> FileSource:
         raise
 
     def locate(name: str) -> Identity | None:
-        return beside.folder.locate(name) if name in beside.identities else source._locate(name)
+        return beside.folder.current(name) if name in beside.identities else source._locate(name)
 
     def side(name: str) -> bytes:
         return beside.read(name) if name in beside.identities else source.side_file(name)
