@@ -21,6 +21,7 @@ from ..source.blobs import (
     FileBlob,
     Identity,
     StoredTensor,
+    Stretch,
     describe_change,
     difference,
     foreseeing,
@@ -451,23 +452,21 @@ def _index(
     )
 
 
-def _edges(
-    metadata: Metadata, named: Mapping[str, tuple[int, FileBlob]]
-) -> Iterator[tuple[int, int, int]]:
-    """What is read of archives to know them (number of the blob, start, stop): of a tensor's their
-    beginnings and ends, of a value all.
+def _edges(metadata: Metadata, named: Mapping[str, tuple[int, FileBlob]]) -> Iterator[Stretch]:
+    """What is read of archives to know them: of a tensor's their beginnings and ends, of a value
+    all.
     """
     for entry in metadata.tensors.values():
         for part in entry.parts:
             number, end = named[part.file][0], part.offset + part.length
             if part.transforms or part.length <= 2 * _EDGE:
-                yield number, part.offset, end
+                yield Stretch(number, part.offset, end)
             else:
-                yield number, part.offset, part.offset + _EDGE
-                yield number, end - _EDGE, end
+                yield Stretch(number, part.offset, part.offset + _EDGE)
+                yield Stretch(number, end - _EDGE, end)
     for value in metadata.bytes.values():
         part = value.part
-        yield named[part.file][0], part.offset, part.offset + part.length
+        yield Stretch(named[part.file][0], part.offset, part.offset + part.length)
 
 
 def _used(metadata: Metadata) -> int:

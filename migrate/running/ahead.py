@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from ..planning.graph import ComputedTensor, Tensor, stored_sources
-from ..source.blobs import chunk_at, chunks_of, foreseeing
+from ..source.blobs import Stretch, chunk_at, chunks_of, foreseeing
 
 if TYPE_CHECKING:
     from ..source.index import Source
@@ -58,7 +58,7 @@ def reading_keys(
     """Fetches these stored tensors whole, in their order, as long as the context is open."""
     stored = source.index.tensors
     stretches = (
-        (at.blob, at.offset, at.offset + at.spec.nbytes)
+        Stretch(at.blob, at.offset, at.offset + at.spec.nbytes)
         for key in keys
         if key in stored
         for at in chunks_of(stored[key])
@@ -68,8 +68,7 @@ def reading_keys(
 
 def _stretches(
     parts: Iterable[tuple[Tensor, int, int]], source: Source, layouts: ByteLayouts
-) -> Iterator[tuple[int, int, int]]:
-    """(number of the blob, start, stop) of what is read."""
+) -> Iterator[Stretch]:
     stored = source.index.tensors
     for tensor, start, stop in parts:
         if start >= stop:
@@ -78,7 +77,7 @@ def _stretches(
         if layout.loose or any(isinstance(one, ComputedTensor) for one in tensor.sources):
             for name in stored_sources(tensor):
                 at = chunk_at(stored, name)
-                yield at.blob, at.offset, at.offset + at.spec.nbytes
+                yield Stretch(at.blob, at.offset, at.offset + at.spec.nbytes, True)
             continue
         for move in layout.cut(start, stop):
             source_of = tensor.sources[move.leaf] if move.pattern is None else None
@@ -86,4 +85,5 @@ def _stretches(
                 continue
             if move.hi - move.lo <= _SPREAD * move.nbytes:
                 at = chunk_at(stored, source_of)
-                yield at.blob, at.offset + move.lo, at.offset + move.hi
+                again = bool(move.loops)
+                yield Stretch(at.blob, at.offset + move.lo, at.offset + move.hi, again)

@@ -223,14 +223,22 @@ def read_rows(rows: Iterable[Stored], blobs: Sequence[Blob]) -> bytes:
     return bytes(out)
 
 
+class Stretch(NamedTuple):
+    """Bytes `start` to `stop` of blob number `blob`, which will be read: each byte once or, if it
+    is read `again`, in strides and perhaps several times.
+    """
+
+    blob: int
+    start: int
+    stop: int
+    again: bool = False
+
+
 def foreseeing(
-    blobs: Sequence[Blob],
-    stretches: Iterable[tuple[int, int, int]],
-    max_memory: int | None = None,
+    blobs: Sequence[Blob], stretches: Iterable[Stretch], max_memory: int | None = None
 ) -> AbstractContextManager[None]:
-    """Has a store fetch these stretches (number of the blob, start, stop), in this order, as long
-    as the context is open, because they will be read; a quarter of `max_memory` at a time, at most.
-    Blobs of this machine are read as they are.
+    """Has a store fetch these stretches, in this order, as long as the context is open; a quarter
+    of `max_memory` at a time, at most. Blobs of this machine are read as they are.
     """
     requests: Any = getattr(blobs[0], "requests", None) if blobs else None
     if requests is None:

@@ -509,12 +509,12 @@ class _ArchiveReader:
             )
         self.other(f"holds {_name(name)}, which torch.save does not write")
 
-    def headers(self, entries: list[_Entry], stride: int) -> Iterator[tuple[int, int, int]]:
+    def headers(self, entries: list[_Entry], stride: int) -> Iterator[blobs.Stretch]:
         """Where `tile` will read: what is behind each record and in front of the next."""
         for header, *_ in entries:
             # at most 24 bytes of a descriptor
             start, stop = max(0, header - 24), min(header + stride, self.directory)
-            yield 0, self.start + start, self.start + stop
+            yield blobs.Stretch(0, self.start + start, self.start + stop)
 
     def tile(self, entries: list[_Entry], stride: int) -> list[int]:
         """Where each record's data begins; local headers agree, and records cover the file."""

@@ -19,7 +19,7 @@ from stored_checkpoint import rule, shards
 import migrate
 from migrate.core.errors import MigrateError
 from migrate.source import places
-from migrate.source.blobs import foreseeing
+from migrate.source.blobs import Stretch, foreseeing
 from migrate.source.stores import objects, requests
 from migrate.source.stores.objects import RemoteObject, StoreFolder
 
@@ -368,7 +368,8 @@ def test_a_folder_below_is_the_same_listing() -> None:
 
 @given(
     stretches=st.lists(
-        st.tuples(st.integers(0, 1), st.integers(0, 9000), st.integers(1, 4000)), max_size=12
+        st.tuples(st.integers(0, 1), st.integers(0, 9000), st.integers(1, 4000), st.booleans()),
+        max_size=12,
     ),
     reads=st.lists(
         st.tuples(st.integers(0, 1), st.integers(0, 9000), st.integers(1, 4000)), max_size=12
@@ -376,7 +377,7 @@ def test_a_folder_below_is_the_same_listing() -> None:
     limit=st.integers(1, 6),
 )
 def test_whatever_is_expected_the_bytes_are_right_and_memory_is_bounded(
-    stretches: list[tuple[int, int, int]], reads: list[tuple[int, int, int]], limit: int
+    stretches: list[tuple[int, int, int, bool]], reads: list[tuple[int, int, int]], limit: int
 ) -> None:
     held = {name: np.random.default_rng(n).bytes(10_000) for n, name in enumerate("ab")}
     with pytest.MonkeyPatch.context() as patched:
@@ -387,8 +388,8 @@ def test_whatever_is_expected_the_bytes_are_right_and_memory_is_bounded(
         store = Kept(held)
         folder = StoreFolder(store)
         blobs = [folder.open(name) for name in "ab"]
-        ends = [(n, start, min(10_000, start + size)) for n, start, size in stretches]
-        with foreseeing(blobs, ends, 4 * 700 * limit):
+        ends = [(n, a, min(10_000, a + size), again) for n, a, size, again in stretches]
+        with foreseeing(blobs, [Stretch(*one) for one in ends], 4 * 700 * limit):
             # what is begun ahead of its turn keeps to the limit
             assert folder.requests._held <= 700 * limit
             for n, start, size in reads:
@@ -406,11 +407,29 @@ def test_what_is_expected_is_read_in_large_pieces_and_once() -> None:
     blob = folder.open("f")
     # rows of 64 KiB, each with a gap of as much behind it
     rows = [(0, at, at + (64 << 10)) for at in range(0, len(content), 128 << 10)]
-    with foreseeing([blob], rows, 1 << 30):
+    with foreseeing([blob], [Stretch(*row) for row in rows], 1 << 30):
         for _, start, stop in rows:
             assert blob.read(start, stop - start) == content[start:stop]
     assert len(store.log) == 5
     assert sum(stop - start for _, start, stop in store.log) <= len(content)
+
+
+def test_what_is_read_in_strides_is_fetched_once_and_let_go_of_when_its_turn_is_over() -> None:
+    content = np.random.default_rng(0).bytes(20 << 20)
+    store = Kept({"f": content})
+    folder = StoreFolder(store)
+    blob = folder.open("f")
+    strided = Stretch(0, 0, 8 << 20, True)
+    others = [Stretch(0, at, at + (64 << 10)) for at in range(10 << 20, len(content), 64 << 10)]
+    with foreseeing([blob], [strided, *others], 1 << 30):
+        for _ in range(3):
+            for at in range(0, 8 << 20, 1 << 20):
+                assert blob.read(at, 1000) == content[at : at + 1000]
+        assert len([start for _, start, _ in store.log if start == 0]) == 1
+        for _, start, stop, _ in others:
+            assert blob.read(start, stop - start) == content[start:stop]
+        assert folder.requests._held == 0
+    assert len(store.log) == 3
 
 
 def test_a_token_does_not_go_along_to_another_host(tmp_path: Path, local: Path) -> None:

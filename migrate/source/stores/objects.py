@@ -122,8 +122,12 @@ class StoreBlob:
     def fetch(self, start: int, size: int) -> bytearray:
         """Bytes by one request, or by as many as it takes where answers are cut short."""
         data = bytearray(size)
-        self._folder.fill(self.name, self.identity, start, memoryview(data))
+        self.load(start, memoryview(data))
         return data
+
+    def load(self, start: int, buffer: memoryview) -> None:
+        """`fetch` into memory that is there."""
+        self._folder.fill(self.name, self.identity, start, buffer)
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer`. M905 if the object ends before or is another one, M968 and M969 if the
@@ -162,9 +166,10 @@ class StoreBlob:
         piece = next((one for one in near if offset < one.stop), None)
         if piece is None:
             return 0
-        held = self.requests.wait(piece)
-        part = memoryview(held)[offset - piece.start : offset - piece.start + left.nbytes]
-        left[: len(part)] = part
+        at = offset - piece.start
+        with self.requests.reading(piece) as held:
+            part = held[at : at + left.nbytes]
+            left[: len(part)] = part
         self.requests.taken(piece, len(part))
         return len(part)
 
