@@ -82,11 +82,7 @@ def _logging(command: click.Command) -> click.Command:
         with terminal.listening(
             verbosity,
             log_file,
-            [
-                arguments[name]
-                for name in places
-                if arguments[name] and os.path.exists(arguments[name])
-            ],
+            [arguments[name] for name in places if arguments[name]],
         ):
             return inner(**arguments)
 

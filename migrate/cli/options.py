@@ -12,6 +12,7 @@ import click
 
 from ..core.errors import fail, printable
 from ..planning.request import ALLOWANCES, MOST_CHUNKS, OUTPUT_FORMATS
+from ..source.places import holds, require_local
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -157,14 +158,9 @@ def params(assignments: tuple[str, ...]) -> dict[str, str]:
 def require_savable(output: str, kind: str, source: str, files: Sequence[str] = ()) -> None:
     """M115 for a place in the source, which is a folder or one of `files` beside it, for one
     without a folder to lie in, and for a file that is there and is no document of this `kind`."""
+    require_local(output)
     place, shown = Path(os.path.realpath(output)), printable(output, 300)
-    home = Path(os.path.realpath(source))
-    beside = (
-        {Path(os.path.realpath(home.parent / name)) for name in files}
-        if not home.is_dir()
-        else set()
-    )
-    if place == home or home in place.parents or place in beside:
+    if holds(source, output, files):
         fail(
             "M115",
             f"the {kind} cannot be saved as {shown}, which lies in the source",

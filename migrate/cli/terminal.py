@@ -330,10 +330,10 @@ def listening(verbosity: int, file: str | None, sources: Iterable[str]) -> Itera
 def _opened(file: str, sources: Iterable[str]) -> logging.Handler:
     import logging
 
-    place = os.path.realpath(file)
+    from ..source import places
+
     for source in sources:
-        home = os.path.realpath(source)
-        if place == home or place.startswith(home + os.sep):
+        if places.exists(source) and places.holds(source, file):
             fail(
                 "M115",
                 f"the log cannot be kept in {printable(file, 300)}, which lies in the source",

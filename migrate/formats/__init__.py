@@ -9,7 +9,6 @@ fallback to a laxer reader is how unsafe files get in.
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
@@ -20,7 +19,8 @@ from ..core import log
 from ..core.errors import MigrateError, fail, listed, plural, printable, refusal
 from ..core.types import PathLike
 from ..source.index import Source
-from ..source.paths import METADATA, Place, find_place, metadata_files, stays_behind
+from ..source.paths import METADATA, Place, metadata_files, stays_behind
+from ..source.places import find_place
 from ..source.registry import Registry
 from ..source.shards import by_rank
 from ..source.target import Target, TargetTree
@@ -177,11 +177,11 @@ def _hint(place: Place) -> str | None:
     below = []
     for name in place.names[:200]:
         try:
-            with place.folder.entered([name]) as inside:
-                if any(stays_behind(n) for n in os.listdir(inside)):
-                    below.append(name)
-        except (OSError, MigrateError):
+            held = place.folder.names(name) if place.folder.is_folder(name) else ()
+        except MigrateError:
             continue
+        if any(map(stays_behind, held)):
+            below.append(name)
     return f"there are weights in {listed(below, 5)}" if below else None
 
 

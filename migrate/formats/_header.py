@@ -67,6 +67,11 @@ class Header(NamedTuple):
     metadata: dict[str, str]
 
 
+def header_length(start: bytes) -> int:
+    """How long the header is that begins with these bytes, with its length in front."""
+    return 8 + int.from_bytes(start[:8], "little")
+
+
 def read_header(blob: FileBlob, number: int, label: str) -> Header:
     """The header of the file that is blob `number`; `label` names it in messages.
 

@@ -8,13 +8,11 @@ of these folders and nothing else.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 from typing import NamedTuple
 
 from ..core.errors import fail, listed, printable
-from ..source.paths import Place, find_place, stays_behind
+from ..source.paths import Place, stays_behind
 from ..source.shards import RANK_NAMES, in_natural_order
 from ._megatron import FOLDER, RELEASE
 
@@ -46,9 +44,10 @@ def resolve(place: Place) -> Resolved:
     else:
         # weights in the folder itself are the checkpoint, whatever lies below
         own = any(stays_behind(n) or n.startswith(RANK_NAMES) for n in place.names)
-        there = [] if own else [name for name in there if _is_folder(place, name)]
-        if not there:
+        if own or not there:
             return Resolved(place)
+        for name in there:
+            place.folder.below(name).close()
         if len(there) > 1:
             fail(
                 "M915",
@@ -57,12 +56,14 @@ def resolve(place: Place) -> Resolved:
                 help="pass the folder of the one that you mean",
             )
         chosen, said = there[0], "the only one"
-    with place.folder.entered([chosen]):
-        pass
-    where = os.path.join(place.path, chosen)
+    folder = place.folder.below(chosen)
     place.close()
     note = f"of {listed(there, 12)} in the run folder {chosen} is read, {said}"
-    return Resolved(find_place(where, place.folder.allow_links, place.at), (note,))
+    try:
+        return Resolved(Place(folder.path, folder, None, tuple(folder.names()), place.at), (note,))
+    except BaseException:
+        folder.close()
+        raise
 
 
 def _tracked(place: Place, there: list[str]) -> str:
@@ -96,13 +97,3 @@ def _tracked(place: Place, there: list[str]) -> str:
 def tracker_of(folder: str) -> bytes:
     """The tracker file of a run whose newest checkpoint is called so."""
     return (folder if folder == RELEASE else str(int(folder.partition("_")[2]))).encode()
-
-
-def _is_folder(place: Place, name: str) -> bool:
-    try:
-        with place.folder.entered([name]):
-            return True
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            return False
-        raise

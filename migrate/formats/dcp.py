@@ -9,7 +9,7 @@ which is the tree of this checkpoint as that of a `.pt` file is.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -21,8 +21,10 @@ from ..source.blobs import (
     FileBlob,
     Identity,
     StoredTensor,
+    Stretch,
     describe_change,
     difference,
+    foreseeing,
 )
 from ..source.index import FileSource, Index, Source
 from ..source.jsontext import collector_paused
@@ -64,6 +66,8 @@ DATA = ".distcp"
 # what Megatron puts beside them: `torch_dist.py`
 COMMON, MARKER = "common.pt", "metadata.json"
 _DATA_FILES = (DATA, ".safetensors")
+# bytes in front of the elements of an archive with one tensor, and behind them, are fewer
+_EDGE = 4096
 _DATA_OF_RANK = re.compile(r"__([0-9]{1,7})_[0-9]+" + re.escape(DATA))
 
 
@@ -172,7 +176,7 @@ def open_folder(place: Place, name: str, arrangement: EntryArrangement | None = 
         # places in what an arrangement cuts up do not tell which form it was taken to have
         lazily = place.lazily if arrangement is None else None
         reader = ChunkReader(named, folder.label, report, lazily, place.extensions)
-        with collector_paused():
+        with collector_paused(), foreseeing(blobs, _edges(metadata, named)):
             index = _index(metadata, blobs, reader, report, place, arrangement)
         index = replace(index, side_files=beside.side_files, left_out=beside.left_out)
         source = FileSource(
@@ -183,7 +187,7 @@ def open_folder(place: Place, name: str, arrangement: EntryArrangement | None = 
             history=read_history(folder, tuple(folder.names())),
             side=partial(_side_file, folder, watched, beside.read),
             watched={**beside.identities, **watched},
-            locate=folder.locate,
+            locate=folder.current,
             release=partial(_close, folder, reader),
             suspend=folder.suspend,
             confirm=reader.confirm,
@@ -482,6 +486,23 @@ def _carried(
                         stack += [(one, other) for (_, one), (_, other) in both]
     made = replace_values(root, new)
     return None if unfit(made)[0] else made
+
+
+def _edges(metadata: Metadata, named: Mapping[str, tuple[int, FileBlob]]) -> Iterator[Stretch]:
+    """What is read of archives to know them: of a tensor's their beginnings and ends, of a value
+    all.
+    """
+    for entry in metadata.tensors.values():
+        for part in entry.parts:
+            number, end = named[part.file][0], part.offset + part.length
+            if part.transforms or part.length <= 2 * _EDGE:
+                yield Stretch(number, part.offset, end)
+            else:
+                yield Stretch(number, part.offset, part.offset + _EDGE)
+                yield Stretch(number, end - _EDGE, end)
+    for value in metadata.bytes.values():
+        part = value.part
+        yield Stretch(named[part.file][0], part.offset, part.offset + part.length)
 
 
 def _used(metadata: Metadata) -> int:

@@ -75,7 +75,7 @@ def _open(place: Place) -> Source:
             history=history,
             side=_side_reader(text, beside.read),
             watched=beside.identities,
-            locate=folder.locate,
+            locate=folder.current,
             release=place.close,
             suspend=place.folder.suspend,
         )
@@ -126,6 +126,7 @@ def _read_headers(
     folder: Folder, names: Sequence[str], blobs: list[FileBlob], opened: FileBlob | None
 ) -> list[GgufHeader]:
     """The headers of all files, which join the `blobs`; the problems of all files at once."""
+    folder.expect(names)
     report = Report()
     headers = []
     for number, name in enumerate(names):

@@ -9,7 +9,6 @@ it; what parts have otherwise beside the model is kept by part, see `source.by_p
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -106,20 +105,17 @@ def find(place: Place) -> Found | None:
     if place.file is not None:
         if place.file.name not in MEGATRON:
             return None
-        called = os.path.basename(os.path.dirname(os.path.abspath(place.path)))
         state = place.folder.locate(_megatron.OPTIMIZER) and [_megatron.OPTIMIZER]
-        part = _part(called, "", place.file.name, state or ())
+        part = _part(place.folder.called, "", place.file.name, state or ())
         return part and Found([part], True)
-    called = os.path.basename(os.path.abspath(place.path))
+    called = place.folder.called
     if _megatron.PART.fullmatch(called):
         held = [name for name in MEGATRON if name in place.names]
         part = _part(called, "", held[0], place.names) if held else None
         return part and Found([part], True)
     files = []
     for name in place.names:
-        if not _megatron.PART.fullmatch(name) or not os.path.isdir(
-            os.path.join(place.folder.path, name)
-        ):
+        if not _megatron.PART.fullmatch(name) or not place.folder.is_folder(name):
             continue
         within = tuple(place.folder.names(name))
         held = [weights for weights in MEGATRON if weights in within]
@@ -185,6 +181,8 @@ def open_parts(place: Place, found: Found) -> Source:
         report = Report()
         if len(found.files) > MAX_RANKS:
             fail("M914", f"{label}: {len(found.files)} parts, more than {MAX_RANKS}")
+        if place.file is None:
+            folder.expect([file.path for file in found.files], ends=True)
         for file in found.files:
             try:
                 blob = place.file or folder.open(file.path)
@@ -248,7 +246,7 @@ def open_parts(place: Place, found: Found) -> Source:
             history=history,
             side=beside.read if beside else None,
             watched=beside.identities if beside else None,
-            locate=folder.locate,
+            locate=folder.current,
             release=place.close if place.file is None else folder.close,
         )
     except BaseException:

@@ -67,6 +67,7 @@ from ._header import (
     Header,
     Origins,
     check_holds,
+    header_length,
     read_header,
     write_header,
 )
@@ -478,7 +479,7 @@ def _folder_source(
         history=history,
         side=beside.read,
         watched=beside.identities,
-        locate=beside.folder.locate,
+        locate=beside.folder.current,
         release=place.close,
         suspend=place.folder.suspend,
     )
@@ -509,6 +510,7 @@ def _files_of(names: Sequence[str], label: str) -> list[str]:
 
 def _read_headers(folder: Folder, names: Sequence[str], blobs: list[FileBlob]) -> list[Header]:
     """The headers of all files, which join the `blobs`; the problems of all files at once."""
+    folder.expect(names, header_length)
     report = Report()
     headers = []
     # each is read while it is open: of many files only some stay so

@@ -208,6 +208,7 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
     names = [name for unit in units for name in unit.names]
     indexes = [unit.index_name for unit in units if unit.index_name is not None]
     blobs: list[FileBlob] = []
+    folder.expect(names, ends=True)
     try:
         held: list[list[TorchFile]] = []
         report, number = Report(), 0
@@ -242,7 +243,7 @@ def _open_folder(place: Place, index_name: str | None) -> Source:
             history=history,
             side=beside.read,
             watched=beside.identities,
-            locate=folder.locate,
+            locate=folder.current,
             release=place.close,
             suspend=place.folder.suspend,
         )

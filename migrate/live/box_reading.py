@@ -49,6 +49,14 @@ class BoxReader:
                 return at.blob, at.offset + piece.src * BITS[tensor.spec.dtype] // 8
         return -1, 0
 
+    def part(self, tensor: Tensor, box: Box) -> Tensor:
+        """The box as a tensor of its own; the whole where it is of too many pieces."""
+        try:
+            part = self._layouts.box(tensor.view, box)
+        except TooManyPieces:
+            return tensor
+        return Tensor(Spec(tensor.spec.dtype, part.shape), part, tensor.sources)
+
     def read(self, tensor: Tensor, box: Box, target: torch.Tensor) -> None:
         """Fills a target of the box's shape, cast as `copy_` casts."""
         import torch

@@ -52,6 +52,7 @@ from ..core.types import PathLike
 from ..planning.graph import Tensor, ValueCheck, computations, stored_sources
 from ..planning.request import DISTRIBUTED, Request, make_request, path_text
 from ..results import LoadReport, PlanReport
+from ..running.ahead import reading_ahead
 from ..running.buffers import fill_buffer
 from ..running.checks import require_checks
 from ..running.evaluator import Evaluator
@@ -563,7 +564,9 @@ class _Loading:
         written, begun = 0, ""
         done: list[str] = []
         try:
-            with torch.no_grad():
+            here = (reader.part(read.tensor, read.box) for read in reads)
+            ahead = ((part, 0, part.spec.nbytes) for part in here)
+            with torch.no_grad(), reading_ahead(ahead, self._all, layouts, self._max_memory):
                 for tensor, box, target, item in reads:
                     begun = item.dest_index.fqn
                     reader.read(tensor, box, target)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import Diagnostic, MigrateError, Report, listed, plural, printable, raise_all
@@ -406,6 +407,15 @@ class FillJob(NamedTuple):
     key: str
     tensor: Tensor
     slot: Slot
+
+    @property
+    def part(self) -> Tensor:
+        """What of the output is read in this process: of a DTensor the part that is here."""
+        if is_dtensor(self.slot.tensor):
+            with suppress(TooManyPieces):
+                held = local(self.slot.tensor, self.tensor)
+                return self.tensor if held is None else held[1]
+        return self.tensor
 
 
 class _Work:

@@ -13,7 +13,7 @@ import argparse
 import io
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from ..core.errors import MigrateError, Report, fail, listed, option, plural, pr
 from ..core.out_of_memory import guarded
 from ..core.templates import list_collapsed, rank_of
 from ..core.types import PathLike, Progress
-from ..core.view import TooManyPieces
 from ..elements.raw import has_plain_bytes, is_dtensor
 from ..extra_state.states import States
 from ..planning.graph import computations, stored_keys, stored_sources
@@ -31,6 +30,7 @@ from ..planning.lineages import known_lineages, layouts_of
 from ..planning.request import OUTPUT_FORMATS, Request, make_request, path_text
 from ..results import LoadReport
 from ..running import checks
+from ..running.ahead import reading_ahead
 from ..running.checks import tensors_equal
 from ..running.error_statistics import Ledger
 from ..running.needed_bytes import NeededBytes
@@ -49,7 +49,7 @@ from ..source.pickle.tree import (
     TensorRecord,
 )
 from . import module as modules
-from .filling import Filling, FillJob, Targets, alike, local
+from .filling import Filling, FillJob, Targets, alike
 from .lazy_opening import plan_lazily
 from .migration import Outputs, prepare
 from .module import Fit, fit
@@ -443,12 +443,7 @@ class _Load:
         """
         _, layouts, values = self.outputs.engine
         needed = NeededBytes(layouts, values.kind)
-        for job in jobs:
-            tensor = job.tensor
-            if is_dtensor(job.slot.tensor):
-                with suppress(TooManyPieces):
-                    held = local(job.slot.tensor, tensor)
-                    tensor = tensor if held is None else held[1]
+        for tensor in (job.part for job in jobs):
             needed.add(tensor, tuple((0, size) for size in tensor.spec.shape))
         return needed.stored
 
@@ -465,7 +460,10 @@ class _Load:
             slot: self._value(name) for name, slot in found.places.items() if name in self.others
         }
         filling = Filling(self.outputs, self.targets, self.budget, progress)
-        written = filling.run(jobs, threads, self._finish(found, values))
+        source, layouts, _ = self.outputs.engine
+        read = ((one, 0, one.spec.nbytes) for one in (job.part for job in jobs))
+        with reading_ahead(read, source, layouts, self.budget):
+            written = filling.run(jobs, threads, self._finish(found, values))
         specs = self.outputs.specs
         said = self.migration.describe()
         notes = [*self.source.index.notes, *said["notes"], *self.notes, *found.notes]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from ..core.errors import MigrateError, did_you_mean, fail, listed, option, printable, raise_all
 from ..core.types import PathLike
+from ..source.places import full_location
 from ..source.torn_tensors import REQUANTIZE
 
 # what `allow` can hold; nothing else loosens anything
@@ -139,7 +140,7 @@ class Request:
             **({} if self.chunks is None else {"chunks": self.chunks}),
             **({"rewrite": True} if self.rewrite else {}),
             **({"undo": True} if self.undo else {}),
-            **({} if self.side is None else {"side": os.path.abspath(self.side)}),
+            **({} if self.side is None else {"side": full_location(self.side)}),
         }
 
 

@@ -7,7 +7,6 @@ float64.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +28,9 @@ from ..planning.stored import stored_tensor
 from ..results import DiffReport, VerifyEstimate, VerifyReport
 from ..rules.files import VALUES
 from ..source.index import with_all_tensors
+from ..source.places import is_folder
 from . import stamp as stamps
+from .ahead import reading_keys
 from .checks import check_all_records, require_checks
 from .cutting import cut_of
 from .differences import (
@@ -138,7 +139,7 @@ def verify_output(
         *migration_path.remarks,
         *(d.message for d in migration_path.warnings if d.code == "M518"),
     ]
-    path_state = path_state_for(opened, migration_path, os.path.isdir(made.path))
+    path_state = path_state_for(opened, migration_path, is_folder(made.path))
     states = [] if stale else find_optimizers(opened)
     composition = compose_for(
         opened,
@@ -148,7 +149,7 @@ def verify_output(
         programs=True,
         prove=False,
         states=states,
-        keeps=has_place(opened.index, made.format, os.path.isdir(made.path)),
+        keeps=has_place(opened.index, made.format, is_folder(made.path)),
         names_before={
             one["place"]: GivenNames(one["before"], REMEMBERED)
             for entry in applied[:1]
@@ -366,19 +367,20 @@ def diff(
     total, done = sum(a[k].spec.nbytes for k in same), 0
     readers = _StageReader(source_a), _StageReader(source_b)
     changed, padding = [], []
-    for key in same:
-        if any(r.differ for r in _pairs(readers, key)):
-            for reader in readers:
-                reader.filled = (filled or {}).get(key)
-            if readers[0].filled is None or any(r.differ for r in _pairs(readers, key)):
-                changed.append(_measured(readers, key, a[key].spec))
-            else:
-                padding.append(key)
-            for reader in readers:
-                reader.filled = None
-        done += a[key].spec.nbytes
-        if progress is not None:
-            progress(done, total)
+    with reading_keys(same, source_a), reading_keys(same, source_b):
+        for key in same:
+            if any(r.differ for r in _pairs(readers, key)):
+                for reader in readers:
+                    reader.filled = (filled or {}).get(key)
+                if readers[0].filled is None or any(r.differ for r in _pairs(readers, key)):
+                    changed.append(_measured(readers, key, a[key].spec))
+                else:
+                    padding.append(key)
+                for reader in readers:
+                    reader.filled = None
+            done += a[key].spec.nbytes
+            if progress is not None:
+                progress(done, total)
     return Difference(
         tuple(k for k in a if k not in b),
         tuple(k for k in b if k not in a),

@@ -4,7 +4,6 @@ ties and flags; and what no comparison of the two looks at.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +16,7 @@ from ..planning.sides import SideFiles
 from ..source.blobs import ChunkedTensor
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.tree import Composite, DictNode, ListNode, TensorRecord, joined, segment
+from ..source.places import is_folder
 from ..source.table import flatten_table
 from ..source.target import node_of
 from ..source.tree import CheckpointTree, tensor_records
@@ -196,7 +196,7 @@ TENSORS_ONLY = (
 
 
 def _both_folders(one: Source, other: Source) -> bool:
-    return os.path.isdir(one.path) and os.path.isdir(other.path)
+    return is_folder(one.path) and is_folder(other.path)
 
 
 def _too_many(index: Index) -> bool:

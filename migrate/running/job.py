@@ -16,6 +16,7 @@ from ..planning.request import Request, output_format_of, path_text, shape_of
 from ..planning.savedplan import require_source, require_unchanged
 from ..results import ApplyReport, PlanReport
 from ..source.index import with_all_tensors, with_files
+from ..source.places import require_local, same_location
 from .prepare import is_folder, plan_for
 from .publish import check_place
 from .resources import RunOptions
@@ -52,8 +53,12 @@ def write_checkpoint(
     """
     if out is None and not dry_run:
         fail("M115", "no output is given", help="out=PATH")
-    place = None if out is None else Path(path_text("out", out))
     kept_at = None if undo is None else path_text("undo", undo)
+    place = None if out is None else Path(path_text("out", out))
+    for written in (out, undo):
+        # hardly any path has a colon in front of a slash
+        if written is not None and ":/" in os.fspath(written):
+            require_local(os.fspath(written))
     if request.undo != (kept_at is not None):
         fail(
             "M115",
@@ -161,7 +166,7 @@ def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str
 def _taken(made: Plan, saved: Mapping[str, Any], changed: bool) -> tuple[Plan, str | None]:
     """The plan, notes on its source, its original's place if this is a copy; M903 if refused."""
     place, now = saved["source"]["path"], made.document["source"]["path"]
-    copied = os.path.realpath(place) != os.path.realpath(now)
+    copied = not same_location(place, now)
     notes = require_source(saved, made.document, copied=copied, changed=changed)
     if copied:
         notes = [

@@ -15,7 +15,6 @@ ranges that threads read need not come in order, and nothing but the digests is 
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,8 @@ from ..planning.graph import computations
 from ..planning.restoring import HashedParts, PartsFile
 from ..planning.stored import stored_tensor, untouched_key
 from ..planning.unchanged import are_folded_keys, fold_keys, unfold_keys
-from ..source.paths import PARTS, Folder
+from ..source.paths import PARTS
+from ..source.places import open_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -265,12 +265,11 @@ def read_parts(path: str, index_hash: str) -> tuple[PartsFile | None, str]:
     """The hashes that a checkpoint's folder keeps, and "" or why they are not used: they cannot be
     read, or were made for other contents.
     """
-    home = path if os.path.isdir(path) else os.path.dirname(path) or "."
-    if not os.path.lexists(os.path.join(home, PARTS)):
-        return None, ""
     try:
-        folder = Folder(home)
+        folder = open_folder(path)
         try:
+            if PARTS not in folder.names():
+                return None, ""
             blob = folder.open(PARTS)
             try:
                 raw = blob.read(0, blob.size) if blob.size <= MOST else b""

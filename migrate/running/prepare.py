@@ -44,6 +44,7 @@ from ..planning.sides import SideFiles, clash, refuse_clash
 from ..planning.stored import find_renamed, initial, torn_in
 from ..planning.unchanged import fold_keys, standing_entries, undone_source, unfold_keys
 from ..rules.files import VALUES
+from ..source import places
 from ..source.blobs import Stored
 from ..source.index import Source, specs_hash, with_all_tensors, with_files
 from ..source.jsontext import collector_paused
@@ -112,7 +113,7 @@ def is_folder(source: Source, single_file: bool | None, written: str = "") -> bo
     if source.format in (*DESCRIBED, "gguf"):
         # `.metadata` names it too, and what becomes of a GGUF file has its key-values beside it
         return True
-    return os.path.isdir(source.path) or source.path.endswith(".index.json")
+    return places.is_folder(source.path) or source.path.endswith(".index.json")
 
 
 def path_state_for(source: Source, migration_path: MigrationPath, folder: bool) -> PathState:
@@ -418,7 +419,7 @@ def _plan(
     if became.became in optimizers.LASTING:
         entries = [{**entry, "optimizer": became.became} for entry in entries]
     called = source.index.files and source.index.files[0].startswith(RANK_NAMES)
-    was = naming(source.index.files) if called and os.path.isdir(source.path) else None
+    was = naming(source.index.files) if called and places.is_folder(source.path) else None
     if was is not None and entries:
         entries[0]["ranks"] = was.name(0, os.path.splitext(source.index.files[0])[1])
     grid, ranks, cut = UNCUT
@@ -552,6 +553,7 @@ def _plan(
     notes += target.notes
     gone += target.lost
     watched = source.identities() or {}
+    location, free = places.look_around(source.path)
     side_files = [
         (target.beside + path, size)
         for path, size in path_state.list_side_files(source.index.side_files)
@@ -568,7 +570,7 @@ def _plan(
         target,
         tool=__version__,
         source={
-            "path": source.path if source.format == "memory" else os.path.abspath(source.path),
+            "path": source.path if source.format == "memory" else location,
             "format": source.format,
             "index_hash": index_hash,
             "tensors": len(source.index.tensors),
@@ -627,8 +629,7 @@ def _plan(
         because = [*body["downgrade"]["because"], *(f"{what} does not come back" for what in gone)]
         body["downgrade"] = {"exact": False, "because": because}
     body["question"] = request.to_json()
-    room = os.statvfs(os.path.dirname(os.path.abspath(source.path)) or ".")
-    body["free"] = room.f_bavail * room.f_frsize
+    body["free"] = free
     return Plan(
         body,
         composition,

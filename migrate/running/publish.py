@@ -35,7 +35,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..core.errors import fail, option, printable, refusal
 from ..core.out_of_memory import lacking, ran_out
 from ..source.blobs import Identity, difference, release
-from ..source.paths import kind_of
+from ..source.local import kind_of
+from ..source.places import overlap
 from ..source.target import Target
 from .share import SCRATCH, Shared, scratch_file
 
@@ -86,13 +87,13 @@ def check_place(out: Path, source: str) -> None:
             f"{_safe(out)} already exists",
             help="choose another path, or move it away; an existing target is never replaced",
         )
-    here, there = Path(os.path.realpath(out)), Path(os.path.realpath(source))
-    if here == there or there in here.parents or here in there.parents:
+    if overlap(str(out), source):
         fail(
             "M904",
             f"{_safe(out)} and the source {_safe(source)} overlap",
             help="choose a place outside the source",
         )
+    here = Path(os.path.realpath(out))
     if not here.parent.is_dir():
         what = "is not a folder" if os.path.lexists(here.parent) else "does not exist"
         fail(
@@ -512,6 +513,13 @@ class Partial:
         """fsync of these files. What one machine wrote another one cannot sync."""
         for name in names:
             sync(self._path(name))
+
+    def claimed(self, name: str) -> int:
+        """How far earlier runs claim to have written a file, from its beginning on."""
+        tile = end = 0
+        while (claim := self.claims.get((name, tile))) is not None and claim[0] == end:
+            tile, end = tile + 1, end + claim[1]
+        return end
 
     def claim(self, file: str, tile: int, offset: int, length: int, checksum: str) -> None:
         """Journals the file's checksum up to the end of a tile, in one append: lines do not mix."""

@@ -27,7 +27,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -39,6 +39,7 @@ from ..core.out_of_memory import lacking, ran_out
 from ..core.spec import BITS
 from ..core.types import PathLike
 from ..planning.graph import ComputedTensor, stored_sources
+from .ahead import reading_file
 from .checks import FileChecksums, Recorded, check_records, recorded_checksums, require_checks
 from .error_statistics import Ledger
 from .evaluator import Evaluator, longest_step, reading_step
@@ -338,6 +339,7 @@ class _Writers:
         self.progress = run.options.progress
         self.ledger, self.lost = run.ledger, False
         self.fillers: Fillers | None = None
+        self.reading = run.outputs, run.source, run.layouts, run.options.max_memory
         self.budget = min(WINDOW, run.options.max_memory // (4 * run.options.threads))
         tensors = [run.outputs[placed.key] for file in files for placed in file.tensors]
         if values is None:
@@ -415,6 +417,7 @@ class _Writers:
             if number:
                 return  # the others do it
             raise
+        near = not self.source.blobs or getattr(self.source.blobs[0], "requests", None) is None
         while True:
             try:
                 file = self.waiting.get_nowait()
@@ -426,10 +429,11 @@ class _Writers:
                 with self.begun:
                     self.lines.append(line)
                     self.begun.notify_all()
-                try:
-                    stage = self._guard(self._serve, number, line, stage) or stage
-                finally:
-                    line.finish()
+                with nullcontext() if near else reading_file(file, self.partial, *self.reading):
+                    try:
+                        stage = self._guard(self._serve, number, line, stage) or stage
+                    finally:
+                        line.finish()
                 self.go_on()
                 with self.lock:
                     self.files[file.name] = {"size": file.size, HASH: line.whole.hexdigest()}

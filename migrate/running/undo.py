@@ -32,7 +32,7 @@ from ..planning.stored import initial, stored_tensor
 from ..planning.unchanged import are_folded_keys, fold_keys, unfold_keys
 from ..source.blobs import ChunkedTensor, Stored
 from ..source.index import Index, specs_hash
-from ..source.paths import Folder
+from ..source.places import is_folder, open_folder
 from .checks import read_content, read_ranges
 from .part_hashes import PartHashes, combine_hashes, read_parts
 from .publish import check_place, partial_folder
@@ -282,7 +282,7 @@ def _moved(stored: StoredTensor, first: int) -> StoredTensor:
 
 def open_undo(path: str) -> UndoFolder:
     """The folder that a run with `--undo` left. M927 if it is another one, M928 if damaged."""
-    if os.path.isdir(path) and not os.path.lexists(os.path.join(path, NAME)):
+    if is_folder(path) and not os.path.lexists(os.path.join(path, NAME)):
         _refuse(path, f"it holds no {NAME}")
     source = formats.open(path, False, None)
     try:
@@ -320,9 +320,8 @@ def _unlike(path: str, document: Mapping[str, Any], index: Index) -> tuple[str, 
 
 def _load(path: str) -> dict[str, Any]:
     """The document that says which run the folder belongs to."""
-    home = path if os.path.isdir(path) else os.path.dirname(path) or "."
     try:
-        folder = Folder(home)
+        folder = open_folder(path)
         try:
             blob = folder.open(NAME)
             try:

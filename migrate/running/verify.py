@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +31,7 @@ from ..elements.reference import reference_values
 from ..ops.base import ValueOp
 from ..planning.graph import ApplyOp, Program, ReadKey
 from ..source.blobs import rows_of
+from .ahead import reading_keys
 from .eager import (
     SURVEYED,
     EagerEvaluation,
@@ -291,7 +292,13 @@ class Recomputation:
             with lock:
                 found.update(wrong)
 
-        _Crew(self.jobs, self.budget, compare).go(threads)
+        keys = [key for job in self.jobs for key in job.keys]
+        read = _keys_of(self.program[key] for key in keys)
+        with (
+            reading_keys(read, self.source, self.budget),
+            reading_keys(keys, self.output, self.budget),
+        ):
+            _Crew(self.jobs, self.budget, compare).go(threads)
         for key, one in regions:
             wrong = self.compare_rows(key, one.rows)
             count.add(one.nbytes)
@@ -488,6 +495,22 @@ def _together(program: Mapping[str, Program], keys: Sequence[str]) -> list[list[
         calls = several(expression) if isinstance(expression, ApplyOp) else []
         groups.setdefault(calls[0] if calls else key, []).append(key)
     return list(groups.values())
+
+
+def _keys_of(programs: Iterable[Program]) -> Iterator[str]:
+    """The stored keys that outputs are made of, each once."""
+    keys, seen = set[str](), set[int]()
+    for program in programs:
+        todo = [program]
+        while todo:
+            one = todo.pop()
+            if isinstance(one, ReadKey):
+                if one.key not in keys:
+                    keys.add(one.key)
+                    yield one.key
+            elif id(one) not in seen:
+                seen.add(id(one))
+                todo += reversed(one.inputs)
 
 
 def _inexact(expression: Program) -> bool:

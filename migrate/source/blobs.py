@@ -1,10 +1,5 @@
-"""Files that are read by descriptor and watched for change.
-
-Nothing is mapped: a mapped file that is cut short kills the process, a `pread` that comes back
-short is an error with a name. The first files of a checkpoint are opened once and stay open. A
-checkpoint of more files than a process may have open is read all the same: the others are opened
-when they are read, and each opening compares what has the name now with what had it first, because
-between two opens another file can take the name.
+"""Where the bytes of tensors lie: blobs, the places of tensors in them, and what tells one state of
+a file from another. How a file is read is the business of its home: `local`, or `stores`.
 """
 
 from __future__ import annotations
@@ -12,9 +7,8 @@ from __future__ import annotations
 import io
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from ..core.errors import MigrateError, fail, printable
@@ -25,8 +19,6 @@ if TYPE_CHECKING:
     from .torn_tensors import TornPart
 
 CHANGED_HELP = "let whatever writes to the checkpoint finish, then run again"
-# open files of a checkpoint, and how many more at a time, in a process of 1,024 or more
-KEPT, LENT = 256, 64
 
 
 class Identity(NamedTuple):
@@ -37,6 +29,14 @@ class Identity(NamedTuple):
     size: int
     modified: int
     changed: int
+
+
+class ObjectIdentity(Identity):
+    """That of an object in a store, which has a `version` and neither device nor inode: the numbers
+    are made from it, for what keeps numbers.
+    """
+
+    version = ""
 
 
 def identity(status: os.stat_result) -> Identity:
@@ -184,16 +184,32 @@ class Blob(Protocol):
         """
 
 
-def _room() -> tuple[int, int]:
-    """How many files of a checkpoint stay open, and how many more may be, of all files allowed."""
-    try:
-        import resource
-    except ImportError:
-        return KEPT, LENT
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit == resource.RLIM_INFINITY:
-        return KEPT, LENT
-    return min(KEPT, limit // 4), min(LENT, max(4, limit // 16))
+class FileBlob(Blob, Protocol):
+    """A file of a checkpoint, opened; `name` is its path there.
+
+    What it is is known from opening on: a read answers from that state of the file or not at all.
+    """
+
+    @property
+    def identity(self) -> Identity:
+        """What tells the file, as opened, from any other."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """`size` bytes from `offset`. The caller has compared `size` with the file's."""
+
+    def change(self) -> str | None:
+        """What differs from the moment of opening, or None."""
+
+    def suspend(self) -> None:
+        """Lets go of what is open until it is read again. Nothing may be reading it."""
+
+    def reopen(self) -> None:
+        """Opens a suspended file, to stay open. M901 if it cannot be opened, M905 if it is another
+        one by now. Nothing may be reading it.
+        """
+
+    def close(self) -> None:
+        """Lets go of it for good."""
 
 
 def read_rows(rows: Iterable[Stored], blobs: Sequence[Blob]) -> bytes:
@@ -207,212 +223,30 @@ def read_rows(rows: Iterable[Stored], blobs: Sequence[Blob]) -> bytes:
     return bytes(out)
 
 
-class DescriptorPool:
-    """Keeps the first files of a checkpoint open, and lends out the others: those that were read
-    last stay open, up to a number.
-
-    `reopen` opens a file by its name. Thread-safe. A file that is being read is never closed, so
-    that there may be as many more open as there are threads.
+class Stretch(NamedTuple):
+    """Bytes `start` to `stop` of blob number `blob`, which will be read: each byte once or, if it
+    is read `again`, in strides and perhaps several times.
     """
 
-    def __init__(self, reopen: Callable[[str], int]) -> None:
-        self._reopen = reopen
-        self._places, self._room = _room()
-        self._lock = threading.Lock()
-        # the one that was read last at the end, each with its descriptor and how many read it now
-        self._lent: dict[FileBlob, tuple[int, int]] = {}
-
-    def keep(self) -> bool:
-        """Whether there is a place for one more file that stays open; takes it."""
-        with self._lock:
-            if not self._places:
-                return False
-            self._places -= 1
-            return True
-
-    def put(self, blob: FileBlob, descriptor: int) -> None:
-        """Takes over a file that was just opened."""
-        with self._lock:
-            self._close_idle(self._room - 1)
-            self._lent[blob] = (descriptor, 0)
-
-    def take(self, blob: FileBlob) -> int:
-        """A descriptor of the file, until `give`. OSError if it cannot be opened, M905 if it is no
-        longer the same file.
-        """
-        with self._lock:
-            found = self._lent.pop(blob, None)
-            if found is None:
-                self._close_idle(self._room - 1)
-                found = (self.opened(blob), 0)
-            self._lent[blob] = (found[0], found[1] + 1)
-            return found[0]
-
-    def give(self, blob: FileBlob) -> None:
-        with self._lock:
-            if blob in self._lent:
-                descriptor, readers = self._lent[blob]
-                self._lent[blob] = (descriptor, readers - 1)
-                self._close_idle(self._room)
-
-    def close(self, blob: FileBlob) -> None:
-        """Closes the file, if it is open."""
-        with self._lock:
-            if (found := self._lent.pop(blob, None)) is not None:
-                release(found[0])
-
-    def free(self) -> None:
-        """Gives back the place of a file that stayed open."""
-        with self._lock:
-            self._places += 1
-
-    def _close_idle(self, most: int) -> None:
-        """Closes what was read longest ago, until `most` are open or all of them are being read."""
-        if len(self._lent) > most:
-            idle = [blob for blob, (_, readers) in self._lent.items() if not readers]
-            for blob in idle[: len(self._lent) - most]:
-                release(self._lent.pop(blob)[0])
-
-    def opened(self, blob: FileBlob) -> int:
-        """A descriptor of the file, which is the caller's. Raises as `take`."""
-        try:
-            descriptor = self._reopen(blob.name)
-        except FileNotFoundError:
-            fail("M905", describe_change(blob.name, "it is no longer there"), help=CHANGED_HELP)
-        if change := difference(blob.identity, identity(os.fstat(descriptor))):
-            release(descriptor)
-            fail("M905", describe_change(blob.name, change), help=CHANGED_HELP)
-        return descriptor
+    blob: int
+    start: int
+    stop: int
+    again: bool = False
 
 
-class FileBlob:
-    """A regular file, held by its descriptor or, if a `shelf` is full, opened when it is read.
-
-    `locate` gives the identity of what has its name now, or None.
+def foreseeing(
+    blobs: Sequence[Blob], stretches: Iterable[Stretch], max_memory: int | None = None
+) -> AbstractContextManager[None]:
+    """Has a store fetch these stretches, in this order, as long as the context is open; a quarter
+    of `max_memory` at a time, at most. Blobs of this machine are read as they are.
     """
-
-    __slots__ = ("_descriptor", "_locate", "_shelf", "identity", "name", "size")
-
-    def __init__(
-        self,
-        name: str,
-        descriptor: int,
-        locate: Callable[[str], Identity | None],
-        shelf: DescriptorPool | None = None,
-    ) -> None:
-        self.name = name
-        self.identity = identity(os.fstat(descriptor))
-        self.size = self.identity.size
-        self._locate, self._shelf = locate, shelf
-        self._descriptor: int | None = descriptor
-        if shelf is not None and not shelf.keep():
-            self._descriptor = None
-            shelf.put(self, descriptor)
-
-    def fileno(self) -> int | None:
-        return self._descriptor
-
-    @contextmanager
-    def hold(self) -> Iterator[int]:
-        """The file's descriptor. OSError if it cannot be opened again, M905 if the file changed."""
-        if self._descriptor is not None:
-            yield self._descriptor
-            return
-        if self._shelf is None:
-            raise ValueError(f"{self.name} is closed")
-        descriptor = self._shelf.take(self)
-        try:
-            yield descriptor
-        finally:
-            self._shelf.give(self)
-
-    def readinto(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer`. M905 if the file ends before, M901 if it cannot be read. Thread-safe."""
-        left = buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
-        try:
-            if self._descriptor is not None:
-                self._fill(self._descriptor, offset, left)
-            else:
-                with self.hold() as descriptor:
-                    self._fill(descriptor, offset, left)
-        except OSError as error:
-            fail(
-                "M901",
-                f"{printable(self.name)}: cannot read {left.nbytes} bytes at {offset}: "
-                f"{error.strerror}",
-            )
-
-    def _fill(self, descriptor: int, offset: int, left: memoryview) -> None:
-        while left.nbytes:
-            count = os.preadv(descriptor, [left], offset)
-            if count == 0:
-                fail(
-                    "M905",
-                    f"{printable(self.name)}: ends at {offset}, but was {self.size} bytes when it "
-                    "was opened",
-                    help=CHANGED_HELP,
-                )
-            offset += count
-            left = left[count:]
-
-    def read(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset`. The caller has compared `size` with the file's."""
-        # of archives with many records most reads are small, and all that surrounds them counts
-        if self._descriptor is not None:
-            try:
-                found = os.pread(self._descriptor, size, offset)
-            except OSError:
-                found = b""
-            if len(found) == size:
-                return found
-        # in parts, or refused
-        return read_bytes(self, offset, size)
-
-    def change(self) -> str | None:
-        """What differs from the moment of opening, or None."""
-        if self._descriptor is None and self._shelf is None:
-            return None
-        held = (
-            None
-            if self._descriptor is None
-            else difference(self.identity, identity(os.fstat(self._descriptor)))
-        )
-        return held or difference(self.identity, self._locate(self.name))
-
-    def suspend(self) -> None:
-        """Closes the file until it is read again. Nothing may be reading it."""
-        if self._shelf is None:
-            return
-        if self._descriptor is None:
-            self._shelf.close(self)
-        else:
-            release(self._descriptor)
-            self._descriptor = None
-            self._shelf.free()
-
-    def reopen(self) -> None:
-        """Opens a suspended file, to stay open, if there is a place for it. M901 if it cannot be
-        opened, M905 if it is no longer the same file. Nothing may be reading it.
-        """
-        if self._descriptor is not None or self._shelf is None or not self._shelf.keep():
-            return
-        self._shelf.close(self)
-        try:
-            self._descriptor = self._shelf.opened(self)
-        except OSError as error:
-            self._shelf.free()
-            fail("M901", f"{printable(self.name)}: cannot be opened again: {error.strerror}")
-        except BaseException:
-            self._shelf.free()
-            raise
-
-    def close(self) -> None:
-        descriptor, shelf = self._descriptor, self._shelf
-        self._descriptor = self._shelf = None
-        if descriptor is not None:
-            release(descriptor)
-        if shelf is not None:
-            shelf.close(self) if descriptor is None else shelf.free()
+    requests: Any = getattr(blobs[0], "requests", None) if blobs else None
+    if requests is None:
+        return nullcontext()
+    if max_memory is not None:
+        requests.limit(max_memory // 4)
+    ahead: AbstractContextManager[None] = requests.ahead(blobs, stretches)
+    return ahead
 
 
 def release(descriptor: int) -> None:
@@ -473,6 +307,10 @@ def difference(then: Identity, now: Identity | None) -> str | None:
     """How `now` differs from `then`, in words; None if it does not."""
     if now is None:
         return "it is no longer there"
+    if isinstance(then, ObjectIdentity) and isinstance(now, ObjectIdentity):
+        if then.version != now.version:
+            return f"its version was {printable(then.version)} and is {printable(now.version)}"
+        return None if then.size == now.size else "its size is another"
     if (then.device, then.inode) != (now.device, now.inode):
         return "another file has its name"
     if then.size != now.size:

@@ -1,16 +1,5 @@
-"""Folders held by descriptor, so that nothing in a checkpoint can lead the reader outside of it,
-and the small files in them beside the tensors.
-
-Every file is opened relative to a directory descriptor, without following a link, and must be a
-regular file. The one link that needs no permission is the one huggingface_hub makes,
-`snapshots/<rev>/…/name -> ../…/blobs/<hash>`; its text is taken apart and walked by descriptor, so
-the system never resolves what an attacker wrote. `allow_links` (the operator's `--allow links`)
-lets the system follow other links to regular files; folders that are links never count.
-
-A clone without `git lfs` has pointers in place of weights: text files of the form of the Git LFS
-specification (docs/spec.md there), of less than 1024 bytes, `version` in the first line, then `oid`
-and `size`, in the order of their names. They are refused, and so is a URL, with the command that
-fetches what is meant.
+"""What formats see of where a checkpoint lies: a folder of any home, the rules about names in it,
+and the small files beside the tensors.
 
 A migration carries configuration and tokenizers, never other weights: a stale `pytorch_model.bin`
 beside new tensors would be loaded by somebody. What stays behind is listed, so nothing disappears
@@ -19,133 +8,28 @@ unsaid.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
-import shlex
-import stat
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
-from ..core import log
-from ..core.errors import MigrateError, Report, did_you_mean, fail, listed, option, printable
-from ..core.types import PathLike
-from .blobs import (
-    CHANGED_HELP,
-    DescriptorPool,
-    FileBlob,
-    Identity,
-    describe_change,
-    difference,
-    identity,
-    release,
-)
+from ..core.errors import MigrateError, Report, fail, printable
+from .blobs import CHANGED_HELP, FileBlob, Identity, difference
 from .index import SideFile
 
+# bytes; a file below may be a pointer of Git LFS, which is refused when it is opened
 LARGEST_POINTER: Final = 1024
-# what every pointer begins with
-POINTER_HEAD: Final = b"version https://"
 _POINTER: Final = re.compile(
     rb"version https://(?:git-lfs\.github\.com|hawser\.github\.com)/spec/v1\r?\n(?:[a-z0-9.-]+ "
     rb"[^\n]*\n)*size ([0-9]{1,18})\r?\n?"
 )
-
-
-def pointer_size(descriptor: int) -> int | None:
-    """The size in bytes of the file that an open file is a pointer to, None if it is none."""
-    head = os.pread(descriptor, LARGEST_POINTER, 0)
-    found = _POINTER.match(head) if head.startswith(POINTER_HEAD) else None
-    return int(found[1]) if found else None
-
-
-def is_pointer(name: str, folder: int) -> bool:
-    """Whether a regular file in the folder, which is given by its descriptor, is a pointer."""
-    try:
-        descriptor = os.open(
-            name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder
-        )
-    except OSError:
-        return False
-    try:
-        return (
-            os.fstat(descriptor).st_size < LARGEST_POINTER and pointer_size(descriptor) is not None
-        )
-    except OSError:
-        return False
-    finally:
-        release(descriptor)
-
-
-# a pathlib.Path has lost the second slash; one letter would be a drive
-_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}(.+)", re.IGNORECASE | re.DOTALL)
-# as huggingface_hub allows them
-_HUB_ID: Final = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
-_HUB_HOSTS: Final = ("huggingface.co", "www.huggingface.co", "hf.co")
-_KINDS: Final = {"datasets": "dataset", "spaces": "space"}
-
-
-def is_url(text: str) -> bool:
-    """Whether it is written like a URL."""
-    return _SCHEME.fullmatch(text) is not None
-
-
-def how_to_fetch(text: str) -> str | None:
-    """The command that downloads what a URL or an id of the Hub names, as help for the one who gave
-    it; None for any other name.
-    """
-    found = _SCHEME.fullmatch(text)
-    if found is None:
-        return (
-            f"if this is a model on the Hugging Face Hub, download it first:  {_hub(text)}"
-            if _HUB_ID.fullmatch(text)
-            else None
-        )
-    scheme, rest = found[1].lower(), found[2]
-    here = shlex.quote(rest.rstrip("/").rpartition("/")[2] or "CKPT")
-    url = shlex.quote(text)
-    host, _, path = rest.partition("/")
-    if scheme == "hf":
-        command = _hub(rest)
-    elif scheme in ("http", "https"):
-        command = _hub(path) if host.lower() in _HUB_HOSTS else f"curl -L -o {here} {url}"
-    elif scheme == "s3":
-        command = f"aws s3 cp --recursive {url} {here}"
-    elif scheme == "gs":
-        command = f"gcloud storage cp --recursive {url} {here}"
-    elif scheme == "file":
-        return "give the path without `file://`"
-    else:
-        return "download it first, and give the path of the folder"
-    return f"download it first:  {command}"
-
-
-def _hub(path: str) -> str:
-    """`hf download` for `[datasets/]org/name[@revision][/{tree,blob,resolve}/revision][/file]`."""
-    parts = [part for part in path.partition("?")[0].split("/") if part]
-    kind = _KINDS.get(parts[0]) if len(parts) > 2 else None
-    org, name, *more = [*(parts[1:] if kind else parts), "", ""][: max(2, len(parts) - bool(kind))]
-    name, _, revision = name.partition("@")
-    if len(more) > 1 and more[0] in ("tree", "blob", "resolve"):
-        revision, more = more[1], more[2:]
-    words = ["hf", "download", f"{org}/{name}" if name else org]
-    words += ["/".join(more)] if more else []
-    words += ["--repo-type", kind] if kind else []
-    words += ["--revision", revision] if revision not in ("", "main") else []
-    return shlex.join([*words, "--local-dir", name or org])
-
-
-FOLLOW = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-READ = FOLLOW | os.O_NOFOLLOW
-ENTER = READ | os.O_DIRECTORY
 MAX_ENTRIES = 100_000
-_MAX_CLIMB = 8
 
 
-def _link_help() -> str:
-    return f"pass {option('allow', 'links')} if you trust where it leads"
+def pointer_stands_for(content: bytes) -> int | None:
+    """The size in bytes of the file that a pointer of Git LFS stands for, None if it is none."""
+    found = _POINTER.match(content)
+    return int(found[1]) if found else None
 
 
 def plain_name(name: str, suffix: str = "") -> bool:
@@ -167,245 +51,77 @@ def same_when_folded(names: list[str]) -> list[list[str]]:
     return [sorted(g) for g in groups.values() if len(g) > 1]
 
 
-class Folder:
-    """A directory by its descriptor. Paths are relative to it, with `/` between the parts."""
+Kind: TypeAlias = Literal["file", "folder", "link", "other"]
 
-    __slots__ = ("_absolute", "_descriptor", "_shelf", "_was", "allow_links", "path")
 
-    def __init__(self, path: str, allow_links: bool = False) -> None:
-        self.path, self.allow_links = path, allow_links
-        self._absolute = os.path.abspath(path)
-        # device and inode of a suspended one
-        self._was: tuple[int, int] | None = None
-        self._shelf = DescriptorPool(lambda path: self._regular(path)[0])
-        # the operator named this path: links up to here are his own
-        try:
-            self._descriptor: int | None = os.open(path, FOLLOW | os.O_DIRECTORY)
-        except OSError as error:
-            fail("M901", f"{printable(path)}: cannot be opened: {error.strerror}")
+class Listed(NamedTuple):
+    """An entry of a folder, as a listing has it. `identity` is that of the entry itself."""
+
+    name: str
+    kind: Kind
+    identity: Identity
+
+
+class Folder(Protocol):
+    """What formats need of a folder: names, sizes, files. `local` has those of this machine,
+    `stores` those of stores.
+
+    Paths are relative to it, with `/` between the parts. `path` is how messages call it,
+    `allow_links` whether the operator lets links lead anywhere.
+    """
+
+    path: str
+    allow_links: bool
+
+    @property
+    def called(self) -> str:
+        """The name of the folder itself."""
 
     def label(self, name: str) -> str:
         """The name as messages show it: with the folder's path before it."""
-        return printable(name if name and self.path == "." else os.path.join(self.path, name), 240)
 
     def names(self, below: str = "") -> list[str]:
-        """The sorted names of all entries, here or in the folder `below`."""
-        try:
-            with self.entered(below.split("/") if below else []) as inside:
-                found = sorted(os.listdir(inside))
-        except OSError as error:
-            fail("M901", f"{self.label(below)}: cannot be listed: {error.strerror}")
-        if len(found) > MAX_ENTRIES:
-            fail(
-                "M914", f"{self.label(below)}: holds {len(found)} entries, more than {MAX_ENTRIES}"
-            )
-        return found
+        """The sorted names of all entries, here or in the folder `below`. M901, M907, M914."""
+
+    def listing(self, below: str = "") -> list[Listed]:
+        """What lies here or in the folder `below`, by name. M901, M907, M914."""
+
+    def is_folder(self, name: str) -> bool:
+        """Whether an entry is a folder, or a link to one, which `names` refuses."""
+
+    def below(self, name: str) -> Folder:
+        """The folder `name` in this one, opened; to be closed by itself. M907 if it is a link."""
 
     def open(self, path: str) -> FileBlob:
         """The regular file at `path`, opened. M907 for a link that is not allowed or anything but a
-        regular file, else M901.
-
-        Of many files, only the first stay open; the others are opened again when they are read.
+        regular file, M966 for a pointer of Git LFS, else M901.
         """
-        try:
-            descriptor, status = self._regular(path)
-        except OSError as error:
-            many = (
-                "raise the limit of open files (`ulimit -n`)"
-                if error.errno in (errno.EMFILE, errno.ENFILE)
-                else None
-            )
-            fail("M901", f"{self.label(path)}: cannot be opened: {error.strerror}", help=many)
-        if (
-            status.st_size < LARGEST_POINTER
-            and os.pread(descriptor, len(POINTER_HEAD), 0) == POINTER_HEAD
-            and (stands_for := pointer_size(descriptor)) is not None
-        ):
-            release(descriptor)
-            self._refuse_pointer(path, stands_for)
-        log.trace("opened %s, %d bytes", self.label(path), status.st_size)
-        return FileBlob(path, descriptor, self.locate, self._shelf)
 
-    def _regular(self, path: str) -> tuple[int, os.stat_result]:
-        """A descriptor of the regular file at `path`, and what it says of it. OSError if it cannot
-        be opened, M907 as `open`.
+    def expect(
+        self,
+        names: Sequence[str],
+        needed: Callable[[bytes], int] | None = None,
+        *,
+        ends: bool = False,
+    ) -> None:
+        """These files are about to be opened, and their beginnings to be read, or their `ends`: a
+        store fetches them side by side. `needed` says of the first bytes of a beginning how long it
+        is.
         """
-        parts = path.split("/")
-        if any(p in ("", ".", "..") or "\0" in p for p in parts):
-            fail("M907", f"{self.label(path)}: not a path inside the checkpoint")
-        with self.entered(parts[:-1]) as inside:
-            descriptor = self._open(inside, parts[-1], path)
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            release(descriptor)
-            fail("M907", f"{self.label(path)}: not a regular file")
-        return descriptor, status
-
-    def _refuse_pointer(self, path: str, stands_for: int) -> NoReturn:
-        below, _, name = path.rpartition("/")
-        with self.entered(below.split("/") if below else []) as inside:
-            others = [
-                other
-                for other in sorted(os.listdir(inside))
-                if other != name and is_pointer(other, inside)
-            ]
-        more = (
-            (f"so {'is' if len(others) == 1 else 'are'} {listed(others, 4)} beside it",)
-            if others
-            else ()
-        )
-        fail(
-            "M966",
-            f"{self.label(path)}: a pointer of Git LFS, and not the {stands_for:,} bytes that it "
-            "stands for",
-            notes=more,
-            help=f"fetch what it points at:  git -C {shlex.quote(printable(self.path, 400))} lfs "
-            "pull",
-        )
-
-    def _open(self, inside: int, name: str, path: str) -> int:
-        kind = os.stat(name, dir_fd=inside, follow_symlinks=False).st_mode
-        if stat.S_ISLNK(kind):
-            if not self.allow_links:
-                return self._open_cached(inside, name, path)
-            try:
-                kind = os.stat(name, dir_fd=inside).st_mode
-            except OSError as error:
-                fail("M907", f"{self.label(path)}: a link that leads nowhere ({error.strerror})")
-            if stat.S_ISREG(kind):
-                return os.open(name, FOLLOW, dir_fd=inside)
-        # looked at before it is opened: opening a device or a pipe is an act of its own
-        if not stat.S_ISREG(kind):
-            fail("M907", f"{self.label(path)}: not a regular file but {kind_of(kind)}")
-        try:
-            return os.open(name, READ, dir_fd=inside)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.EMLINK):
-                fail(
-                    "M907",
-                    f"{self.label(path)}: became a link while it was opened",
-                    help=_link_help(),
-                )
-            raise
-
-    def _open_cached(self, inside: int, name: str, path: str) -> int:
-        """Follows `../…/blobs/<hash>` out of `snapshots/<rev>/…` as huggingface_hub lays it out,
-        refuses any other link.
-        """
-        target = os.readlink(name, dir_fd=inside)
-        *climb, beside, blob = target.split("/") if target.count("/") >= 3 else ["", ""]
-        refusal = (
-            f"{self.label(path)}: a link to {printable(target)}, which may lead outside the "
-            "checkpoint"
-        )
-        if (
-            beside != "blobs"
-            or set(climb) != {".."}
-            or len(climb) > _MAX_CLIMB
-            or not plain_name(blob)
-        ):
-            fail("M907", refusal, help=_link_help())
-        opened = [os.dup(inside)]
-        try:
-            for level in range(1, len(climb) + 1):
-                opened.append(os.open("..", ENTER, dir_fd=opened[-1]))
-                if _is_called("snapshots", opened[-2], opened[-1]) != (level == len(climb)):
-                    fail("M907", refusal, help=_link_help())
-            try:
-                opened.append(os.open("blobs", ENTER, dir_fd=opened[-1]))
-                kind = os.stat(blob, dir_fd=opened[-1], follow_symlinks=False).st_mode
-                if stat.S_ISREG(kind):
-                    return os.open(blob, READ, dir_fd=opened[-1])
-            except OSError as error:
-                fail(
-                    "M907",
-                    f"{self.label(path)}: its blob {printable(target)} cannot be opened: "
-                    f"{error.strerror}",
-                )
-            fail(
-                "M907",
-                f"{self.label(path)}: its blob {printable(target)} is not a regular file but "
-                f"{kind_of(kind)}",
-            )
-        finally:
-            for descriptor in opened:
-                release(descriptor)
-
-    @contextmanager
-    def entered(self, parts: list[str]) -> Iterator[int]:
-        """The descriptor of the folder `parts` below this one. A link there is always refused."""
-        here = self._again() if self._descriptor is None else os.dup(self._descriptor)
-        try:
-            for part in parts:
-                try:
-                    below = os.open(part, ENTER, dir_fd=here)
-                except OSError as error:
-                    if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR):
-                        _refuse_folder(self.label("/".join(parts)), part, here)
-                    raise
-                release(here)
-                here = below
-            yield here
-        finally:
-            release(here)
 
     def locate(self, path: str) -> Identity | None:
+        """The identity of the file that `path` named when the folder was listed, None without."""
+
+    def current(self, path: str) -> Identity | None:
         """The identity of the file that `path` names now, None if there is none."""
-        *parents, name = path.split("/")
-        try:
-            with self.entered(parents) as inside:
-                return identity(os.stat(name, dir_fd=inside))
-        except OSError:
-            return None
 
     def suspend(self) -> None:
-        """Closes the descriptor. Whatever is asked for from now on opens the folder by its path, as
-        long as that takes; M905 if another one is there by then.
+        """Lets go of what is open until it is needed. Whatever is asked for from now on is asked of
+        the same folder; M905 if another one is there by then.
         """
-        if self._descriptor is not None:
-            status = os.fstat(self._descriptor)
-            self._was = status.st_dev, status.st_ino
-            release(self._descriptor)
-            self._descriptor = None
-
-    def _again(self) -> int:
-        """A descriptor of the suspended folder, which is the caller's. OSError if it is gone."""
-        if self._was is None:
-            raise ValueError(f"{self.path} is closed")
-        here = os.open(self._absolute, FOLLOW | os.O_DIRECTORY)
-        status = os.fstat(here)
-        if (status.st_dev, status.st_ino) != self._was:
-            release(here)
-            change = describe_change(self.path, "another folder has its name")
-            fail("M905", change, help=CHANGED_HELP)
-        return here
 
     def close(self) -> None:
-        if self._descriptor is not None:
-            release(self._descriptor)
-        self._descriptor = self._was = None
-
-
-def _is_called(name: str, child: int, parent: int) -> bool:
-    try:
-        named = os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except OSError:
-        return False
-    return os.path.samestat(named, os.fstat(child))
-
-
-def kind_of(mode: int) -> str:
-    """What a file of this mode is called."""
-    for test, word in (
-        (stat.S_ISREG, "a file"),
-        (stat.S_ISDIR, "a folder"),
-        (stat.S_ISLNK, "a link"),
-        (stat.S_ISFIFO, "a pipe"),
-        (stat.S_ISSOCK, "a socket"),
-    ):
-        if test(mode):
-            return word
-    return "a device"
+        """Lets go of it for good; may be called twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,58 +153,6 @@ class Place:
         if self.file is not None:
             self.file.close()
         self.folder.close()
-
-
-def find_place(path: PathLike, allow_links: bool = False, at: str | None = None) -> Place:
-    """The place at `path`, opened; M917 without, M907 if it is neither file nor folder."""
-    where = os.fspath(path)
-    try:
-        kind = os.stat(where).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        if os.path.islink(where):
-            fail("M907", f"{printable(where, 240)}: a link that leads nowhere")
-        if is_url(where):
-            fail(
-                "M917",
-                f"{printable(where, 240)}: a URL, and only files are read",
-                help=how_to_fetch(where),
-            )
-        fail(
-            "M917",
-            f"{printable(where, 240)}: no such file or folder",
-            help=_nearest(where) or how_to_fetch(where),
-        )
-    except (OSError, ValueError) as error:
-        code = "M907" if getattr(error, "errno", None) == errno.ELOOP else "M901"
-        fail(
-            code,
-            f"{printable(where, 240)}: cannot be opened: "
-            f"{getattr(error, 'strerror', None) or error}",
-        )
-    if stat.S_ISDIR(kind):
-        folder = Folder(where, allow_links)
-        try:
-            return Place(where, folder, None, tuple(folder.names()), at)
-        except BaseException:
-            folder.close()
-            raise
-    if not stat.S_ISREG(kind):
-        fail("M907", f"{printable(where, 240)}: not a regular file but {kind_of(kind)}")
-    parent, name = os.path.split(where)
-    folder = Folder(parent or ".", allow_links)
-    try:
-        return Place(where, folder, folder.open(name), (name,), at)
-    except BaseException:
-        folder.close()
-        raise
-
-
-def _nearest(path: str) -> str | None:
-    parent, name = os.path.split(path.rstrip("/"))
-    try:
-        return did_you_mean(name, os.listdir(parent or "."))
-    except OSError:
-        return None
 
 
 def check_weight_names(folder: Folder, where: str, names: list[str], suffix: str) -> None:
@@ -594,44 +258,29 @@ def look_beside(folder: Folder, taken: frozenset[str]) -> Beside:
     pending = [""]
     while pending:
         here = pending.pop()
-        parts = here.split("/")[:-1]
-        try:
-            with folder.entered(parts) as inside, os.scandir(inside) as entries:
-                found = sorted(
-                    ((e.name, e.stat(follow_symlinks=False)) for e in entries), key=itemgetter(0)
-                )
-        except OSError as error:
-            fail("M901", f"{folder.label(here)}: cannot be listed: {error.strerror}")
+        found = folder.listing(here.rstrip("/"))
         seen += len(found)
         if seen > MAX_ENTRIES:
             fail("M914", f"{folder.label('')}: holds more than {MAX_ENTRIES} files")
-        for name, status in found:
+        for name, kind, there in found:
             path = here + name
             if path in taken or path in (HISTORY, PARTS):
                 continue
-            if stat.S_ISDIR(status.st_mode):
-                deep = stays_behind(name, folder=True) or len(parts) >= MAX_DEPTH
+            if kind == "folder":
+                deep = stays_behind(name, folder=True) or here.count("/") >= MAX_DEPTH
                 left.append(path + "/") if deep else pending.append(path + "/")
                 continue
             now = None
             if not stays_behind(name):
-                now = (
-                    _behind_link(folder, path, report)
-                    if stat.S_ISLNK(status.st_mode)
-                    else identity(status)
-                )
-            if now is not None and now.size < LARGEST_POINTER and stat.S_ISREG(status.st_mode):
+                now = _behind_link(folder, path, report) if kind == "link" else there
+            if now is not None and now.size < LARGEST_POINTER and kind == "file":
                 # a pointer would travel as if it were the file
                 try:
                     folder.open(path).close()
                 except MigrateError as error:
                     report.diagnostics += error.diagnostics
                     continue
-            if (
-                now is None
-                or now.size > MAX_SIZE
-                or not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode))
-            ):
+            if now is None or now.size > MAX_SIZE or kind not in ("file", "link"):
                 left.append(path)
             else:
                 side.append(SideFile(path, now.size))
@@ -639,19 +288,6 @@ def look_beside(folder: Folder, taken: frozenset[str]) -> Beside:
     report.check()
     out.side_files, out.left_out = tuple(sorted(side)), tuple(sorted(left))
     return out
-
-
-def _refuse_folder(label: str, name: str, inside: int) -> NoReturn:
-    """M907 for what stands where a folder of the checkpoint should."""
-    try:
-        target = printable(os.readlink(name, dir_fd=inside))
-    except OSError:
-        fail("M907", f"{label}: {printable(name)} is not a folder of the checkpoint")
-    fail(
-        "M907",
-        f"{label}: a link to {target}, and links to folders are not followed",
-        help="pass the folder that it leads to, or put that folder in its place",
-    )
 
 
 def _behind_link(folder: Folder, path: str, report: Report) -> Identity | None:

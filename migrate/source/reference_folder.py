@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import fail, listed, option, printable
 from .index import FileSource, Source
-from .paths import Folder, look_beside
+from .paths import look_beside
+from .places import open_folder
 
 if TYPE_CHECKING:
     from .blobs import Identity
@@ -25,7 +26,7 @@ def with_reference(source: Source, path: str, allow_links: bool) -> FileSource:
     """
     if not isinstance(source, FileSource):
         fail("M115", f"{option('side')}: {source.format} knows of no files beside it")
-    folder = Folder(path, allow_links)
+    folder = open_folder(path, allow_links)
     try:
         beside = look_beside(folder, frozenset())
         own = {file.path for file in source.index.side_files}
@@ -45,7 +46,7 @@ def with_reference(source: Source, path: str, allow_links: bool) -> FileSource:
         raise
 
     def locate(name: str) -> Identity | None:
-        return beside.folder.locate(name) if name in beside.identities else source._locate(name)
+        return beside.folder.current(name) if name in beside.identities else source._locate(name)
 
     def side(name: str) -> bytes:
         return beside.read(name) if name in beside.identities else source.side_file(name)

@@ -17,7 +17,6 @@ rank 0, so that what is replicated nowhere (one rank, or what only the first one
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -346,9 +345,7 @@ def _holds_weights(name: str, suffix: str) -> bool:
 
 def _names(folder: Folder, name: str) -> tuple[str, ...]:
     """What the folder of a rank holds; nothing for anything but a folder. M907 if it is a link."""
-    if not os.path.isdir(os.path.join(folder.path, name)):
-        return ()
-    return tuple(folder.names(name))
+    return tuple(folder.names(name)) if folder.is_folder(name) else ()
 
 
 def join_ranks(parts: Sequence[Mapping[str, T]], label: str) -> Mapping[str, T]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from operator import itemgetter
@@ -241,7 +241,13 @@ class _ArchiveReader:
     def read(self) -> Archive:
         entries = self.entries(*self.end())
         root, members = self.names(entries)
-        offsets = self.tile(entries)
+        # headers of small records lie close: many at a read. Never much more than the file is read
+        stride = 1 << 16 if self.directory // len(entries) < 1 << 14 else 512
+        if self.size == self.blob.size and getattr(self.blob, "requests", None) is not None:
+            with blobs.foreseeing((self.blob,), self.headers(entries, stride)):
+                offsets = self.tile(entries, stride)
+        else:
+            offsets = self.tile(entries, stride)
         sums = [crc if crc or not size else None for _, _, _, _, size, crc, _ in entries]
         # as `core.types.records` makes them
         new, sizes = tuple.__new__, map(itemgetter(4), entries)
@@ -503,11 +509,16 @@ class _ArchiveReader:
             )
         self.other(f"holds {_name(name)}, which torch.save does not write")
 
-    def tile(self, entries: list[_Entry]) -> list[int]:
+    def headers(self, entries: list[_Entry], stride: int) -> Iterator[blobs.Stretch]:
+        """Where `tile` will read: what is behind each record and in front of the next."""
+        for header, *_ in entries:
+            # at most 24 bytes of a descriptor
+            start, stop = max(0, header - 24), min(header + stride, self.directory)
+            yield blobs.Stretch(0, self.start + start, self.start + stop)
+
+    def tile(self, entries: list[_Entry], stride: int) -> list[int]:
         """Where each record's data begins; local headers agree, and records cover the file."""
         end = self.directory
-        # headers of small records lie close: many at a read. Never much more than the file is read
-        stride = 1 << 16 if end // len(entries) < 1 << 14 else 512
         data = head = last = b""
         base = until = cursor = drawn = 0
         offsets = []

@@ -26,6 +26,7 @@ from ..running.leftovers import remove_leftover
 from ..running.prepare import plan_for
 from ..running.publish import check_place, partial_folder
 from ..running.resources import RunOptions, read_options
+from ..source.places import require_local
 from .jobs import Job, Work, Writer
 from .torchstream import StateStream
 
@@ -151,7 +152,8 @@ class SnapshotMigration:
                 form.
         """
         self._writer.check_process()
-        out = Path(os.path.abspath(path_text("path", path)))
+        require_local(path_text("path", path))
+        out = Path(os.path.abspath(path))
         options = read_options(
             max_shard_size=max_shard_size, threads=1, max_memory=max_memory, fsync=fsync
         )

@@ -16,7 +16,7 @@ from migrate.formats import _ggufheader, _signatures
 from migrate.formats._header import read_header
 from migrate.formats._legacy import read_legacy
 from migrate.source import zip_archive
-from migrate.source.paths import Folder
+from migrate.source.local import LocalFolder
 from migrate.source.pickle import dcp_metadata, machine, policy
 from migrate.source.pickle.nodes import ARCHIVE, EXTRA_STATE
 
@@ -111,9 +111,9 @@ def read_path(path: Path) -> Any:
     """A .pt file, a folder with .metadata and all its items, or what the formats open."""
     # what lies beside the chunks of Megatron's folders is read by their format
     if path.is_dir() and (path / ".metadata").exists() and not (path / "metadata.json").exists():
-        return read_folder(Folder(str(path)))
+        return read_folder(LocalFolder(str(path)))
     if path.suffix in (".pt", ".bin"):
-        folder = Folder(str(path.parent))
+        folder = LocalFolder(str(path.parent))
         blob = folder.open(path.name)
         try:
             return read_torch(blob)
@@ -126,7 +126,7 @@ def read_path(path: Path) -> Any:
     return None
 
 
-def read_folder(folder: Folder) -> Any:
+def read_folder(folder: LocalFolder) -> Any:
     blobs = {name: folder.open(name) for name in folder.names()}
     try:
         meta = blobs.pop(".metadata")

@@ -13,7 +13,7 @@ from commandline import Result, content, done, mixtral, rules, run, safetensors,
 
 import migrate
 from migrate.core.errors import MigrateError
-from migrate.source.paths import how_to_fetch
+from migrate.source.urls import how_to_fetch
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 4976698672\n".format(
     "4d7a2146" * 8
@@ -77,43 +77,38 @@ def test_small_files_that_are_no_pointers_are_read(tmp_path: Path) -> None:
     ]
 
 
-FETCHED = [
-    ("org/model", "hf download org/model --local-dir model"),
-    ("hf://org/model", "hf download org/model --local-dir model"),
-    (
-        "hf://org/model@dev/a/b.safetensors",
-        "hf download org/model a/b.safetensors --revision dev --local-dir model",
-    ),
-    ("https://huggingface.co/org/model", "hf download org/model --local-dir model"),
-    ("https://huggingface.co/org/model/tree/main", "hf download org/model --local-dir model"),
-    (
-        "https://huggingface.co/org/model/resolve/v2/x.safetensors?download=true",
-        "hf download org/model x.safetensors --revision v2",
-    ),
-    (
-        "https://huggingface.co/datasets/org/data",
-        "hf download org/data --repo-type dataset --local-dir data",
-    ),
-    ("s3://bucket/run/step 5", "aws s3 cp --recursive 's3://bucket/run/step 5' 'step 5'"),
-    ("gs://bucket/run/", "gcloud storage cp --recursive gs://bucket/run/ run"),
-    (
-        "https://example.com/x.safetensors",
-        "curl -L -o x.safetensors https://example.com/x.safetensors",
-    ),
-    ("s3:/bucket/run", "aws s3 cp --recursive s3:/bucket/run run"),
-    ("ftp://host/x", "download it first, and give the path of the folder"),
+ELSEWHERE = [
+    ("org/model", "give hf://org/model, or download it first:  hf download org/model"),
+    ("https://huggingface.co/org/model", "give hf://org/model"),
+    ("https://huggingface.co/org/model/tree/main", "give hf://org/model@main"),
+    ("https://hf.co/org/model/blob/dev/a/b.safetensors", "hf://org/model@dev/a/b.safetensors"),
+    ("https://huggingface.co/datasets/org/data", "give hf://datasets/org/data"),
     ("file:///data/x", "give the path without `file://`"),
 ]
 
 
-@pytest.mark.parametrize(("name", "command"), FETCHED)
-def test_what_lies_elsewhere_is_told_with_the_command_that_fetches_it(
-    tmp_path: Path, name: str, command: str
+@pytest.mark.parametrize(("name", "way"), ELSEWHERE)
+def test_what_lies_elsewhere_is_told_with_the_way_to_it(
+    tmp_path: Path, name: str, way: str
 ) -> None:
     result = run("inspect", name, cwd=tmp_path)
     assert result.exit == 2
     assert "error[M917]" in result.err
-    assert command in result.err
+    assert way in result.err
+
+
+@pytest.mark.parametrize("name", ["s3://bucket/new", "hf://org/new"])
+def test_no_command_writes_to_a_store(tmp_path: Path, name: str) -> None:
+    source = safetensors(tmp_path / "in.safetensors", mixtral())
+    for arguments in (
+        ("apply", source, "-o", name, "--to", "hf-mixtral@v5"),
+        ("apply", source, "-o", tmp_path / "out", "--to", "hf-mixtral@v5", "--report", name),
+        ("plan", source, "-o", name, "--to", "hf-mixtral@v5"),
+    ):
+        result = run(*arguments, cwd=tmp_path)
+        assert result.exit == 2
+        assert "stores are only read" in result.err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.safetensors"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from work import HANG
 import migrate
 from migrate.core.errors import CheckpointError
 from migrate.running import publish
-from migrate.source import blobs
+from migrate.source import local
 
 OPEN = 48
 SHARDS = 150
@@ -79,8 +79,8 @@ def open_now() -> int:
 def test_a_run_has_a_bounded_number_of_files_open(
     checkpoint: Path, rule: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    monkeypatch.setattr(blobs, "KEPT", 3)
-    monkeypatch.setattr(blobs, "LENT", 4)
+    monkeypatch.setattr(local, "KEPT", 3)
+    monkeypatch.setattr(local, "LENT", 4)
     before, most = open_now(), [0]
     real = os.open
 
@@ -138,8 +138,8 @@ def calls(action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Coun
 def test_planning_opens_each_file_once_and_asks_little_of_the_system(
     rule: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blobs, "KEPT", 3)
-    monkeypatch.setattr(blobs, "LENT", 2)
+    monkeypatch.setattr(local, "KEPT", 3)
+    monkeypatch.setattr(local, "LENT", 2)
     few, many = shards(tmp_path / "few", parts(20)), shards(tmp_path / "many", parts(60))
     migrate.plan(few, rules=[rule])
     counted = [
@@ -164,8 +164,8 @@ def test_planning_opens_each_file_once_and_asks_little_of_the_system(
 def test_a_run_opens_a_file_again_only_when_it_is_read(
     checkpoint: Path, rule: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blobs, "KEPT", 0)
-    monkeypatch.setattr(blobs, "LENT", 4)
+    monkeypatch.setattr(local, "KEPT", 0)
+    monkeypatch.setattr(local, "LENT", 4)
     opened: Counter[str] = Counter()
     real = os.open
 
@@ -185,8 +185,8 @@ def test_a_run_opens_a_file_again_only_when_it_is_read(
 def test_a_file_that_is_replaced_between_two_openings_publishes_nothing(
     rule: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blobs, "KEPT", 1)
-    monkeypatch.setattr(blobs, "LENT", 1)
+    monkeypatch.setattr(local, "KEPT", 1)
+    monkeypatch.setattr(local, "LENT", 1)
     source, other = shards(tmp_path / "in", parts(5)), shards(tmp_path / "other", parts(5))
     real = publish.Partial.allocate
 

@@ -50,6 +50,12 @@ AT_MODULE_LEVEL = {
     "torch": 6,
     "numpy": 6,
     "xxhash": 6,
+    # of those who name a store by URL alone: never at module level
+    "boto3": 9,
+    "botocore": 9,
+    "fsspec": 9,
+    "aiohttp": 9,
+    "huggingface_hub": 9,
 }
 AT_ALL = {
     "yaml": 1,
@@ -60,6 +66,11 @@ AT_ALL = {
     "torch": 2,
     "numpy": 2,
     "xxhash": 2,
+    "boto3": 1,
+    "botocore": 1,
+    "fsspec": 1,
+    "aiohttp": 1,
+    "huggingface_hub": 1,
 }
 # planning decides on headers alone: nothing that could read or compute a value, and no format
 NEVER = {

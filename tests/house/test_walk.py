@@ -23,8 +23,11 @@ BARS = {
     # each tensor of the graph is made from the index in one place, `planning/stored.py`
     # a run into files is a sum of steps, which several processes take one by one: 7 functions
     # threads share an object that outlives them, and chance adds one or two of a thread that helps
-    "apply": (54, 469),
-    "plan": (47, 370),
+    # where a checkpoint lies is asked of `source`, and its home on this machine is a module of its
+    # own: 2 modules with what was in two others, and 3 functions where the system was asked before;
+    # which headers are read next a folder is told, for those that have to fetch them: 1 function
+    "apply": (56, 473),
+    "plan": (49, 372),
     "rules": (9, 59),
     # which of two threads gets a tile is chance, and one that helps enters a function or two more
     # the arguments of a codec are declared as those of an op, and checked by the base of codecs
@@ -41,10 +44,11 @@ BARS = {
     # functions less
     # which of two threads leaves a file last is chance: one function more in some runs
     # what a thread keeps of inputs has a module of its own, and is asked for once a box
-    "fp8": (85, 592),
+    # the home of checkpoints on this machine is a module of its own
+    "fp8": (86, 593),
     "attach": (34, 180),
     # which dict rules work on is decided in a module of its own, by functions that were there
-    "pt": (19, 100),
+    "pt": (20, 100),
 }
 
 

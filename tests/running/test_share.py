@@ -34,7 +34,7 @@ from migrate.running import geometry, publish, share, tiles
 from migrate.running.prepare import plan_for
 from migrate.running.resources import RunOptions
 from migrate.source.blobs import BytesBlob, read_bytes
-from migrate.source.paths import find_place
+from migrate.source.places import find_place
 
 REFUSALS = [
     errno.ENOTTY,

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from migrate.core.errors import CheckpointError
-from migrate.source import blobs
-from migrate.source.blobs import BytesBlob, FileBlob, Identity, difference, read_bytes
+from migrate.source import local
+from migrate.source.blobs import BytesBlob, Identity, difference, read_bytes
 from migrate.source.index import FileSource, Index
-from migrate.source.paths import Folder
+from migrate.source.local import LocalBlob, LocalFolder
 
 
 @pytest.fixture
 def blob(tmp_path):
     (tmp_path / "f").write_bytes(bytes(range(256)) * 100)
-    folder = Folder(str(tmp_path))
+    folder = LocalFolder(str(tmp_path))
     made = folder.open("f")
     yield made
     made.close()
@@ -89,7 +89,7 @@ def test_a_closed_source_says_so(blob):
     with source:
         assert source.blobs[0].fileno() == blob.fileno()
     source.close()
-    assert isinstance(blob, FileBlob)
+    assert isinstance(blob, LocalBlob)
     with pytest.raises(ValueError, match="f is closed"):
         blob.read(0, 1)
     with pytest.raises(KeyError):
@@ -121,12 +121,12 @@ def test_bytes_are_held_once_while_they_are_read():
 @pytest.fixture
 def many(tmp_path, monkeypatch):
     """Twenty files in a folder of which two stay open and at most three more are."""
-    monkeypatch.setattr(blobs, "KEPT", 2)
-    monkeypatch.setattr(blobs, "LENT", 3)
+    monkeypatch.setattr(local, "KEPT", 2)
+    monkeypatch.setattr(local, "LENT", 3)
     for n in range(20):
         (tmp_path / f"f{n}").write_bytes(bytes([n]) * 1000)
     before = len(os.listdir("/proc/self/fd"))
-    folder = Folder(str(tmp_path))
+    folder = LocalFolder(str(tmp_path))
     opened = [folder.open(f"f{n}") for n in range(20)]
     yield opened
     for blob in opened:
@@ -171,9 +171,9 @@ def test_what_is_read_stays_open_however_many_there_are(many):
 
 
 def test_a_place_is_free_again_when_its_file_is_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr(blobs, "KEPT", 1)
+    monkeypatch.setattr(local, "KEPT", 1)
     (tmp_path / "f").write_bytes(b"x")
-    folder = Folder(str(tmp_path))
+    folder = LocalFolder(str(tmp_path))
     for _ in range(3):
         opened = folder.open("f")
         assert opened.fileno() is not None
@@ -284,4 +284,4 @@ def test_many_threads_may_read_many_files_at_once(many):
 )
 def test_the_number_of_open_files_follows_the_limit_of_the_process(monkeypatch, limit, room):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
-    assert blobs._room() == room
+    assert local._room() == room

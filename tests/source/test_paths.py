@@ -13,7 +13,9 @@ from safetensors.torch import save_file
 
 from migrate import formats
 from migrate.core.errors import CheckpointError, MigrateError
-from migrate.source.paths import Folder, find_place, plain_name, same_when_folded
+from migrate.source.local import LocalFolder
+from migrate.source.paths import plain_name, same_when_folded
+from migrate.source.places import find_place
 
 
 def refused(path, code: str, **options) -> str:
@@ -209,7 +211,7 @@ def test_no_folder_on_the_way_to_a_file_may_be_a_link(tmp_path):
     (tmp_path / "a" / "b" / "f").write_text("x")
     (tmp_path / "l").symlink_to("a")
     for allow in (False, True):
-        folder = Folder(str(tmp_path), allow)
+        folder = LocalFolder(str(tmp_path), allow)
         blob = folder.open("a/b/f")
         assert bytes(blob.read(0, 1)) == b"x"
         blob.close()
@@ -332,7 +334,7 @@ def test_a_suspended_folder_is_opened_again_where_it_was(tmp_path, monkeypatch):
     (tmp_path / "b").mkdir()
     monkeypatch.chdir(tmp_path)
     before = len(os.listdir("/proc/self/fd"))
-    folder = Folder("a")
+    folder = LocalFolder("a")
     folder.suspend()
     assert len(os.listdir("/proc/self/fd")) == before
     monkeypatch.chdir(tmp_path / "b")

@@ -6,12 +6,13 @@ import pytest
 
 from migrate.core.errors import CheckpointError
 from migrate.source import paths
-from migrate.source.paths import Folder, look_beside, read_history
+from migrate.source.local import LocalFolder
+from migrate.source.paths import look_beside, read_history
 
 
 @pytest.fixture
 def folder(tmp_path):
-    made = Folder(str(tmp_path))
+    made = LocalFolder(str(tmp_path))
     yield made
     made.close()
 
@@ -81,7 +82,7 @@ def test_links_are_named_together_and_folder_links_are_never_entered(tmp_path, f
     assert [d.code for d in caught.value.diagnostics] == ["M907", "M907"]
     (tmp_path / "two.json").unlink()
     (tmp_path / "loop").symlink_to(".")
-    allowed = Folder(str(tmp_path), allow_links=True)
+    allowed = LocalFolder(str(tmp_path), allow_links=True)
     (tmp_path / "gone.json").symlink_to("nowhere")
     beside = look_beside(allowed, frozenset())
     assert [f.path for f in beside.side_files] == ["one.json", "real/a.json"]

@@ -19,12 +19,13 @@ from handmade_zip import Member, build, genuine
 
 from migrate.core.errors import CheckpointError
 from migrate.source import zip_archive
-from migrate.source.blobs import BytesBlob, FileBlob, identity
+from migrate.source.blobs import BytesBlob, identity
+from migrate.source.local import LocalBlob
 from migrate.source.zip_archive import Archive, check_record, read_archive, read_record
 
 
-def opened(path: Path) -> FileBlob:
-    return FileBlob(str(path), os.open(path, os.O_RDONLY), lambda name: identity(os.stat(name)))
+def opened(path: Path) -> LocalBlob:
+    return LocalBlob(str(path), os.open(path, os.O_RDONLY), lambda name: identity(os.stat(name)))
 
 
 def saved(value: Any, **options: Any) -> bytes:

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from migrate.source import zip_archive
-from migrate.source.blobs import BytesBlob, FileBlob, identity
+from migrate.source.blobs import BytesBlob, identity
+from migrate.source.local import LocalBlob
 from migrate.source.zip_archive import (
     ArchiveLayout,
     central_directory,
@@ -209,8 +210,8 @@ def test_a_file_beyond_four_gib_is_the_one_of_torch_and_maps(tmp_path: Path) -> 
     )
 
 
-def open_blob(path: Path) -> FileBlob:
-    return FileBlob(str(path), os.open(path, os.O_RDONLY), lambda name: identity(os.stat(name)))
+def open_blob(path: Path) -> LocalBlob:
+    return LocalBlob(str(path), os.open(path, os.O_RDONLY), lambda name: identity(os.stat(name)))
 
 
 def test_more_records_than_16_bits_count_are_read_back(tmp_path: Path) -> None:

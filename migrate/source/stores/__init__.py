@@ -1,0 +1,57 @@
+"""Checkpoints in stores, by URL: buckets, the Hugging Face Hub, and whatever fsspec reaches.
+
+    s3       S3 and what speaks its protocol, through boto3: the extra `s3`
+    hub      models and datasets of the Hub, at one commit, through huggingface_hub: the extra `hub`
+    systems  all other protocols, through fsspec: the extra `stores`
+
+Each is a `Store` in a module of its own, imported when a URL asks for it. Signatures, credentials,
+retries and endpoints are the library's business, and are set as it says.
+"""
+
+from __future__ import annotations
+
+from ..local import LocalFolder
+from ..paths import Folder, Place
+from ..urls import Url, split_url
+from .objects import Located, StoreFolder
+
+HUB, S3 = "hf", ("s3", "s3a")
+
+
+def open_place(text: str, at: str | None = None) -> Place:
+    """The place that a URL names. M905, M907, M914, M915, M917, M967 to M969."""
+    located = _locate(split_url(text))
+    folder, where = _folder(located), located.store.location
+    try:
+        if located.file is None:
+            return Place(where, folder, None, tuple(folder.names()), at)
+        name = located.file.path
+        return Place(where + name, folder, folder.open(name), (name,), at)
+    except BaseException:
+        folder.close()
+        raise
+
+
+def open_folder(text: str) -> Folder:
+    """The folder that a URL names, or the one that the file there lies in."""
+    return _folder(_locate(split_url(text)))
+
+
+def _folder(located: Located) -> Folder:
+    if located.copy is not None:
+        # the links of a cache, which the library has made
+        return LocalFolder(located.copy, True)
+    found = StoreFolder(located.store)
+    if located.file is not None:
+        found.known(located.file)
+    return found
+
+
+def _locate(url: Url) -> Located:
+    if url.scheme in S3:
+        from .s3 import locate
+    elif url.scheme == HUB:
+        from .hub import locate
+    else:
+        from .systems import locate
+    return locate(url)

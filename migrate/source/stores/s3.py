@@ -1,0 +1,237 @@
+"""S3, and what speaks its protocol, through boto3. Credentials, region, endpoint and retries are
+those of boto3's own configuration: environment, `~/.aws`, roles.
+
+Every read says `If-Match` with the ETag of the listing, so that an object that is replaced
+meanwhile is refused by the store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Final, NoReturn
+
+from ...core.errors import fail, printable
+from ..urls import Url
+from .objects import Located, RemoteObject, refuse_range, refuse_without
+from .requests import FLIGHT
+
+# no objects of these classes can be read before they are restored
+ARCHIVED: Final = ("GLACIER", "DEEP_ARCHIVE")
+# names of buckets, aliases and ARNs of access points; no `@`, so no secret in front of one
+_BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_/-]{1,250}")
+_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(?:\d+|\*)")
+_ABSENT: Final = ("404", "NoSuchKey", "NotFound")
+_CREDENTIALS: Final = (
+    "AuthorizationHeaderMalformed", "ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId",
+    "InvalidToken", "RequestExpired", "SignatureDoesNotMatch", "TokenRefreshRequired",
+)  # fmt: skip
+_LOG_IN: Final = (
+    "boto3 looks in the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID and others), in ~/.aws, and "
+    "for the role of the machine; `aws sts get-caller-identity` shows what it finds"
+)
+
+
+def locate(url: Url) -> Located:
+    """What the URL names: an object, or a prefix. M915 where it is both, M917 without a bucket."""
+    shown = url.shown
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError:
+        refuse_without("boto3", "s3", shown)
+    bucket, _, key = url.rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        fail("M917", f"{printable(shown, 240)}: names no bucket", help="s3://BUCKET/PREFIX/")
+    config = Config(
+        max_pool_connections=FLIGHT,
+        # of a range there is no checksum to compare
+        response_checksum_validation="when_required",
+        user_agent_extra="ckpt-migrate",
+    )
+    with _asking(shown):
+        client = boto3.client("s3", config=config)
+    store = S3Prefix(client, bucket, key if key.endswith("/") or not key else key + "/")
+    if not key or key.endswith("/"):
+        return Located(store)
+    above, _, name = key.rpartition("/")
+    parent = S3Prefix(client, bucket, above + "/" if above else "")
+    found = parent.find(name)
+    if found is None or (not found.size and not store.is_empty()):
+        return Located(store)
+    if not store.is_empty():
+        fail(
+            "M915",
+            f"{printable(shown, 240)}: is an object, and there are objects below it",
+            help=f"give {printable(store.location, 240)} if you mean those",
+        )
+    return Located(parent, found)
+
+
+class S3Prefix:
+    """The objects of a bucket whose keys begin with `prefix`."""
+
+    fixed = False
+
+    def __init__(self, client: Any, bucket: str, prefix: str) -> None:
+        self._client, self._bucket, self._prefix = client, bucket, prefix
+        self.location = f"s3://{bucket}/{prefix}"
+
+    def listing(self) -> Iterator[RemoteObject]:
+        pages = self._client.get_paginator("list_objects_v2")
+        with _asking(self.location):
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
+                for one in page.get("Contents", ()):
+                    yield RemoteObject(
+                        one["Key"][len(self._prefix) :],
+                        one["Size"],
+                        one["ETag"],
+                        _nanoseconds(one["LastModified"]),
+                        _archived(one.get("StorageClass")),
+                    )
+
+    def is_empty(self) -> bool:
+        """Whether nothing lies below the prefix."""
+        with _asking(self.location):
+            page = self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
+        return not page.get("KeyCount", len(page.get("Contents", ())))
+
+    def find(self, path: str) -> RemoteObject | None:
+        from botocore.exceptions import ClientError
+
+        with _asking(self.location + path):
+            try:
+                head = self._client.head_object(Bucket=self._bucket, Key=self._prefix + path)
+            except ClientError as error:
+                # without the right to list, what is not there is forbidden
+                if error.response["Error"]["Code"] in (*_ABSENT, "403", "AccessDenied"):
+                    return None
+                raise
+        # what was restored can be read
+        restored = 'ongoing-request="false"' in head.get("Restore", "")
+        return RemoteObject(
+            path,
+            head["ContentLength"],
+            head["ETag"],
+            _nanoseconds(head["LastModified"]),
+            "" if restored else _archived(head.get("StorageClass")),
+        )
+
+    def fill(self, item: RemoteObject, start: int, buffer: memoryview) -> int:
+        from botocore.exceptions import (
+            ClientError,
+            IncompleteReadError,
+            ReadTimeoutError,
+            ResponseStreamingError,
+        )
+
+        last = start + buffer.nbytes - 1
+        with _asking(self.location + item.path):
+            try:
+                answer = self._client.get_object(
+                    Bucket=self._bucket,
+                    Key=self._prefix + item.path,
+                    Range=f"bytes={start}-{last}",
+                    IfMatch=item.version,
+                )
+            except ClientError as error:
+                code = error.response["Error"]["Code"]
+                if code in (*_ABSENT, "412", "PreconditionFailed", "416", "InvalidRange"):
+                    raise FileNotFoundError(item.path) from error
+                raise
+            with answer["Body"] as body:
+                span = _RANGE.fullmatch(answer.get("ContentRange", ""))
+                whole = (start, buffer.nbytes) == (0, item.size)
+                if (span is None and not whole) or (span and int(span[1]) != start):
+                    refuse_range(self.location + item.path)
+                done = 0
+                try:
+                    while done < buffer.nbytes and (came := body.readinto(buffer[done:])):
+                        done += came
+                except (IncompleteReadError, ReadTimeoutError, ResponseStreamingError):
+                    return done
+                return done
+
+
+def _archived(storage: str | None) -> str:
+    return storage if storage in ARCHIVED else ""
+
+
+def _nanoseconds(moment: datetime) -> int:
+    # a float has no room for them
+    return int(moment.timestamp()) * 10**9
+
+
+@contextmanager
+def _asking(name: str) -> Iterator[None]:
+    """Raises what boto3 raises as diagnostics. Its own words are left out: they may hold keys."""
+    from botocore import exceptions as found
+
+    shown = printable(name, 240)
+    try:
+        yield
+    except found.ClientError as error:
+        _refuse(shown, error.response)
+    except (
+        found.NoCredentialsError,
+        found.PartialCredentialsError,
+        found.CredentialRetrievalError,
+        found.ProfileNotFound,
+        found.SSOError,
+        found.TokenRetrievalError,
+    ) as error:
+        fail(
+            "M968",
+            f"{shown}: boto3 finds no credentials ({type(error).__name__})",
+            help=_LOG_IN,
+        )
+    except found.ParamValidationError:
+        fail("M917", f"{shown}: is no name of a bucket or object", help="s3://BUCKET/PREFIX/")
+    except (found.BotoCoreError, found.HTTPClientError) as error:
+        fail(
+            "M969",
+            f"{shown}: the store does not answer ({type(error).__name__})",
+            help="look at the network and at AWS_ENDPOINT_URL, then run it again",
+        )
+
+
+def _refuse(shown: str, answer: Any) -> NoReturn:
+    code = str(answer["Error"].get("Code", ""))
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    said = printable(code, 60)
+    if code == "NoSuchBucket":
+        fail("M917", f"{shown}: there is no such bucket", help="`aws s3 ls` lists those of yours")
+    if code in ("PermanentRedirect", "301", "IllegalLocationConstraintException") or (
+        code in ("AuthorizationHeaderMalformed", "400") and "x-amz-bucket-region" in headers
+    ):
+        region = headers.get("x-amz-bucket-region")
+        where = f"in {printable(region, 40)}" if region else "in another region"
+        fail(
+            "M968",
+            f"{shown}: the bucket is {where} ({said})",
+            help=f"set AWS_REGION{f'={printable(region, 40)}' if region else ''}",
+        )
+    if code == "InvalidObjectState":
+        fail(
+            "M968",
+            f"{shown}: is archived, and an archived object cannot be read",
+            help="restore it first, wait until that is done, then run again",
+        )
+    if code in _CREDENTIALS:
+        fail("M968", f"{shown}: the store does not take the credentials ({said})", help=_LOG_IN)
+    if code in ("AccessDenied", "403", "AllAccessDisabled") or status in (401, 403):
+        fail(
+            "M968",
+            f"{shown}: the store refuses ({said})",
+            help="reading needs s3:ListBucket on the bucket and s3:GetObject on its objects",
+        )
+    if code in _ABSENT:
+        fail("M917", f"{shown}: there is no such object")
+    fail(
+        "M969",
+        f"{shown}: the store fails ({said or status})",
+        help="run it again; boto3 has tried as often as AWS_MAX_ATTEMPTS says",
+    )

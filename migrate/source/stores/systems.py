@@ -1,0 +1,235 @@
+"""All other stores through fsspec: `gs://`, `az://`, `http(s)://`, `memory://` and whatever else
+has a file system there. Credentials are those of the file system's own library.
+
+Over HTTP every read says `If-Match`, and a server that answers with something else than the range
+it was asked for is refused before it is read. Of other file systems fsspec says what an object is,
+and reads without a condition: whether it is still the same is asked when everything was read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Final
+
+from ...core.errors import MigrateError, fail, printable
+from ..urls import Url, hub_location
+from .objects import Located, RemoteObject, refuse_range, refuse_without
+
+HTTP: Final = ("http", "https")
+# what file systems call the version of an object, from the surest to the least
+_VERSIONS: Final = (
+    "etag", "ETag", "generation", "version_id", "md5Hash", "content_md5", "Content-MD5", "crc32c",
+    "mtime", "updated", "last_modified", "LastModified", "created",
+)  # fmt: skip
+_TIMES: Final = ("mtime", "updated", "last_modified", "LastModified", "created")
+_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+
+def locate(url: Url) -> Located:
+    """What the URL names: a file, or a folder."""
+    shown = url.shown
+    if url.scheme == "file":
+        fail("M917", f"{printable(shown, 240)}: a URL", help="give the path without `file://`")
+    if url.scheme in HTTP and (meant := hub_location(url)) is not None:
+        fail("M917", f"{printable(shown, 240)}: a page of the Hub", help=f"give {printable(meant)}")
+    try:
+        import fsspec  # noqa: F401 - the package decides, whatever of it is loaded
+        from fsspec.core import url_to_fs
+        from fsspec.registry import known_implementations
+    except ImportError:
+        refuse_without("fsspec", "stores", shown)
+    try:
+        system, path = url_to_fs(url.text)
+    except ImportError:
+        package = known_implementations.get(url.scheme, {}).get("class", "")
+        library = package.partition(".")[0]
+        if library == "fsspec":
+            refuse_without("aiohttp", "stores", shown)
+        fail(
+            "M967",
+            f"{printable(shown, 240)}: fsspec reads it through {printable(library)}, which is not "
+            "installed",
+            help=f"pip install {printable(library)}",
+        )
+    except ValueError:
+        fail(
+            "M917",
+            f"{printable(shown, 240)}: no store is known for {printable(url.scheme)}://",
+            help="s3://, gs://, az://, hf://, https:// and other protocols of fsspec are read",
+        )
+    path = str(path)
+    is_folder = path.endswith("/") or url.text.endswith("/")
+    with _asking(shown):
+        try:
+            if not is_folder:
+                is_folder = system.info(path)["type"] == "directory"
+        except FileNotFoundError:
+            fail(
+                "M917",
+                f"{printable(shown, 240)}: there is no such file or folder, or it is not shown to "
+                "you",
+            )
+    make = HttpPrefix if url.scheme in HTTP else SystemPrefix
+    if is_folder:
+        return Located(make(system, path.rstrip("/") + "/", shown.rstrip("/") + "/"))
+    above, _, name = path.rpartition("/")
+    # a query belongs to the one file that it was signed for
+    file, _, query = name.partition("?")
+    store = make(system, above + "/", shown.rpartition("/")[0] + "/", f"?{query}" if query else "")
+    return Located(store, store.find(file))
+
+
+class SystemPrefix:
+    """What a file system of fsspec has below a path."""
+
+    fixed = False
+
+    def __init__(self, system: Any, root: str, location: str, query: str = "") -> None:
+        self._system, self._root, self.location, self._query = system, root, location, query
+
+    def listing(self) -> Iterator[RemoteObject]:
+        with _asking(self.location):
+            try:
+                walked = self._system.walk(self._root, detail=True, on_error="raise")
+                for _, _, files in walked:
+                    for found in files.values():
+                        yield self._object(found["name"], found)
+            except FileNotFoundError:
+                fail("M917", f"{printable(self.location, 240)}: there is no such folder")
+
+    def find(self, path: str) -> RemoteObject | None:
+        with _asking(self.location + path):
+            try:
+                found = self._system.info(self._root + path + self._query)
+            except FileNotFoundError:
+                return None
+        return RemoteObject(path, *_facts(found, self.location + path))
+
+    def _object(self, name: str, found: Any) -> RemoteObject:
+        root = self._root.lstrip("/")
+        path = name.lstrip("/")
+        if not path.startswith(root):
+            fail(
+                "M907",
+                f"{printable(self.location, 240)}: lists {printable(name)}, which lies elsewhere",
+            )
+        return RemoteObject(path[len(root) :], *_facts(found, self.location))
+
+    def fill(self, item: RemoteObject, start: int, buffer: memoryview) -> int:
+        name = self.location + item.path
+        with _asking(name):
+            data = self._system.cat_file(
+                self._root + item.path + self._query, start=start, end=start + buffer.nbytes
+            )
+        if len(data) > buffer.nbytes:
+            refuse_range(name)
+        buffer[: len(data)] = data
+        return len(data)
+
+
+class HttpPrefix(SystemPrefix):
+    """What a web server has below a URL, as far as its pages list it."""
+
+    def _object(self, name: str, found: Any) -> RemoteObject:
+        # a page of links says nothing of sizes
+        return super()._object(name, found if found.get("size") else self._system.info(name))
+
+    def fill(self, item: RemoteObject, start: int, buffer: memoryview) -> int:
+        from fsspec.asyn import sync
+
+        name = self.location + item.path
+        with _asking(name):
+            came: int = sync(self._system.loop, self._range, name, item, start, buffer)
+        return came
+
+    async def _range(self, name: str, found: RemoteObject, start: int, buffer: memoryview) -> int:
+        import aiohttp
+
+        url, options = self._root + found.path + self._query, {**self._system.kwargs}
+        headers = {
+            **options.pop("headers", {}),
+            "Range": f"bytes={start}-{start + buffer.nbytes - 1}",
+            # a range of what was compressed would be another
+            "Accept-Encoding": "identity",
+        }
+        if found.version.startswith('"'):
+            # what begins with W/ never matches
+            headers["If-Match"] = found.version
+        session = await self._system.set_session()
+        async with session.get(self._system.encode_url(url), headers=headers, **options) as answer:
+            if answer.status in (404, 410, 412, 416):
+                raise FileNotFoundError(found.path)
+            answer.raise_for_status()
+            span = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+            if answer.status != 206 and buffer.nbytes != found.size:
+                answer.close()
+                refuse_range(name)
+            if answer.status == 206 and (span is None or int(span[1]) != start):
+                refuse_range(name)
+            now = answer.headers.get("ETag", found.version)
+            size = int(span[3]) if span is not None and span[3] != "*" else found.size
+            if size != found.size or (found.version and now != found.version):
+                raise FileNotFoundError(found.path)
+            done = 0
+            try:
+                async for part in answer.content.iter_chunked(1 << 18):
+                    part = part[: buffer.nbytes - done]
+                    buffer[done : done + len(part)] = part
+                    done += len(part)
+            except aiohttp.ClientPayloadError:
+                return done
+            return done
+
+
+def _facts(found: Any, shown: str) -> tuple[int, str, int]:
+    """Size, version and time of an object, as its file system says them."""
+    size = found.get("size")
+    if not isinstance(size, int):
+        fail(
+            "M969",
+            f"{printable(shown, 240)}: the server does not say how long the file is",
+            help="download the checkpoint",
+        )
+    version = next((found[name] for name in _VERSIONS if found.get(name)), "")
+    moment = next((found[name] for name in _TIMES if found.get(name)), None)
+    if isinstance(moment, datetime):
+        moment = moment.timestamp()
+    modified = int(moment) * 10**9 if isinstance(moment, (int, float)) else 0
+    return size, str(version), modified
+
+
+@contextmanager
+def _asking(shown: str) -> Iterator[None]:
+    """Raises what a file system raises as diagnostics. Its own words are left out: they may hold
+    tokens.
+    """
+    name = printable(shown, 240)
+    try:
+        yield
+    except (MigrateError, FileNotFoundError, GeneratorExit):
+        raise
+    except PermissionError:
+        _refuse(name, "")
+    except Exception as error:  # noqa: BLE001 - each file system has exceptions of its own
+        status = getattr(error, "status", getattr(error, "code", None))
+        if status in (401, 403, "401", "403"):
+            _refuse(name, f" (status {status})")
+        if type(error).__name__ in ("DefaultCredentialsError", "ClientAuthenticationError"):
+            _refuse(name, f" ({type(error).__name__})")
+        said = f"status {status}" if isinstance(status, int) else type(error).__name__
+        fail(
+            "M969",
+            f"{name}: the store does not answer as it should ({said})",
+            help="look at the network and at the address, then run it again",
+        )
+
+
+def _refuse(name: str, said: str) -> None:
+    fail(
+        "M968",
+        f"{name}: the store refuses{said}",
+        help="log in as the library for this store says, or ask for the right to read",
+    )

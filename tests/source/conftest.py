@@ -1,0 +1,42 @@
+"""Stores and checkpoints in them, each started when the first test asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def started_s3() -> Iterator[object]:
+    pytest.importorskip("moto", reason="the extra `test` brings moto")
+    from store_servers import s3_server
+
+    with s3_server() as found:
+        yield found
+
+
+@pytest.fixture
+def s3(started_s3: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[object]:
+    """The S3 server, as boto3 finds it by its environment; each test has keys of its own."""
+    from store_servers import S3
+
+    assert isinstance(started_s3, S3)
+    for name, value in {
+        "AWS_ENDPOINT_URL": started_s3.url,
+        "AWS_ACCESS_KEY_ID": "planted-key",
+        "AWS_SECRET_ACCESS_KEY": "planted-secret",
+        "AWS_SESSION_TOKEN": "planted-token",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_MAX_ATTEMPTS": "1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "HOME": str(tmp_path),
+    }.items():
+        monkeypatch.setenv(name, value)
+    # the default session keeps the credentials that it has found
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
+    started_s3.spoil()
+    started_s3.log()
+    yield started_s3
+    started_s3.spoil()

@@ -1,0 +1,372 @@
+"""What a store does not give, and what a server answers wrongly: each is said, without secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_servers import COMMIT, MOVED, S3, hub_server, web_server
+from stored_checkpoint import rule, shards
+from test_stores import point_at_hub, refused, tree
+
+import migrate
+from migrate.core.errors import MigrateError
+from migrate.source.stores import requests
+
+PLANTED = ("planted-key", "planted-secret", "planted-token", "hf_planted", "planted-signature")
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    return shards(tmp_path / "old")
+
+
+@pytest.fixture
+def url(s3: S3, local: Path, tmp_path: Path) -> str:
+    made = s3.put(local, tmp_path.name)
+    s3.log()
+    return made
+
+
+def shard_of(url: str, number: int = 1) -> str:
+    return f"{url.removeprefix('s3://bucket/')}/model-{number:05}-of-00003.safetensors"
+
+
+def test_planning_reads_a_listing_and_headers_only(s3: S3, url: str, tmp_path: Path) -> None:
+    migrate.plan(url, rules=[rule(tmp_path)])
+    asked = s3.log()
+    # what the name is, the listing, the index, three beginnings, configuration and tokenizer
+    assert [one.method for one in asked if not one.range] == ["HEAD", "GET"]
+    ranges = [one for one in asked if one.range]
+    assert len({one.path for one in ranges}) == len(ranges) == 5
+    weights = [one for one in ranges if one.path.endswith(".safetensors")]
+    assert len(weights) == 3
+    assert {one.range for one in weights} == {"bytes=0-524287"}
+    assert sum(one.sent for one in weights) == 3 * (512 << 10) < 3 * 600 * 500 * 4
+
+
+def test_a_run_reads_each_byte_of_tensors_once_and_under_the_version_that_was_listed(
+    s3: S3, url: str, local: Path, tmp_path: Path
+) -> None:
+    migrate.plan(url, rules=[rule(tmp_path)])
+    planned = sum(one.sent for one in s3.log())
+    migrate.apply(url, tmp_path / "out", rules=[rule(tmp_path)])
+    sent = sum(one.sent for one in s3.log())
+    weights = sum(file.stat().st_size for file in local.glob("*.safetensors"))
+    # and at the end a listing says that nothing was replaced
+    assert sent - planned <= weights + 10_000
+
+
+def test_planning_of_torch_files_reads_ends_and_headers_only(s3: S3, tmp_path: Path) -> None:
+    import torch
+
+    folder = tmp_path / "pt"
+    folder.mkdir()
+    state = {f"layers.{n}.w": torch.randn(1 << 20) for n in range(5)}
+    state["layers.0.b"] = torch.randn(1 << 20)
+    torch.save(state, folder / "pytorch_model.bin")
+    url = s3.put(folder, f"{tmp_path.name}/pt")
+    s3.log()
+    assert migrate.inspect(url).tensors == 6
+    asked = [one for one in s3.log() if one.range]
+    # the beginning and the end, and the headers between records, side by side
+    assert len(asked) <= 2 + 7
+    assert sum(one.sent for one in asked) < (2 << 20)
+    migrate.apply(url, tmp_path / "out", rules=[rule(tmp_path)])
+    migrate.apply(folder, tmp_path / "here", rules=[rule(tmp_path)])
+    assert tree(tmp_path / "out") == tree(tmp_path / "here")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_distributed_checkpoints_are_read_from_a_store(s3: S3, tmp_path: Path) -> None:
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    from migrate.dcp import MigratingReader
+
+    state = {f"layers.{n}.w": torch.randn(300, 1000) for n in range(8)}
+    dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    url = s3.put(tmp_path / "dcp", f"{tmp_path.name}/dcp")
+    s3.log()
+    assert migrate.inspect(url).tensors == 8
+    opening = [one for one in s3.log() if one.range]
+    assert len(opening) <= 12
+    assert migrate.diff(url, tmp_path / "dcp").equal
+    target = {key: torch.zeros_like(tensor) for key, tensor in state.items()}
+    dcp.load(target, storage_reader=MigratingReader(url), no_dist=True)
+    assert all(torch.equal(target[key], state[key]) for key in state)
+
+
+def test_an_object_that_is_replaced_during_a_run_stops_it_and_nothing_appears(
+    s3: S3, url: str, tmp_path: Path
+) -> None:
+    key = shard_of(url, 2)
+    before = s3.client.head_object(Bucket="bucket", Key=key)["ETag"]
+    changed: list[str] = []
+
+    def replace(done: int, total: int) -> None:
+        if not changed:
+            body = s3.client.get_object(Bucket="bucket", Key=key)["Body"].read()
+            made = s3.client.put_object(Bucket="bucket", Key=key, Body=body[:-1] + b"x")
+            changed.append(made["ETag"])
+
+    with pytest.raises(MigrateError) as caught:
+        migrate.apply(url, tmp_path / "out", rules=[rule(tmp_path)], progress=replace)
+    assert {d.code for d in caught.value.diagnostics} == {"M905"}
+    said = str(caught.value)
+    assert "model-00002-of-00003.safetensors" in said
+    assert before.strip('"') in said
+    assert changed[0].strip('"') in said
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.migrate-partial").exists()
+
+
+def test_a_read_after_the_object_was_replaced_is_refused_by_the_store(s3: S3, url: str) -> None:
+    from migrate import formats
+
+    with formats.open(url) as source:
+        s3.client.put_object(Bucket="bucket", Key=shard_of(url), Body=bytes(1_300_000))
+        with pytest.raises(MigrateError) as caught:
+            source.blobs[0].readinto(600 << 10, memoryview(bytearray(100)))
+    assert [d.code for d in caught.value.diagnostics] == ["M905"]
+    assert "its version was" in str(caught.value)
+
+
+def test_a_run_whose_store_fails_is_resumed(
+    s3: S3, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = shards(tmp_path / "large", rows=6000)
+    url = s3.put(large, f"{tmp_path.name}/large")
+    made, out = rule(tmp_path), tmp_path / "out"
+    begun: list[int] = []
+
+    def fail(done: int, total: int) -> None:
+        if not begun:
+            begun.append(done)
+            s3.spoil(fail="GET .*safetensors")
+
+    monkeypatch.setattr(requests, "PIECE", 1 << 16)
+    monkeypatch.setattr(requests, "FLIGHT", 2)
+    with pytest.raises(MigrateError) as caught:
+        migrate.apply(url, out, rules=[made], progress=fail, threads=1)
+    assert {d.code for d in caught.value.diagnostics} == {"M969"}
+    assert not out.exists()
+    s3.spoil()
+    migrate.apply(url, out, rules=[made], resume=True)
+    migrate.apply(large, tmp_path / "here", rules=[made])
+    assert tree(out) == tree(tmp_path / "here")
+
+
+def test_answers_that_are_cut_short_and_a_server_without_ranges_are_refused(
+    s3: S3, url: str, tmp_path: Path
+) -> None:
+    s3.spoil(truncate="GET .*safetensors$")
+    assert "cut short" in refused("M969", url)
+    s3.spoil(whole="GET .*safetensors$")
+    assert "was asked for a range" in refused("M969", url)
+    s3.spoil(fail="GET .*safetensors$")
+    assert "the store fails (InternalError)" in refused("M969", url)
+
+
+def test_no_credentials(s3: S3, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    assert "finds no credentials" in refused("M968", url)
+
+
+def test_another_region(s3: S3, url: str) -> None:
+    # botocore asks for the region by a HEAD of the bucket, which does not help here
+    s3.spoil(moved="^GET|HEAD /bucket/.")
+    assert "in another region" in refused("M968", url)
+
+
+def test_a_bucket_and_a_prefix_that_do_not_exist(s3: S3) -> None:
+    assert "there is no such bucket" in refused("M917", "s3://nothing-here/x")
+    assert "contains no checkpoint" in refused("M917", "s3://bucket/nothing/here")
+    assert "names no bucket" in refused("M917", "s3:///x")
+
+
+def test_no_server(monkeypatch: pytest.MonkeyPatch, s3: S3) -> None:
+    # a port that nothing listens on
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert "does not answer" in refused("M969", "s3://bucket/x")
+
+
+def test_a_prefix_that_is_a_key(s3: S3, url: str, tmp_path: Path) -> None:
+    s3.client.put_object(Bucket="bucket", Key=tmp_path.name, Body=b"1")
+    assert "is an object, and there are objects below it" in refused("M915", url)
+    assert migrate.inspect(url + "/").tensors == 6
+
+
+def test_two_checkpoints_below_a_prefix(s3: S3, url: str, local: Path, tmp_path: Path) -> None:
+    for number in (1, 2):
+        s3.put(local, f"{tmp_path.name}-runs/iter_000000{number}")
+    said = refused("M915", f"s3://bucket/{tmp_path.name}-runs")
+    assert "2 checkpoints" in said
+    s3.client.put_object(
+        Bucket="bucket", Key=f"{tmp_path.name}-runs/latest_checkpointed_iteration.txt", Body=b"2"
+    )
+    found = migrate.inspect(f"s3://bucket/{tmp_path.name}-runs")
+    assert found.path.endswith("-runs/iter_0000002/")
+
+
+def test_an_object_without_bytes_and_one_that_is_archived(
+    s3: S3, url: str, local: Path, tmp_path: Path
+) -> None:
+    s3.client.put_object(Bucket="bucket", Key=shard_of(url, 3), Body=b"")
+    assert "0 bytes, too short" in refused("M906", url)
+    body = (local / "model-00003-of-00003.safetensors").read_bytes()
+    s3.client.put_object(Bucket="bucket", Key=shard_of(url, 3), Body=body, StorageClass="GLACIER")
+    assert "restore it first" in refused("M968", url)
+
+
+def test_a_key_that_climbs(s3: S3, url: str, tmp_path: Path) -> None:
+    s3.client.put_object(Bucket="bucket", Key=f"{tmp_path.name}/a//b", Body=b"1")
+    assert "names no path inside the checkpoint" in refused("M907", url)
+
+
+def test_a_pointer_of_git_lfs(s3: S3, url: str) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 5000\n"
+    s3.client.put_object(Bucket="bucket", Key=shard_of(url), Body=pointer)
+    assert "not the 5,000 bytes" in refused("M966", url)
+
+
+def test_no_secret_is_in_a_message_a_plan_or_an_output(
+    s3: S3, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+
+    def collect(call: Callable[[], Any]) -> None:
+        try:
+            said.append(repr(call()))
+        except MigrateError as error:
+            said.append(str(error))
+
+    made = rule(tmp_path)
+    said.append(migrate.plan(url, rules=[made]).to_json())
+    migrate.apply(url, tmp_path / "out", rules=[made])
+    said += [content.decode("latin-1") for content in tree(tmp_path / "out").values()]
+    for kind in ("fail", "moved", "truncate", "whole"):
+        s3.spoil(**{kind: "^GET|HEAD /bucket/."})
+        collect(lambda: migrate.inspect(url))
+    s3.spoil()
+    for given in (
+        "s3://planted-key:planted-secret@bucket/x",
+        "https://me:planted-secret@127.0.0.1:9/x?X-Amz-Signature=planted-signature",
+        f"{s3.url}/bucket/x?X-Amz-Signature=planted-signature",
+        "memory://me:planted-secret@bucket/x",
+    ):
+        collect(lambda given=given: migrate.inspect(given))
+        collect(lambda given=given: migrate.apply(tmp_path / "old", given, rules=[made]))
+    with hub_server(tmp_path / "old") as servers, pytest.MonkeyPatch.context() as patched:
+        point_at_hub(patched, servers.hub.url, tmp_path)
+        for name in ("org/model", "org/gated", "org/none", "org/old"):
+            collect(lambda name=name: migrate.inspect(f"hf://{name}"))
+        said.append(migrate.plan("hf://org/model", rules=[made]).to_json())
+    assert len(said) > 15
+    assert not [(word, text[:200]) for text in said for word in PLANTED if word in text]
+
+
+# the web
+
+
+def test_a_signed_url_is_read_and_recorded_without_its_signature(
+    local: Path, tmp_path: Path
+) -> None:
+    with web_server(local) as server:
+        url = f"{server.url}/model-00001-of-00003.safetensors?X-Amz-Signature=planted-signature"
+        report = migrate.apply(url, tmp_path / "out.safetensors", rules=[rule(tmp_path)])
+    assert report.source == f"{server.url}/model-00001-of-00003.safetensors"
+    asked = [one.path for one in server.log]
+    assert all(path.endswith("?X-Amz-Signature=planted-signature") for path in asked)
+
+
+def test_a_web_server_without_ranges_is_refused_before_a_file_is_read(local: Path) -> None:
+    with web_server(local, ranges=False) as server:
+        assert "was asked for a range" in refused(
+            "M969", f"{server.url}/model-00001-of-00003.safetensors"
+        )
+
+
+def test_a_file_that_is_replaced_on_a_web_server(local: Path) -> None:
+    from migrate import formats
+
+    name = "model-00001-of-00003.safetensors"
+    with web_server(local) as server, formats.open(f"{server.url}/{name}") as source:
+        (local / name).write_bytes(bytes(1_300_000))
+        with pytest.raises(MigrateError) as caught:
+            source.blobs[0].readinto(600 << 10, memoryview(bytearray(100)))
+        assert [d.code for d in caught.value.diagnostics] == ["M905"]
+        with pytest.raises(MigrateError, match="its version was"):
+            source.check_unchanged()
+
+
+def test_what_a_web_server_does_not_have() -> None:
+    assert refused("M917", "http://127.0.0.1:9/x")
+
+
+# the hub
+
+
+@pytest.fixture
+def hub(local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    with hub_server(local) as servers:
+        point_at_hub(monkeypatch, servers.hub.url, tmp_path)
+        yield servers
+
+
+def test_everything_is_read_at_one_commit_while_main_moves(
+    hub: Any, local: Path, tmp_path: Path
+) -> None:
+    plan = migrate.plan("hf://org/model", rules=[rule(tmp_path)])
+    assert plan.report.source.path == f"hf://org/model@{COMMIT}/"
+    weights = [one for one in hub.weights.log if one.sent]
+    assert [one.range for one in weights] == ["bytes=0-524287"] * 3
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    # main is another commit now
+    hub.at.insert(0, MOVED)
+    hub.hub.log.clear()
+    migrate.apply(tmp_path / "plan.json", tmp_path / "out")
+    resolved = [one.path for one in hub.hub.log if "/resolve/" in one.path]
+    assert resolved
+    assert all(f"/resolve/{COMMIT}/" in path for path in resolved)
+    migrate.apply(local, tmp_path / "here", rules=[rule(tmp_path)])
+    assert tree(tmp_path / "out") == tree(tmp_path / "here")
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "said"),
+    [
+        ("hf://org/gated", "M968", "is gated"),
+        ("hf://org/old", "M917", "is called org/model now"),
+        ("hf://org/none", "M917", "there is no such repository"),
+        ("hf://org/model@gone", "M917", "no such revision"),
+        ("hf://org/model@main/none.safetensors", "M917", "no such file or folder"),
+        ("hf://org", "M917", "names no repository"),
+        ("hf://org/model@", "M917", "names no revision"),
+    ],
+)
+def test_what_the_hub_does_not_give(hub: Any, url: str, code: str, said: str) -> None:
+    assert said in refused(code, url)
+
+
+def test_a_snapshot_in_the_cache_is_read_from_there_and_offline(
+    hub: Any, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants, snapshot_download
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "is not in the cache" in refused("M917", "hf://org/model")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    snapshot_download("org/model", cache_dir=str(tmp_path / "hub"), token=False)
+    hub.weights.log.clear()
+    assert migrate.diff("hf://org/model", local).equal
+    assert not hub.weights.log
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.hub.log.clear()
+    found = migrate.inspect("hf://org/model")
+    assert found.path == f"hf://org/model@{COMMIT}/"
+    assert not hub.hub.log
