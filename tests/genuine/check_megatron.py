@@ -84,7 +84,11 @@ class Case(NamedTuple):
                 "allow": ["drop"],
             }
         if self.to_kind == DIST and self.kind != "hf":
-            return {"output_format": "torch_dist", "allow": ["drop"]}
+            return {
+                "to": "megatron-gpt@mcore",
+                "output_format": "torch_dist",
+                "allow": ["drop"],
+            }
         params: dict[str, Any] = {"impl": "local"}
         if self.to_kind == LEGACY:
             tp, pp, vpp, ep = GRIDS[self.to_grid]
