@@ -161,11 +161,11 @@ def resolve(
             continue
         elif isinstance(found := (from_tensors or {}).get(name), list):
             out[name] = convert(found, param)
-        elif (made := following(param, out)) is not None:
+        elif param.follows and _names(param, out):
             try:
-                out[name] = convert(made, param)
+                out[name] = convert(following(param, out), param)
             except RefusedError as error:
-                what = f"param `{name}`, which follows {listed(list(param.follows or ()))}: {error}"
+                what = f"param `{name}`, which follows {listed(list(param.follows))}: {error}"
                 report.add("M114", what, spans=at, help=_takes(param))
         elif param.has_default:
             out[name] = convert(param.default, param)
