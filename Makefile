@@ -31,7 +31,7 @@ help:
 	@echo "make gpu       the tests and rows that need a GPU, by PYTHON as it is; without a GPU it lists them"
 	@echo "make wheels    fill wheels/ with what make gpu may lack where there is no network"
 	@echo "make genuine   make tests/data/genuine again, by the libraries themselves (GENUINE='ct-nvfp4 modelopt-fp8')"
-	@echo "make genuine-megatron  make tests/data/megatron again, by megatron-core (MEGATRON='llama qwen3')"
+	@echo "make genuine-megatron  make tests/data/megatron again, by megatron-core, and have it load what is written (MEGATRON='llama qwen3')"
 	@echo "make demo      a checkpoint there and back again"
 	@echo "make lint      ruff and mypy"
 	@echo "make campaign  hundreds of random cases, kills and injected failures"
@@ -119,14 +119,15 @@ genuine: .venv-peers/.ready
 	.venv-peers/bin/python tests/genuine/make_genuine.py $(GENUINE)
 	.venv-peers/bin/python tests/genuine/weights.py
 
-# Megatron's library, which needs neither a GPU nor anything of .venv-peers to write what the tests read
+# Megatron's library, which needs neither a GPU nor anything of .venv-peers to write what the tests read, and to load what is written here
 .venv-megatron/.ready: pyproject.toml constraints.txt
 	$(environment)
-	@$(@D)/$(PIP) megatron-core==0.16.1 psutil torch transformers
+	@$(@D)/$(PIP) -e . megatron-core==0.16.1 psutil transformers safetensors
 	@touch $@
 
 genuine-megatron: .venv-megatron/.ready
 	.venv-megatron/bin/python tests/genuine/make_megatron.py $(MEGATRON)
+	.venv-megatron/bin/python tests/genuine/check_megatron.py $(MEGATRON)
 
 test-oldest: .venv-oldest/.ready
 	.venv-oldest/bin/python -m pytest -q $(PARALLEL) $(PYTEST)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from .. import formats, ops
@@ -154,10 +154,14 @@ def compose_for(
 
         return tensors_equal(present, made, source)
 
+    @cache
+    def everything() -> Source:
+        return with_all_tensors(source)
+
     def payload(tensor: Tensor) -> bytes:
         from .checks import read_content
 
-        return read_content(tensor, with_all_tensors(source))
+        return read_content(tensor, everything())
 
     report = Report()
     prove = prove and bool(migration_path.steps)
