@@ -209,9 +209,7 @@ def open_parts(place: Place, found: Found) -> Source:
         state += [] if keep else _states(parts)
         grid = replace(grid, replicas=replicas, optimizers=tuple(state))
         if layers is not None and not grid.alone and all(part.models for part in parts):
-            called = _megatron.folder_of(
-                os.path.basename(os.path.abspath(folder.path)), parts[0].facts
-            )
+            called = _megatron.folder_of(folder.called, parts[0].facts)
             grid = replace(grid, again=partial(_again, parts, grid, layers, called))
         beside = None
         if place.file is None:
@@ -364,7 +362,7 @@ def _again(
     order = _megatron.order_of([key for key in row if type(key) is str] for row in names) or ()
     known = {axis.name: axis.size for axis in grid.axes}
     sizes = {axis: known.get(axis, 1) for axis in _megatron.SIZES}
-    file = os.path.basename(parts[0].file.path)
+    file = parts[0].file.path.rpartition("/")[2]
     called: dict[int, list[str]] = {}
     for part in parts:
         called.setdefault(part.tensor, []).append(part.called)

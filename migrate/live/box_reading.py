@@ -55,7 +55,7 @@ class BoxReader:
             part = self._layouts.box(tensor.view, box)
         except TooManyPieces:
             return tensor
-        return Tensor(Spec(tensor.spec.dtype, part.shape), part, tensor.sources)
+        return Tensor(spec(tensor.spec.dtype, part.shape), part, tensor.sources)
 
     def read(self, tensor: Tensor, box: Box, target: torch.Tensor) -> None:
         """Fills a target of the box's shape, cast as `copy_` casts."""

@@ -566,7 +566,7 @@ class _Loading:
         try:
             here = (reader.part(read.tensor, read.box) for read in reads)
             ahead = ((part, 0, part.spec.nbytes) for part in here)
-            with torch.no_grad(), reading_ahead(ahead, self._all, layouts, self._max_memory):
+            with torch.no_grad(), reading_ahead(ahead, self._all, self._layouts, self._max_memory):
                 for tensor, box, target, item in reads:
                     begun = item.dest_index.fqn
                     reader.read(tensor, box, target)
