@@ -147,20 +147,17 @@ def compose_for(
     beside = bool(index.items) or index.tree is not None
     if beside and (patterns := migration_path.decided_patterns()):
         lift_states(source, patterns)
+    every = cache(partial(with_all_tensors, source))
 
     def same_bytes(key: str, present: Tensor, made: Tensor) -> bool:
         from .checks import tensors_equal
 
         return tensors_equal(present, made, source)
 
-    @cache
-    def everything() -> Source:
-        return with_all_tensors(source)
-
     def payload(tensor: Tensor) -> bytes:
         from .checks import read_content
 
-        return read_content(tensor, everything())
+        return read_content(tensor, every())
 
     report = Report()
     prove = prove and bool(migration_path.steps)
@@ -425,8 +422,7 @@ def _plan(
         grid, ranks, cut = cut_for(
             source, asked, migration_path, specs, written, folder, was, stamp, notes
         )
-    # a rule file applied by hand belongs to no lineage: what layouts the stamp named may not hold
-    # any more
+    # a rule file given by hand belongs to no lineage: the stamp's layouts may not hold any more
     before = stamps.Stamp({}, stamp.applied) if request.files else stamp
     output_hash = specs_hash(specs)
     computes = any(isinstance(s, ComputedTensor) for t in outputs.values() for s in t.sources)
