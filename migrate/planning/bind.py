@@ -25,8 +25,8 @@ from ..rules.compiled import ROLE, CompiledCall, DirectedRule
 from ..rules.conditions import allows, selects
 from .graph import Item, Program, Tensor, ValueCheck
 from .match import RANK, MatchedKey, Matching, Reader, keep_rest, match, when_test
-from .parts import PartFacts, bytes_of_part
-from .pipeline import MOST_TENSORS, SUFFIX, Keeper, RefusedGroup, Views, run_ops
+from .parts import Keeper, PartFacts, bytes_of_part
+from .pipeline import MOST_TENSORS, SUFFIX, RefusedGroup, Views, run_ops
 from .request import STALE_OPTIMIZER
 
 # what the header of a safetensors file may have

@@ -30,7 +30,8 @@ from .stored import initial
 
 if TYPE_CHECKING:
     from ..source.blobs import StoredTensor
-    from .pipeline import Keeper, Views
+    from .parts import Keeper
+    from .pipeline import Views
     from .state_keys import StateKeys
 
 # dtypes that codes of several numbers are packed in

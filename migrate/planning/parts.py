@@ -44,6 +44,26 @@ def _unread(role: str, item: Item, most: int) -> bytes:
     raise OpError("M310", f"the bytes of its {role} are not known here")
 
 
+class Keeper(Protocol):
+    """Where what ops cut off goes, and comes back from: `kept.Kept`."""
+
+    def within(self, of: str) -> Keeper:
+        """The same, for state of parameters that rules work on."""
+
+    def again(self) -> Keeper:
+        """The same as it is now, for the way back."""
+
+    def resize(
+        self,
+        rule: DirectedRule,
+        step: CompiledCall,
+        names: Sequence[str],
+        item: Item,
+        views: Any,
+    ) -> Item:
+        """The item after the step."""
+
+
 class PartFacts(NamedTuple):
     """What is known of the parts of tensors beside their specs.
 

@@ -310,8 +310,6 @@ class PathState:
             ),
             *self._sources(step, Asked(tensors)),
         ]
-        if given and (step.backwards or step.loops):
-            said = [(of, parameters.unless_chosen(values, given, declared)) for of, values in said]
         for name in given:
             at = (spans[name],) if name in spans else ()
             given[name] = parameters.expand(
@@ -336,7 +334,13 @@ class PathState:
             if (groups := declared[name].groups) is not None
         }
         values = parameters.resolve(
-            declared, given, said, spans, lost=lost, from_tensors=from_tensors
+            declared,
+            given,
+            said,
+            spans,
+            lost=lost,
+            from_tensors=from_tensors,
+            chosen=step.backwards or step.loops,
         )
         for name in (n for n in values if declared[n].modules):
             from ..source.module_lists import list_library

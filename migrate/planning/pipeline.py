@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, repeat
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ..core.errors import Diagnostic, OpError, fail, listed, plural, printable
 from ..core.spec import Spec, spec
@@ -29,7 +29,7 @@ from .graph import (
     ValueCheck,
 )
 from .match import ABSENT, RANK
-from .parts import NOTHING_KNOWN, PartFacts, settle_exchange, settle_join, settle_part
+from .parts import NOTHING_KNOWN, Keeper, PartFacts, settle_exchange, settle_join, settle_part
 
 # no tensor comes apart into more; a larger number is a mistake, and each part is an object
 MOST_PARTS = 100_000
@@ -42,26 +42,6 @@ class RefusedGroup(NamedTuple):
 
     keys: tuple[str, ...]
     diagnostic: Diagnostic
-
-
-class Keeper(Protocol):
-    """Where what ops cut off goes, and comes back from: `kept.Kept`."""
-
-    def within(self, of: str) -> Keeper:
-        """The same, for state of parameters that rules work on."""
-
-    def again(self) -> Keeper:
-        """The same as it is now, for the way back."""
-
-    def resize(
-        self,
-        rule: DirectedRule,
-        step: CompiledCall,
-        names: Sequence[str],
-        item: Item,
-        views: Views,
-    ) -> Item:
-        """The item after the step."""
 
 
 class _Refusals:

@@ -187,8 +187,8 @@ class Param(Model):
     default: Scalars = Field(None, description="used when no other source speaks", examples=[8])
     free: Bool = Field(
         False,
-        description="on a way back, and on an edge from a layout to itself, a person may choose: "
-        "`--set` may say another value than the stamp or the checkpoint",
+        description="on a way back, and on an edge from a layout to itself, a person may give "
+        "another value than the stamp or the checkpoint says",
     )
     modules: Bool = Field(
         False,

@@ -72,6 +72,7 @@ def resolve(
     *,
     lost: Mapping[str, str] | None = None,
     from_tensors: Mapping[str, list[str] | str] | None = None,
+    chosen: bool = False,
 ) -> dict[str, Any]:
     """The value of each param that has one, typed by its declaration; unset ones are absent.
 
@@ -79,7 +80,8 @@ def resolve(
     value}), where None and absence both mean that the source does not speak. `spans` are the
     declarations, for messages. `known`: names that may be given although their values are asked for
     elsewhere. `lost`: why the configuration lacks a param. `from_tensors`: what tensors say
-    where no source speaks or, as text, why they do not. Raises all problems at once: M112 a name
+    where no source speaks or, as text, why they do not. `chosen`: a person is free to say otherwise
+    than the sources of a param that is `free`. Raises all problems at once: M112 a name
     that is not a param, M114 a value it cannot have, M509 no value, M510 sources that differ.
     """
     report = Report()
@@ -101,6 +103,8 @@ def resolve(
         for name, param in params.items()
         if given.get(name) is not None and _moves(name, param, given, extra_sources)
     )
+    if chosen and given:
+        extra_sources = [(of, unless_chosen(said, given, params)) for of, said in extra_sources]
     for name, param in params.items():
         span = (spans or {}).get(name)
         at = (span,) if span else ()
@@ -157,11 +161,11 @@ def resolve(
             continue
         elif isinstance(found := (from_tensors or {}).get(name), list):
             out[name] = convert(found, param)
-        elif (made := following(param, out)) is not None:
+        elif param.follows and _names(param, out):
             try:
-                out[name] = convert(made, param)
+                out[name] = convert(following(param, out), param)
             except RefusedError as error:
-                what = f"param `{name}`, which follows {listed(list(param.follows or ()))}: {error}"
+                what = f"param `{name}`, which follows {listed(list(param.follows))}: {error}"
                 report.add("M114", what, spans=at, help=_takes(param))
         elif param.has_default:
             out[name] = convert(param.default, param)
@@ -188,7 +192,7 @@ def unless_chosen(
         name: value
         for name, value in said.items()
         if not (
-            name in given
+            given.get(name) is not None
             and params[name].free
             and _moves(name, params[name], given, [("", {name: value})])
         )

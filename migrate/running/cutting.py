@@ -79,7 +79,7 @@ def cut_for(
         grid = grid_for(source, request, path, specs, written, folder)
         notes += way_to_no_grid(path, grid)
     if grid is not None:
-        return OutputCut(grid, None, grid_parts(grid, specs))
+        return OutputCut(grid, None, grid_parts(grid, specs, source.index))
     ranks = naming_for(was, specs, path, stamp) if folder else None
     if ranks is None or (count := len(by_rank(specs))) < 2:
         return OutputCut(None, ranks)
@@ -113,9 +113,12 @@ def grid_for(
     return made
 
 
-def grid_parts(grid: WrittenGrid, specs: Mapping[str, Spec]) -> CutParts:
-    """The parts of a grid that is written; what they hold is changed unless it was read so."""
-    if grid.again:
+def grid_parts(grid: WrittenGrid, specs: Mapping[str, Spec], source: Index) -> CutParts:
+    """The parts of a grid that is written; what they hold is changed unless it was read so, or is
+    that of a grid before the one that was read.
+    """
+    read = source.grid.again() if source.grid is not None else None
+    if grid.again and (read is None or read.sizes == grid.sizes):
         return CutParts(grid.parts)
     return CutParts(grid.parts, formats.roots_of_grid(grid, specs), grid.processes)
 
@@ -127,7 +130,7 @@ def cut_of(made: Index, source: Index, path: MigrationPath) -> CutParts:
         return CutParts(called_in(made))
     read = source.grid.again() if source.grid is not None else None
     specs = {key: stored.spec for key, stored in made.tensors.items()}
-    return grid_parts(grid.like(path.grid or read), specs)
+    return grid_parts(grid.like(path.grid or read), specs, source)
 
 
 def naming_for(

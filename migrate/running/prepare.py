@@ -366,8 +366,8 @@ def _plan(
     if not request.reshapes and steps and steps[-1].start == steps[-1].goal:
         from ..planning.loops import refuse_idle
 
-        made, there = composition.graph.outputs, source.index.tensors
-        refuse_idle(migration_path.steps, migration_path.given, made, there)
+        both = composition.graph.outputs, source.index.tensors
+        refuse_idle(migration_path.steps, migration_path.given, *both)
     reading, lost, extra = source, tuple[str, ...](), tuple[str, ...]()
     if request.undo:
         from .undo import find_lost, take_back
@@ -418,9 +418,9 @@ def _plan(
     if (apart and form is None) or (folder and ranked):
         from .cutting import cut_for
 
-        asked = request if form is None else None
+        wanted = request if form is None else None
         grid, ranks, cut = cut_for(
-            source, asked, migration_path, specs, written, folder, was, stamp, notes
+            source, wanted, migration_path, specs, written, folder, was, stamp, notes
         )
     # a rule file given by hand belongs to no lineage: the stamp's layouts may not hold any more
     before = stamps.Stamp({}, stamp.applied) if request.files else stamp

@@ -16,7 +16,7 @@ from migrate.testing import opkit
 
 LAYOUT = [
     "concat", "copy", "drop", "fill", "flip", "pad", "permute", "rearrange", "reshape", "roll",
-    "same", "slice", "split", "squeeze",
+    "resize", "same", "slice", "split", "squeeze",
     "stack", "tie", "transpose", "unbind", "unsqueeze",
 ]  # fmt: skip
 
@@ -349,6 +349,19 @@ def test_what_slice_cuts_is_lost_unless_it_is_known():
     assert loss("slice", dim=0, of=5) is Loss.LOSSLESS
     assert loss("drop", why="old") is Loss.DESTRUCTIVE
     assert loss("pad", dim=0, size=4) is Loss.LOSSLESS
+
+
+def test_resize_cuts_or_adds_at_the_end_and_undoes_itself():
+    assert loss("resize", dim=0, size=3, of=5) is Loss.LOSSLESS
+    step = inverse("resize", dim=0, size=3, of=5, value=1)
+    assert step == OpCall("resize", ops.get("resize").Args(dim=0, size=5, of=3, value=1))
+    assert isinstance(ops.get("resize").invert(ops.get("resize").Args(dim=0, size=3)), OneWay)
+    assert refusal("resize", (8,), dim=0, size=4, of=9).code == "M307"
+    rows = opkit.elements((3, 2), "int32")
+    for size, due in ((2, rows[:2].tolist()), (4, [*rows.tolist(), [7, 7]])):
+        args = ops.get("resize").Args(dim=0, size=size, of=3, value=7)
+        (view,) = ops.get("resize").trace(args, [stored(0, (3, 2))])
+        assert opkit.realise(view, [rows], "int32").tolist() == due
 
 
 def test_slice_and_pad_undo_each_other():

@@ -61,6 +61,16 @@ def test_the_way_up_is_the_shortest() -> None:
     assert way(CHAIN, "v2", "v2") == ""
 
 
+def test_an_edge_from_a_layout_to_itself_is_walked_only_when_it_is_asked_for() -> None:
+    looped = lineage("l", ("v1", "v2"), ("v2", "v2"), ("v2", "v3"), ("v3", "v4"))
+    assert way(looped, "v2", "v2") == ""
+    assert way(looped, "v1", "v3") == "v1>v2 v2>v3"
+    for backwards in (False, True):
+        (hop,) = path(looped, "v2", "v2", loop=backwards)
+        assert (hop.start, hop.end, hop.backwards) == ("v2", "v2", backwards)
+    assert code(path, CHAIN, "v2", "v2", loop=False) == "M502"
+
+
 def test_the_way_down_takes_inverses() -> None:
     assert way(CHAIN, "v4", "v2") == "v4<v3 v3<v2"
 

@@ -199,3 +199,44 @@ def test_a_value_of_another_kind_is_shown_as_written_with_what_the_param_takes()
         "param `n` from config.json#n: true is not an integer",
     )
     assert found.help == "it takes int, from 2, one of 2, 4"
+
+
+FOLLOWING = {
+    "was": param("int"),
+    "count": param("int", follows="$was", minimum=1),
+    "rows": param("int", optional=True),
+    "size": param("int", follows=["$rows * 1", "$was + (0 - $was) % $count"], maximum=20),
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "due"),
+    [
+        ({}, {"was": 3}, {"was": 3, "count": 3, "size": 3}),
+        ({"count": "2"}, {"was": 3}, {"was": 3, "count": 2, "size": 4}),
+        ({}, {"was": 3, "rows": 9}, {"was": 3, "count": 3, "rows": 9, "size": 9}),
+        # what is known counts, unless it belongs to another value of what it is made of
+        ({}, {"was": 3, "size": 7}, {"was": 3, "count": 3, "size": 7}),
+        ({"count": "2"}, {"was": 3, "size": 7}, {"was": 3, "count": 2, "size": 4}),
+        ({"count": "2"}, {"was": 3, "count": 2, "size": 7}, {"was": 3, "count": 2, "size": 7}),
+        ({"count": "2", "size": "5"}, {"was": 3}, {"was": 3, "count": 2, "size": 5}),
+    ],
+)
+def test_a_param_follows_others_where_nothing_else_speaks(
+    given: dict[str, Any], known: dict[str, Any], due: dict[str, Any]
+) -> None:
+    assert resolve(FOLLOWING, given, [("the stamp", known)]) == due
+
+
+def test_what_follows_has_the_limits_of_its_param() -> None:
+    assert codes(FOLLOWING, {"count": 7}, [("the tensors", {"was": 30})]) == ["M114"]
+    assert codes({"n": param("int"), "m": param("int", follows="8 // $n")}, {"n": 3}) == ["M114"]
+
+
+def test_what_is_free_may_be_chosen_where_there_is_a_choice() -> None:
+    free = {"n": param("int", free=True), "m": param("int")}
+    known = [("the stamp", {"n": 2, "m": 2})]
+    assert codes(free, {"n": 3}, known) == ["M510"]
+    assert resolve(free, {"n": 3}, known, chosen=True) == {"n": 3, "m": 2}
+    with pytest.raises(QuestionError):
+        resolve(free, {"m": 3}, known, chosen=True)
