@@ -112,7 +112,7 @@ def load_document(path: Path, document: yaml.Document, report: Report) -> Loaded
         # patched as side files are
         files = {**model.files, **({VALUES: model.values} if model.values else {})}
         back = {**model.files_back, **({VALUES: model.values_back} if model.values_back else {})}
-        gone = {"values": {}, "values_back": {}}
+        gone: dict[str, Any] = {"values": {}, "values_back": {}}
         model = model.model_copy(update={**gone, "files": files, "files_back": back})
     loaded = LoadedFile(path, model, document)
     _check(loaded, report)
