@@ -20,6 +20,7 @@ from .graph import Tensor
 if TYPE_CHECKING:
     from ..rules.compiled import CompiledRule
     from ..rules.param_model import Dtype, Groups, Param, Shape
+    from ..source.blobs import StoredTensor
 
 
 class WalkedEdge(Protocol):
@@ -37,7 +38,7 @@ class WalkedEdge(Protocol):
 class Asked:
     """The tensors that params ask, their keys grouped by form when the first of them does."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor | StoredTensor]) -> None:
         self.tensors = tensors
 
     @cached_property

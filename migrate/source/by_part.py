@@ -65,7 +65,7 @@ def of_part(root: DictNode, called: str) -> DictNode | None:
     kept = root.get(PARTS)
     if called not in names_of(root):
         return None
-    return _applied(without_parts(root), kept.get(called), called)
+    return _Applied(called).to(without_parts(root), kept.get(called))
 
 
 def without_parts(root: DictNode) -> DictNode:
@@ -147,6 +147,7 @@ class _Compared:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], bool] = {}
+        self._made: dict[tuple[int, int], Any] = {}
         # what was compared, so that nothing else gets its identity
         self._held: list[Any] = []
 
@@ -243,7 +244,12 @@ class _Compared:
             same = was.kind == value.kind and was.kind in _DICTS
             # of an object without fields its node says how it was made
             if same and value.pairs and self.same(was.attributes, value.attributes):
-                return self.difference(was, value)
+                two = id(was), id(value)
+                # one dict can stand in many places
+                if two not in self._made:
+                    self._made[two] = self.difference(was, value)
+                    self._held += (was, value)
+                return self._made[two]
             if value.kind == "dict":
                 return ListNode("tuple", (value,), None)
         if type(value) is ListNode and value.kind == "tuple":
@@ -271,45 +277,59 @@ def _text(value: Any) -> str:
     return repr(to_json(node_of(value)))
 
 
-def _applied(base: DictNode, entry: Any, called: str) -> DictNode:
-    """The dict that an entry makes out of the first part's."""
-    order = None
-    if type(entry) is ListNode and entry.kind == "tuple" and len(entry.items) == 2:
-        entry, order = entry.items
-    if type(entry) is not DictNode or (order is not None and type(order) is not ListNode):
-        _damaged(called)
-    kept: Mapping[Any, tuple[Any, Any]] = {_known(key): (key, v) for key, v in entry.pairs}
-    made: dict[Any, tuple[Any, Any]] = {}
-    for key, value in base.pairs:
-        known = _known(key)
-        made[known] = (key, _value(value, kept[known][1], called) if known in kept else value)
-    for known, (key, value) in kept.items():
-        if known not in made:
-            made[known] = (key, _value(None, value, called))
-    made = {known: pair for known, pair in made.items() if pair[1] is not _ABSENT}
-    if order is not None:
-        places = {_known(key): place for place, key in enumerate(order.items)}
-        if places.keys() != made.keys():
-            _damaged(called)
-        made = {known: made[known] for known in places}
-    return DictNode(base.kind, tuple(made.values()), base.node, base.attributes)
-
-
 _ABSENT = object()
 
 
-def _value(base: Any, entry: Any, called: str) -> Any:
-    """The part's value, from the first part's and what is kept."""
-    if type(entry) is ListNode and entry.kind == "tuple":
-        if len(entry.items) > 2:
-            _damaged(called)
-        if not entry.items:
-            return _ABSENT
-        if len(entry.items) == 1:
-            return entry.items[0]
-    elif type(entry) is not DictNode or type(base) is not DictNode or entry.kind != "dict":
-        return entry
-    return _applied(base, entry, called) if type(base) is DictNode else _damaged(called)
+class _Applied:
+    """What entries make of the first part's values, each two of them once: one dict can stand in
+    many places.
+    """
+
+    def __init__(self, called: str) -> None:
+        self._called = called
+        self._made: dict[tuple[int, int], DictNode] = {}
+
+    def to(self, base: DictNode, entry: Any) -> DictNode:
+        """The dict that an entry makes out of the first part's."""
+        two = id(base), id(entry)
+        if two not in self._made:
+            self._made[two] = self._make(base, entry)
+        return self._made[two]
+
+    def _make(self, base: DictNode, entry: Any) -> DictNode:
+        order = None
+        if type(entry) is ListNode and entry.kind == "tuple" and len(entry.items) == 2:
+            entry, order = entry.items
+        if type(entry) is not DictNode or (order is not None and type(order) is not ListNode):
+            _damaged(self._called)
+        kept: Mapping[Any, tuple[Any, Any]] = {_known(key): (key, v) for key, v in entry.pairs}
+        made: dict[Any, tuple[Any, Any]] = {}
+        for key, value in base.pairs:
+            known = _known(key)
+            made[known] = (key, self._value(value, kept[known][1]) if known in kept else value)
+        for known, (key, value) in kept.items():
+            if known not in made:
+                made[known] = (key, self._value(None, value))
+        made = {known: pair for known, pair in made.items() if pair[1] is not _ABSENT}
+        if order is not None:
+            places = {_known(key): place for place, key in enumerate(order.items)}
+            if places.keys() != made.keys():
+                _damaged(self._called)
+            made = {known: made[known] for known in places}
+        return DictNode(base.kind, tuple(made.values()), base.node, base.attributes)
+
+    def _value(self, base: Any, entry: Any) -> Any:
+        """The part's value, from the first part's and what is kept."""
+        if type(entry) is ListNode and entry.kind == "tuple":
+            if len(entry.items) > 2:
+                _damaged(self._called)
+            if not entry.items:
+                return _ABSENT
+            if len(entry.items) == 1:
+                return entry.items[0]
+        elif type(entry) is not DictNode or type(base) is not DictNode or entry.kind != "dict":
+            return entry
+        return self.to(base, entry) if type(base) is DictNode else _damaged(self._called)
 
 
 def _damaged(called: str) -> NoReturn:

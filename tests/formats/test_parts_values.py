@@ -133,6 +133,30 @@ def test_arguments_inside_of_each_other_are_compared_field_by_field(tmp_path: Pa
         assert found.get("inner").get("name") == LAST
 
 
+def test_one_dict_in_many_places_is_compared_and_put_back_once(tmp_path: Path) -> None:
+    """Each dict stands in the next one twice: as a tree there are more of them than can be looked
+    at.
+    """
+
+    def change(name: str, root: dict[str, Any]) -> None:
+        held: dict[str, Any] = {"leaf": name}
+        for _ in range(60):
+            held = {"a": held, "b": held}
+        root["note"] = held
+        root["args"].note = held
+
+    write_run(tmp_path, whole_model(4), (((0, 1),), ((2, 3),)), args={}, change=change)
+    with formats.open(tmp_path) as source:
+        assert source.index.tree is not None
+        root = of_part(source.index.tree.parts[0].root, part_name(0, 1))
+    assert root is not None
+    found = root.get("note")
+    for _ in range(60):
+        assert found.get("a") is found.get("b")
+        found = found.get("a")
+    assert found.get("leaf") == part_name(0, 1)
+
+
 def test_arguments_of_another_kind_in_one_part_are_that_part_s(tmp_path: Path) -> None:
     def change(name: str, root: dict[str, Any]) -> None:
         if name == LAST:

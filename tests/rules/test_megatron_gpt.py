@@ -140,3 +140,17 @@ def test_arguments_that_contradict_tensors_are_refused(
     saved(tmp_path, **said, **{field: value})
     with pytest.raises(migrate.MigrateError, match=f"args.{field} says {value}"):
         migrate.plan(tmp_path, **out)
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "code"), [(4, 4, "M302"), (4, 2, "M301"), (8, 1, "M301")]
+)
+def test_rows_of_queries_keys_and_values_that_fit_no_such_groups_are_refused(
+    heads: int, groups: int, code: str, tmp_path: Path
+) -> None:
+    said = {"num_attention_heads": heads, "num_query_groups": groups, "group_query_attention": True}
+    with pytest.raises(migrate.MigrateError) as found:
+        migrate.plan(saved(tmp_path, **said), to="megatron-gpt@llama")
+    (qkv,) = [d for d in found.value.diagnostics if "rule 'qkv'" in d.message]
+    assert qkv.code == code
+    assert any("linear_qkv.weight" in note for note in qkv.notes)
