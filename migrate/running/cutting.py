@@ -33,7 +33,7 @@ def format_for(source: Source, request: Request, path: MigrationPath, folder: bo
     reached comes in, else the source's.
     """
     plain = output_format_of(source.format, request)
-    if request.output_format is not None or not folder:
+    if request.output_format is not None or request.recuts or not folder:
         return plain
     if path.grid is not None:
         return _PARTS

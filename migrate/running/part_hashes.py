@@ -16,17 +16,18 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import MigrateError
 from ..core.spec import BITS
 from ..core.types import FORMAT_VERSION
 from ..core.view import linear
+from ..planning import restoring
 from ..planning.graph import computations
 from ..planning.restoring import HashedParts, PartsFile
 from ..planning.stored import stored_tensor, untouched_key
-from ..planning.unchanged import are_folded_keys, fold_keys, unfold_keys
+from ..planning.unchanged import are_folded_keys, fold_keys, standing_entries, unfold_keys
 from ..source.paths import PARTS
 from ..source.places import open_folder
 
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
 
     from ..core.spec import Spec
     from ..ops.base import Box
+    from ..planning.compose import Composition
     from ..planning.graph import Computation, Tensor
     from ..source.index import Source
+    from .stamp import Stamp
 
 PIECE, WIDTH = 1 << 16, 8
 HASH = "xxh3_64/65536"
@@ -309,3 +312,63 @@ def _parsed(raw: bytes) -> PartsFile:
     if at != len(rest) or not isinstance(head["output"], str):
         raise ValueError("of another length")
     return PartsFile(head["output"], tuple(runs))
+
+
+def with_hash(
+    entries: Sequence[Mapping[str, Any]], kept: PartsFile | None, together: str
+) -> list[Mapping[str, Any]]:
+    """The entries of a stamp whose last one keeps one hash of what was decoded."""
+    folded = fold_keys(kept.runs[-1].keys) if kept is not None else []
+    return [*entries[:-1], {**entries[-1], "parts": {"hash": together, "keys": folded}}]
+
+
+def parts_of(
+    source: Source,
+    composition: Composition,
+    index_hash: str,
+    output_hash: str,
+    applied: Sequence[Mapping[str, Any]],
+) -> PartsFile | None:
+    """What an output keeps of tensors that the ways back from it have to make again: those of runs
+    that stand, `applied` being the entries of its stamp. None where nothing is decoded.
+    """
+    standing = {entry["source"] for entry in standing_entries(applied)}
+    runs: list[HashedParts] = []
+    if source.history is not None and (found := read_parts(source.path, index_hash)[0]):
+        runs += [run for run in found.runs if run.source in standing and run.source != index_hash]
+    if (
+        index_hash in standing
+        and composition.back is not None
+        and restoring.decodes(composition.graph.outputs.values())
+    ):
+        keys = restoring.made_again(composition, source.index.tensors)
+        runs += [HashedParts(index_hash, tuple(keys))] if keys else []
+    return PartsFile(output_hash, tuple(runs)) if runs else None
+
+
+def expected_parts(
+    source: Source,
+    composition: Composition,
+    index_hash: str,
+    sources: Collection[str | None],
+    stamp: Stamp,
+) -> restoring.Expected | None:
+    """What the tensors that a way back makes are compared with; None where there is nothing to
+    compare. `sources` are the index hashes of the checkpoints that it may return to: its own
+    output's, and that of the source, from which tensors may have been dropped.
+    """
+    if not any(step.backwards for step, _ in composition.steps):
+        return None
+    found = read_parts(source.path, index_hash)[0] if source.history is not None else None
+    outputs = composition.graph.outputs
+    for run in reversed(() if found is None else found.runs):
+        if run.source in sources and run.hashes is not None:
+            hashes = dict(zip(run.keys, run.hashes, strict=True))
+            made = tuple(key for key in run.keys if key in outputs)
+            return restoring.Expected(made, {key: hashes[key] for key in made}) if made else None
+    for entry in reversed(stamp.applied):
+        if entry["source"] in sources and "parts" in entry:
+            known = sorted(unfold_keys(entry["parts"]["keys"], len(outputs)))
+            return restoring.Expected(tuple(known), together=entry["parts"]["hash"])
+    keys = restoring.rounded(outputs)
+    return restoring.Expected(keys) if keys else None

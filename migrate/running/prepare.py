@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache, partial
@@ -42,7 +42,7 @@ from ..planning.request import (
 )
 from ..planning.sides import SideFiles, clash, refuse_clash
 from ..planning.stored import find_renamed, initial, torn_in
-from ..planning.unchanged import fold_keys, standing_entries, undone_source, unfold_keys
+from ..planning.unchanged import undone_source
 from ..rules.files import VALUES
 from ..source import places
 from ..source.blobs import Stored
@@ -63,7 +63,7 @@ from .output_tree import (
     output_tree,
     writable_items,
 )
-from .part_hashes import NO_HASH, read_parts, size_of_file
+from .part_hashes import NO_HASH, expected_parts, parts_of, size_of_file, with_hash
 from .share import LEAST, origins_of, shared_extents
 from .ties import describe_ties, find_ties
 
@@ -649,66 +649,6 @@ def _plan(
         extra,
         grid,
     )
-
-
-def with_hash(
-    entries: Sequence[Mapping[str, Any]], kept: restoring.PartsFile | None, together: str
-) -> list[Mapping[str, Any]]:
-    """The entries of a stamp whose last one keeps one hash of what was decoded."""
-    folded = fold_keys(kept.runs[-1].keys) if kept is not None else []
-    return [*entries[:-1], {**entries[-1], "parts": {"hash": together, "keys": folded}}]
-
-
-def parts_of(
-    source: Source,
-    composition: Composition,
-    index_hash: str,
-    output_hash: str,
-    applied: Sequence[Mapping[str, Any]],
-) -> restoring.PartsFile | None:
-    """What an output keeps of tensors that the ways back from it have to make again: those of runs
-    that stand, `applied` being the entries of its stamp. None where nothing is decoded.
-    """
-    standing = {entry["source"] for entry in standing_entries(applied)}
-    runs: list[restoring.HashedParts] = []
-    if source.history is not None and (found := read_parts(source.path, index_hash)[0]):
-        runs += [run for run in found.runs if run.source in standing and run.source != index_hash]
-    if (
-        index_hash in standing
-        and composition.back is not None
-        and restoring.decodes(composition.graph.outputs.values())
-    ):
-        keys = restoring.made_again(composition, source.index.tensors)
-        runs += [restoring.HashedParts(index_hash, tuple(keys))] if keys else []
-    return restoring.PartsFile(output_hash, tuple(runs)) if runs else None
-
-
-def expected_parts(
-    source: Source,
-    composition: Composition,
-    index_hash: str,
-    sources: Collection[str | None],
-    stamp: stamps.Stamp,
-) -> restoring.Expected | None:
-    """What the tensors that a way back makes are compared with; None where there is nothing to
-    compare. `sources` are the index hashes of the checkpoints that it may return to: its own
-    output's, and that of the source, from which tensors may have been dropped.
-    """
-    if not any(step.backwards for step, _ in composition.steps):
-        return None
-    found = read_parts(source.path, index_hash)[0] if source.history is not None else None
-    outputs = composition.graph.outputs
-    for run in reversed(() if found is None else found.runs):
-        if run.source in sources and run.hashes is not None:
-            hashes = dict(zip(run.keys, run.hashes, strict=True))
-            made = tuple(key for key in run.keys if key in outputs)
-            return restoring.Expected(made, {key: hashes[key] for key in made}) if made else None
-    for entry in reversed(stamp.applied):
-        if entry["source"] in sources and "parts" in entry:
-            known = sorted(unfold_keys(entry["parts"]["keys"], len(outputs)))
-            return restoring.Expected(tuple(known), together=entry["parts"]["hash"])
-    keys = restoring.rounded(outputs)
-    return restoring.Expected(keys) if keys else None
 
 
 @collector_paused()

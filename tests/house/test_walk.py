@@ -26,8 +26,10 @@ BARS = {
     # where a checkpoint lies is asked of `source`, and its home on this machine is a module of its
     # own: 2 modules with what was in two others, and 3 functions where the system was asked before;
     # which headers are read next a folder is told, for those that have to fetch them: 1 function
-    "apply": (56, 473),
-    "plan": (49, 372),
+    # whether it is cut for a grid, an edge leads from a layout to itself, a cut part has a place, and
+    # params follow others is asked once each: 3 modules and 11 functions, each with its feature
+    "apply": (59, 486),
+    "plan": (52, 383),
     "rules": (9, 59),
     # which of two threads gets a tile is chance, and one that helps enters a function or two more
     # the arguments of a codec are declared as those of an op, and checked by the base of codecs
@@ -45,8 +47,8 @@ BARS = {
     # which of two threads leaves a file last is chance: one function more in some runs
     # what a thread keeps of inputs has a module of its own, and is asked for once a box
     # the home of checkpoints on this machine is a module of its own
-    "fp8": (86, 593),
-    "attach": (34, 180),
+    "fp8": (88, 599),
+    "attach": (36, 182),
     # which dict rules work on is decided in a module of its own, by functions that were there
     "pt": (20, 100),
 }
