@@ -65,11 +65,12 @@ def test_groups_of_grouped_mlp_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("kind", megatron_runs.FORMATS)
-def test_a_layer_without_experts_is_refused_by_its_names(kind: str) -> None:
+def test_layers_without_experts_are_refused_by_their_number(kind: str) -> None:
     run = megatron_runs.run_folder("mixtral", kind, "1-mixed")
     with pytest.raises(migrate.MigrateError) as refused:
         migrate.plan(run, to="megatron-gpt@mixtral", allow=["drop"])
-    assert {d.code for d in refused.value.diagnostics} == {"M211"}
-    said = str(refused.value)
-    assert "decoder.layers.0.mlp.linear_fc1.weight is handled by no rule" in said
-    assert "decoder.layers.1.mlp.linear_fc1" not in said
+    (said,) = refused.value.diagnostics
+    assert said.code == "M510"
+    counted = {note.partition("} in ")[2] for note in said.notes}
+    assert "decoder.layers.{n:int}.mlp.router.weight@{r:int} says 3" in counted
+    assert "decoder.layers.{n:int}.self_attention.linear_proj.weight@{r:int} says 4" in counted

@@ -26,8 +26,8 @@ BARS = {
     # where a checkpoint lies is asked of `source`, and its home on this machine is a module of its
     # own: 2 modules with what was in two others, and 3 functions where the system was asked before;
     # which headers are read next a folder is told, for those that have to fetch them: 1 function
-    # whether it is cut for a grid, an edge leads from a layout to itself, a cut part has a place, and
-    # params follow others is asked once each: 3 modules and 11 functions, each with its feature
+    # whether there is a grid, an edge from a layout to itself, a place for what is cut, and a param
+    # that follows others is asked once each: 3 modules and 11 functions, each with its feature
     "apply": (59, 486),
     "plan": (52, 383),
     "rules": (9, 59),
