@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.errors import listed, printable
 from ..core.keys import Pattern, TwoReadings, parse
 from ..core.spec import ALIASES
-from ..core.templates import Template, as_seen, fitting, group, rank_of, takes
+from ..core.templates import Template, as_seen, fitting, group, rank_of, takes, without_rank
 from ..rules import params as parameters
 from .graph import Tensor
 
@@ -42,8 +43,9 @@ class Asked:
         self.tensors = tensors
 
     @cached_property
-    def templates(self) -> list[Template]:
-        return group(self.tensors)
+    def templates(self) -> list[tuple[Template, tuple[Template, int | None]]]:
+        """Each form, and what it is without its rank."""
+        return [(one, without_rank(one)) for one in group(self.tensors)]
 
 
 def dtypes_of(
@@ -207,9 +209,8 @@ def _named(
         else:
             keys = [
                 key
-                for t in asked.templates
-                for key, fits in zip(t.keys, fitting(pattern, t), strict=True)
-                if fits
+                for t, cut in asked.templates
+                for key in compress(t.keys, fitting(pattern, t, cut))
             ]
         if step.backwards:
             sides = [

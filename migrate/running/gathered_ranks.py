@@ -5,6 +5,7 @@ and where that tree becomes ranks again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from copy import copy
 from dataclasses import replace
 from operator import is_
@@ -102,17 +103,20 @@ class Parted(NamedTuple):
     lost: Collection[str]
     other_grid: bool
 
-    def unkept(self, drop: bool) -> set[str]:
-        """The tensors that stand in no rank. M916 unless they may be dropped."""
-        if self.lost and not drop:
+    def unkept(self, drop: bool, put_back: AbstractSet[str]) -> set[str]:
+        """The tensors that stand in no rank, but for those that are `put_back` into others. M916
+        unless they may be dropped.
+        """
+        lost = set(self.lost) - put_back
+        if lost and not drop:
             fail(
                 "M916",
-                f"{plural(len(self.lost), 'tensor')} kept of parts of another grid than the one "
-                f"that is written: {listed(sorted(self.lost))}",
+                f"{plural(len(lost), 'tensor')} kept of parts of another grid than the one "
+                f"that is written: {listed(sorted(lost))}",
                 help=f"{option('allow', 'drop')} leaves them out",
                 permit="drop",
             )
-        return set(self.lost)
+        return lost
 
 
 def parted(

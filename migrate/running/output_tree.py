@@ -142,10 +142,14 @@ def _output_tree(
     apart = parted(outline, index.tensors, cut)
     if apart is not None:
         renamed = apart.renamed
-    lost = _lost(outline, ranks, drop) if apart is None else apart.unkept(drop)
+    cut_off: set[str] = set()
+    if apart is not None:
+        # padding, which rules have put back or which is written again beside the tensors
+        cut_off = {key for key, _ in kept_parts(index).values()}.intersection(apart.lost)
+    lost = _lost(outline, ranks, drop) if apart is None else apart.unkept(drop, cut_off)
     moved = [one for one in following_of(composition) if one.moved]
     followed, before = outside(moved) if moved else ({}, frozenset())
-    out = lost | before
+    out = lost | cut_off | before
     kept = {key: at for key, at in outline.passed_through.items() if key not in out}
     passed = {renamed.get(key, key): held for key, held in initial(kept, Views()).items()}
     carried = {**passed, **followed}

@@ -278,6 +278,13 @@ def _distributed(folder: Path) -> None:
     shutil.copy(hub / "config.json", folder / "TRAINED")
 
 
+def _megatron(folder: Path) -> None:
+    """A run of megatron-core on four ranks."""
+    from megatron_runs import run_folder
+
+    shutil.copytree(run_folder("llama", "legacy", "tp2-pp2"), folder / "run")
+
+
 def _te(folder: Path) -> None:
     made = "v1.13_linear_DelayedScaling_cuda0.ckpt.pt"
     shutil.copy(ROOT / "tests" / "data" / "te" / made, folder / "model.pt")
@@ -300,6 +307,7 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "training-checkpoint": _training,
     "dcp": _distributed,
     "te-1.13": _te,
+    "megatron": _megatron,
 }
 
 
