@@ -58,7 +58,7 @@ def resolve(place: Place) -> Resolved:
         chosen, said = there[0], "the only one"
     folder = place.folder.below(chosen)
     place.close()
-    note = f"of {listed(there, 12)} in the run folder {chosen} is read, {said}"
+    note = f"of {listed(there, 12)} in the run folder, {chosen} is read: {said}"
     try:
         return Resolved(Place(folder.path, folder, None, tuple(folder.names()), place.at), (note,))
     except BaseException:

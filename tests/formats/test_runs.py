@@ -43,7 +43,7 @@ def test_the_tracker_says_which_checkpoint_is_read(tmp_path: Path, text: str) ->
         assert source.index.files == ("model.safetensors",)
         (note,) = source.index.notes
     assert note == (
-        "of iter_0000005, iter_0000010, iter_0000020 in the run folder iter_0000010 is read, "
+        "of iter_0000005, iter_0000010, iter_0000020 in the run folder, iter_0000010 is read: "
         f"which {TRACKER} names"
     )
 
