@@ -95,12 +95,13 @@ def runs(bench: Bench) -> list[Limit]:
         return [*bench.migrate, "apply", source, "-o", out, *to, "--no-fsync"]
 
     found = _judged(bench, "TP 2 x PP 2 -> safetensors", to_hf, old, tiny)
-    model, small = (
-        _made(bench.root / f"megatron-{size}-hf", to_hf, source)
-        for size, source in zip(sizes, (old, tiny), strict=True)
-    )
+    made = [bench.root / f"megatron-{size}-hf" for size in sizes]
+    for folder, source in zip(made, (old, tiny), strict=True):
+        # by the command that is measured, and by no earlier one
+        shutil.rmtree(folder, ignore_errors=True)
+        _made(folder, to_hf, source)
     for title, argv, sources, due in (
-        ("safetensors -> TP 2 x PP 2", back, (model, small), GRID),
+        ("safetensors -> TP 2 x PP 2", back, made, GRID),
         ("TP 2 x PP 2 -> TP 4 x PP 2", to_tp4, (old, tiny), {"tp": 4, "pp": 2}),
     ):
         shutil.rmtree(bench.root / "out", ignore_errors=True)
