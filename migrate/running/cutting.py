@@ -100,6 +100,9 @@ def grid_for(
     if asked is None or (request.backwards and asked.like is None and not asked.sizes):
         return None
     tree = source.index.tree
+    if not asked.sizes and _is_nested(source.index):
+        # parts hold flat dicts; the ranks of other ones are files, each called as it was
+        return None
     root = tree.parts[0].root if tree and tree.parts else None
     made = formats.fit_grid(asked, specs, root)
     if not made.again and (states := find_states(source.index)):
@@ -126,11 +129,18 @@ def grid_parts(grid: WrittenGrid, specs: Mapping[str, Spec], source: Index) -> C
 def cut_of(made: Index, source: Index, path: MigrationPath) -> CutParts:
     """How an output was cut that was made of the source."""
     grid = made.grid.again() if made.grid is not None else None
-    if grid is None:
-        return CutParts(called_in(made))
     read = source.grid.again() if source.grid is not None else None
+    wanted = read is not None or path.grid is not None
+    wanted = wanted or any(layout.grid is not None for layout in path.goals)
+    if grid is None or not wanted or _is_nested(made):
+        return CutParts(called_in(made))
     specs = {key: stored.spec for key, stored in made.tensors.items()}
     return grid_parts(grid.like(path.grid or read), specs, source)
+
+
+def _is_nested(index: Index) -> bool:
+    """Whether rules work on dicts in dicts."""
+    return index.tree is not None and any(part.nested_dicts for part in index.tree.parts)
 
 
 def naming_for(

@@ -22,7 +22,6 @@ from ..source.by_part import (
     without_parts,
 )
 from ..source.pickle.tree import DictNode
-from ..source.root_values import with_values
 from ..source.shards import Naming, naming
 from ..source.target import items_of, outside_prefix, plain_part
 from ..source.tree import CheckpointTree, FileTree, name_tensors_outside, tensor_records
@@ -85,6 +84,9 @@ def gathered(index: Index) -> tuple[CheckpointTree, dict[str, str]]:
         return outline, {}
     kept = [part._replace(root=without_optimizers(part.root)) for part in others]
     made = with_parts(first, list(zip(called[1:], kept, strict=True)), called[0])
+    if not any(own.pairs for _, own in made.root.get(PARTS).pairs):
+        # all of them have the same there
+        return outline, {}
     prefix = outside_prefix(index.tensors)
     names = {
         outline.names[id(record)]: f"{prefix}{path}" for path, record in name_tensors_outside(made)
@@ -202,6 +204,8 @@ def with_other_values(index: Index, values: tuple[Any, Any]) -> Index:
         tree = CheckpointTree((plain_part({})[0],), {}, {}, {})
     if tree is None:
         return index
+    from ..source.root_values import with_values
+
     tree = replace(tree, parts=tuple(with_values(part, *values) for part in tree.parts))
     return replace(index, tree=tree, items=_items_of(tree.parts))
 

@@ -323,7 +323,7 @@ def loaded(path: Path) -> dict[str, Any]:
     """
     if path.is_file():
         return {"": torch.load(path, weights_only=True)}
-    ranks = sorted([*path.glob("consolidated.*.pth"), *path.glob("mp_rank_*/*.p*t*")])
+    ranks = sorted([*path.glob("consolidated.*.pth"), *path.rglob("mp_rank_*/*.p*t*")])
     if ranks:
         return {
             str(number): torch.load(file, weights_only=True) for number, file in enumerate(ranks)
