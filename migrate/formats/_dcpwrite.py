@@ -222,7 +222,7 @@ class EntryWriter:
             self.add_value(key, value)
 
     def add_value(self, key: str, value: Any) -> None:
-        """An entry that is no tensor, with all tensors in it."""
+        """An entry for anything but a tensor, with all tensors in it."""
         made = self._alike.get(id(value))
         if made is None:
             made = self._whole(value)

@@ -1,8 +1,8 @@
 """What a stamp holds of the edges of a path: the params that they were walked with, and whether
 their rules have changed since.
 
-An edge from a layout to itself is told by its direction, which its ends do not show. What it was
-asked for once is not asked for again.
+For an edge from a layout to itself the direction is written down, which its ends do not show. What
+it was asked for once is not asked for again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How an output is cut into files, and in which format it is written where nobody says it: one file
+"""How an output is cut into files, and in which format it is written by default: one file
 for each rank, called as before, or the parts of a grid, as its layout and the request have it.
 """
 

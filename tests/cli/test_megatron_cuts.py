@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from commandline import done, run
@@ -19,6 +20,17 @@ from disks import mounted
 from megatron_runs import checkpoint, family, run_folder
 
 TO = ("--to", "megatron-gpt@mcore", "--no-fsync")
+# what torch may make of their files: settings, enums by their numbers, numpy's random state
+ALLOWED = (
+    Namespace,
+    (int, "megatron.core.transformer.enums.AttnBackend"),
+    (int, "megatron.core.enums.ModelType"),
+    (np.empty(0).__reduce__()[0], "numpy.core.multiarray._reconstruct"),
+    (np.empty(0).__reduce__()[0], "numpy._core.multiarray._reconstruct"),
+    np.ndarray,
+    np.dtype,
+    type(np.dtype(np.uint32)),
+)
 # of processes: which of them a part was written by, and its random states
 OF_PROCESSES = ("rng_state",)
 
@@ -38,10 +50,11 @@ def _read_as_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parts(folder: Path) -> dict[str, Any]:
-    return {
-        path.parent.name: torch.load(path, weights_only=False)
-        for path in sorted(folder.glob(f"*/{WEIGHTS}"))
-    }
+    with torch.serialization.safe_globals([*ALLOWED]):
+        return {
+            path.parent.name: torch.load(path, weights_only=True)
+            for path in sorted(folder.glob(f"*/{WEIGHTS}"))
+        }
 
 
 def differences(one: Any, other: Any, at: str = "") -> list[str]:

@@ -200,7 +200,7 @@ class StoreBlob:
     def _worth_keeping(self, offset: int, size: int) -> int | None:
         """Where the stretch begins that is fetched in place of a short read; None for none.
 
-        Whoever reads the first bytes of a file, or the last, reads more of them.
+        A reader of the first bytes of a file, or of the last, reads more of them.
         """
         if offset == 0:
             return 0
@@ -234,7 +234,7 @@ class StoreFolder:
         self._tree: dict[str, dict[str, RemoteObject | None]] | None = (
             None if above is None else above._tree
         )
-        # of what was listed again, what nobody has asked for yet
+        # of what was listed again, what has not been asked for yet
         self._now: dict[str, RemoteObject] | None = None
         self._asked: set[str] = set()
         # (start, bytes) of beginnings and ends, by path, those that were fetched last at the end
@@ -286,7 +286,7 @@ class StoreFolder:
         return sorted(self._inside(below))
 
     def listing(self, below: str = "") -> list[Listed]:
-        # whoever lists looks into small files, which may be pointers
+        # the caller of a listing looks into small files, which may be pointers
         where = below.rstrip("/") + "/" if below else ""
         self.expect(
             [

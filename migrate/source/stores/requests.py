@@ -4,9 +4,9 @@ A request of a store takes as long as copying some megabytes, so what a run will
 (`ahead`), in its order. It is fetched in pieces of 8 MiB: stretches with gaps of up to 1 MiB
 between them are one, because reading through a gap costs less than another request. A piece is let
 go of when all that is needed of it was taken, or when what needs it is done, where it is read in
-strides and so nobody knows how often. The pieces that are fetched or held are no more than
-`limit` bytes, but for those that somebody waits for: whoever needs a piece whose turn has not come
-fetches it at once, so that nothing ever waits for what nobody will take.
+strides, so that the number of reads is unknown. The pieces that are fetched or held are no more
+than `limit` bytes, but for those that a reader waits for: a reader that needs a piece before its
+turn fetches it at once, so that nothing ever waits for a piece that is not read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FetchedBlob(Protocol):
 class FetchedPiece:
     """A stretch of one blob that is fetched by one request, for the turns `first` to `last`.
 
-    Of its bytes `needed` will be taken, each once; or, if it is read `again`, nobody knows how
+    Of its bytes `needed` will be taken, each once; or, if it is read `again`, it is unknown how
     often.
     """
 
