@@ -33,20 +33,20 @@ class GridOfArgs(NamedTuple):
 
     @classmethod
     def of(cls, grid: WrittenGrid, rows: int | None = None) -> GridOfArgs:
-        """Those of a grid that is written, with its uneven stages said in the shortest way."""
-        stages = [sum(column) for column in zip(*grid.layers, strict=True)]
-        count = sum(stages)
-        alike = all(list(row) == list(grid.layers[0]) for row in grid.layers)
-        first = last = layout = None
-        if not alike or len(set(stages[1:-1])) > 1:
-            cells = ["t" * n for row in grid.layers for n in row]
-            cells[0], cells[-1] = f"E{cells[0]}", f"{cells[-1]}L"
-            layout = "|".join(cells)
-        elif len(set(stages)) > 1:
-            middle = stages[1] if len(stages) > 2 else None
-            first = stages[0] if stages[0] != middle else None
-            last = stages[-1] if stages[-1] != middle and len(stages) > 2 else None
-        return cls(grid.sizes, count, first, last, layout, rows)
+        """Those of a grid that is written: of all that says its stages, the shortest."""
+        stages, virtual = grid.sizes["PP"], grid.sizes["VPP"]
+        layers, count = [list(row) for row in grid.layers], sum(map(sum, grid.layers))
+        first, last = (sum(row[at] for row in layers) for at in (0, -1))
+        text = "|".join("t" * n for row in layers for n in row)
+        ways: list[tuple[int | None, int | None, str | None]] = [
+            (None, None, None), (first, None, None), (None, last, None), (first, last, None),
+            (None, None, f"E{text}L"),
+        ]  # fmt: skip
+        for way in ways:
+            said = _megatron.facts_that_say(count, *way)
+            if stages == 1 or _megatron.spread(said, stages, virtual) == layers:
+                break
+        return cls(grid.sizes, count, *way, rows)
 
 
 def args_for(args: DictNode, grid: GridOfArgs, tensor: int, stage: int, group: int) -> DictNode:

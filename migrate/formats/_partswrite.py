@@ -477,7 +477,7 @@ def roots_of(grid: WrittenGrid, specs: Mapping[str, Spec]) -> Callable[[Any, int
     """What makes the root of a part of this grid out of that of a part of another one."""
     embedding = specs.get(EMBEDDING, specs.get(f"{EMBEDDING}@0"))
     rows = embedding.shape[0] * grid.sizes["TP"] if embedding and embedding.shape else None
-    said, groups = _grid_of_args(grid, rows), grid.sizes["EP"]
+    said, groups = GridOfArgs.of(grid, rows), grid.sizes["EP"]
 
     def root_of(root: Any, rank: int, number: int) -> Any:
         args = root.get(_ARGS)
@@ -486,25 +486,6 @@ def roots_of(grid: WrittenGrid, specs: Mapping[str, Spec]) -> Callable[[Any, int
         return with_value(root, _ARGS, args_for(args, said, rank, *divmod(number, groups)))
 
     return root_of
-
-
-def _grid_of_args(grid: WrittenGrid, rows: int | None) -> GridOfArgs:
-    """The grid as arguments say it."""
-    stages, virtual = grid.sizes["PP"], grid.sizes["VPP"]
-    layers, count = [list(row) for row in grid.layers], sum(map(sum, grid.layers))
-    first, last = (sum(row[at] for row in layers) for at in (0, -1))
-    text = "|".join("t" * n for row in layers for n in row)
-    ways: list[tuple[int | None, int | None, str | None]] = [
-        (None, None, None), (first, None, None), (None, last, None), (first, last, None),
-        (None, None, f"E{text}L"),
-    ]  # fmt: skip
-    for way in ways:
-        if (
-            stages == 1
-            or _megatron.spread(_megatron.facts_that_say(count, *way), stages, virtual) == layers
-        ):
-            break
-    return GridOfArgs(grid.sizes, count, *way, rows)
 
 
 def _place(one: tuple[tuple[int, ...], str, Any]) -> tuple[int, ...]:
