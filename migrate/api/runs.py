@@ -1,0 +1,357 @@
+"""Migrations carried out, forwards and back: planned, gathered, written, checked, published."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from ..core.errors import fail, option
+from ..core.out_of_memory import guarded
+from ..core.types import PathLike, Progress, Ranks
+from ..planning.request import CHANGED_SOURCE, Request, make_request, path_text
+from ..planning.savedplan import request_of, saved_plan
+from ..results import (
+    ApplyReport,
+    PlanReport,
+    StateDictReport,
+)
+from ..running.resources import (
+    memory_of,
+    parse_device,
+    read_options,
+)
+from .opening import Live, opened
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .opening import AppliedRequest, SharedRequest
+
+# what a saved plan holds of the request
+_IN_PLAN = ("to", "from_", "rules", "params", "allow", "max_shard_size")
+
+
+@overload
+def apply(
+    path: Live,
+    out: None = None,
+    *,
+    inform: Callable[[StateDictReport], None] | None = None,
+    dry_run: Literal[False] = False,
+    **request: Unpack[SharedRequest],
+) -> OrderedDict[str, Any]: ...
+@overload
+def apply(
+    path: PathLike | Live,
+    out: PathLike,
+    *,
+    dry_run: Literal[False] = False,
+    **request: Unpack[AppliedRequest],
+) -> ApplyReport: ...
+@overload
+def apply(
+    path: PathLike | Live,
+    out: PathLike | None = None,
+    *,
+    dry_run: Literal[True],
+    **request: Unpack[AppliedRequest],
+) -> PlanReport: ...
+@guarded
+def apply(
+    path: PathLike | Live,
+    out: PathLike | None = None,
+    *,
+    to: str | Iterable[str] = (),
+    from_: str | Iterable[str] = (),
+    rules: Iterable[PathLike] = (),
+    params: Mapping[str, Any] | None = None,
+    allow: Iterable[str] = (),
+    max_shard_size: int | str | None = None,
+    threads: int = 2,
+    max_memory: int | str = "1GB",
+    fsync: bool = True,
+    resume: bool = False,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    inform: Callable[[StateDictReport], None] | None = None,
+    at: str | None = None,
+    output_format: str | None = None,
+    chunks: int | None = None,
+    rewrite: bool = False,
+    dry_run: bool = False,
+    source: PathLike | None = None,
+    ranks: Ranks | None = None,
+    undo: PathLike | None = None,
+    side: PathLike | None = None,
+) -> ApplyReport | PlanReport | OrderedDict[str, Any]:
+    """Migrate a checkpoint into a new one, or a state dict in memory.
+
+    The output is complete or absent: whatever goes wrong, nothing is published. A checkpoint that
+    is already in the wanted layout is left alone, and the report's `path` is then None.
+
+    Args:
+        path: A checkpoint, a state dict, a module, or a saved plan (a file ending in .json), which
+            is planned again and must give the same digest.
+        out: The new checkpoint, which must not exist: one file if the name ends in .safetensors,
+            .pt, .pth, .bin or .ckpt, else a folder. Default: None, for a state dict or a module
+            that is migrated in memory.
+        to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then
+            determine what is done.
+        from_: Layouts that the checkpoint is in. Default: none; read from its stamp, else detected
+            from keys, shapes and `config.json`.
+        rules: Rule files, applied as they are, or one folder of lineages that is searched first.
+            Default: none.
+        params: Values of the rules' params, by name. Default: none; they are read from the
+            checkpoint.
+        allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
+            something is refused.
+        max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
+        threads: Files to write, and processes that compute, at the same time, 1 to 64. Default: 2.
+        max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
+            Default: 1 GB.
+        fsync: Wait until everything is on disk; without it a power cut may lose the output.
+            Default: True.
+        resume: Continue a killed or failed run. Default: False.
+        device: Where values are computed: "cpu", "cuda", or "cuda:all" to include ops whose bits
+            differ there. Default: "cpu".
+        progress: Called with the bytes done so far and the bytes in total. Default: None.
+        inform: Called with a `StateDictReport` after a migration in memory. Default: None.
+        at: The dict of a nested checkpoint that rules work on, as a path such as
+            `model.state_dict`. Default: found automatically.
+        output_format: "safetensors", "torch", "dcp" (torch.distributed.checkpoint) or "torch_dist"
+            (Megatron's). Default: as the suffix of the name says, else as the source.
+        chunks: Cut tensors as FSDP2 on so many ranks holds them; for "dcp". Default: None.
+        rewrite: Write data files of "dcp" anew where names alone change. Default: False.
+        dry_run: Return the plan and write nothing; `out` may then be left out. Default: False.
+        source: A copy of the checkpoint that a saved plan was made for, to run it on. Default: the
+            checkpoint itself.
+        ranks: The place of this process among several that make the same call and share the work, a
+            `migrate.core.types.Ranks`. Default: None, this process alone; the environment is not
+            looked at.
+        undo: A folder, which must not exist, for the tensors that a downgrade does not restore bit
+            for bit. Default: None.
+        side: As for `plan`. Default: None.
+
+    Returns:
+        An `ApplyReport`; with `dry_run` a `PlanReport`; without `out` the new state dict, whose
+        tensors are new; tied tensors stay tied.
+
+    Raises:
+        MigrateError: What `plan` raises, and M903 if a saved plan no longer fits, M904 if `out`
+            exists, and M909, M913, M919 or M922 if disk or memory do not suffice.
+
+    Example:
+        >>> report = migrate.apply("old", "new", to="hf-mixtral@v5")
+        >>> report.path, report.tensors, report.downgrade.exact
+        ('new', 21, True)
+        >>> new = migrate.apply({"model.norm.weight": torch.ones(4)}, rules="rename.yaml")
+        >>> list(new)
+        ['norm.weight']
+    """
+    from ..running.job import write_checkpoint
+
+    live = False
+    if not isinstance(path, (str, os.PathLike)):
+        from ..live.module import is_module, state
+
+        live = isinstance(path, Mapping) or is_module(path)
+    saved = None if live else saved_plan(path_text("path", path))
+    request = make_request(
+        to,
+        from_,
+        rules,
+        params,
+        allow,
+        at=at,
+        output_format=output_format,
+        chunks=chunks,
+        rewrite=rewrite,
+        undo=undo is not None,
+        side=side,
+        planned=saved is not None,
+    )
+    if out is None and live and not dry_run:
+        from ..live.statedict import migrate_in_memory
+
+        tensors = path if isinstance(path, Mapping) else state(path)
+        return migrate_in_memory(
+            tensors, request, memory_of(max_memory), parse_device(device), inform
+        )
+    if inform is not None:
+        fail(
+            "M115",
+            "`inform` is for a state dict that is migrated in memory",
+            help="a run that writes files returns all of it",
+        )
+    copy = None if source is None else path_text("source", source)
+    changed = CHANGED_SOURCE in request.allow
+    if saved is not None:
+        if (
+            replace(request, allow=request.allow - {CHANGED_SOURCE}, undo=False) != Request()
+            or max_shard_size is not None
+        ):
+            beside = (
+                f"only {option('source')} and "
+                f"{option('allow', CHANGED_SOURCE)} may be given with it"
+            )
+            fail(
+                "M115",
+                f"a saved plan is run as it is; {', '.join(map(option, _IN_PLAN))} are part of it",
+                help=beside,
+            )
+        request = request_of(saved)
+        path, max_shard_size = copy or saved["source"]["path"], saved["options"]["max_shard_size"]
+    elif copy is not None:
+        fail(
+            "M115",
+            f"{option('source')} says where a copy of a saved plan's checkpoint lies, and this is "
+            "not a saved plan",
+        )
+    return write_checkpoint(
+        lambda: opened("path", path, request, wrapped=False),
+        out,
+        request,
+        read_options(
+            max_shard_size=max_shard_size,
+            threads=threads,
+            max_memory=max_memory,
+            fsync=fsync,
+            resume=resume,
+            device=device,
+            progress=progress,
+            local_rank=None if ranks is None else ranks.local_rank,
+        ),
+        ranks=ranks,
+        undo=undo,
+        saved=saved,
+        changed=changed,
+        dry_run=dry_run,
+    )
+
+
+@overload
+def downgrade(
+    path: PathLike | Live,
+    out: PathLike,
+    *,
+    dry_run: Literal[False] = False,
+    **request: Unpack[SharedRequest],
+) -> ApplyReport: ...
+@overload
+def downgrade(
+    path: PathLike | Live,
+    out: PathLike | None = None,
+    *,
+    dry_run: Literal[True],
+    **request: Unpack[SharedRequest],
+) -> PlanReport: ...
+@guarded
+def downgrade(
+    path: PathLike | Live,
+    out: PathLike | None = None,
+    *,
+    to: str | Iterable[str] = (),
+    from_: str | Iterable[str] = (),
+    rules: Iterable[PathLike] = (),
+    params: Mapping[str, Any] | None = None,
+    allow: Iterable[str] = (),
+    max_shard_size: int | str | None = None,
+    threads: int = 2,
+    max_memory: int | str = "1GB",
+    fsync: bool = True,
+    resume: bool = False,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    at: str | None = None,
+    output_format: str | None = None,
+    chunks: int | None = None,
+    rewrite: bool = False,
+    dry_run: bool = False,
+    ranks: Ranks | None = None,
+    undo: PathLike | None = None,
+) -> ApplyReport | PlanReport:
+    """Take a checkpoint back to an older layout; by default, undo the last run in its stamp.
+
+    Args:
+        path: A checkpoint (a folder, a file, an index of shards), a state dict or a module.
+        out: The new checkpoint, which must not exist; as in `apply`. Default: None, with `dry_run`
+            only.
+        to: Layouts to go back to, as `LINEAGE@LAYOUT`. Default: none; the last run in the stamp is
+            undone, or `rules` are.
+        from_: Layouts that the checkpoint is in. Default: none; read from its stamp, else detected
+            from keys, shapes and `config.json`.
+        rules: Rule files, applied as they are, or one folder of lineages that is searched first.
+            Default: none.
+        params: Values of the rules' params, by name. Default: none; they are read from the
+            checkpoint.
+        allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
+            something is refused.
+        max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
+        threads: Files to write, and processes that compute, at the same time, 1 to 64. Default: 2.
+        max_memory: Bytes for tensors that are computed or transposed, also as text ("4GB").
+            Default: 1 GB.
+        fsync: Wait until everything is on disk; without it a power cut may lose the output.
+            Default: True.
+        resume: Continue a killed or failed run. Default: False.
+        device: Where values are computed: "cpu", "cuda", or "cuda:all" to include ops whose bits
+            differ there. Default: "cpu".
+        progress: Called with the bytes done so far and the bytes in total. Default: None.
+        at: The dict of a nested checkpoint that rules work on, as a path such as
+            `model.state_dict`. Default: found automatically.
+        output_format: "safetensors", "torch", "dcp" (torch.distributed.checkpoint) or "torch_dist"
+            (Megatron's). Default: as the suffix of the name says, else as the source.
+        chunks: Cut tensors as FSDP2 on so many ranks holds them; for "dcp". Default: None.
+        rewrite: Write data files of "dcp" anew where names alone change. Default: False.
+        dry_run: Return the plan and write nothing. Default: False.
+        ranks: The place of this process among several that make the same call and share the work, a
+            `migrate.core.types.Ranks`. Default: None, this process alone; the environment is not
+            looked at.
+        undo: The folder that `apply` wrote with `undo=`: what comes out is then exact to the bit.
+            Default: None.
+
+    Returns:
+        An `ApplyReport`; with `dry_run` a `PlanReport`.
+
+    Raises:
+        MigrateError: What `apply` raises, and M405 if a rule cannot be undone exactly.
+
+    Example:
+        >>> migrate.downgrade("new", "back").layouts["hf-mixtral"]
+        'v4'
+    """
+    from ..running.job import write_checkpoint
+
+    request = make_request(
+        to,
+        from_,
+        rules,
+        params,
+        allow,
+        backwards=True,
+        at=at,
+        output_format=output_format,
+        chunks=chunks,
+        rewrite=rewrite,
+        undo=undo is not None,
+    )
+    return write_checkpoint(
+        lambda: opened("path", path, request, wrapped=False),
+        out,
+        request,
+        read_options(
+            max_shard_size=max_shard_size,
+            threads=threads,
+            max_memory=max_memory,
+            fsync=fsync,
+            resume=resume,
+            device=device,
+            progress=progress,
+            local_rank=None if ranks is None else ranks.local_rank,
+        ),
+        ranks=ranks,
+        undo=undo,
+        dry_run=dry_run,
+    )

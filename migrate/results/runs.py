@@ -1,0 +1,54 @@
+"""What `apply` and `downgrade` answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..core.document import DocumentPart
+from ..core.errors import Diagnostic
+from .plans import UndoTensors
+from .shared import AskedRequest, DocumentReport, DowngradeVerdict, ErrorReport, LostKeys, PathEdge
+
+
+class WrittenFile(DocumentPart):
+    """A weight file that was written: `size` in bytes, and the checksum of all of it."""
+
+    size: int
+    xxh3_128: str
+
+
+class RestoredTensors(DocumentPart):
+    """Which tensors that a way back made again are what they were. `equal` is None where that is
+    not known; `known` says by what: "each", "together" or "nothing".
+    """
+
+    tensors: int
+    equal: int | None
+    different: tuple[str, ...]
+    known: str
+
+
+class ApplyReport(DocumentReport):
+    """What a run published. `path` is None if there was nothing to do; sizes are in bytes."""
+
+    KIND = "published"
+    path: str | None
+    source: str
+    copy_of: str | None
+    digest: str
+    steps: tuple[PathEdge, ...]
+    question: AskedRequest
+    tensors: int
+    files: Mapping[str, WrittenFile]
+    bytes_read: int
+    bytes_written: int
+    bytes_shared: int
+    layouts: Mapping[str, str]
+    losses: tuple[LostKeys, ...]
+    optimizer: str | None
+    downgrade: DowngradeVerdict
+    notes: tuple[str, ...]
+    warnings: tuple[Diagnostic, ...]
+    report: ErrorReport | None
+    restored: RestoredTensors | None
+    undo: UndoTensors | None
