@@ -240,7 +240,7 @@ def _docstring(found: Any) -> str:
 def _meanings(reports: Iterable[type]) -> dict[type, dict[str, str]]:
     """Of the fields of reports and of their parts: what the schemas say that they mean."""
     from migrate import results
-    from migrate.core.document import fields_of
+    from migrate.core.document import DocumentPart, fields_of
 
     out: dict[type, dict[str, str]] = {}
 
@@ -254,7 +254,7 @@ def _meanings(reports: Iterable[type]) -> dict[type, dict[str, str]]:
             out.setdefault(one, {}).setdefault(name, said.get("description", ""))
             for word in re.findall(r"\w+", _annotation(kind)):
                 part = getattr(results, word, None)
-                if inspect.isclass(part) and issubclass(part, results.DocumentPart):
+                if inspect.isclass(part) and issubclass(part, DocumentPart):
                     visit(part, said, definitions)
 
     for one in reports:
@@ -313,7 +313,9 @@ def _results(functions: Any) -> list[type]:
         if inspect.isclass(one) and one.__module__.startswith("migrate") and one not in found:
             found.append(one)
     parts = [one for name, one in vars(results).items() if name[0] != "_" and inspect.isclass(one)]
-    return found + [one for one in parts if one.__module__ == results.__name__ and one not in found]
+    return found + [
+        one for one in parts if one.__module__.startswith(results.__name__) and one not in found
+    ]
 
 
 def on_files(files: Any, *, config: Any) -> Any:
