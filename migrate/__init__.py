@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .api import plan as plan
     from .api import test as test
     from .api import verify as verify
+    from .authoring.seal import seal as seal
     from .core.errors import Diagnostic as Diagnostic
     from .core.errors import MigrateError as MigrateError
     from .core.spec import Spec as Spec
@@ -57,6 +58,7 @@ _HOMES = {
     "load": "live.load",
     "migrate_state_dict": "live.statedict",
     "save": "live.save",
+    "seal": "authoring.seal",
 }
 
 __all__ = [
@@ -80,6 +82,7 @@ __all__ = [
     "migrate_state_dict",
     "plan",
     "save",
+    "seal",
     "test",
     "verify",
 ]

@@ -14,6 +14,7 @@ from commandline import DATA
 
 import migrate
 from migrate.core.errors import codes
+from migrate.rules.files import shipped_folder
 
 HUB = DATA / "mixtral__v4" / "hub"
 VERBS = [name for name in migrate.__all__ if name.islower()]
@@ -65,6 +66,8 @@ def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "rename.yaml").write_text(RENAME)
     if name != "apply":
         migrate.apply("old", "new", to="hf-mixtral@v5")
+    if name == "seal":
+        shutil.copytree(shipped_folder() / "hf-mixtral", "rules/hf-mixtral")
     if name == "diff":
         migrate.downgrade("new", "back")
     text = inspect.getdoc(getattr(migrate, name))

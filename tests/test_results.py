@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ import migrate
 from migrate import results
 from migrate.core.document import DocumentPart, Result, fields_of
 from migrate.results import ApplyReport, DocumentReport, HistoryReport, PlanReport
+from migrate.rules.files import shipped_folder
 
 HUB, V5 = DATA / "mixtral__v4" / "hub", DATA / "mixtral__v4" / "v5"
 GOAL = "hf-mixtral@v5"
@@ -259,7 +261,7 @@ migrate.downgrade(f"{folder}/new", f"{folder}/back")
 print(migrate.verify(f"{folder}/new", source=old, inform=lambda estimate: estimate.tensors).equal)
 print(migrate.diff(old, f"{folder}/back").equal)
 migrate.history(); migrate.history(f"{folder}/new"); migrate.lint(rule)
-migrate.test(rule, specs=True)
+migrate.test(rule, specs=True); migrate.seal(f"{folder}/hf-mixtral", check=True)
 state = {"a": torch.ones(2), "note": 1}
 seen = []
 made = migrate.apply(state, rules=rule, inform=seen.append)
@@ -282,6 +284,7 @@ migrate.save(model, f"{folder}/model.safetensors")
 
 def test_no_public_call_warns(tmp_path: Path) -> None:
     rule = rules(tmp_path, "keep: [note]\nrules: [{name: r, from: a, to: b}]\n")
+    shutil.copytree(shipped_folder() / "hf-mixtral", tmp_path / "hf-mixtral")
     command = [sys.executable, "-W", "error", "-c", ALL_CALLS, str(HUB), str(tmp_path), str(rule)]
     made = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert made.returncode == 0, made.stderr

@@ -38,8 +38,10 @@ class FileSet:
     def edges(self) -> dict[tuple[str, str, str], list[CompiledFile]]:
         """The files by lineage and edge."""
         out: dict[tuple[str, str, str], list[CompiledFile]] = {}
+        gone = {file.loaded.model.supersedes for file in self.files}
         for file in self.files:
-            out.setdefault(file.edge, []).append(file)
+            if file.loaded.model.id not in gone:
+                out.setdefault(file.edge, []).append(file)
         return out
 
 

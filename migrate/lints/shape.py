@@ -41,6 +41,7 @@ from ..rules.examples import (
     indexes,
     shape_of,
 )
+from ..rules.files import used_beside
 from ..ruletests.binding import CompiledFile, bind_headers, prepare
 from ..source.blobs import key_of
 from .inputs import FileSet, directed, finding
@@ -589,7 +590,8 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
     """M620 and M623 of ops, M621 of tests that the rules cannot take, M622 of untested rules."""
     edges = fileset.edges
     for file in fileset.files:
-        tests = examples(file, edges[file.edge])
+        beside = used_beside(file.loaded, [f.loaded for f in edges[file.edge]])
+        tests = examples(file, [f for f in edges[file.edge] if f.loaded in beside])
         yield from _unbound(file, tests)
         forwards = {id(rule): made for rule, made in directed(file)}
         for rule in file.rules:

@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import Diagnostic, option, printable
-from ..rules.files import VALUES
+from ..rules.files import VALUES, LoadedFile
+from ..rules.packs import load_edge
 from ..source.grids import grid_of
 from .unchanged import goes_back, standing_entries
 
 if TYPE_CHECKING:
+    from ..rules.lineage import Edge
     from .pathstate import PathStep
 
 
@@ -109,6 +111,22 @@ def changed_rules(
             notes=tuple(printable(line, 300) for line in sorted(differ)[:8]),
             help=way,
         )
+
+
+def applied_files(
+    edge: Edge, lineage: str, entries: Sequence[Mapping[str, Any]]
+) -> list[LoadedFile]:
+    """The rule files of an edge. Superseded ones come in the place of others only where the last of
+    the stamp's entries that is of this edge was made with them.
+    """
+    files = load_edge(edge.files)
+    ends = (lineage, edge.source, edge.target)
+    made = [e for e in entries if (e["lineage"], e["from"], e["to"]) == ends]
+    if not edge.superseded or not made:
+        return files
+    wanted = {rule["id"] for rule in made[-1]["rules"]}
+    every = {file.model.id: file for file in (*files, *load_edge(edge.superseded))}
+    return [every[name] for name in every if name in wanted] if wanted <= every.keys() else files
 
 
 def turns(entry: Mapping[str, Any]) -> bool:

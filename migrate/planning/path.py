@@ -43,11 +43,12 @@ from ..rules.lineage import (
     resolve_goal,
     warnings,
 )
+from ..rules.locks import check_files
 from ..rules.packs import Packs, find_packs, load_edge
 from ..source.grids import WrittenGrid
 from ..source.index import Index
 from ..source.pickle.tree import PARAMETER
-from .edge_memory import changed_rules, entry_of, remembered, turns
+from .edge_memory import applied_files, changed_rules, entry_of, remembered, turns
 from .graph import Tensor
 from .patches import asked_params, leaves_of_patch
 from .pathstate import PathStep
@@ -150,7 +151,9 @@ def find_packs_of(folders: Sequence[str]) -> Packs:
 def load_given_files(request: Request) -> list[LoadedFile]:
     from ..rules.loading import load_files_once
 
-    return load_files_once(request.files)
+    files = load_files_once(request.files)
+    check_files(files)
+    return files
 
 
 def lineages_asked_for(packs: Packs, request: Request) -> dict[str, Lineage]:
@@ -222,7 +225,13 @@ def find_path(
             s
             for entry in applied
             for s in _walk(
-                packs, entry["lineage"], entry["from"], entry["to"], None, goes_back(entry)
+                packs,
+                entry["lineage"],
+                entry["from"],
+                entry["to"],
+                None,
+                goes_back(entry),
+                again=[entry],
             )
         ]
     elif request.backwards and stamp.applied:
@@ -237,6 +246,7 @@ def find_path(
                 entry["from"],
                 True if lineage.ordered else None,
                 not goes_back(entry),
+                undone=[entry],
             )
     elif request.reshapes and not request.backwards:
         pass
@@ -436,6 +446,7 @@ def _towards(
             goal.layout,
             request.backwards if lineage.ordered else None,
             None if request.backwards else _loop_asked_for(lineage, here, request, index),
+            undone=standing_entries(stamp.applied),
         )
         found += warnings(lineage, [goal.layout])
         current[goal.lineage] = reached[goal.lineage] = goal.layout
@@ -545,7 +556,13 @@ def _walk(
     goal: str,
     down: bool | None,
     loop: bool | None = None,
+    *,
+    undone: Sequence[Mapping[str, Any]] = (),
+    again: Sequence[Mapping[str, Any]] = (),
 ) -> list[PathStep]:
+    """The steps of the way; `undone` are entries of a stamp that it may undo, `again` the one that
+    is done as it was.
+    """
     lineage = packs.load_lineage(name)
     return [
         PathStep(
@@ -553,7 +570,7 @@ def _walk(
             edge.start,
             edge.end,
             edge.backwards,
-            files=tuple(load_edge(edge.edge.files)),
+            files=tuple(applied_files(edge.edge, name, undone if edge.backwards else again)),
             layouts=(lineage.layout(edge.start), lineage.layout(edge.end)),
         )
         for edge in path(lineage, start, goal, down=down, loop=loop)

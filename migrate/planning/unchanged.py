@@ -201,7 +201,8 @@ def _files(entry: Entry, packs: Packs, given: Iterable[LoadedFile]) -> list[Load
         f
         for edge in edges
         if {edge.source, edge.target} == {entry["from"], entry["to"]}
-        for f in load_edge(edge.files)
+        for some in (edge.files, edge.superseded)
+        for f in load_edge(some)
     ]
     found = {(f.model.id, f.hash): f for f in (*given, *there)}
     return [found[rule] for rule in wanted] if wanted <= found.keys() else []

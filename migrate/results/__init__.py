@@ -60,6 +60,8 @@ from .rule_files import RuleTestCheck as RuleTestCheck
 from .rule_files import RuleTestCounts as RuleTestCounts
 from .rule_files import RuleTestFile as RuleTestFile
 from .rule_files import RuleTestReport as RuleTestReport
+from .rule_files import SealedLineage as SealedLineage
+from .rule_files import SealReport as SealReport
 from .runs import ApplyReport as ApplyReport
 from .runs import RestoredTensors as RestoredTensors
 from .runs import WrittenFile as WrittenFile

@@ -52,3 +52,24 @@ class RuleTestReport(DocumentReport):
     passed: bool
     counts: RuleTestCounts
     files: tuple[RuleTestFile, ...]
+
+
+class SealedLineage(DocumentPart):
+    """One lineage: `state` is `sealed`, `unchanged`, `open` (new files), `changed`, `unsealed`."""
+
+    lineage: str
+    lock: str
+    files: int
+    sum: str | None
+    new: tuple[str, ...]
+    state: str
+
+
+class SealReport(DocumentReport):
+    """Lineages sealed or looked at: `exit` is 0, or 1 where with `check` a lock does not fit."""
+
+    KIND = "seal"
+    exit: int
+    check: bool
+    lineages: tuple[SealedLineage, ...]
+    diagnostics: tuple[Diagnostic, ...]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,7 +34,7 @@ SUFFIXES = (".yaml", ".yml")
 # the values beside the model, among the side files that are patched; no file is called so
 VALUES = "/values"
 # of what is written below; another one is not read
-FORM = 1
+FORM = 2
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -66,6 +66,19 @@ class LoadedFile:
     def key_span(self, *path: Any) -> Span:
         """The place of the last key of `path`; of the value where that is a list index."""
         return self.document.key_span(written_at(path) if VALUES in path else path)
+
+
+def used_beside(file: LoadedFile, others: Iterable[LoadedFile]) -> list[LoadedFile]:
+    """Those of the other files of its edge that are used where this one is: neither superseded nor
+    in its place.
+    """
+    known = {other.model.id: other for other in others if other is not file}
+    supersedes = {name: other.model.supersedes for name, other in known.items()}
+    gone = {*supersedes.values(), file.model.supersedes}
+    in_place = {file.model.id}
+    while more := {n for n, old in supersedes.items() if old in in_place} - in_place:
+        in_place |= more
+    return [other for name, other in known.items() if name not in gone | in_place]
 
 
 def written_at(path: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -106,11 +119,12 @@ def shipped_lineage(home: Path) -> Lineage | None:
     if known is None:
         return None
     edges = tuple(
-        Edge(source, target, tuple(home / name for name in names))
-        for source, target, names in known["edges"]
+        Edge(source, target, *(tuple(home / name for name in names) for names in (used, old)))
+        for source, target, used, old in known["edges"]
     )
-    name, title, ordered, layouts = known["lineage"]
-    return Lineage(name, title, ordered, layouts, edges)
+    name, title, ordered, layouts, sealed = known["lineage"]
+    ids = tuple(sorted(model.id for model, *_ in known["files"].values()))
+    return Lineage(name, title, ordered, layouts, edges, ids, sealed)
 
 
 def shipped_files(paths: Sequence[Path]) -> list[LoadedFile] | None:

@@ -102,11 +102,15 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The rule files that lead from layout `source` to layout `target`."""
+    """The rule files that lead from layout `source` to layout `target`.
+
+    `superseded` are those that others of the edge replace: read for stamps that name them.
+    """
 
     source: str
     target: str
     files: tuple[Path, ...] = ()
+    superseded: tuple[Path, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.source} -> {self.target}"
@@ -134,13 +138,19 @@ class LayoutName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """One independent axis of change; `layouts` from oldest to latest if it is `ordered`."""
+    """One independent axis of change; `layouts` from oldest to latest if it is `ordered`.
+
+    `ids` are those of all its rule files. `sealed` is the hash of what the layouts mean where that
+    was worked out when the lineage was packaged.
+    """
 
     name: str
     title: str = ""
     ordered: bool = True
     layouts: tuple[Layout, ...] = ()
     edges: tuple[Edge, ...] = ()
+    ids: tuple[str, ...] = ()
+    sealed: str = field(default="", compare=False)
 
     @property
     def names(self) -> list[str]:

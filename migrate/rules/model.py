@@ -536,6 +536,12 @@ class RuleFile(Model):
         description="releases of migrate that may read the file; checked first",
         examples=[">=0.1"],
     )
+    supersedes: Identifier | None = Field(
+        None,
+        description="the id of a rule file of the same edge that never worked: this one is used in "
+        "its place, but to undo what it did",
+        examples=["hf-mixtral/v5/fuse-expert"],
+    )
     params: Annotated[dict[Name, Param], BeforeValidator(mapping)] = Field(
         default_factory=dict,
         description="values that the rules need and the tensors' names do not tell; a rule says "

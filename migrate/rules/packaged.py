@@ -18,6 +18,7 @@ from ..ops.base import OpCall
 from ..source import yaml
 from .files import FORM, LAYOUTS, NAME, files_below, shipped_folder
 from .loading import load_files
+from .locks import layouts_hash
 from .packs import read_lineage
 
 
@@ -28,7 +29,7 @@ def make(home: Path) -> str:
     report.check()
     if found is None:
         raise ValueError(f"{home}: nothing was read and nothing was reported")
-    paths = [path for edge in found.edges for path in edge.files]
+    paths = [path for edge in found.edges for path in (*edge.files, *edge.superseded)]
     files = {}
     for path, file in zip(paths, load_files(paths), strict=True):
         places = [
@@ -42,9 +43,18 @@ def make(home: Path) -> str:
             path.relative_to(home).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
             for path in files_below(home, layouts=True)
         },
-        "lineage": [found.name, found.title, found.ordered, _written(found.layouts)],
+        "lineage": [
+            *(found.name, found.title, found.ordered, _written(found.layouts)),
+            layouts_hash(found),
+        ],
         "edges": [
-            [edge.source, edge.target, [path.relative_to(home).as_posix() for path in edge.files]]
+            [
+                *(edge.source, edge.target),
+                *(
+                    [p.relative_to(home).as_posix() for p in f]
+                    for f in (edge.files, edge.superseded)
+                ),
+            ]
             for edge in found.edges
         ],
         "files": files,

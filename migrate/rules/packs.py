@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,7 @@ from .files import LAYOUTS as LAYOUTS
 from .files import LoadedFile, shipped_files, shipped_folder, shipped_lineage
 from .files import files_below as files_below
 from .lineage import Edge, Lineage
+from .locks import check_files, check_lineage
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -176,6 +177,7 @@ class Packs:
             report.check()
             if lineage is None:
                 raise ValueError(f"{folder}: nothing was read and nothing was reported")
+            check_lineage(folder, lineage)
             self._loaded[name] = lineage
         return self._loaded[name]
 
@@ -290,14 +292,15 @@ def _content(name: str, home: Path) -> dict[str, Any] | None:
 def load_edge(paths: Sequence[Path]) -> list[LoadedFile]:
     """The rule files of an edge of a lineage; as packaged where they ship and are unchanged.
 
-    Raises all problems of all of them at once (M1xx, M508), exit status 2.
+    Raises all problems of all of them at once (M1xx, M508, M521), exit status 2.
     """
     ready = shipped_files(paths)
-    if ready is not None:
-        return ready
-    from .loading import load_files
+    if ready is None:
+        from .loading import load_files
 
-    return load_files(paths)
+        ready = load_files(paths)
+    check_files(ready)
+    return ready
 
 
 def built_in() -> Pack:
@@ -398,8 +401,9 @@ def _meaning(name: str, folder: Path) -> Any:
 def read_lineage(name: str, folder: Path, report: Report) -> Lineage | None:
     """The lineage in a folder with its edges, read as written; its problems go into the report."""
     lineage = _layouts(name, folder, report)
-    edges = _edges(name, folder, lineage, report)
-    return None if lineage is None else replace(lineage, edges=edges)
+    ids: list[str] = []
+    edges = _edges(name, folder, lineage, report, ids)
+    return None if lineage is None else replace(lineage, edges=edges, ids=tuple(sorted(ids)))
 
 
 def _layouts(name: str, folder: Path, report: Report) -> Lineage | None:
@@ -417,10 +421,13 @@ def _layouts(name: str, folder: Path, report: Report) -> Lineage | None:
     return lineage
 
 
-def _edges(name: str, folder: Path, lineage: Lineage | None, report: Report) -> tuple[Edge, ...]:
+def _edges(
+    name: str, folder: Path, lineage: Lineage | None, report: Report, ids: list[str]
+) -> tuple[Edge, ...]:
+    """The edges of the rule files below the folder; `ids` gets the ids of all of these."""
     from .loading import read_files
 
-    found: dict[tuple[str, str], list[Path]] = {}
+    found: dict[tuple[str, str], dict[Path, yaml.Document]] = {}
     for path in files_below(folder):
         quiet = Report()
         document = yaml.read_file(path, quiet)
@@ -452,8 +459,39 @@ def _edges(name: str, folder: Path, lineage: Lineage | None, report: Report) -> 
                 )
                 what = f"lineage `{name}` has no layout `{printable(layout)}`"
                 report.add("M501", what, spans=(document.span(("edge", number)),), help=hint)
-        found.setdefault((source, target), []).append(path)
-    return tuple(Edge(source, target, tuple(paths)) for (source, target), paths in found.items())
+        ids.append(str(data.get("id")))
+        found.setdefault((source, target), {})[path] = document
+    return tuple(_edge(*ends, documents, report) for ends, documents in found.items())
+
+
+def _edge(
+    source: str, target: str, documents: Mapping[Path, yaml.Document], report: Report
+) -> Edge:
+    """The edge of these rule files, those apart that others of them supersede; M114 where what is
+    superseded is none of them.
+    """
+    homes = {str(document.data.get("id")): path for path, document in documents.items()}
+    gone = set()
+    for path, document in documents.items():
+        named = document.data.get("supersedes")
+        if named is None:
+            continue
+        old = homes.get(str(named))
+        if old is None or old == path:
+            others = [name for name, place in homes.items() if place != path]
+            hint = did_you_mean(str(named), others) or (
+                f"the others of the edge are {listed(others)}"
+                if others
+                else "no other file is on its edge; `supersedes` names the one it replaces there"
+            )
+            what = (
+                f"no other rule file of {source} -> {target} has the id `{printable(str(named))}`"
+            )
+            report.add("M114", what, spans=(document.span(("supersedes",)),), help=hint)
+        else:
+            gone.add(old)
+    used = tuple(path for path in documents if path not in gone)
+    return Edge(source, target, used, tuple(path for path in documents if path in gone))
 
 
 def _is_edge(edge: list[Any]) -> bool:

@@ -37,7 +37,7 @@ from ..planning.sides import SideFiles
 from ..planning.stored import initial
 from ..rules.compiled import CompiledRule, DirectedRule, compile_file
 from ..rules.examples import GivenTensor, RuleTest, expand, flat, shape_of
-from ..rules.files import LAYOUTS, LoadedFile, files_below
+from ..rules.files import LAYOUTS, LoadedFile, files_below, used_beside
 from ..rules.loading import check_ids, read_files
 from ..rules.model import RuleFile
 from ..source.blobs import Blob, FilelessBlob, Stored, StoredTensor, chunk_at
@@ -258,12 +258,13 @@ def siblings(file: CompiledFile) -> list[CompiledFile]:
         for other in others
     ]
     out = []
-    for other in read_files(named, Report()):
+    edge = (file.model.lineage, file.model.edge)
+    read = [o for o in read_files(named, Report()) if (o.model.lineage, o.model.edge) == edge]
+    for other in used_beside(file.loaded, read):
         report = Report()
-        if (other.model.lineage, other.model.edge) == (file.model.lineage, file.model.edge):
-            made = compiled(other, report)
-            if not report.has_errors():
-                out.append(made)
+        made = compiled(other, report)
+        if not report.has_errors():
+            out.append(made)
     return out
 
 
