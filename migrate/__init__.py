@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .api import test as test
     from .api import verify as verify
     from .authoring.seal import seal as seal
+    from .authoring.stamp import stamp as stamp
     from .core.errors import Diagnostic as Diagnostic
     from .core.errors import MigrateError as MigrateError
     from .core.spec import Spec as Spec
@@ -59,6 +60,7 @@ _HOMES = {
     "migrate_state_dict": "live.statedict",
     "save": "live.save",
     "seal": "authoring.seal",
+    "stamp": "authoring.stamp",
 }
 
 __all__ = [
@@ -83,6 +85,7 @@ __all__ = [
     "plan",
     "save",
     "seal",
+    "stamp",
     "test",
     "verify",
 ]

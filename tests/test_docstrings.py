@@ -66,6 +66,8 @@ def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "rename.yaml").write_text(RENAME)
     if name != "apply":
         migrate.apply("old", "new", to="hf-mixtral@v5")
+    if name == "stamp":
+        shutil.copytree(HUB, "plain")
     if name == "seal":
         shutil.copytree(shipped_folder() / "hf-mixtral", "rules/hf-mixtral")
     if name == "diff":

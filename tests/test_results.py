@@ -262,6 +262,7 @@ print(migrate.verify(f"{folder}/new", source=old, inform=lambda estimate: estima
 print(migrate.diff(old, f"{folder}/back").equal)
 migrate.history(); migrate.history(f"{folder}/new"); migrate.lint(rule)
 migrate.test(rule, specs=True); migrate.seal(f"{folder}/hf-mixtral", check=True)
+migrate.stamp(f"{folder}/plain", "hf-mixtral@v4")
 state = {"a": torch.ones(2), "note": 1}
 seen = []
 made = migrate.apply(state, rules=rule, inform=seen.append)
@@ -285,6 +286,7 @@ migrate.save(model, f"{folder}/model.safetensors")
 def test_no_public_call_warns(tmp_path: Path) -> None:
     rule = rules(tmp_path, "keep: [note]\nrules: [{name: r, from: a, to: b}]\n")
     shutil.copytree(shipped_folder() / "hf-mixtral", tmp_path / "hf-mixtral")
+    shutil.copytree(HUB, tmp_path / "plain")
     command = [sys.executable, "-W", "error", "-c", ALL_CALLS, str(HUB), str(tmp_path), str(rule)]
     made = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert made.returncode == 0, made.stderr

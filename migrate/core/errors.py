@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 # flags that are not called like their keyword
-_FLAGS: Final = {"from_": "from", "params": "set"}
+_FLAGS: Final = {"from_": "from", "params": "set", "out": "output"}
 _NEGATED: Final = {"single_file": "folder"}
 _SETS: Final = ("allow",)
 

@@ -249,7 +249,8 @@ def find_path(
                 undone=[entry],
             )
     elif request.reshapes and not request.backwards:
-        pass
+        if request.declared:
+            reached = {request.declared["lineage"]: request.declared["layout"]}
     elif request.backwards:
         fail(
             "M115",

@@ -15,7 +15,7 @@ from ..source.torn_tensors import REQUANTIZE
 
 # what `allow` can hold; nothing else loosens anything
 CHANGED_SOURCE, STALE_OPTIMIZER = "changed-source", "stale-optimizer"
-DELAYED_SCALING = "delayed-scaling"
+DELAYED_SCALING, OTHER_LAYOUT = "delayed-scaling", "other-layout"
 ALLOWANCES = (
     "lossy",
     "drop",
@@ -25,6 +25,7 @@ ALLOWANCES = (
     DELAYED_SCALING,
     STALE_OPTIMIZER,
     CHANGED_SOURCE,
+    OTHER_LAYOUT,
 )
 # the one param that says what becomes of optimizer state; it is no rule's
 OPTIMIZER_PARAM = "optimizer"
@@ -74,6 +75,8 @@ class Request:
     are cut, in a format that cuts them. None: not said. `rewrite`: data files are written anew even
     where names alone change. `undo`: what the way back does not bring back is kept, or, backwards,
     is there. `side` is a folder whose side files are taken as if they lay beside the checkpoint.
+    `declared` is what the stamp of a copy says without a migration: `lineage`, `layout` and, where
+    signs speak against it, `why`.
     """
 
     to: tuple[str, ...] = ()
@@ -88,6 +91,7 @@ class Request:
     rewrite: bool = False
     undo: bool = False
     side: str | None = None
+    declared: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def files(self) -> list[Path]:

@@ -17,6 +17,7 @@ from .comparisons import VerifiedSample as VerifiedSample
 from .comparisons import VerifyEstimate as VerifyEstimate
 from .comparisons import VerifyReport as VerifyReport
 from .histories import AppliedEdge as AppliedEdge
+from .histories import DeclaredLayout as DeclaredLayout
 from .histories import HistoryReport as HistoryReport
 from .histories import LineageEdge as LineageEdge
 from .histories import LineageLayout as LineageLayout
@@ -25,6 +26,7 @@ from .histories import LineagesReport as LineagesReport
 from .histories import OptimizerNames as OptimizerNames
 from .histories import PackOrigin as PackOrigin
 from .histories import StampedHash as StampedHash
+from .histories import StampReport as StampReport
 from .inspection import CarriedCount as CarriedCount
 from .inspection import DetectedLayout as DetectedLayout
 from .inspection import DtypeCount as DtypeCount

@@ -80,6 +80,14 @@ class AppliedEdge(DocumentPart):
     source: str
 
 
+class DeclaredLayout(DocumentPart):
+    """A layout that `stamp` stated; `why` is None where nothing spoke against it."""
+
+    lineage: str
+    layout: str
+    why: str | None
+
+
 class HistoryReport(DocumentReport):
     """What was applied to a checkpoint, oldest first."""
 
@@ -87,6 +95,7 @@ class HistoryReport(DocumentReport):
     path: str
     output: str
     carried: tuple[str, ...]
+    declared: tuple[DeclaredLayout, ...]
     layouts: Mapping[str, str]
     standing: Mapping[str, str]
     lineages: tuple[LineageReport, ...]
@@ -99,3 +108,15 @@ class LineagesReport(DocumentReport):
 
     KIND = "lineages"
     lineages: tuple[LineageReport, ...]
+
+
+class StampReport(DocumentReport):
+    """A checkpoint stamped: what the stamp says, and in which file."""
+
+    KIND = "stamp"
+    path: str
+    written: str
+    lineage: str
+    layout: str
+    why: str | None
+    evidence: tuple[str, ...]

@@ -236,14 +236,22 @@ def describe_history(source: Source, request: Request, lineage: str | None) -> H
     standing = {
         entry["lineage"]: entry["layout"] for entry in found if lineage in (None, entry["lineage"])
     }
+    stated = [
+        f"{one['lineage']}@{one['layout']} was stated against its signs: {one['why']}"
+        for one in stamp.declared
+        if "why" in one
+    ]
     applied = [dict(e) for e in stamp.applied if lineage in (None, e["lineage"])]
     return HistoryReport.of(
         path=source.path,
         output=index_hash,
         **({"carried": list(stamp.carried)} if stamp.carried else {}),
+        **({"declared": [dict(one) for one in stamp.declared]} if stamp.declared else {}),
         layouts=dict(stamp.layouts),
         standing=standing,
         lineages=[row for name in standing for row in known_lineages(request.rules, name)],
         applied=applied,
-        notes=notes if source.history is not None else ["no stamp: nothing was applied by migrate"],
+        notes=[*notes, *stated]
+        if source.history is not None
+        else ["no stamp: nothing was applied by migrate"],
     )

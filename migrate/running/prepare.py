@@ -464,6 +464,7 @@ def _plan(
         output_hash=output_hash,
         at=request.at,
         carried=[one.name for one in index.carried],
+        declared=request.declared,
     )
     text = stamp_text(with_hash(entries, kept, NO_HASH) if alone_hash else entries)
     alone: list[str] = []

@@ -30,13 +30,15 @@ NAME = "migrate.history.json"
 @dataclass(frozen=True, slots=True)
 class Stamp:
     """`layouts` by lineage, applied edges, oldest first, and the names of what was carried without
-    being read. `ignored`: why a stamp is unused.
+    being read. `ignored`: why a stamp is unused. `declared`: layouts that a person stated, each
+    with the reason if signs speak against it.
     """
 
     layouts: Mapping[str, str] = field(default_factory=dict)
     applied: tuple[Mapping[str, Any], ...] = ()
     ignored: str = field(default="", compare=False)
     carried: tuple[str, ...] = ()
+    declared: tuple[Mapping[str, str], ...] = ()
 
 
 # where nothing was applied
@@ -84,7 +86,18 @@ def _read(raw: bytes, index_hash: str) -> Stamp:
         )
     carried = document.get("carried", [])
     fits = isinstance(carried, list) and all(map(_is_line, carried))
-    return Stamp(layouts, tuple(applied), carried=tuple(carried) if fits else ())
+    declared = document.get("declared", [])
+    stated = isinstance(declared, list) and all(map(_is_declared, declared))
+    return Stamp(
+        layouts,
+        tuple(applied),
+        carried=tuple(carried) if fits else (),
+        declared=tuple(declared) if stated else (),
+    )
+
+
+def _is_declared(one: Any) -> bool:
+    return isinstance(one, dict) and all(map(_is_line, chain.from_iterable(one.items())))
 
 
 def _is_entry(entry: Any) -> bool:
@@ -168,16 +181,19 @@ def write_stamp(
     output_hash: str,
     at: str | None = None,
     carried: Sequence[str] = (),
+    declared: Mapping[str, str] | None = None,
 ) -> str:
     """The new stamp's text: what was applied, then `entries`. `at`: the dict, if it was named;
-    `carried`: names of what went along without being read.
+    `carried`: names of what went along without being read; `declared`: a layout that is stated.
     """
+    stated = [*before.declared, *([dict(declared)] if declared else [])]
     document: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "kind": "history",
         "output": output_hash,
         **({} if at is None else {"at": at}),
         **({"carried": list(carried)} if carried else {}),
+        **({"declared": stated} if stated else {}),
         "layouts": {**before.layouts, **layouts},
         "applied": [*before.applied, *entries],
     }
