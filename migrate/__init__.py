@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from .api import inspect as inspect
     from .api import lint as lint
     from .api import plan as plan
+    from .api import seal as seal
+    from .api import stamp as stamp
     from .api import test as test
     from .api import verify as verify
-    from .authoring.seal import seal as seal
-    from .authoring.stamp import stamp as stamp
     from .core.errors import Diagnostic as Diagnostic
     from .core.errors import MigrateError as MigrateError
     from .core.spec import Spec as Spec
@@ -59,8 +59,8 @@ _HOMES = {
     "load": "live.load",
     "migrate_state_dict": "live.statedict",
     "save": "live.save",
-    "seal": "authoring.seal",
-    "stamp": "authoring.stamp",
+    "seal": "api",
+    "stamp": "api",
 }
 
 __all__ = [

@@ -22,3 +22,5 @@ from .plans import plan as plan
 from .rule_files import lint as lint
 from .runs import apply as apply
 from .runs import downgrade as downgrade
+from .seals import seal as seal
+from .stamps import stamp as stamp

@@ -36,9 +36,9 @@ def command(
     each rule file and layouts.yaml mean goes into rules.lock; titles, comments and tests may still
     change, and new files are free until they are sealed.
     """
-    from ..authoring.seal import seal
+    from .. import api
 
-    document = seal(lineages, check=check, replace=replace, rules=rules).to_json()
+    document = api.seal(lineages, check=check, replace=replace, rules=rules).to_json()
     render.emit(document, form, text)
     return int(document["exit"])
 

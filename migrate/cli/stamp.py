@@ -44,9 +44,11 @@ def command(
     A folder gets a migrate.history.json; of a single file a stamped copy is made. Commands
     believe the stamp before they look at keys.
     """
-    from ..authoring.stamp import stamp
+    from .. import api
 
-    document = stamp(checkpoint, layout, output, why=why, rules=rules, allow=allow, at=at).to_json()
+    document = api.stamp(
+        checkpoint, layout, output, why=why, rules=rules, allow=allow, at=at
+    ).to_json()
     render.emit(document, form, text)
 
 

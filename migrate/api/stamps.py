@@ -17,7 +17,6 @@ from ..planning.request import OTHER_LAYOUT, Request, make_request, path_text
 from ..results import StampReport
 from ..rules.lineage import LayoutFinding, Lineage, detect, resolve_goal
 from ..running import stamp as stamps
-from ..running.job import write_checkpoint
 from ..running.prepare import side_reader, stamp_of
 from ..running.resources import read_options
 from ..source.index import Source
@@ -164,6 +163,8 @@ def _added(source: Source, said: dict[str, str]) -> str:
 
 def _copied(place: str, out: str, said: dict[str, str], request: Request) -> str:
     """A copy of a single file with the stamp in it."""
+    from ..running.job import write_checkpoint
+
     if exists(out):
         fail("M904", f"{printable(out, 300)} exists", help="choose another place")
     with closing(formats.open(place, **request.opening)) as source:

@@ -11,11 +11,9 @@ from typing import Any
 from ..core.errors import Diagnostic, Report, Span, did_you_mean, fail, listed, option, printable
 from ..core.out_of_memory import guarded
 from ..core.types import PathLike
-from ..lints.findings import lint
 from ..planning.request import path_text
 from ..results import SealReport
 from ..rules.files import LAYOUTS, LoadedFile
-from ..rules.loading import read_files
 from ..rules.locks import LOCK, Lock, compared, lock_of, read_lock
 from ..rules.packs import Pack, read_lineage
 
@@ -127,6 +125,8 @@ def _homes(paths: PathLike | Iterable[PathLike], rules: PathLike | None) -> dict
 
 
 def _looked_at(name: str, home: Path) -> _Sealed:
+    from ..rules.loading import read_files
+
     report = Report()
     lineage = read_lineage(name, home, report)
     report.check()
@@ -145,6 +145,8 @@ def _looked_at(name: str, home: Path) -> _Sealed:
 
 def _unsealable(home: Path, files: Iterable[LoadedFile]) -> list[Diagnostic]:
     """M523 for each file without tests, and for errors and guesses that lint finds."""
+    from ..lints.findings import lint
+
     out = [
         Diagnostic(
             "M523",

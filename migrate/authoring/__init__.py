@@ -1,1 +1,0 @@
-"""What writes and releases rule files: made from nothing or from two checkpoints, and sealed."""
