@@ -2,16 +2,18 @@
 cannot know from headers, and the CRC-32s that archives record.
 
 Conditions compare bytes as the run would write them, a stage at a time, and stop at the first
-difference. A record that is copied whole passes through a buffer anyway, so the thread that fills
-the buffer computes the CRC-32 of its contents, and the parts are combined in the order of the file.
-What is cut up or computed passes in no such order: the records that it reads are checked once
-before anything is written.
+difference. A record that is copied, whole or in a few pieces that may go to several files, passes
+through a buffer anyway, so the thread that fills the buffer computes the CRC-32 of its contents,
+and the parts are combined in the order of the record. What is cut up finely or computed passes in
+no such order: the records that it reads are checked once before anything is written.
 """
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -23,9 +25,9 @@ from ..planning.graph import ComputedTensor
 from ..source.blobs import ChunkOf, ReplicaOf, Stored, chunk_at, chunks_of, key_of
 from ..source.zip_archive import combine, compare_crc, crc32
 from .evaluator import Evaluator
-from .gather import WINDOW, Batch, Gather, Sealed, Segment
-from .geometry import STAGE_MAX, ByteLayouts
-from .resources import MAX_MEMORY
+from .gather import LONG, WINDOW, Batch, Gather, Sealed, Segment
+from .geometry import STAGE_MAX, ByteLayout, ByteLayouts
+from .resources import MAX_MEMORY, run_together
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor, ValueCheck
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
 # what is read while planning to decide what becomes of a tensor
 MOST_CONTENT = 64 << 20
+# pieces that a tensor copies from one place, up to which their CRC-32s are combined: each takes
+# some 200 bytes for the whole run
+PIECES = 64
 
 
 def require_checks(
@@ -202,12 +207,46 @@ def _first(a: memoryview, b: memoryview) -> int:
 
 
 class RecordedStretch(NamedTuple):
-    """Bytes `start` to `stop` of an output that are all of a record of the source, in its order."""
+    """Bytes `start` to `stop` of an output that are those of a record of the source from `origin`
+    on: all of them, or a piece.
+    """
 
     start: int
     stop: int
     file: str
     record: ArchiveRecord
+    origin: int = 0
+    # those of the same record, of a piece
+    pieces: RecordPieces | None = None
+
+    def compare(self, crc: int) -> None:
+        """Takes the CRC-32 of the stretch; M942 if the record is known by it, and differs."""
+        whole = crc if self.pieces is None else self.pieces.joined(self, crc)
+        if whole is not None:
+            compare_crc(self.file, self.record, whole)
+
+
+class RecordPieces:
+    """The CRC-32s of the pieces of one record, in any order; any thread may call `joined`."""
+
+    __slots__ = ("_found", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # CRC-32 and length of each piece, by where it begins
+        self._found: dict[int, tuple[int, int]] = {}
+
+    def joined(self, one: RecordedStretch, crc: int) -> int | None:
+        """The CRC-32 of the record, given that of one more piece; None while others are missing."""
+        with self._lock:
+            self._found[one.origin] = crc, one.stop - one.start
+            pieces = sorted(self._found.items())
+        if sum(length for _, (_, length) in pieces) < one.record.size:
+            return None
+        whole = 0
+        for _, (found, length) in pieces:
+            whole = _extended(whole, found, length)
+        return whole
 
 
 Recorded: TypeAlias = "Mapping[int, Sequence[RecordedStretch]]"
@@ -216,9 +255,9 @@ Recorded: TypeAlias = "Mapping[int, Sequence[RecordedStretch]]"
 def recorded_checksums(
     outputs: Mapping[str, Tensor], files: Iterable[OutputFile], source: Source, layouts: ByteLayouts
 ) -> Recorded:
-    """The stretches of each output that are copied from whole records, in order, by identity of the
-    tensor; those alone that no end of a place in an output file divides. Records without bytes are
-    left out.
+    """The stretches of each output that are copied from records, in order, by identity of the
+    tensor: from whole ones, and from those whose pieces are all in these files. Left out are
+    records without bytes, and stretches that an end of a place in an output file divides.
     """
     sums, out = source.index.sums(), dict[int, list[RecordedStretch]]()
     if not sums:
@@ -227,39 +266,86 @@ def recorded_checksums(
 
     stored, starts = source.index.tensors, _starts(sums)
     owners = {} if source.index.inside is None else _owners(source.index.inside, sums, starts)
-    ends: dict[str, set[int]] = {}
+    places: dict[str, set[tuple[int, int]]] = {}
     for placed in (placed for file in files for placed in file.tensors):
-        ends.setdefault(placed.key, set()).update((placed.start, placed.start + placed.nbytes))
-    for key, borders in ends.items():
-        tensor, found, cuts = outputs[key], list[RecordedStretch](), sorted(borders)
+        places.setdefault(placed.key, set()).add((placed.start, placed.start + placed.nbytes))
+    # of each record: its pieces, with the tensor that copies each
+    pieces: dict[tuple[int, int], list[tuple[int, RecordedStretch]]] = {}
+    compared: set[tuple[int, int]] = set()
+    for key, held in places.items():
+        tensor, found, cuts = outputs[key], list[RecordedStretch](), sorted({*chain(*held)})
         layout = layouts.of(tensor.view, tensor.spec.dtype, tensor.spec.nbytes)
-        for move in () if layout.loose else layout.moves:
-            if move.loops or move.pattern is not None:
-                continue
-            name = tensor.sources[move.leaf]
-            if isinstance(name, ComputedTensor):
-                continue
+        for name, first, begin, run in _copies(tensor, layout):
             place = chunk_at(stored, name)
-            first = place.offset + move.src
+            first += place.offset
             known = starts.get(place.blob, ())
             # one as a rule; all of a file where it is copied as it is
-            for at in known[bisect_left(known, first) : bisect_left(known, first + move.run)]:
+            for at in known[
+                max(0, bisect_right(known, first) - 1) : bisect_left(known, first + run)
+            ]:
                 size, crc = sums[place.blob, at]
-                begin = move.dst + at - first
-                end = begin + size
-                whole = end <= move.dst + move.run
-                if size and whole and bisect_right(cuts, begin) == bisect_left(cuts, end):
-                    file = source.blobs[place.blob].name
-                    called = _record_name(place, owners.get((place.blob, at)) or name)
-                    record = ArchiveRecord(called, at, size, crc)
-                    found.append(RecordedStretch(begin, end, file, record))
+                low, high = max(at, first), min(at + size, first + run)
+                start, stop = begin + low - first, begin + high - first
+                if low >= high or bisect_right(cuts, start) != bisect_left(cuts, stop):
+                    continue
+                called = _record_name(place, owners.get((place.blob, at)) or name)
+                record = ArchiveRecord(called, at, size, crc)
+                file = source.blobs[place.blob].name
+                one = RecordedStretch(start, stop, file, record, low - at)
+                if high - low == size:
+                    found.append(one)
+                    compared.add((place.blob, at))
+                elif any(a <= start and stop <= b for a, b in held):
+                    several = pieces.setdefault((place.blob, at), [])
+                    if len(several) < 4 * PIECES:
+                        several.append((id(tensor), one))
         if found:
-            out[id(tensor)] = sorted(found, key=itemgetter(0))
+            out[id(tensor)] = found
+    for spot, several in pieces.items():
+        for owner, one in () if spot in compared else _complete(several):
+            out.setdefault(owner, []).append(one)
+    for found in out.values():
+        found.sort(key=itemgetter(0))
     return out
 
 
-def check_records(read: Iterable[str | ChunkOf], source: Source, recorded: Recorded) -> None:
-    """CheckpointError M942 if a record that is read, and that is not among `recorded`, differs."""
+def _copies(tensor: Tensor, layout: ByteLayout) -> Iterator[tuple[str | ChunkOf, int, int, int]]:
+    """(source, first byte there, first byte of the tensor, bytes) of contiguous copies, but for
+    those of many or short runs.
+    """
+    for move in () if layout.loose else layout.moves:
+        name = tensor.sources[move.leaf] if move.pattern is None else None
+        if name is None or isinstance(name, ComputedTensor):
+            continue
+        if not move.loops or (move.run >= LONG and move.nbytes <= PIECES * move.run):
+            for a, b in move.runs():
+                yield name, move.lo + a, b, move.run
+
+
+def _complete(
+    several: Sequence[tuple[int, RecordedStretch]],
+) -> Iterator[tuple[int, RecordedStretch]]:
+    """Of pieces of one record, with their tensors: those that follow each other from its begin to
+    its end, as often as they are copied; none where there are gaps.
+    """
+    longest: dict[int, int] = {}
+    for _, one in several:
+        longest[one.origin] = max(longest.get(one.origin, 0), one.stop - one.start)
+    at, record, chosen, pieces = 0, several[0][1].record, set[int](), RecordPieces()
+    while at < record.size and at in longest and len(chosen) < PIECES:
+        chosen.add(at)
+        at += longest[at]
+    for owner, one in several if at == record.size else ():
+        if one.origin in chosen and one.stop - one.start == longest[one.origin]:
+            yield owner, one._replace(record=record, pieces=pieces)
+
+
+def check_records(
+    read: Iterable[str | ChunkOf], source: Source, recorded: Recorded, threads: int = 1
+) -> None:
+    """CheckpointError M942 if a record that is read, and that is not among `recorded`, differs: the
+    first of several.
+    """
     sums = source.index.sums()
     if not sums:
         return
@@ -268,12 +354,30 @@ def check_records(read: Iterable[str | ChunkOf], source: Source, recorded: Recor
     covered = {(one.file, one.record.offset) for found in recorded.values() for one in found}
     starts = _starts(sums)
     places = (_start(chunk_at(source.index.tensors, at), sums, starts) for at in set(read))
-    for blob, offset in sorted({place for place in places if place is not None}):
-        if (source.blobs[blob].name, offset) not in covered:
-            check_record(
-                source.blobs[blob],
-                ArchiveRecord(f"the record at {offset}", offset, *sums[blob, offset]),
-            )
+    due = [
+        (blob, offset)
+        for blob, offset in sorted({place for place in places if place is not None})
+        if (source.blobs[blob].name, offset) not in covered
+    ]
+    waiting, lock, stop = iter(enumerate(due)), threading.Lock(), threading.Event()
+    failed: dict[int, BaseException] = {}
+
+    def work(_: int) -> None:
+        while not stop.is_set():
+            with lock:
+                number, (blob, offset) = next(waiting, (-1, (0, 0)))
+            if number < 0:
+                return
+            record = ArchiveRecord(f"the record at {offset}", offset, *sums[blob, offset])
+            try:
+                check_record(source.blobs[blob], record)
+            except BaseException as error:  # noqa: BLE001 - carried to the thread that waits
+                failed[number] = error
+                stop.set()
+
+    run_together(work, min(threads, len(due)), stop.set)
+    if failed:
+        raise failed[min(failed)]
 
 
 def check_all_records(source: Source, part: slice = slice(None)) -> None:
@@ -377,7 +481,7 @@ class FileChecksums:
                 if record is not None:
                     self._copied = _extended(self._copied, crc, b - a)
                     if b == record.stop:
-                        compare_crc(record.file, record.record, self._copied)
+                        record.compare(self._copied)
                         self._copied = 0
             if part.last and not isinstance(content, bytes):
                 self._done.append(self._running)

@@ -576,7 +576,7 @@ class TargetRun:
         if self.source.index.sums():
             self._recorded = recorded_checksums(outputs, files, self.source, self.layouts)
             read = {at for tensor in outputs.values() for at in stored_sources(tensor)}
-            check_records(read, self.source, self._recorded)
+            check_records(read, self.source, self._recorded, self.options.threads)
 
     def enter(self, rank: int | None = None) -> Partial:
         """The partial folder, made, or taken over with all that earlier runs claim to have written.

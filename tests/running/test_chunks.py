@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import zlib
 from dataclasses import replace
 from itertools import pairwise
@@ -25,6 +26,7 @@ from migrate.running import eager, share, tiles
 from migrate.running.checks import read_content, recorded_checksums
 from migrate.running.geometry import ByteLayouts
 from migrate.running.resources import RunOptions
+from migrate.source import zip_archive
 from migrate.source.blobs import ChunkedTensor, ChunkOf, Stored, chunk_at, read_rows, rows_of
 from migrate.source.target import OutputFile, Placed, Target
 
@@ -261,6 +263,102 @@ def test_a_record_that_several_files_hold_is_compared_where_no_place_divides_it(
     assert (tmp_path / "out" / "b").read_bytes() == array[13:].tobytes()
     for place, (size, crc) in sums.items():
         wrong = {**sums, place: (size, crc ^ 1)}
+        source.index = replace(source.index, sums=lambda wrong=wrong: wrong)
+        with pytest.raises(CheckpointError, match=f"recorded is {crc ^ 1:08x}"):
+            tiles.write_target(outputs, source, target, tmp_path / "wrong", digest="d")
+
+
+def pieces_of(source: RawSource, cuts: list[int]) -> dict[str, Tensor]:
+    """An output for each stretch of a tensor of one axis between these ends."""
+    whole = initial(source.index.tensors, Views())["k"]
+    return {
+        f"{a:07}": Tensor(
+            Spec(whole.spec.dtype, (b - a,)), views.slice_(whole.view, 0, a, b), whole.sources
+        )
+        for a, b in pairwise(cuts)
+    }
+
+
+def test_records_whose_pieces_go_to_several_files_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No record is read beforehand, and one that differs is found whichever it is, in any order of
+    its pieces.
+    """
+    size = 5 << 20
+    array = np.random.default_rng(7).integers(0, 256, (size,), "uint8")
+    source, sums = write(tmp_path / "in", {"k": (array, grid((size,), [[9, 3 << 20]]))})
+    source.index = replace(source.index, sums=lambda: sums)
+    cuts = [0, 5, (1 << 20) + 1, 2 << 20, (4 << 20) + 7, size]
+    outputs = pieces_of(source, cuts)
+    target = describe(outputs, files=3)
+
+    def never(*_: object) -> None:
+        raise AssertionError("read beforehand")
+
+    monkeypatch.setattr(zip_archive, "check_record", never)
+    for threads in (1, 4):
+        options = RunOptions(threads=threads)
+        out = tmp_path / f"out-{threads}"
+        tiles.write_target(outputs, source, target, out, digest="d", options=options)
+        assert b"".join(read_back(out, target)[key] for key in outputs) == array.tobytes()
+        for number, (place, (length, crc)) in enumerate(sums.items()):
+            wrong = {**sums, place: (length, crc ^ 1)}
+            source.index = replace(source.index, sums=lambda wrong=wrong: wrong)
+            to = tmp_path / f"wrong-{threads}-{number}"
+            with pytest.raises(CheckpointError, match=f"recorded is {crc ^ 1:08x}"):
+                tiles.write_target(outputs, source, target, to, digest="d", options=options)
+            assert not to.exists()
+        source.index = replace(source.index, sums=lambda: sums)
+
+
+def test_pieces_that_an_earlier_run_copied_count_in_a_later_one(tmp_path: Path) -> None:
+    array = np.random.default_rng(9).integers(0, 256, (1 << 20,), "uint8")
+    source, sums = write(tmp_path / "in", {"k": (array, grid((1 << 20,), [[]]))})
+    source.index = replace(source.index, sums=lambda: sums)
+    outputs = pieces_of(source, [0, 1 << 19, 1 << 20])
+    target, out = describe(outputs, files=2), tmp_path / "out"
+
+    def stop(done: int, total: int) -> None:
+        assert done < total
+        raise KeyboardInterrupt
+
+    first, again = RunOptions(threads=1, progress=stop), RunOptions(threads=1, resume=True)
+    ((place, (length, crc)),) = sums.items()
+    for change in (0, 1):
+        with pytest.raises(KeyboardInterrupt):
+            tiles.write_target(outputs, source, target, out, digest="d", options=first)
+        source.index = replace(source.index, sums=lambda said={place: (length, crc ^ change)}: said)
+        if change:
+            with pytest.raises(CheckpointError, match=f"recorded is {crc ^ 1:08x}"):
+                tiles.write_target(outputs, source, target, out, digest="d", options=again)
+            continue
+        result = tiles.write_target(outputs, source, target, out, digest="d", options=again)
+        assert result.bytes_written < sum(file.size for file in target.files)
+        assert b"".join(read_back(out, target)[key] for key in outputs) == array.tobytes()
+        shutil.rmtree(out)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "due"),
+    [([0, 4, 17], 1), ([0, 4, *range(11, 120), 120], 1), ([4, 10, 120], 1)],
+    ids=["its end is left out", "too many pieces", "its begin is left out"],
+)
+def test_records_of_which_a_piece_is_missing_are_read_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: list[int], due: int
+) -> None:
+    array = np.random.default_rng(8).integers(0, 256, (120,), "uint8")
+    source, sums = write(tmp_path / "in", {"k": (array, grid((120,), [[10]]))})
+    source.index = replace(source.index, sums=lambda: sums)
+    outputs = pieces_of(source, cuts)
+    target, read, check = describe(outputs), list[int](), zip_archive.check_record
+    monkeypatch.setattr(
+        zip_archive, "check_record", lambda blob, one: (read.append(one.size), check(blob, one))
+    )
+    tiles.write_target(outputs, source, target, tmp_path / "out", digest="d")
+    assert len(read) == due
+    for place, (length, crc) in sums.items():
+        wrong = {**sums, place: (length, crc ^ 1)}
         source.index = replace(source.index, sums=lambda wrong=wrong: wrong)
         with pytest.raises(CheckpointError, match=f"recorded is {crc ^ 1:08x}"):
             tiles.write_target(outputs, source, target, tmp_path / "wrong", digest="d")
