@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .api import history as history
     from .api import inspect as inspect
     from .api import lint as lint
+    from .api import new as new
     from .api import plan as plan
     from .api import test as test
     from .api import verify as verify
@@ -42,6 +43,7 @@ _HOMES = {
     "history": "api",
     "inspect": "api",
     "lint": "api",
+    "new": "api",
     "plan": "api",
     "test": "api",
     "verify": "api",
@@ -78,6 +80,7 @@ __all__ = [
     "lint",
     "load",
     "migrate_state_dict",
+    "new",
     "plan",
     "save",
     "test",

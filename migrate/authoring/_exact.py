@@ -24,15 +24,13 @@ class _Ambiguous(Exception):  # noqa: N818 - an answer: the pattern is of no use
     pass
 
 
-def settle(
-    lines: Sequence[Line], targets: Mapping[str, Sequence[str]], params: Mapping[str, int]
-) -> list[Line]:
+def settle(lines: Sequence[Line], targets: Mapping[str, Sequence[str]]) -> list[Line]:
     """The lines so that each takes what is its own of the source keys, and so that on the way back
     each takes what it made. `targets` maps a source key to the target keys of its relation.
     """
     work = list(lines)
     # what neither a condition nor its parts can help; who applies the rules finds out
-    left: set[int] = set()
+    left: dict[int, Line] = {}
     sources = group(dict.fromkeys(key for line in work for key in line.keys))
     made = group(dict.fromkeys(key for keys in targets.values() for key in keys))
     while True:
@@ -44,13 +42,13 @@ def settle(
             if number not in wrong:
                 out.append(line)
                 continue
-            narrowed = wrong[number] and _narrowed(line, wrong[number], params)
+            narrowed = wrong[number] and _narrowed(line, wrong[number])
             if narrowed:
                 out.append(narrowed)
             elif line.parts:
                 out += line.parts
             else:
-                left.add(id(line))
+                left[id(line)] = line
                 out.append(line)
         work = out
 
@@ -156,8 +154,11 @@ def _read(pattern: Segments, templates: Iterable[Template]) -> _Reading:
 
 
 def rest_of(pattern: Segments, keys: Iterable[str]) -> set[str]:
-    """What stands for the last capture of the pattern in these keys."""
-    reading = _read(pattern, group(keys))
+    """What stands for the last capture of the pattern in these keys; none where that is unclear."""
+    try:
+        reading = _read(pattern, group(keys))
+    except _Ambiguous:
+        return set()
     at = len(reading.pattern.captures) - 1
     return {str(row[at]) for row in reading.rows.values()}
 
@@ -182,9 +183,7 @@ def _excluded(line: Line, reading: _Reading, key: str) -> bool:
     return False
 
 
-def _narrowed(
-    line: Line, found: Sequence[tuple[list[Any], list[Any], str]], params: Mapping[str, int]
-) -> Line | None:
+def _narrowed(line: Line, found: Sequence[tuple[list[Any], list[Any], str]]) -> Line | None:
     """The line with the shortest `where` that leaves the foreign keys out; None without one."""
     apart = [(o, f, n) for o, f, n in found if o and f and not set(o) & set(f)]
     ints = {hole.name for pattern in line.sources for hole in holes(pattern)}

@@ -106,7 +106,9 @@ def _distinct(places: Sequence[_Place]) -> list[_Place]:
     targets: set[str] = set()
     out = []
     for place in places:
-        if place.source in sources or place.target in targets or not place.source:
+        if not (place.source and place.target):
+            continue
+        if place.source in sources or place.target in targets:
             continue
         sources.add(place.source)
         targets.add(place.target)

@@ -46,9 +46,8 @@ def compact(
     lines = capture_integers([line_of(relation, known) for relation in ordered])
     best: list[RuleDraft] | None = None
     for alone in (False, True):
-        made = settle(merge_words(merge_subtrees(lines, alone)), targets, known)
-        made = [_spelled(line) for line in made]
-        drafts = _drafts(made, known)
+        merged = [_spelled(line) for line in merge_words(merge_subtrees(lines, alone))]
+        drafts = drafts_of(settle(merged, targets), known)
         if best is None or (size(drafts), len(drafts)) < (size(best), len(best)):
             best = drafts
     return best or []
@@ -87,10 +86,15 @@ def patterns(of: Patterns) -> list[str]:
     return [*(of.values() if isinstance(of, Mapping) else of)]
 
 
-def _drafts(lines: Sequence[Line], params: Mapping[str, int]) -> list[RuleDraft]:
+def drafts_of(
+    lines: Sequence[Line], params: Mapping[str, int], ordered: bool = True
+) -> list[RuleDraft]:
+    """The lines as they are written; rules before what is kept, unless not `ordered`."""
     out: list[RuleDraft] = []
     names: set[str] = set()
-    for line in sorted(lines, key=lambda line: (line.kept, line.keys[0])):
+    if ordered:
+        lines = sorted(lines, key=lambda line: (line.kept, line.keys[0]))
+    for line in lines:
         line = _named(_trimmed(line))
         seen: set[str] = set()
         sources = [text(p, seen) for p in line.sources]

@@ -43,9 +43,12 @@ class Header:
 
 
 def text(
-    drafts: Iterable[RuleDraft], header: Header, tests: Sequence[Mapping[str, Any]] = ()
+    drafts: Iterable[RuleDraft],
+    header: Header,
+    tests: Sequence[Mapping[str, Any]] = (),
+    below: Sequence[str] = (),
 ) -> str:
-    """The rule file; equal drafts give equal bytes."""
+    """The rule file; equal drafts give equal bytes. `below` are lines of comments below rules."""
     made = list(drafts)
     out = [f"# yaml-language-server: $schema={header.schema}"]
     out += [f"# {line}" for comment in header.comments for line in _wrapped(comment, WIDTH - 2)]
@@ -65,10 +68,10 @@ def text(
             out += _comment(draft, 2)
             out += _item(draft.sources, 2)
     rules = [draft for draft in made if not draft.keep]
-    if rules:
-        out.append("rules:")
-        for draft in rules:
-            out += _rule(draft)
+    out.append("rules:" if rules else "rules: []" + (" # instead of [] such as:" if below else ""))
+    for draft in rules:
+        out += _rule(draft)
+    out += below
     if tests:
         out.append("tests:")
         for test in tests:

@@ -74,7 +74,7 @@ def renames(draw: st.DrawFn) -> list[Relation]:
     return [rename(a, b) for a, b in out.items()]
 
 
-@settings(max_examples=3000)
+@settings(max_examples=800)
 @given(renames())
 def test_renames_do_as_they_say_and_go_back(
     tmp_path_factory: pytest.TempPathFactory, relations: list[Relation]
