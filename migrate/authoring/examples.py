@@ -150,7 +150,7 @@ def _candidates(
 
 
 def _labelled(array: Elements, kind: str, labels: dict[tuple[str, int], int]) -> Any:
-    flat = [labels.setdefault((kind, int(bits)), len(labels) + 1) for bits in array.reshape(-1)]
+    flat: list[Any] = [labels.setdefault((kind, int(bits)), len(labels) + 1) for bits in array.reshape(-1)]
     for size in reversed(array.shape):
         flat = [flat[at : at + size] for at in range(0, len(flat), size)] if size else [flat]
     return flat[0] if flat else []
@@ -194,11 +194,11 @@ def _cut(
             np.flatnonzero(mask.any(axis=tuple(a for a in range(mask.ndim) if a != axis)))
             for axis in range(mask.ndim)
         ]
-        box = np.ix_(*axes) if axes else ()
+        inside = np.ix_(*axes) if axes else ()
         # not only these elements lie there, or not in a box
-        if not mask[box].all():
+        if not mask[inside].all():
             return None
-        expected[key] = whole[box]
+        expected[key] = whole[inside]
     if length is not None and sum(a.size for a in expected.values()) != len(elements):
         return None
     return given, expected

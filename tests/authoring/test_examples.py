@@ -81,8 +81,8 @@ def test_each_rule_gets_a_small_test_that_passes_and_lint_finds_nothing(
     path, found = made(checkpoints, tmp_path)
     assert found.untested == ()
     assert all(len(str(test)) < 2500 for test in found.tests)
-    assert migrate.test(path).passed
-    assert [d.code for d in migrate.lint(path).diagnostics] == []
+    assert migrate.test([path]).passed
+    assert [d.code for d in migrate.lint([path]).diagnostics] == []
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_mistake_in_a_made_rule_fails_its_test(
     text = path.read_text()
     assert right in text
     path.write_text(text.replace(right, wrong))
-    assert not migrate.test(path).passed
+    assert not migrate.test([path]).passed
 
 
 def test_a_rule_whose_elements_are_all_alike_gets_no_test(checkpoints: Any, tmp_path: Path) -> None:
