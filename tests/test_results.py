@@ -259,7 +259,7 @@ migrate.downgrade(f"{folder}/new", f"{folder}/back")
 print(migrate.verify(f"{folder}/new", source=old, inform=lambda estimate: estimate.tensors).equal)
 print(migrate.diff(old, f"{folder}/back").equal)
 migrate.history(); migrate.history(f"{folder}/new"); migrate.lint(rule)
-migrate.test(rule, specs=True)
+migrate.test(rule, specs=True); migrate.new(f"{folder}/made.yaml")
 state = {"a": torch.ones(2), "note": 1}
 seen = []
 made = migrate.apply(state, rules=rule, inform=seen.append)

@@ -62,7 +62,7 @@ def new(
             drafts = scaffold.templates(source.index.tensors)
         finally:
             source.close()
-    header = writing.Header(
+    header = writing.FileHead(
         place.id, scaffold.titled(place.slug), place.lineage, place.edge, schema=place.schema
     )
     text = writing.text(drafts, header, scaffold.STUB, scaffold.examples())
@@ -70,6 +70,6 @@ def new(
     return NewReport.of(
         id=place.id,
         files=[str(file) for file in files],
-        made={"rules": 0, "keep": len(drafts), "tests": len(scaffold.STUB), "guessed": 0},
+        counts={"rules": 0, "keep": len(drafts), "tests": len(scaffold.STUB), "guessed": 0},
         diagnostics=[d.to_json() for d in findings],
     )

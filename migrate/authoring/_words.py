@@ -16,7 +16,7 @@ MOST_SEGMENTS = 4
 _FIXED = 40
 
 
-class _Place(NamedTuple):
+class _Alternative(NamedTuple):
     """The words of one line in a place where others could have others."""
 
     line: int
@@ -24,7 +24,7 @@ class _Place(NamedTuple):
     target: str
 
 
-class _Form(NamedTuple):
+class _Around(NamedTuple):
     """What lines have in common that differ in one place: all but the words there."""
 
     how: str
@@ -38,9 +38,9 @@ class _Form(NamedTuple):
 def merge_words(lines: Sequence[Line]) -> list[Line]:
     """The lines with alternatives, those that save the most characters first."""
     known = dict(enumerate(lines))
-    places: dict[_Form, dict[int, _Place]] = defaultdict(dict)
-    at: dict[int, list[_Form]] = defaultdict(list)
-    dirty: set[_Form] = set()
+    places: dict[_Around, dict[int, _Alternative]] = defaultdict(dict)
+    at: dict[int, list[_Around]] = defaultdict(list)
+    dirty: set[_Around] = set()
 
     def add(number: int) -> None:
         for form, place in _places(number, known[number]):
@@ -51,7 +51,7 @@ def merge_words(lines: Sequence[Line]) -> list[Line]:
 
     for number in known:
         add(number)
-    savings: dict[_Form, int] = {}
+    savings: dict[_Around, int] = {}
     while True:
         for form in dirty:
             saved = _saved(form, [*places[form].values()]) if len(places[form]) > 1 else 0
@@ -75,7 +75,7 @@ def merge_words(lines: Sequence[Line]) -> list[Line]:
         add(number)
 
 
-def _places(number: int, line: Line) -> Iterator[tuple[_Form, _Place]]:
+def _places(number: int, line: Line) -> Iterator[tuple[_Around, _Alternative]]:
     if line.roles or len(line.sources) != 1 or len(line.targets) > 1:
         return
     source = line.sources[0]
@@ -85,11 +85,11 @@ def _places(number: int, line: Line) -> Iterator[tuple[_Form, _Place]]:
         words = ".".join(map(plain, source[start:end]))
         left = (how, source[:start], source[end:])
         if kept or target is None:
-            yield _Form(*left), _Place(number, words, words)
+            yield _Around(*left), _Alternative(number, words, words)
             continue
         for begin, stop in _runs(target):
             others = ".".join(map(plain, target[begin:stop]))
-            yield _Form(*left, target[:begin], target[stop:]), _Place(number, words, others)
+            yield _Around(*left, target[:begin], target[stop:]), _Alternative(number, words, others)
 
 
 def _runs(pattern: Segments) -> Iterator[tuple[int, int]]:
@@ -100,7 +100,7 @@ def _runs(pattern: Segments) -> Iterator[tuple[int, int]]:
             yield start, end
 
 
-def _distinct(places: Sequence[_Place]) -> list[_Place]:
+def _distinct(places: Sequence[_Alternative]) -> list[_Alternative]:
     """Those of the places whose words are not those of another one before."""
     sources: set[str] = set()
     targets: set[str] = set()
@@ -120,7 +120,7 @@ def _size(pattern: Segments | None) -> int:
     return sum(len(plain(s)) if literal(s) else 8 for s in pattern or ()) + len(pattern or ())
 
 
-def _saved(form: _Form, places: Sequence[_Place]) -> int:
+def _saved(form: _Around, places: Sequence[_Alternative]) -> int:
     """The characters that one rule for all of them saves; 0 or less: none."""
     places = _distinct(places)
     if len(places) < 2:
@@ -140,7 +140,7 @@ def _saved(form: _Form, places: Sequence[_Place]) -> int:
     return before - after
 
 
-def _merged(lines: Sequence[Line], places: Sequence[_Place], form: _Form) -> Line:
+def _merged(lines: Sequence[Line], places: Sequence[_Alternative], form: _Around) -> Line:
     _, before, after, left, right = form
     first = lines[0]
     hole = Hole(f"w{len(before)}_{len(after)}", "enum", tuple(p.source for p in places))

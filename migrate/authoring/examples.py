@@ -60,7 +60,7 @@ def made_tests(
     relations: Sequence[Relation],
     specs: Mapping[str, Spec],
     read: tuple[Read, Read],
-    header: writing.Header,
+    header: writing.FileHead,
     params: Mapping[str, int] | None = None,
 ) -> Examples:
     """A test of all rules, with the values of those that an example can be made for.
@@ -150,7 +150,9 @@ def _candidates(
 
 
 def _labelled(array: Elements, kind: str, labels: dict[tuple[str, int], int]) -> Any:
-    flat: list[Any] = [labels.setdefault((kind, int(bits)), len(labels) + 1) for bits in array.reshape(-1)]
+    flat: list[Any] = [
+        labels.setdefault((kind, int(bits)), len(labels) + 1) for bits in array.reshape(-1)
+    ]
     for size in reversed(array.shape):
         flat = [flat[at : at + size] for at in range(0, len(flat), size)] if size else [flat]
     return flat[0] if flat else []
@@ -252,7 +254,7 @@ def _has(op: str, argument: str) -> bool:
     return argument in getattr(ops.get(op).Args, "__dataclass_fields__", {})
 
 
-def _passes(drafts: Sequence[RuleDraft], header: writing.Header, test: Mapping[str, Any]) -> bool:
+def _passes(drafts: Sequence[RuleDraft], header: writing.FileHead, test: Mapping[str, Any]) -> bool:
     """Whether the rules make of what is given what is expected."""
     text = writing.text(drafts, header, [test])
     report = Report()

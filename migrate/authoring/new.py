@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..core.errors import Diagnostic, MigrateError, Report, Span, fail, printable
+from ..core.errors import Diagnostic, MigrateError, Report, Span, fail, option, printable
 from ..lints.findings import lint
 from ..rules.files import LAYOUTS
 from ..rules.lineage import Lineage
@@ -26,7 +26,7 @@ _NUMBERED = re.compile(r"(.*?)([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NewFile:
     """Where a rule file goes and what it is called; `layouts` is None where the lineage has its
     own, or where the file stands alone. `home` is the folder of its lineage.
     """
@@ -47,15 +47,15 @@ class Place:
         return self.id.rsplit("/", 1)[-1]
 
 
-def alone(file: Path, start: str | None) -> Place:
+def alone(file: Path, start: str | None) -> NewFile:
     """The place of a rule file without a lineage."""
     if file.exists():
         _refuse_existing(file)
     slug = "".join(c if c.isascii() and c.isalnum() else "-" for c in file.stem).strip("-") or "new"
-    return Place(file, f"local/new/{slug}", "local", (start or "old", "new"), None, None)
+    return NewFile(file, f"local/new/{slug}", "local", (start or "old", "new"), None, None)
 
 
-def in_lineage(name: str, start: str | None, root: Path) -> Place:
+def in_lineage(name: str, start: str | None, root: Path) -> NewFile:
     """The place of LINEAGE/TO/SLUG below `root`; M904 for a file that is there."""
     parts = name.split("/")
     if len(parts) != 3 or not all(_PART.fullmatch(part) for part in parts):
@@ -75,7 +75,7 @@ def in_lineage(name: str, start: str | None, root: Path) -> Place:
         report.check()
         if known is None:
             fail("M507", f"{home / LAYOUTS} cannot be read")
-        return Place(file, name, lineage, _edge(known, start, goal, home), home, None)
+        return NewFile(file, name, lineage, _edge(known, start, goal, home), home, None)
     shipped = built_in().folder
     if shipped is not None and (shipped / lineage).is_dir() and shipped.resolve() != root.resolve():
         fail(
@@ -87,7 +87,7 @@ def in_lineage(name: str, start: str | None, root: Path) -> Place:
     if start == goal:
         fail("M115", f"an edge leads from one layout to another, not from `{goal}` to itself")
     text = scaffold.layouts_text(lineage, start, goal, scaffold.schema_path(2, "layouts"))
-    return Place(file, name, lineage, (start, goal), home, text)
+    return NewFile(file, name, lineage, (start, goal), home, text)
 
 
 def _edge(known: Lineage, start: str | None, goal: str, home: Path) -> tuple[str, str]:
@@ -107,7 +107,11 @@ def _edge(known: Lineage, start: str | None, goal: str, home: Path) -> tuple[str
     others = [name for name in names if name != goal]
     found = [*before, *reversed(last), *others]
     if not found:
-        fail("M115", f"no layout leads to `{goal}` yet", help="name one with --from")
+        fail(
+            "M115",
+            f"no layout leads to `{goal}` yet",
+            help=f"name one: {option('from_', 'LAYOUT')}",
+        )
     return found[0], goal
 
 
@@ -123,7 +127,7 @@ def _refuse_existing(file: Path) -> None:
     fail("M904", f"{printable(str(file))} exists", help="choose another name, or move it away")
 
 
-def publish(place: Place, text: str) -> tuple[list[Path], list[Diagnostic]]:
+def publish(place: NewFile, text: str) -> tuple[list[Path], list[Diagnostic]]:
     """Writes the files, and answers with them and with what lint says of them. Raises the problems
     of a file that does not load, and M904 for one that came to be in the meantime.
     """
@@ -136,7 +140,7 @@ def publish(place: Place, text: str) -> tuple[list[Path], list[Diagnostic]]:
     return list(files), findings
 
 
-def _checked(place: Place, files: Mapping[Path, str], folder: Path) -> list[Diagnostic]:
+def _checked(place: NewFile, files: Mapping[Path, str], folder: Path) -> list[Diagnostic]:
     """What lint says of the files where they will stand, tried in a copy; problems are raised."""
     home = place.home
     copy = folder / (home.name if home is not None else "rules")

@@ -26,7 +26,7 @@ _BREAKS = ("|", ".", " ")
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class FileHead:
     """What a rule file says before its rules. `schema` is the path of the schemas from the file;
     `comments` stand below the modeline.
     """
@@ -44,7 +44,7 @@ class Header:
 
 def text(
     drafts: Iterable[RuleDraft],
-    header: Header,
+    header: FileHead,
     tests: Sequence[Mapping[str, Any]] = (),
     below: Sequence[str] = (),
 ) -> str:

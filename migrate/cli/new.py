@@ -73,7 +73,7 @@ def command(
 def text(document: Mapping[str, Any]) -> str:
     """The files, how much stands in the new one, and what lint says of it."""
     doc = safe(document)
-    made = doc["made"]
+    made = doc["counts"]
     counts = [
         plural(made["rules"], "rule"),
         *([f"{made['guessed']} of them guessed"] if made["guessed"] else []),

@@ -7,7 +7,7 @@ from ..core.errors import Diagnostic
 from .shared import DocumentReport
 
 
-class MadeRules(DocumentPart):
+class RuleFileCounts(DocumentPart):
     """How many rules a made file has, patterns of keys that stay, tests, and rules by guess."""
 
     rules: int
@@ -22,5 +22,5 @@ class NewReport(DocumentReport):
     KIND = "new"
     id: str
     files: tuple[str, ...]
-    made: MadeRules
+    counts: RuleFileCounts
     diagnostics: tuple[Diagnostic, ...]

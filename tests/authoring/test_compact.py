@@ -18,7 +18,7 @@ from migrate.authoring.compact import compact
 from migrate.authoring.relations import Relation, RuleDraft
 from migrate.core.templates import rank_of
 
-HEADER = writing.Header("made/new/rules", "Made", "made", ("old", "new"))
+HEADER = writing.FileHead("made/new/rules", "Made", "made", ("old", "new"))
 WORDS = ["a", "b", "attn", "mlp", "q_proj", "k_proj", "weight", "bias", "0", "1", "2", "3", "10"]
 
 

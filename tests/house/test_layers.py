@@ -37,7 +37,6 @@ BESIDE = {
     ("extra_state", "formats"),
     ("cli", "api"),
     ("api", "authoring"),
-    ("authoring", "api"),
     ("__main__", "cli"),
     ("__init__", "api"),
 }

@@ -16,7 +16,7 @@ from migrate.authoring.relations import Relation
 from migrate.core.spec import Spec
 
 PARAMS = {"experts": {"type": "int", "config": "num_experts", "optional": True}}
-HEADER = writing.Header(
+HEADER = writing.FileHead(
     "made/new/rules", "Made", "made", ("old", "new"), params=PARAMS, schema="x/rulefile.schema.json"
 )
 
