@@ -3,9 +3,9 @@
     python benchmarks/compactness.py
 
 For each shipped rule file, of those of its tests in which only layout ops take part, the one that
-takes the most rules is bound to the hand's rules. What they do there is written down key by key, and
-`compact` makes rules of that alone, which then have to pass the same test. Both are written by the
-same writer; of the hand's file only those rules and patterns of `keep` count that took a key.
+takes the most rules is bound to the hand's rules. What they do there is written down key by key,
+and `compact` makes rules of that alone, which then have to pass the same test. Both are written by
+the same writer; of the hand's file only those rules and patterns of `keep` count that took a key.
 """
 
 from __future__ import annotations
