@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ..core.templates import group
 from ._indices import capture_integers
 from ._lines import line_of
 from .compact import drafts_of
@@ -62,7 +63,9 @@ STUB: list[dict[str, Any]] = [
 
 def templates(keys: Iterable[str]) -> list[RuleDraft]:
     """A pattern of `keep` for each form of these keys, in their order."""
-    lines = capture_integers([line_of(Relation((key,), (key,)), {}) for key in keys])
+    # of a key that stays every integer is a capture, so that one key of each form says it all
+    forms = [form.keys[0] for form in group(keys)]
+    lines = capture_integers([line_of(Relation((key,), (key,)), {}) for key in forms])
     return drafts_of(lines, {}, ordered=False)
 
 
