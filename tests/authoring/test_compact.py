@@ -101,3 +101,59 @@ def test_hostile_names_mean_themselves(
         tmp_path_factory.mktemp("made"),
         [rename(a, f"new.{b}") for a, b in zip(names[:half], names[half:], strict=False)],
     )
+
+
+def rows(n: int, start: int = 0) -> Any:
+    return torch.arange(start, start + 2 * n).reshape(n, 2)
+
+
+def test_joins_and_parts_say_their_captures_counts_and_starts(tmp_path: Path) -> None:
+    relations = [
+        # the first two experts are one tensor and the other three another one
+        Relation(("e.0.w", "e.1.w"), ("first",), ({"stack": {"dim": 0}},)),
+        Relation(("e.2.w", "e.3.w", "e.4.w"), ("rest",), ({"concat": {"dim": 0}},)),
+        Relation(("qkv",), ("q.w", "k.w", "v.w"), ({"split": {"dim": 0, "sizes": [2, 1, 1]}},)),
+        Relation(("all",), ("b.1", "b.2"), ({"unbind": {"dim": 0}},)),
+        Relation(("x.w@0", "x.w@1"), ("x.w",), ({"concat": {"dim": 1}},)),
+        Relation(("gone.3.bits",), (), ({"drop": {"why": "made again"}},)),
+        Relation(
+            ("p.0.a", "p.0.z.b"),
+            ("p.0.joined",),
+            ({"transpose": {"dims": [0, 1], "only": [1]}}, {"concat": {"dim": 0}}),
+        ),
+    ]
+    old = {f"e.{n}.w": rows(2, 10 * n) for n in range(5)}
+    old |= {"qkv": rows(4), "all": torch.stack([rows(1), rows(1, 5)])}
+    old |= {"x.w@0": rows(1), "x.w@1": rows(1, 7), "gone.3.bits": rows(1)}
+    old |= {"p.0.a": rows(2), "p.0.z.b": rows(2, 30)}
+    path, _ = written(tmp_path, relations)
+    wanted = {
+        "first": torch.stack([old["e.0.w"], old["e.1.w"]]),
+        "rest": torch.cat([old["e.2.w"], old["e.3.w"], old["e.4.w"]]),
+        "q.w": rows(4)[:2],
+        "k.w": rows(4)[2:3],
+        "v.w": rows(4)[3:],
+        "b.1": rows(1),
+        "b.2": rows(1, 5),
+        "x.w": torch.cat([rows(1), rows(1, 7)], 1),
+        "p.0.joined": torch.cat([rows(2), rows(2, 30).T]),
+    }
+    made = {key: tensor.tolist() for key, tensor in wanted.items()}
+    assert applied(path, old) == made, path.read_text()
+
+
+def test_bounds_are_params_where_one_alone_has_the_value(tmp_path: Path) -> None:
+    relations = [
+        rename(f"l.{n}.w", f"dense.{n}.w" if n < 3 else f"sparse.{n - 3}.w") for n in range(6)
+    ]
+    _, drafts = written(tmp_path, relations, {"dense": 3, "layers": 6})
+    assert [d.where for d in drafts] == [{"n": {"max": "$dense - 1"}}, {"n": {"min": "$dense"}}]
+    _, drafts = written(tmp_path, relations, {"dense": 3, "heads": 3})
+    assert [d.where for d in drafts] == [{"n": {"max": 2}}, {"n": {"min": 3}}]
+
+
+def test_ops_that_do_not_fit_their_keys_are_refused() -> None:
+    with pytest.raises(ValueError, match="nothing joins"):
+        compact([Relation(("a", "b"), ("c",))])
+    with pytest.raises(ValueError, match="does not say how many"):
+        compact([Relation(("a", "b", "c"), ("d",), ({"stack": {"count": 2}}, {"concat": {}}))])
