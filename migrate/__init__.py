@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .api import history as history
     from .api import inspect as inspect
     from .api import lint as lint
+    from .api import new as new
     from .api import plan as plan
     from .api import seal as seal
     from .api import stamp as stamp
@@ -44,6 +45,7 @@ _HOMES = {
     "history": "api",
     "inspect": "api",
     "lint": "api",
+    "new": "api",
     "plan": "api",
     "test": "api",
     "verify": "api",
@@ -82,6 +84,7 @@ __all__ = [
     "lint",
     "load",
     "migrate_state_dict",
+    "new",
     "plan",
     "save",
     "seal",

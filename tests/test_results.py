@@ -263,6 +263,7 @@ print(migrate.diff(old, f"{folder}/back").equal)
 migrate.history(); migrate.history(f"{folder}/new"); migrate.lint(rule)
 migrate.test(rule, specs=True); migrate.seal(f"{folder}/hf-mixtral", check=True)
 migrate.stamp(f"{folder}/plain", "hf-mixtral@v4")
+migrate.new(f"{folder}/made.yaml")
 state = {"a": torch.ones(2), "note": 1}
 seen = []
 made = migrate.apply(state, rules=rule, inform=seen.append)

@@ -4,6 +4,7 @@
     apply, downgrade    plan, then run: gather, write, check, publish
     verify, diff        compare bytes
     history             read stamps and lineages
+    new                 write a rule file to fill in
     lint                look at rule files
     test                run the tests of rule files
 
@@ -14,6 +15,7 @@ The first four take state dicts and modules too. Each answers with a read-only o
 from __future__ import annotations
 
 from ..ruletests.run import test as test
+from .authoring import new as new
 from .comparisons import diff as diff
 from .comparisons import verify as verify
 from .histories import history as history

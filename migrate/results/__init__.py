@@ -9,6 +9,8 @@ A report holds the document that the command of the same name prints with `--for
 from __future__ import annotations
 
 from ..core.errors import Diagnostic as Diagnostic
+from .authoring import NewReport as NewReport
+from .authoring import RuleFileCounts as RuleFileCounts
 from .comparisons import BytesDifference as BytesDifference
 from .comparisons import DiffReport as DiffReport
 from .comparisons import SpecDifference as SpecDifference

@@ -495,6 +495,11 @@ class Rule(Model):
         examples=["drop", {"missing": "zeros"}],
     )
 
+    guessed: Bool = Field(
+        False,
+        description="names alone decided the rule: a made file says so until values were compared",
+    )
+
     @property
     def optional_roles(self) -> tuple[str, ...]:
         """The roles that may be missing."""
@@ -612,7 +617,7 @@ class RuleFile(Model):
 # title must not make every checkpoint look as if it had been migrated by something else. What is
 # left out is prose and tests; what is written as its default counts as not written. So
 # is `files_back`: with a stamp it does nothing, so it can be added to rules that were applied.
-_PROSE = {"title", "why", "tests", "requires"}
+_PROSE = {"title", "why", "tests", "requires", "guessed"}
 # what a rule file does where there is no stamp
 _WITHOUT_STAMP = {"files_back", "values_back"}
 

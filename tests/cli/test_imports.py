@@ -95,6 +95,7 @@ def test_a_process_on_windows_ends_with_one_line(arguments: list[str]) -> None:
             ["history"],
             ["test"],
             ["lint"],
+            ["new"],
         ],
         default=2,
     ),
@@ -151,6 +152,12 @@ def test_a_run_by_rules_that_ship_builds_no_models_of_what_people_write(tmp_path
         ["history"],
     ):
         assert not loaded(*command) & unwanted, command
+
+
+def test_new_writes_a_file_without_torch_and_numpy(tmp_path: Path) -> None:
+    source = safetensors(tmp_path / "old.safetensors", mixtral())
+    found = loaded("new", "toy/v2/one", "--index", source, cwd=tmp_path)
+    assert not found & {"torch", "numpy", "safetensors", "xxhash"}
 
 
 def test_no_command_imports_another_one_nor_what_only_other_formats_need() -> None:

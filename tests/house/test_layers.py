@@ -23,7 +23,7 @@ FLOORS = {
     "planning": 4,
     "running": 5,
     "live": 6, "ruletests": 6, "lints": 6,
-    "staging": 7, "cli": 7, "api": 7, "dcp": 7, "__init__": 7, "__main__": 7,
+    "staging": 7, "cli": 7, "api": 7, "authoring": 7, "dcp": 7, "__init__": 7, "__main__": 7,
     "testing": 8,
 }  # fmt: skip
 # folders of one floor that may use each other: (who, whom)
@@ -36,6 +36,7 @@ BESIDE = {
     ("ops", "extra_state"),
     ("extra_state", "formats"),
     ("cli", "api"),
+    ("api", "authoring"),
     ("__main__", "cli"),
     ("__init__", "api"),
 }

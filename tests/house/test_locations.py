@@ -36,6 +36,7 @@ LOCAL = {
     "planning/path.py": "rule files",
     "planning/request.py": "rule files and folders",
     "planning/savedplan.py": "a saved plan",
+    "authoring/new.py": "the folder of rules",
     "cli/apply.py": "the output",
     "cli/main.py": "the folder of the commands",
     "cli/options.py": "a document that is saved",

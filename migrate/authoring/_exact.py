@@ -1,0 +1,211 @@
+"""Each rule takes its own keys and no others: by `where` if its patterns say too much, and else in
+the parts that it was made of.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ..core.keys import Pattern, TwoReadings, narrower, parse
+from ..core.templates import PER_KEY, Template, bind, group, with_rank_0, without_rank
+from ._lines import Hole, Line, Segments, holes, text
+
+
+class _Reading(NamedTuple):
+    pattern: Pattern
+    # key -> the values of the pattern's captures
+    rows: dict[str, tuple[Any, ...]]
+
+
+class _Ambiguous(Exception):  # noqa: N818 - an answer: the pattern is of no use
+    pass
+
+
+def settle(lines: Sequence[Line], targets: Mapping[str, Sequence[str]]) -> list[Line]:
+    """The lines so that each takes what is its own of the source keys, and so that on the way back
+    each takes what it made. `targets` maps a source key to the target keys of its relation.
+    """
+    work = list(lines)
+    # what neither a condition nor its parts can help; who applies the rules finds out
+    left: dict[int, Line] = {}
+    sources = group(dict.fromkeys(key for line in work for key in line.keys))
+    made = group(dict.fromkeys(key for keys in targets.values() for key in keys))
+    while True:
+        wrong = _wrong(work, sources, made, targets)
+        if all(id(work[number]) in left for number in wrong):
+            return work
+        out = []
+        for number, line in enumerate(work):
+            if number not in wrong:
+                out.append(line)
+                continue
+            narrowed = wrong[number] and _narrowed(line, wrong[number])
+            if narrowed:
+                out.append(narrowed)
+            elif line.parts:
+                out += line.parts
+            else:
+                left[id(line)] = line
+                out.append(line)
+        work = out
+
+
+def _wrong(
+    lines: Sequence[Line],
+    sources: Sequence[Template],
+    made: Sequence[Template],
+    targets: Mapping[str, Sequence[str]],
+) -> dict[int, list[tuple[list[Any], list[Any], str]]]:
+    """The lines that take foreign keys: for each integer capture its own and the foreign values;
+    an empty list where nothing but the parts helps.
+    """
+    out: dict[int, list[tuple[list[Any], list[Any], str]]] = {}
+    for side, templates in (("from", sources), ("to", made)):
+        readings: list[list[_Reading]] = []
+        owner: dict[str, list[int]] = defaultdict(list)
+        for number, line in enumerate(lines):
+            own = (
+                line.keys
+                if side == "from"
+                else dict.fromkeys(k for key in line.keys for k in targets[key])
+            )
+            for key in own:
+                owner[key].append(number)
+            try:
+                readings.append([_read(p, templates) for p in _patterns(line, side)])
+            except _Ambiguous:
+                out[number] = []
+                readings.append([])
+        taken: dict[str, list[tuple[int, _Reading]]] = defaultdict(list)
+        for number, of in enumerate(readings):
+            for reading in of:
+                for key in reading.rows:
+                    if not _excluded(lines[number], reading, key):
+                        taken[key].append((number, reading))
+        foreign: dict[int, set[str]] = defaultdict(set)
+        for key, by in taken.items():
+            if len(by) == 1 and by[0][0] in owner[key]:
+                continue
+            for number, reading in by:
+                if number in owner[key] or lines[number].kept:
+                    continue
+                if lines[number].fields.get("keep_source") and side == "from":
+                    foreign[number].add(key)
+                    continue
+                rivals = [r for n, r in by if n in owner[key]]
+                if any(not lines[n].kept for n, _ in by if n in owner[key]) and all(
+                    narrower(rival.pattern, reading.pattern) for rival in rivals
+                ):
+                    continue
+                foreign[number].add(key)
+        for number, keys in foreign.items():
+            if number in out:
+                continue
+            found = out.setdefault(number, [])
+            for reading in readings[number]:
+                own_keys = [k for k in reading.rows if number in owner[k]]
+                for at, name in enumerate(reading.pattern.captures):
+                    if reading.pattern.types[name].kind != "int":
+                        continue
+                    ours = sorted({reading.rows[k][at] for k in own_keys})
+                    theirs = sorted({reading.rows[k][at] for k in keys if k in reading.rows})
+                    found.append((ours, theirs, name))
+    return out
+
+
+def _patterns(line: Line, side: str) -> Iterator[Segments]:
+    if side == "from":
+        yield from line.sources
+        return
+    for pattern in line.targets:
+        yield tuple(
+            tuple(
+                replace(atom, values=tuple(line.map[atom.name][v] for v in atom.values))
+                if isinstance(atom, Hole) and atom.kind == "enum" and atom.name in line.map
+                else atom
+                for atom in segment
+            )
+            for segment in pattern
+        )
+
+
+def _read(pattern: Segments, templates: Iterable[Template]) -> _Reading:
+    parsed = parse(text(pattern, set()))
+    rows: dict[str, tuple[Any, ...]] = {}
+    for template in templates:
+        seen, rank = (template, None) if parsed.ranked else without_rank(template)
+        try:
+            binding = bind(parsed, with_rank_0(parsed, seen, rank))
+            if binding is None:
+                continue
+            if binding is PER_KEY:
+                found = [parsed.match(key) for key in seen.keys]
+            else:
+                found = binding.rows()
+        except TwoReadings:
+            raise _Ambiguous from None
+        rows.update(
+            (k, row) for k, row in zip(template.keys, found, strict=True) if row is not None
+        )
+    return _Reading(parsed, rows)
+
+
+def rest_of(pattern: Segments, keys: Iterable[str]) -> set[str]:
+    """What stands for the last capture of the pattern in these keys; none where that is unclear."""
+    try:
+        reading = _read(pattern, group(keys))
+    except _Ambiguous:
+        return set()
+    at = len(reading.pattern.captures) - 1
+    return {str(row[at]) for row in reading.rows.values()}
+
+
+def _excluded(line: Line, reading: _Reading, key: str) -> bool:
+    values = dict(zip(reading.pattern.captures, reading.rows[key], strict=True))
+    for name, asked in line.where.items():
+        value = values.get(name)
+        if not isinstance(value, int):
+            continue
+        if isinstance(asked, Mapping):
+            low, high = asked.get("min"), asked.get("max")
+            step, rest = asked.get("multiple_of", 1), asked.get("remainder", 0)
+            if (
+                (low is not None and value < low)
+                or (high is not None and value > high)
+                or value % step != rest
+            ):
+                return True
+        elif value not in asked:
+            return True
+    return False
+
+
+def _narrowed(line: Line, found: Sequence[tuple[list[Any], list[Any], str]]) -> Line | None:
+    """The line with the shortest `where` that leaves the foreign keys out; None without one."""
+    apart = [(o, f, n) for o, f, n in found if o and f and not set(o) & set(f)]
+    ints = {hole.name for pattern in line.sources for hole in holes(pattern)}
+    for ours, theirs, name in apart:
+        if name not in ints or name in line.where:
+            continue
+        inside = [f for f in theirs if ours[0] <= f <= ours[-1]]
+        if not inside:
+            limits: dict[str, Any] = {}
+            if theirs[0] < ours[0]:
+                limits["min"] = ours[0]
+            if theirs[-1] > ours[-1]:
+                limits["max"] = ours[-1]
+            return replace(line, where={**line.where, name: limits})
+    for ours, theirs, name in apart:
+        if name not in ints or name in line.where:
+            continue
+        for step in range(2, 9):
+            rests = {o % step for o in ours}
+            if len(rests) == 1 and not any(f % step in rests for f in theirs):
+                rest = rests.pop()
+                asked = {"multiple_of": step, **({"remainder": rest} if rest else {})}
+                return replace(line, where={**line.where, name: asked})
+        return replace(line, where={**line.where, name: ours})
+    return None

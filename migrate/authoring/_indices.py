@@ -1,0 +1,190 @@
+"""Lines that differ in integers become one, whose integers are captures.
+
+An integer of a source becomes a capture where integers of the targets follow from it: as they are,
+or as a*n + b. One that no target has stays as it is, and tells rules apart.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+
+from ._lines import Hole, Line, Segments
+
+_Row = tuple[int, ...]
+# of the targets: the source integer it follows, factor and offset; or a constant
+_Follows = tuple[int, int, int]
+
+_SLOT = "\0"
+
+
+def capture_integers(lines: Iterable[Line]) -> list[Line]:
+    """The lines with captures in place of integers, in the order of their first keys."""
+    groups: dict[Hashable, list[Line]] = defaultdict(list)
+    for line in lines:
+        form = tuple(map(_skeleton, line.sources)), tuple(map(_skeleton, line.targets)), line.how()
+        groups[form].append(line)
+    return [made for group in groups.values() for made in _solved(group)]
+
+
+def _skeleton(pattern: Segments) -> Hashable:
+    return tuple(
+        [
+            tuple([_SLOT if isinstance(atom, int) else atom for atom in segment])
+            for segment in pattern
+        ]
+    )
+
+
+def _integers(patterns: Iterable[Segments]) -> _Row:
+    return tuple(
+        [a for pattern in patterns for segment in pattern for a in segment if isinstance(a, int)]
+    )
+
+
+def _solved(group: Sequence[Line]) -> list[Line]:
+    sources = [_integers(line.sources) for line in group]
+    targets = [_integers(line.targets) for line in group]
+    if not sources[0]:
+        return list(group)
+    first = [a for p in group[0].sources[:1] for s in p for a in s if isinstance(a, int)]
+    own = len(first)
+    dropped = not group[0].targets
+    out: list[Line] = []
+    stack = [list(range(len(group)))]
+    while stack:
+        rows = stack.pop()
+        left = [sources[r] for r in rows]
+        right = [targets[r] for r in rows]
+        found = _follow(left, right, own, dropped)
+        if found is None and len(rows) > 1:
+            stack += reversed(_cut(rows, sources, targets, own, dropped))
+        else:
+            out.append(_line([group[r] for r in rows], found))
+    return out
+
+
+def _follow(
+    left: Sequence[_Row], right: Sequence[_Row], own: int, dropped: bool
+) -> dict[int, int | _Follows] | None:
+    """For each integer of the other roles and of the targets, in this order, behind those of the
+    first role, what it is; None if nothing says it.
+
+    A dict from the position of each integer, sources and targets numbered on, to a constant or to
+    what it follows; a captured integer of the first role follows itself.
+    """
+    columns = [*zip(*left, strict=True)]
+    wanted = [*columns[own:], *zip(*right, strict=True)]
+    varying = [len(set(column)) > 1 for column in columns[:own]]
+    out: dict[int, int | _Follows] = {}
+    used: list[int] = []
+    for at, column in enumerate(wanted):
+        place = own + at
+        exact = place < len(columns)
+        choice = _choice(columns[:own], column, used if not exact else [], at, varying)
+        if choice is None or (exact and choice[1:] != (1, 0)):
+            if len(set(column)) > 1:
+                return None
+            out[place] = column[0]
+            continue
+        out[place] = choice
+        used.append(choice[0])
+    captured = {f[0] for f in out.values() if isinstance(f, tuple)}
+    if dropped and own:
+        captured |= set(range(own))
+    if any(vary and at not in captured for at, vary in enumerate(varying)):
+        return None
+    for at in range(own):
+        out[at] = (at, 1, 0) if at in captured else columns[at][0]
+    return out
+
+
+def _choice(
+    columns: Sequence[_Row], column: _Row, used: Sequence[int], at: int, varying: Sequence[bool]
+) -> _Follows | None:
+    """The source integer that the column follows: one of the same value, the next one not used
+    before others; one that varies alone can be followed with a factor and an offset.
+    """
+    equal = [s for s, of in enumerate(columns) if of == column]
+    if equal:
+        unused = [s for s in equal if s not in used] or equal
+        return (unused[0], 1, 0)
+    for source, of in enumerate(columns):
+        if not varying[source]:
+            continue
+        low = min(range(len(of)), key=of.__getitem__)
+        high = max(range(len(of)), key=of.__getitem__)
+        factor, rest = divmod(column[high] - column[low], of[high] - of[low])
+        if rest or factor < 1:
+            continue
+        offset = column[low] - factor * of[low]
+        if all(factor * a + offset == b for a, b in zip(of, column, strict=True)):
+            return (source, factor, offset)
+    return None
+
+
+def _cut(
+    rows: Sequence[int],
+    sources: Sequence[_Row],
+    targets: Sequence[_Row],
+    own: int,
+    dropped: bool,
+) -> list[list[int]]:
+    """The rows in as few sets as can be, each of which can be followed or is nearer to it."""
+    made = range(len(targets[rows[0]]))
+    # what could tell rows apart: an integer of the source, of a target, and how far they lie apart
+    columns: list[Iterable[int]] = [
+        *([sources[r][s] for r in rows] for s in range(own)),
+        *([targets[r][t] - sources[r][s] for r in rows] for s in range(own) for t in made),
+        *([targets[r][t] for r in rows] for t in made),
+    ]
+    best: tuple[tuple[int, int], list[list[int]]] | None = None
+    for column in columns:
+        parts: dict[int, list[int]] = defaultdict(list)
+        for row, told in zip(rows, column, strict=True):
+            parts[told].append(row)
+        if len(parts) < 2:
+            continue
+        sets = list(parts.values())
+        unsolved = sum(
+            _follow([sources[r] for r in p], [targets[r] for r in p], own, dropped) is None
+            for p in sets
+        )
+        score = (unsolved, len(sets))
+        if best is None or score < best[0]:
+            best = (score, sets)
+    return best[1] if best is not None else [[row] for row in rows]
+
+
+def _line(group: Sequence[Line], found: dict[int, int | _Follows] | None) -> Line:
+    first = group[0]
+    if found is None or not any(isinstance(f, tuple) for f in found.values()):
+        return first
+    counter = iter(range(len(found)))
+
+    def filled(pattern: Segments) -> Segments:
+        return tuple(
+            tuple(_filled(found[next(counter)]) if isinstance(a, int) else a for a in segment)
+            for segment in pattern
+        )
+
+    sources = tuple(filled(p) for p in first.sources)
+    targets = tuple(filled(p) for p in first.targets)
+    return Line(
+        sources,
+        targets,
+        first.roles,
+        first.via,
+        first.fields,
+        guessed=first.guessed,
+        note=first.note,
+        keys=tuple([key for line in group for key in line.keys]),
+        parts=tuple(group),
+    )
+
+
+def _filled(what: int | _Follows) -> int | Hole:
+    if isinstance(what, int):
+        return what
+    source, factor, offset = what
+    return Hole(f"i{source}", "int", (), factor, offset)

@@ -1,0 +1,270 @@
+"""Tests of made rules, from the values of the two checkpoints that the rules were made of.
+
+What a test gives is cut out of the old checkpoint, and what it expects out of the new one, by the
+values alone: of a new tensor, what holds the elements that were given. No rule and no op has a hand
+in it. Elements that only move are shown as small integers, equal ones by the same. A test that the
+rules do not pass is not made, nor is one whose elements cannot be told apart; `Examples.untested`
+names those rules.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import ops
+from ..core.errors import MigrateError, Report
+from ..core.notation import parse_expression
+from ..core.spec import Spec
+from ..core.templates import group
+from ..rules.loading import load_document
+from ..ruletests.binding import RefusedTest, bind_test, compiled
+from ..ruletests.checks import compare
+from ..source import yaml
+from . import writing
+from ._lines import number
+from .relations import Relation, RuleDraft
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Elements = np.ndarray[Any, Any]
+    Read = Callable[[str], Elements]
+
+NAME = "the smallest part of both checkpoints that every rule takes some of"
+_NOWHERE = Path("made.yaml")
+# of an example, and the largest integer that every dtype of weights holds
+_MOST_ELEMENTS = 2000
+_LARGEST = 256
+# of tensors of rules without an example, which a test fills with zeros
+_MOST_BYTES = 1 << 20
+# along each axis of what is cut out: the fewest elements with which a mistake shows
+_LENGTHS = (2, 3, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Tests as they are written, and the names of the rules of which they say nothing."""
+
+    tests: tuple[Mapping[str, Any], ...]
+    untested: tuple[str, ...]
+
+
+def made_tests(
+    drafts: Sequence[RuleDraft],
+    relations: Sequence[Relation],
+    specs: Mapping[str, Spec],
+    read: tuple[Read, Read],
+    header: writing.FileHead,
+    params: Mapping[str, int] | None = None,
+) -> Examples:
+    """A test of all rules, with the values of those that an example can be made for.
+
+    specs: of the keys of the old checkpoint. read: for the old and the new one, the elements of a
+    key as unsigned integers in its shape. params: the values that the rules' params have there.
+    """
+    by_key: dict[str, list[Relation]] = defaultdict(list)
+    for relation in relations:
+        by_key[relation.sources[0]].append(relation)
+    given: dict[str, Any] = {}
+    expect: dict[str, Any] = {}
+    few: dict[str, int] = {}
+    untested: list[str] = []
+    for draft in drafts:
+        if draft.keep:
+            continue
+        wanted = _first_of_each(draft, by_key)
+        for test in _candidates(draft, wanted, specs, read, params or {}):
+            if _passes([draft], header, test):
+                given |= test["given"]
+                expect |= test["expect"]
+                few |= test.get("params", {})
+                break
+        else:
+            untested.append(draft.name)
+            # a rule binds or the file does not: its keys are there, and nothing is said of them
+            for relation in wanted:
+                for key in relation.sources:
+                    given[key] = {"shape": list(specs[key].shape), "dtype": specs[key].dtype}
+                expect |= {key: {} for key in relation.targets}
+    whole: dict[str, Any] = {"name": NAME, **({"params": few} if few else {}), "given": given}
+    whole["expect"] = expect
+    sizes = sum(specs[key].nbytes for key, tensor in given.items() if "shape" in tensor)
+    if len(untested) == sum(not d.keep for d in drafts) or sizes > _MOST_BYTES:
+        return Examples((), tuple(d.name for d in drafts if not d.keep))
+    if not _passes(drafts, header, whole):
+        return Examples((), tuple(d.name for d in drafts if not d.keep))
+    return Examples((whole,), tuple(untested))
+
+
+def _first_of_each(draft: RuleDraft, by_key: Mapping[str, Sequence[Relation]]) -> list[Relation]:
+    """Of each form of the draft's keys the first relation."""
+    firsts = {template.keys[0] for template in group(dict.fromkeys(draft.keys))}
+    seen: set[tuple[str, ...]] = set()
+    out = []
+    for key in draft.keys:
+        for relation in by_key.get(key, ()):
+            made = tuple(t.text for t in group(relation.targets)) if relation.targets else ()
+            form = (*(t.text for t in group(relation.sources)), "->", *made)
+            # several rules may read one key
+            if form not in seen and (key in firsts or len(relation.sources) > 1):
+                seen.add(form)
+                out.append(relation)
+    return out
+
+
+def _candidates(
+    draft: RuleDraft,
+    relations: Sequence[Relation],
+    specs: Mapping[str, Spec],
+    read: tuple[Read, Read],
+    params: Mapping[str, int],
+) -> Iterator[dict[str, Any]]:
+    """Examples of one rule, the smallest first."""
+    for length in (*_LENGTHS, None):
+        few: dict[str, int] = {}
+        labels: dict[tuple[str, int], int] = {}
+        given: dict[str, Any] = {}
+        expect: dict[str, Any] = {}
+        for relation in relations:
+            found = _cut(relation, specs, read, params, length, few)
+            if found is None:
+                break
+            kind = specs[relation.sources[0]].dtype
+            for into, arrays in ((given, found[0]), (expect, found[1])):
+                for key, array in arrays.items():
+                    into[key] = {"dtype": kind, "values": _labelled(array, kind, labels)}
+        else:
+            if relations and len(labels) <= _LARGEST:
+                yield {
+                    "name": NAME,
+                    **({"params": few} if few else {}),
+                    "given": given,
+                    "expect": expect,
+                }
+
+
+def _labelled(array: Elements, kind: str, labels: dict[tuple[str, int], int]) -> Any:
+    flat: list[Any] = [
+        labels.setdefault((kind, int(bits)), len(labels) + 1) for bits in array.reshape(-1)
+    ]
+    for size in reversed(array.shape):
+        flat = [flat[at : at + size] for at in range(0, len(flat), size)] if size else [flat]
+    return flat[0] if flat else []
+
+
+def _cut(
+    relation: Relation,
+    specs: Mapping[str, Spec],
+    read: tuple[Read, Read],
+    params: Mapping[str, int],
+    length: int | None,
+    few: dict[str, int],
+) -> tuple[dict[str, Elements], dict[str, Elements]] | None:
+    """(given, expected) of one relation, cut to some elements along each axis; None if the elements
+    do not say which of the new tensors these are, or are too many.
+    """
+    import numpy as np
+
+    if any(ops.get(name).kind == "make" for op in relation.ops for name in op):
+        return None
+    sources, targets = _fewer(relation, params, few)
+    sizes = [specs[key].shape for key in sources]
+    cut = [tuple(min(n, length or n) for n in shape) for shape in sizes]
+    if sum(map(prod, cut)) > _MOST_ELEMENTS or not all(map(prod, cut)):
+        return None
+    given = {
+        key: read[0](key)[tuple(map(slice, shape))] for key, shape in zip(sources, cut, strict=True)
+    }
+    if not relation.ops:
+        # what only changes its name is cut alike on both sides
+        box = tuple(map(slice, cut[0]))
+        return given, {key: read[1](key)[box] for key in targets}
+    elements = np.concatenate([array.reshape(-1) for array in given.values()])
+    if len(np.unique(elements)) < len(elements) and length is not None:
+        return None
+    expected = {}
+    for key in targets:
+        whole = read[1](key)
+        mask = np.isin(whole, elements)
+        axes = [
+            np.flatnonzero(mask.any(axis=tuple(a for a in range(mask.ndim) if a != axis)))
+            for axis in range(mask.ndim)
+        ]
+        inside = np.ix_(*axes) if axes else ()
+        # not only these elements lie there, or not in a box
+        if not mask[inside].all():
+            return None
+        expected[key] = whole[inside]
+    if length is not None and sum(a.size for a in expected.values()) != len(elements):
+        return None
+    return given, expected
+
+
+def _fewer(
+    relation: Relation, params: Mapping[str, int], few: dict[str, int]
+) -> tuple[list[str], list[str]]:
+    """The keys of two of those that a param counts, where it counts more; `few` gets the param."""
+    joins = [a for op in relation.ops for n, a in op.items() if _has(n, "over")]
+    parts = [a for op in reversed(relation.ops) for n, a in op.items() if _has(n, "into")]
+    return (
+        _picked(relation.sources, joins, params, few),
+        _picked(relation.targets, parts, params, few),
+    )
+
+
+def _picked(
+    keys: Sequence[str],
+    calls: Sequence[Mapping[str, Any]],
+    params: Mapping[str, int],
+    few: dict[str, int],
+) -> list[str]:
+    counts: list[int] = []
+    kept: list[int] = []
+    for at, args in enumerate(calls):
+        said = args.get("count")
+        count = len(args["sizes"]) if isinstance(args.get("sizes"), (list, tuple)) else None
+        count = count or number(said, params)
+        if at == len(calls) - 1 or count is None:
+            count = len(keys) // max(1, prod(counts))
+        name = str(said)[1:]
+        short = count
+        if isinstance(said, str) and name in params and parse_expression(said).names == (name,):
+            short = few[name] = min(2, count)
+        counts.append(count)
+        kept.append(short)
+    if prod(counts) != len(keys):
+        return list(keys)
+    out = []
+    # the first call takes neighbours, so its number changes fastest
+    for place in product(*(range(n) for n in reversed(kept))):
+        at = 0
+        for count, index in zip(reversed(counts), place, strict=True):
+            at = at * count + index
+        out.append(keys[at])
+    return out
+
+
+def _has(op: str, argument: str) -> bool:
+    return argument in getattr(ops.get(op).Args, "__dataclass_fields__", {})
+
+
+def _passes(drafts: Sequence[RuleDraft], header: writing.FileHead, test: Mapping[str, Any]) -> bool:
+    """Whether the rules make of what is given what is expected."""
+    text = writing.text(drafts, header, [test])
+    report = Report()
+    try:
+        loaded = load_document(_NOWHERE, yaml.read_yaml(text, str(_NOWHERE), report), report)
+        report.check()
+        if loaded is None:
+            return False
+        bound = bind_test(compiled(loaded, report), 0)
+        report.check()
+        return not isinstance(bound, RefusedTest) and not compare(bound, 0, values=True)
+    except MigrateError:
+        return False

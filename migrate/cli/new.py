@@ -1,0 +1,91 @@
+"""`migrate new`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from ..core.errors import plural
+from . import render
+from .options import as_json, opening
+from .terminal import safe
+
+
+@click.command()
+@click.argument("name", required=False, metavar="[LINEAGE/TO/SLUG]")
+@click.option(
+    "-o", "--output", "output", metavar="FILE", help="A rule file without a lineage instead."
+)
+@click.option(
+    "--from",
+    "from_",
+    metavar="LAYOUT",
+    help="Layout the edge begins in.  [default: the one before]",
+)
+@click.option(
+    "--index",
+    "index",
+    metavar="CKPT",
+    help="List this checkpoint's key templates under `keep`, to be deleted and moved.",
+)
+@click.option(
+    "--rules",
+    "rules",
+    metavar="DIR",
+    default="rules",
+    show_default=True,
+    help="The folder of lineages that the file goes to.",
+)
+@opening(
+    folder="that checkpoint's folder",
+    place="The dict of that checkpoint, if nested, that rules work on, e.g. model.state_dict.",
+)
+@as_json
+def command(
+    name: str | None,
+    output: str | None,
+    from_: str | None,
+    index: str | None,
+    rules: str,
+    allow: tuple[str, ...],
+    at: str | None,
+    form: str,
+) -> None:
+    """Write a rule file to fill in.
+
+    It goes to rules/LINEAGE/TO/SLUG.yaml; a lineage that is new gets its layouts.yaml as well. What
+    is written has been loaded and linted, and nothing is ever replaced.
+    """
+    from .. import api
+
+    if (name is None) == (output is None):
+        raise click.UsageError("name LINEAGE/TO/SLUG, or a file with -o")
+    if output is not None and not output.endswith((".yaml", ".yml")):
+        raise click.UsageError("-o takes a file that ends in .yaml")
+    document = api.new(
+        name or output or "", from_=from_, index=index, rules=rules, allow=allow, at=at
+    ).to_json()
+    render.emit(document, form, text)
+
+
+def text(document: Mapping[str, Any]) -> str:
+    """The files, how much stands in the new one, and what lint says of it."""
+    doc = safe(document)
+    made = doc["counts"]
+    counts = [
+        plural(made["rules"], "rule"),
+        *([f"{made['guessed']} of them guessed"] if made["guessed"] else []),
+        f"{plural(made['keep'], 'pattern')} under keep",
+        plural(made["tests"], "test"),
+    ]
+    out = [f"{file}: written" for file in doc["files"][:-1]]
+    out.append(f"{doc['files'][-1]}: written, {', '.join(counts)}")
+    found = [render.diagnostic(d) for d in document["diagnostics"]]
+    if found:
+        out += ["", "\n\n".join(found), "", f"lint: {plural(len(found), 'finding')}"]
+    return "\n".join(out)
+
+
+COMMAND = command

@@ -1,0 +1,159 @@
+"""Made rules do what their relations say: written down, loaded, and applied to state dicts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import migrate
+from migrate.authoring import writing
+from migrate.authoring.compact import compact
+from migrate.authoring.relations import Relation, RuleDraft
+from migrate.core.templates import rank_of
+
+HEADER = writing.FileHead("made/new/rules", "Made", "made", ("old", "new"))
+WORDS = ["a", "b", "attn", "mlp", "q_proj", "k_proj", "weight", "bias", "0", "1", "2", "3", "10"]
+
+
+def rename(source: str, target: str, **fields: Any) -> Relation:
+    return Relation((source,), (target,), **fields)
+
+
+def written(
+    folder: Path, relations: Iterable[Relation], params: dict[str, int] | None = None
+) -> tuple[Path, list[RuleDraft]]:
+    drafts = compact(relations, params=params)
+    path = folder / "made.yaml"
+    path.write_text(writing.text(drafts, HEADER), encoding="utf-8")
+    return path, drafts
+
+
+def applied(path: Path, old: dict[str, Any], **options: Any) -> dict[str, Any]:
+    new = migrate.migrate_state_dict(old, rules=[path], allow=["drop"], **options)
+    return {key: new[key].tolist() for key in new}
+
+
+def check(folder: Path, relations: list[Relation]) -> None:
+    """Renames go where they should, and back."""
+    path, _ = written(folder, relations)
+    numbered = {r.sources[0]: torch.tensor([n]) for n, r in enumerate(relations)}
+    wanted = {r.targets[0]: [n] for n, r in enumerate(relations)}
+    assert applied(path, numbered) == wanted, path.read_text()
+    made = {key: torch.tensor(value) for key, value in wanted.items()}
+    back = {key: value.tolist() for key, value in numbered.items()}
+    assert applied(path, made, backwards=True) == back, path.read_text()
+
+
+@st.composite
+def renames(draw: st.DrawFn) -> list[Relation]:
+    """Keys of a small tree of modules, and where they go: by words, by offsets, and at random."""
+    seed = draw(st.integers(0, 2**32))
+    chance = random.Random(seed)
+    words = chance.sample(WORDS, chance.randint(3, len(WORDS)))
+    keys = {
+        ".".join(chance.choice(words) for _ in range(chance.randint(1, 4)))
+        for _ in range(chance.randint(2, 24))
+    }
+    table = {word: chance.choice([word, word, f"new_{word}", "x.y"]) for word in words}
+    shift = chance.choice([0, 0, 1, 5])
+    out: dict[str, str] = {}
+    for key in sorted(keys):
+        moved = ".".join(
+            str(int(word) + shift) if word.isdigit() else table[word] for word in key.split(".")
+        )
+        target = chance.choice([moved] * 6 + [key, f"model.{key}", key.replace("attn.", "")])
+        if target and target not in out.values():
+            out[key] = target
+    return [rename(a, b) for a, b in out.items()]
+
+
+@given(renames())
+def test_renames_do_as_they_say_and_go_back(
+    tmp_path_factory: pytest.TempPathFactory, relations: list[Relation]
+) -> None:
+    check(tmp_path_factory.mktemp("made"), relations)
+
+
+HOSTILE = st.text("ab.0{}@|\"'\n\t\0\\:#-, \x85\u2028é𝛼", min_size=1, max_size=8)
+
+
+@given(
+    st.lists(
+        # `@0` at the end of a key says which file it stands in, and is no part of its name
+        HOSTILE.filter(lambda name: rank_of(f"new.{name}") is None),
+        min_size=2,
+        max_size=12,
+        unique=True,
+    )
+)
+def test_hostile_names_mean_themselves(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str]
+) -> None:
+    half = len(names) // 2
+    check(
+        tmp_path_factory.mktemp("made"),
+        [rename(a, f"new.{b}") for a, b in zip(names[:half], names[half:], strict=False)],
+    )
+
+
+def rows(n: int, start: int = 0) -> Any:
+    return torch.arange(start, start + 2 * n).reshape(n, 2)
+
+
+def test_joins_and_parts_say_their_captures_counts_and_starts(tmp_path: Path) -> None:
+    relations = [
+        # the first two experts are one tensor and the other three another one
+        Relation(("e.0.w", "e.1.w"), ("first",), ({"stack": {"dim": 0}},)),
+        Relation(("e.2.w", "e.3.w", "e.4.w"), ("rest",), ({"concat": {"dim": 0}},)),
+        Relation(("qkv",), ("q.w", "k.w", "v.w"), ({"split": {"dim": 0, "sizes": [2, 1, 1]}},)),
+        Relation(("all",), ("b.1", "b.2"), ({"unbind": {"dim": 0}},)),
+        Relation(("x.w@0", "x.w@1"), ("x.w",), ({"concat": {"dim": 1}},)),
+        Relation(("gone.3.bits",), (), ({"drop": {"why": "made again"}},)),
+        Relation(
+            ("p.0.a", "p.0.z.b"),
+            ("p.0.joined",),
+            ({"transpose": {"dims": [0, 1], "only": [1]}}, {"concat": {"dim": 0}}),
+        ),
+    ]
+    old = {f"e.{n}.w": rows(2, 10 * n) for n in range(5)}
+    old |= {"qkv": rows(4), "all": torch.stack([rows(1), rows(1, 5)])}
+    old |= {"x.w@0": rows(1), "x.w@1": rows(1, 7), "gone.3.bits": rows(1)}
+    old |= {"p.0.a": rows(2), "p.0.z.b": rows(2, 30)}
+    path, _ = written(tmp_path, relations)
+    wanted = {
+        "first": torch.stack([old["e.0.w"], old["e.1.w"]]),
+        "rest": torch.cat([old["e.2.w"], old["e.3.w"], old["e.4.w"]]),
+        "q.w": rows(4)[:2],
+        "k.w": rows(4)[2:3],
+        "v.w": rows(4)[3:],
+        "b.1": rows(1),
+        "b.2": rows(1, 5),
+        "x.w": torch.cat([rows(1), rows(1, 7)], 1),
+        "p.0.joined": torch.cat([rows(2), rows(2, 30).T]),
+    }
+    made = {key: tensor.tolist() for key, tensor in wanted.items()}
+    assert applied(path, old) == made, path.read_text()
+
+
+def test_bounds_are_params_where_one_alone_has_the_value(tmp_path: Path) -> None:
+    relations = [
+        rename(f"l.{n}.w", f"dense.{n}.w" if n < 3 else f"sparse.{n - 3}.w") for n in range(6)
+    ]
+    _, drafts = written(tmp_path, relations, {"dense": 3, "layers": 6})
+    assert [d.where for d in drafts] == [{"n": {"max": "$dense - 1"}}, {"n": {"min": "$dense"}}]
+    _, drafts = written(tmp_path, relations, {"dense": 3, "heads": 3})
+    assert [d.where for d in drafts] == [{"n": {"max": 2}}, {"n": {"min": 3}}]
+
+
+def test_ops_that_do_not_fit_their_keys_are_refused() -> None:
+    with pytest.raises(ValueError, match="nothing joins"):
+        compact([Relation(("a", "b"), ("c",))])
+    with pytest.raises(ValueError, match="does not say how many"):
+        compact([Relation(("a", "b", "c"), ("d",), ({"stack": {"count": 2}}, {"concat": {}}))])
