@@ -29,8 +29,8 @@ BARS = {
     # whether there is a grid, an edge from a layout to itself, a place for what is cut, and a param
     # that follows others is asked once each: 3 modules and 11 functions, each with its feature
     # verbs open their checkpoints in one module, and are written in others: 1 module
-    # whether what was sealed is as it was is asked once for each lineage and edge: 2 modules and 9 or
-    # 10 functions
+    # whether what was sealed is as it was is asked once for each lineage and edge: 2 modules and 9
+    # functions or 10
     "apply": (62, 494),
     "plan": (55, 392),
     "rules": (9, 59),
