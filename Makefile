@@ -7,6 +7,7 @@ SIZE ?= 1.2GB
 BENCH ?=
 GENUINE ?=
 MEGATRON ?=
+IMPORTS ?=
 PYTEST ?=
 MARKS ?= thorough or ranks or libraries or servers or filesystems or hypothesis
 
@@ -20,7 +21,7 @@ SOURCES := $(shell find migrate rules schemas -type f -not -name '*.pyc')
 OLDEST ?= python3.10
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: help check test test-oldest marks gpu wheels genuine genuine-megatron demo campaign bench peers docs lint constraints clean
+.PHONY: help check test test-oldest marks gpu wheels genuine genuine-megatron imports demo campaign bench peers docs lint constraints clean
 .DELETE_ON_ERROR:
 
 help:
@@ -32,6 +33,7 @@ help:
 	@echo "make wheels    fill wheels/ with what make gpu may lack where there is no network"
 	@echo "make genuine   make tests/data/genuine again, by the libraries themselves (GENUINE='ct-nvfp4 modelopt-fp8')"
 	@echo "make genuine-megatron  make tests/data/megatron again, by megatron-core, and have it load what is written (MEGATRON='llama qwen3')"
+	@echo "make imports   prove the rules imported from every entry of transformers' mapping, and write docs/reference/transformers.md"
 	@echo "make demo      a checkpoint there and back again"
 	@echo "make lint      ruff and mypy"
 	@echo "make campaign  hundreds of random cases, kills and injected failures"
@@ -114,6 +116,10 @@ constraints:
 	@touch $@
 
 peers: .venv-peers/.ready
+
+# every entry of transformers' conversion mapping: what the library loads, and what imported rules make of the same file
+imports: .venv-peers/.ready
+	.venv-peers/bin/python tests/authoring/make_imports.py $(IMPORTS)
 
 genuine: .venv-peers/.ready
 	.venv-peers/bin/python tests/genuine/make_genuine.py $(GENUINE)

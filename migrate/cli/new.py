@@ -31,6 +31,18 @@ from .terminal import safe
     help="List this checkpoint's key templates under `keep`, to be deleted and moved.",
 )
 @click.option(
+    "--from-transformers",
+    "from_transformers",
+    metavar="CKPT",
+    help="Import the rules for this checkpoint's class from the installed transformers.",
+)
+@click.option(
+    "--class", "cls", metavar="CLASS", help="That class.  [default: as config.json names it]"
+)
+@click.option(
+    "--reverse", is_flag=True, help="That checkpoint is in the layout of transformers 5 already."
+)
+@click.option(
     "--rules",
     "rules",
     metavar="DIR",
@@ -48,12 +60,15 @@ def command(
     output: str | None,
     from_: str | None,
     index: str | None,
+    from_transformers: str | None,
+    cls: str | None,
+    reverse: bool,
     rules: str,
     allow: tuple[str, ...],
     at: str | None,
     form: str,
 ) -> None:
-    """Write a rule file to fill in.
+    """Write a rule file, to fill in or imported.
 
     It goes to rules/LINEAGE/TO/SLUG.yaml; a lineage that is new gets its layouts.yaml as well. What
     is written has been loaded and linted, and nothing is ever replaced.
@@ -65,7 +80,15 @@ def command(
     if output is not None and not output.endswith((".yaml", ".yml")):
         raise click.UsageError("-o takes a file that ends in .yaml")
     document = api.new(
-        name or output or "", from_=from_, index=index, rules=rules, allow=allow, at=at
+        name or output or "",
+        from_=from_,
+        index=index,
+        from_transformers=from_transformers,
+        cls=cls,
+        reverse=reverse,
+        rules=rules,
+        allow=allow,
+        at=at,
     ).to_json()
     render.emit(document, form, text)
 

@@ -1,6 +1,7 @@
 """What goes wrong: diagnostics, and the exceptions that carry them.
 
     MigrateError                 carries .diagnostics and .exit_code
+    ├─ FindingError          1   what was asked for is found, and it is not fine
     ├─ QuestionError         2   flags, rule files, lineages, a stale plan, a target that exists
     ├─ CheckpointError       3   the checkpoint is unreadable, unsafe, not accounted for, or would
     │                            lose something
@@ -36,7 +37,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 # flags that are not called like their keyword
-_FLAGS: Final = {"from_": "from", "params": "set", "out": "output"}
+_FLAGS: Final = {"from_": "from", "params": "set", "out": "output", "cls": "class"}
 _NEGATED: Final = {"single_file": "folder"}
 _SETS: Final = ("allow",)
 
@@ -367,6 +368,10 @@ class MigrateError(Exception):
         return type(self), (self.diagnostics,)
 
 
+class FindingError(MigrateError):
+    exit_code = 1
+
+
 class QuestionError(MigrateError):
     exit_code = 2
 
@@ -379,7 +384,7 @@ class RunError(MigrateError):
     exit_code = 4
 
 
-_BY_EXIT = {c.exit_code: c for c in (QuestionError, CheckpointError, RunError)}
+_BY_EXIT = {c.exit_code: c for c in (FindingError, QuestionError, CheckpointError, RunError)}
 
 
 class OpError(ValueError):
