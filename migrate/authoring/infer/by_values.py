@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import frexp
 from typing import TYPE_CHECKING, Any
@@ -518,7 +519,9 @@ def _after_casts(found: Search) -> None:
                 if s.dtype == held
             ]
             if olds and news:
-                _moved(found, olds, [t for t in news if t.key in found.news])
+                # numbers that the dtype does not have were not cast to it
+                with suppress(OpError):
+                    _moved(found, olds, [t for t in news if t.key in found.news])
 
 
 def _scaled(found: Search) -> None:
