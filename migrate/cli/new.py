@@ -31,6 +31,29 @@ from .terminal import safe
     help="List this checkpoint's key templates under `keep`, to be deleted and moved.",
 )
 @click.option(
+    "--from-diff",
+    "from_diff",
+    nargs=2,
+    metavar="OLD NEW",
+    help="Find the rules between two checkpoints with the same weights.",
+)
+@click.option(
+    "--headers", "headers", is_flag=True, help="With --from-diff: names, shapes and dtypes alone."
+)
+@click.option(
+    "--answer",
+    "answers",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="With --from-diff: a pattern of old keys, and what became of them.",
+)
+@click.option(
+    "--partial",
+    "partial",
+    is_flag=True,
+    help="With --from-diff: leave out what nothing explains.",
+)
+@click.option(
     "--rules",
     "rules",
     metavar="DIR",
@@ -48,6 +71,10 @@ def command(
     output: str | None,
     from_: str | None,
     index: str | None,
+    from_diff: tuple[str, str] | None,
+    headers: bool,
+    answers: tuple[str, ...],
+    partial: bool,
     rules: str,
     allow: tuple[str, ...],
     at: str | None,
@@ -64,10 +91,27 @@ def command(
         raise click.UsageError("name LINEAGE/TO/SLUG, or a file with -o")
     if output is not None and not output.endswith((".yaml", ".yml")):
         raise click.UsageError("-o takes a file that ends in .yaml")
+    said = dict(_answer(text) for text in answers)
     document = api.new(
-        name or output or "", from_=from_, index=index, rules=rules, allow=allow, at=at
+        name or output or "",
+        from_=from_,
+        index=index,
+        from_diff=from_diff,
+        headers=headers,
+        answers=said,
+        partial=partial,
+        rules=rules,
+        allow=allow,
+        at=at,
     ).to_json()
     render.emit(document, form, text)
+
+
+def _answer(said: str) -> tuple[str, str]:
+    before, equals, after = said.partition("=")
+    if not equals or not before:
+        raise click.UsageError("--answer takes OLD PATTERN=NEW PATTERN")
+    return before, after
 
 
 def text(document: Mapping[str, Any]) -> str:

@@ -469,6 +469,9 @@ def _around(whole: Tensor, parts: Sequence[Tensor], regions: Sequence[Region]) -
     if not rest.size or rest.dtype.kind == "V" or not (rest == rest[0]).all():
         return None
     number = number_of(whole.spec.dtype, int(rest[0]))
+    # of few elements only a number that people pad with says that they are padding
+    if rest.size < FEW and number not in (0, 1, -1):
+        return None
     if isinstance(number, complex) or number != number or number in (float("inf"), float("-inf")):
         return None
     return int(number) if number == int(number) and str(float(number))[0] != "-" else float(number)
