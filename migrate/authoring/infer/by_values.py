@@ -22,7 +22,7 @@ from ..relations import Relation
 from . import names, proof
 from .layouts import NoLayout, Shape, lay_out, reshaped
 from .places import Region, is_certain, places, read_strides
-from .samples import DENSE, Known, Pairs, consistent, runs_of, sampling, single_elements
+from .samples import DENSE, KnownRuns, Pairs, consistent, runs_of, sampling, single_elements
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +48,7 @@ class Unexplained:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class HeldTensor:
     """A tensor of either side, after ops that compute it element by element."""
 
     key: str
@@ -257,10 +257,10 @@ def _settle_doubtful(found: Search, ask: bool = False) -> None:
 # --- elements that moved
 
 
-def _as_they_are(found: Search) -> tuple[list[Tensor], list[Tensor]]:
+def _as_they_are(found: Search) -> tuple[list[HeldTensor], list[HeldTensor]]:
     return (
-        [Tensor(k, s, _reader(found.old, k)) for k, s in found.olds.items()],
-        [Tensor(k, s, _reader(found.new, k)) for k, s in found.news.items()],
+        [HeldTensor(k, s, _reader(found.old, k)) for k, s in found.olds.items()],
+        [HeldTensor(k, s, _reader(found.new, k)) for k, s in found.news.items()],
     )
 
 
@@ -272,10 +272,10 @@ def _reader(source: Source, key: str, before: OpTexts = (), dtype: str = "") -> 
     return read
 
 
-def _moved(found: Search, olds: Sequence[Tensor], news: Sequence[Tensor]) -> None:
+def _moved(found: Search, olds: Sequence[HeldTensor], news: Sequence[HeldTensor]) -> None:
     """Relations of tensors whose elements stand in common runs."""
     bits = max(sampling(sum(t.spec.numel for t in side)) for side in (olds, news))
-    known = Known(runs_of(t.read(), t.spec.dtype, bits) for t in olds)
+    known = KnownRuns(runs_of(t.read(), t.spec.dtype, bits) for t in olds)
     links: dict[tuple[int, int], Pairs] = {}
     for j, tensor in enumerate(news):
         for i, pairs in known.pairs(runs_of(tensor.read(), tensor.spec.dtype, bits)):
@@ -302,7 +302,10 @@ def _moved(found: Search, olds: Sequence[Tensor], news: Sequence[Tensor]) -> Non
 
 
 def _same_multisets(
-    olds: Sequence[Tensor], news: Sequence[Tensor], links: dict[tuple[int, int], Pairs], bits: int
+    olds: Sequence[HeldTensor],
+    news: Sequence[HeldTensor],
+    links: dict[tuple[int, int], Pairs],
+    bits: int,
 ) -> None:
     """Links small tensors of which one has the elements of the other in another order, where runs
     say nothing.
@@ -364,8 +367,8 @@ def _without_chance(
 
 def _solve(
     found: Search,
-    olds: Sequence[Tensor],
-    news: Sequence[Tensor],
+    olds: Sequence[HeldTensor],
+    news: Sequence[HeldTensor],
     links: Mapping[tuple[int, int], Pairs],
     bits: int,
 ) -> None:
@@ -433,11 +436,11 @@ def _join(one: Array, other: Array) -> Array:
 
 
 def _laid_out(
-    parts: Sequence[Tensor],
-    whole: Tensor,
+    parts: Sequence[HeldTensor],
+    whole: HeldTensor,
     regions: Sequence[Region],
     joined: bool,
-    olds: Sequence[Tensor],
+    olds: Sequence[HeldTensor],
 ) -> Relation | None:
     shapes = [t.spec.shape for t in parts]
     try:
@@ -457,7 +460,9 @@ def _laid_out(
     return Relation((whole.key,), keys, (*before, *layout.cut))
 
 
-def _around(whole: Tensor, parts: Sequence[Tensor], regions: Sequence[Region]) -> float | None:
+def _around(
+    whole: HeldTensor, parts: Sequence[HeldTensor], regions: Sequence[Region]
+) -> float | None:
     """What all elements of the whole that are in no part equal; None if they differ."""
     import numpy as np
 
@@ -512,12 +517,14 @@ def _rolled(shape: Shape, pairs: Pairs) -> OpTexts | None:
 def _after_casts(found: Search) -> None:
     for dtype in sorted({s.dtype for s in found.news.values()} & set(_CASTS)):
         news = [
-            Tensor(k, s, _reader(found.new, k)) for k, s in found.news.items() if s.dtype == dtype
+            HeldTensor(k, s, _reader(found.new, k))
+            for k, s in found.news.items()
+            if s.dtype == dtype
         ]
         for held in sorted({s.dtype for s in found.olds.values()} & set(_CASTS) - {dtype}):
             cast: OpTexts = ({"cast": {"to": dtype, "from": held}},)
             olds = [
-                Tensor(k, Spec(dtype, s.shape), _reader(found.old, k, cast, held), cast)
+                HeldTensor(k, Spec(dtype, s.shape), _reader(found.old, k, cast, held), cast)
                 for k, s in found.olds.items()
                 if s.dtype == held
             ]
@@ -531,7 +538,7 @@ def _scaled(found: Search) -> None:
     """Tensors that are others times a power of two."""
     for dtype in sorted({s.dtype for s in found.news.values()} & set(FLOATS)):
         powers: list[dict[str, int]] = []
-        sides: list[list[Tensor]] = []
+        sides: list[list[HeldTensor]] = []
         for source, specs in ((found.old, found.olds), (found.new, found.news)):
             power, tensors = {}, []
             for key, spec in specs.items():
@@ -539,7 +546,7 @@ def _scaled(found: Search) -> None:
                 if top is not None:
                     power[key] = top
                     ops: OpTexts = ({"affine": {"mul": 2.0**-top}},)
-                    tensors.append(Tensor(key, spec, _reader(source, key, ops, dtype)))
+                    tensors.append(HeldTensor(key, spec, _reader(source, key, ops, dtype)))
             powers.append(power)
             sides.append(tensors)
         by: dict[int, Any] = defaultdict(lambda: ([], []))

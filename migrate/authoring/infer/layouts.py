@@ -45,7 +45,7 @@ class _Box(NamedTuple):
     groups: tuple[tuple[int, ...], ...]
 
 
-class Layout(NamedTuple):
+class PartLayout(NamedTuple):
     """The `order` in which the parts are taken, and the ops that join them to the whole. `cut` are
     those that make the parts of it. `rest` has a box of the whole that no part covers.
     """
@@ -58,7 +58,7 @@ class Layout(NamedTuple):
 
 def lay_out(
     shapes: Sequence[Shape], regions: Sequence[Region], whole: Shape, value: float | None = 0
-) -> Layout:
+) -> PartLayout:
     """How the parts with these shapes lie in a tensor of shape `whole`; NoLayout if ops do not say
     it. `value` is what surrounds them, None where that is not one value.
     """
@@ -127,7 +127,7 @@ def lay_out(
         # parts that lie interleaved by element are few, and their number is the same for all sizes
         outer = not any(x in stacked for x in range(len(axes)) if axes[x][1] == 1)
         add(rearrange(here, merged, lengths_of, outer), rearrange(merged, here, lengths_of, outer))
-    return Layout(tuple(order), tuple(join), tuple(cut), padded)
+    return PartLayout(tuple(order), tuple(join), tuple(cut), padded)
 
 
 def _by_axes(shape: Shape, region: Region, whole: Shape) -> list[_Digit]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ElementDifference:
     """The first element of `key` in which it is not what a relation makes, and how many are not."""
 
     key: str
@@ -93,7 +93,7 @@ def computed(texts: OpTexts, array: Array, dtype: str) -> tuple[Array, str]:
     return array, held
 
 
-def difference(relation: Relation, old: Source, new: Source) -> Difference | None:
+def difference(relation: Relation, old: Source, new: Source) -> ElementDifference | None:
     """Where the new checkpoint is not what the relation makes of the old one; None if it is."""
     first = 0
     for text in relation.ops:
@@ -130,12 +130,12 @@ def difference(relation: Relation, old: Source, new: Source) -> Difference | Non
 
 def _compare(
     key: str, made: view.View, leaf: Callable[[int], Array], new: Source
-) -> Difference | None:
+) -> ElementDifference | None:
     import numpy as np
 
     wanted = new.index.tensors[key].spec
     if made.shape != wanted.shape:
-        return Difference(key, (), wanted.numel)
+        return ElementDifference(key, (), wanted.numel)
     array = np.ascontiguousarray(read_elements(new, key)).reshape(-1)
     first, count = None, 0
     for piece in sorted(made.pieces, key=lambda p: (not isinstance(p.leaf, int), str(p.leaf))):
@@ -150,7 +150,7 @@ def _compare(
         if isinstance(piece.leaf, int):
             flat = leaf(piece.leaf)
             if flat.dtype != array.dtype:
-                return Difference(key, (), wanted.numel)
+                return ElementDifference(key, (), wanted.numel)
             here: Any = np.ndarray(
                 piece.counts,
                 flat.dtype,
@@ -168,10 +168,12 @@ def _compare(
             count += int(np.count_nonzero(unequal))
     if first is None:
         return None
-    return Difference(key, tuple(int(i) for i in np.unravel_index(first, wanted.shape)), count)
+    return ElementDifference(
+        key, tuple(int(i) for i in np.unravel_index(first, wanted.shape)), count
+    )
 
 
-def _difference_eager(relation: Relation, old: Source, new: Source) -> Difference | None:
+def _difference_eager(relation: Relation, old: Source, new: Source) -> ElementDifference | None:
     import numpy as np
 
     held: list[tuple[Array, str]] = [
@@ -190,10 +192,10 @@ def _difference_eager(relation: Relation, old: Source, new: Source) -> Differenc
     for key, (array, _) in zip(relation.targets, run(relation.ops, held, call), strict=True):
         wanted = read_elements(new, key)
         if array.shape != wanted.shape or array.dtype != wanted.dtype:
-            return Difference(key, (), wanted.size)
+            return ElementDifference(key, (), wanted.size)
         unequal = array != wanted
         if unequal.any():
-            return Difference(
+            return ElementDifference(
                 key, tuple(int(i) for i in np.argwhere(unequal)[0]), int(np.count_nonzero(unequal))
             )
     return None

@@ -126,7 +126,7 @@ def _mix_int(x: int) -> int:
     return x ^ x >> 29
 
 
-class Known:
+class KnownRuns:
     """The runs of all old tensors, of which those that stand once can be found."""
 
     def __init__(self, runs: Iterable[Runs]) -> None:
