@@ -55,7 +55,7 @@ class MadeFile:
 def made_file(
     old: Source,
     new: Source,
-    header: writing.Header,
+    header: writing.FileHead,
     *,
     headers: bool = False,
     answers: Mapping[str, str] | None = None,
@@ -86,7 +86,7 @@ def made_file(
 
 
 def _tests(
-    drafts: Sequence[RuleDraft], found: Inferred, old: Source, new: Source, header: writing.Header
+    drafts: Sequence[RuleDraft], found: Inferred, old: Source, new: Source, header: writing.FileHead
 ) -> Sequence[Mapping[str, Any]]:
     from ..running.eager import read_elements
     from .examples import made_tests

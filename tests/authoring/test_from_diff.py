@@ -70,7 +70,7 @@ def test_what_is_not_explained_is_named_and_nothing_is_written(tmp_path: Path) -
     assert caught.value.exit_code == 1
     assert not file.exists()
     report = migrate.new(file, from_diff=(old, new), partial=True)
-    assert report.made.rules == 3
+    assert report.counts.rules == 3
 
 
 def test_questions_come_with_the_error_and_answers_settle_them(tmp_path: Path) -> None:
@@ -83,4 +83,4 @@ def test_questions_come_with_the_error_and_answers_settle_them(tmp_path: Path) -
     assert [q.target for q in caught.value.questions] == ["b.{n:int}.norm1", "b.{n:int}.norm2"]
     answers = {"l.{n:int}.input_norm": "b.{n}.norm1", "l.{n:int}.post_norm": "b.{n}.norm2"}
     report = migrate.new(file, from_diff=(old, new), answers=answers)
-    assert report.made.guessed == 0
+    assert report.counts.guessed == 0

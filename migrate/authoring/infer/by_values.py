@@ -48,7 +48,7 @@ class Unexplained:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldTensor:
+class ComparedTensor:
     """A tensor of either side, after ops that compute it element by element."""
 
     key: str
@@ -257,10 +257,10 @@ def _settle_doubtful(found: Search, ask: bool = False) -> None:
 # --- elements that moved
 
 
-def _as_they_are(found: Search) -> tuple[list[HeldTensor], list[HeldTensor]]:
+def _as_they_are(found: Search) -> tuple[list[ComparedTensor], list[ComparedTensor]]:
     return (
-        [HeldTensor(k, s, _reader(found.old, k)) for k, s in found.olds.items()],
-        [HeldTensor(k, s, _reader(found.new, k)) for k, s in found.news.items()],
+        [ComparedTensor(k, s, _reader(found.old, k)) for k, s in found.olds.items()],
+        [ComparedTensor(k, s, _reader(found.new, k)) for k, s in found.news.items()],
     )
 
 
@@ -272,7 +272,7 @@ def _reader(source: Source, key: str, before: OpTexts = (), dtype: str = "") -> 
     return read
 
 
-def _moved(found: Search, olds: Sequence[HeldTensor], news: Sequence[HeldTensor]) -> None:
+def _moved(found: Search, olds: Sequence[ComparedTensor], news: Sequence[ComparedTensor]) -> None:
     """Relations of tensors whose elements stand in common runs."""
     bits = max(sampling(sum(t.spec.numel for t in side)) for side in (olds, news))
     known = KnownRuns(runs_of(t.read(), t.spec.dtype, bits) for t in olds)
@@ -302,8 +302,8 @@ def _moved(found: Search, olds: Sequence[HeldTensor], news: Sequence[HeldTensor]
 
 
 def _same_multisets(
-    olds: Sequence[HeldTensor],
-    news: Sequence[HeldTensor],
+    olds: Sequence[ComparedTensor],
+    news: Sequence[ComparedTensor],
     links: dict[tuple[int, int], Pairs],
     bits: int,
 ) -> None:
@@ -367,8 +367,8 @@ def _without_chance(
 
 def _solve(
     found: Search,
-    olds: Sequence[HeldTensor],
-    news: Sequence[HeldTensor],
+    olds: Sequence[ComparedTensor],
+    news: Sequence[ComparedTensor],
     links: Mapping[tuple[int, int], Pairs],
     bits: int,
 ) -> None:
@@ -436,11 +436,11 @@ def _join(one: Array, other: Array) -> Array:
 
 
 def _laid_out(
-    parts: Sequence[HeldTensor],
-    whole: HeldTensor,
+    parts: Sequence[ComparedTensor],
+    whole: ComparedTensor,
     regions: Sequence[Region],
     joined: bool,
-    olds: Sequence[HeldTensor],
+    olds: Sequence[ComparedTensor],
 ) -> Relation | None:
     shapes = [t.spec.shape for t in parts]
     try:
@@ -461,7 +461,7 @@ def _laid_out(
 
 
 def _around(
-    whole: HeldTensor, parts: Sequence[HeldTensor], regions: Sequence[Region]
+    whole: ComparedTensor, parts: Sequence[ComparedTensor], regions: Sequence[Region]
 ) -> float | None:
     """What all elements of the whole that are in no part equal; None if they differ."""
     import numpy as np
@@ -517,14 +517,14 @@ def _rolled(shape: Shape, pairs: Pairs) -> OpTexts | None:
 def _after_casts(found: Search) -> None:
     for dtype in sorted({s.dtype for s in found.news.values()} & set(_CASTS)):
         news = [
-            HeldTensor(k, s, _reader(found.new, k))
+            ComparedTensor(k, s, _reader(found.new, k))
             for k, s in found.news.items()
             if s.dtype == dtype
         ]
         for held in sorted({s.dtype for s in found.olds.values()} & set(_CASTS) - {dtype}):
             cast: OpTexts = ({"cast": {"to": dtype, "from": held}},)
             olds = [
-                HeldTensor(k, Spec(dtype, s.shape), _reader(found.old, k, cast, held), cast)
+                ComparedTensor(k, Spec(dtype, s.shape), _reader(found.old, k, cast, held), cast)
                 for k, s in found.olds.items()
                 if s.dtype == held
             ]
@@ -538,7 +538,7 @@ def _scaled(found: Search) -> None:
     """Tensors that are others times a power of two."""
     for dtype in sorted({s.dtype for s in found.news.values()} & set(FLOATS)):
         powers: list[dict[str, int]] = []
-        sides: list[list[HeldTensor]] = []
+        sides: list[list[ComparedTensor]] = []
         for source, specs in ((found.old, found.olds), (found.new, found.news)):
             power, tensors = {}, []
             for key, spec in specs.items():
@@ -546,7 +546,7 @@ def _scaled(found: Search) -> None:
                 if top is not None:
                     power[key] = top
                     ops: OpTexts = ({"affine": {"mul": 2.0**-top}},)
-                    tensors.append(HeldTensor(key, spec, _reader(source, key, ops, dtype)))
+                    tensors.append(ComparedTensor(key, spec, _reader(source, key, ops, dtype)))
             powers.append(power)
             sides.append(tensors)
         by: dict[int, Any] = defaultdict(lambda: ([], []))
