@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..core.errors import fail, option
 from ..core.out_of_memory import guarded
 from ..core.types import PathLike
-from ..planning.request import make_request, path_text
+from ..planning.request import Request, make_request, path_text
 from ..results import NewReport
 from ..rules.files import SUFFIXES
-from .opening import opened
+from .opening import Live, opened
+
+if TYPE_CHECKING:
+    from ..authoring.writing import FileHead, MadeFile
+    from ..source.index import Source
 
 
 @guarded
@@ -25,6 +29,10 @@ def new(
     from_transformers: PathLike | None = None,
     cls: str | None = None,
     reverse: bool = False,
+    from_diff: tuple[PathLike | Live, PathLike | Live] | None = None,
+    headers: bool = False,
+    answers: Mapping[str, str] | None = None,
+    partial: bool = False,
     rules: PathLike = "rules",
     allow: Iterable[str] = (),
     at: str | None = None,
@@ -41,6 +49,14 @@ def new(
             imported from the conversion mapping of the installed transformers. Default: None.
         cls: The class instead of the one that `config.json` names. Default: None.
         reverse: That checkpoint is in the layout of transformers 5 already. Default: False.
+        from_diff: Two checkpoints or state dicts with the same weights, in the old layout and in
+            the new one; the rules between them are found. Default: None.
+        headers: Look at names, shapes and dtypes alone, so that all that is found is guessed.
+            Default: False.
+        answers: What became of tensors that cannot be told apart, as old pattern -> new pattern;
+            an empty one drops them. Default: none.
+        partial: Write the rules that were found although some tensors are not explained. Default:
+            False.
         rules: The folder of lineages that the file goes to. Default: "rules".
         allow: Permissions to open that checkpoint: "links", "opaque". Default: none.
         at: The dict of a nested checkpoint that rules work on, as a path such as
@@ -51,7 +67,8 @@ def new(
 
     Raises:
         MigrateError: M904 if the file exists, M115 and M5xx for a name that cannot be, M9xx where
-            a checkpoint cannot be read, among them M990 to M992 where nothing can be imported.
+            a checkpoint cannot be read, M670 with `questions` and M671 for what `from_diff` leaves
+            open, M990 to M992 where nothing can be imported.
 
     Example:
         >>> migrate.new("toy/v3/join-experts").files
@@ -65,48 +82,69 @@ def new(
         place = places.alone(Path(name), from_)
     else:
         place = places.in_lineage(name, from_, Path(path_text("rules", rules)))
-    if index is not None and from_transformers is not None:
-        fail(
-            "M115", f"{option('index')} and {option('from_transformers')} each say what is written"
-        )
+    ways = {"index": index, "from_diff": from_diff, "from_transformers": from_transformers}
+    given = [option(way) for way, value in ways.items() if value is not None]
+    if len(given) > 1:
+        fail("M115", f"{' and '.join(given)} each say what is written", help="give one of them")
     if from_transformers is None and (cls is not None or reverse):
-        given = option("cls" if cls is not None else "reverse")
-        fail("M115", f"{given} goes with {option('from_transformers')}")
-    header = writing.FileHead(
+        asked = option("cls" if cls is not None else "reverse")
+        fail("M115", f"{asked} goes with {option('from_transformers')}")
+    if from_diff is None and (headers or answers or partial):
+        asked = option("headers" if headers else "answers" if answers else "partial")
+        fail("M115", f"{asked} goes with {option('from_diff')}")
+    head = writing.FileHead(
         place.id, scaffold.titled(place.slug), place.lineage, place.edge, schema=place.schema
     )
-    drafts = []
-    tests: list[Any] = [*scaffold.STUB]
-    examples = scaffold.examples()
-    if from_transformers is not None:
-        from ..authoring.examples import made_tests
-        from ..authoring.transformers import imported
-
-        request = make_request((), (), (), None, allow, at=at)
+    request = make_request((), (), (), None, allow, at=at)
+    if from_diff is not None:
+        made = _from_diff(from_diff, head, headers, answers, partial, request)
+    elif from_transformers is not None:
         with closing(opened("from_transformers", from_transformers, request)) as source:
-            made = imported(source, cls, reverse=reverse)
-        drafts, header, examples = list(made.drafts), made.header(header), []
-        tests = list(
-            made_tests(
-                made.drafts, made.relations, made.specs, made.read, header, made.values
-            ).tests
-        )
-    if index is not None:
-        source = opened("index", index, make_request((), (), (), None, allow, at=at))
-        try:
-            drafts = scaffold.templates(source.index.tensors)
-        finally:
-            source.close()
-    text = writing.text(drafts, header, tests, examples)
-    files, findings = places.publish(place, text)
+            made = _imported(source, cls, reverse, head)
+    else:
+        drafts = []
+        if index is not None:
+            with closing(opened("index", index, request)) as source:
+                drafts = scaffold.templates(source.index.tensors)
+        made = writing.MadeFile.of(drafts, scaffold.STUB, head, scaffold.examples())
+    files, findings = places.publish(place, made.text)
     return NewReport.of(
         id=place.id,
         files=[str(file) for file in files],
         counts={
-            "rules": sum(not draft.keep for draft in drafts),
-            "keep": sum(draft.keep for draft in drafts),
-            "tests": len(tests),
-            "guessed": sum(draft.guessed for draft in drafts),
+            "rules": made.rules,
+            "keep": made.keep,
+            "tests": made.tests,
+            "guessed": made.guessed,
         },
         diagnostics=[d.to_json() for d in findings],
     )
+
+
+def _imported(source: Source, cls: str | None, reverse: bool, head: FileHead) -> MadeFile:
+    from ..authoring.examples import made_tests
+    from ..authoring.transformers import imported
+    from ..authoring.writing import MadeFile
+
+    made = imported(source, cls, reverse=reverse)
+    head = made.header(head)
+    tests = made_tests(made.drafts, made.relations, made.specs, made.read, head, made.values).tests
+    return MadeFile.of(made.drafts, tests, head)
+
+
+def _from_diff(
+    pair: tuple[PathLike | Live, PathLike | Live],
+    header: FileHead,
+    headers: bool,
+    answers: Mapping[str, str] | None,
+    partial: bool,
+    request: Request,
+) -> MadeFile:
+    from ..authoring.from_diff import made_file
+
+    with ExitStack() as stack:
+        old, new = (
+            stack.enter_context(closing(opened("from_diff", path, request, meta=headers)))
+            for path in pair
+        )
+        return made_file(old, new, header, headers=headers, answers=answers, partial=partial)

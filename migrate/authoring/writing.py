@@ -42,6 +42,34 @@ class FileHead:
     comments: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class MadeFile:
+    """The text of a rule file, and how many rules, patterns under `keep`, tests and guesses."""
+
+    text: str
+    rules: int
+    keep: int
+    tests: int
+    guessed: int
+
+    @classmethod
+    def of(
+        cls,
+        drafts: Sequence[RuleDraft],
+        tests: Sequence[Mapping[str, Any]],
+        head: FileHead,
+        below: Sequence[str] = (),
+    ) -> MadeFile:
+        """The file of these drafts and tests; `below` are lines of comments below the rules."""
+        return cls(
+            text(drafts, head, tests, below),
+            sum(not draft.keep for draft in drafts),
+            sum(draft.keep for draft in drafts),
+            len(tests),
+            sum(draft.guessed for draft in drafts),
+        )
+
+
 def text(
     drafts: Iterable[RuleDraft],
     header: FileHead,

@@ -43,6 +43,29 @@ from .terminal import safe
     "--reverse", is_flag=True, help="That checkpoint is in the layout of transformers 5 already."
 )
 @click.option(
+    "--from-diff",
+    "from_diff",
+    nargs=2,
+    metavar="OLD NEW",
+    help="Find the rules between two checkpoints with the same weights.",
+)
+@click.option(
+    "--headers", "headers", is_flag=True, help="With --from-diff: names, shapes and dtypes alone."
+)
+@click.option(
+    "--answer",
+    "answers",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="With --from-diff: a pattern of old keys, and what became of them.",
+)
+@click.option(
+    "--partial",
+    "partial",
+    is_flag=True,
+    help="With --from-diff: leave out what nothing explains.",
+)
+@click.option(
     "--rules",
     "rules",
     metavar="DIR",
@@ -63,6 +86,10 @@ def command(
     from_transformers: str | None,
     cls: str | None,
     reverse: bool,
+    from_diff: tuple[str, str] | None,
+    headers: bool,
+    answers: tuple[str, ...],
+    partial: bool,
     rules: str,
     allow: tuple[str, ...],
     at: str | None,
@@ -79,6 +106,7 @@ def command(
         raise click.UsageError("name LINEAGE/TO/SLUG, or a file with -o")
     if output is not None and not output.endswith((".yaml", ".yml")):
         raise click.UsageError("-o takes a file that ends in .yaml")
+    said = dict(_answer(text) for text in answers)
     document = api.new(
         name or output or "",
         from_=from_,
@@ -86,11 +114,22 @@ def command(
         from_transformers=from_transformers,
         cls=cls,
         reverse=reverse,
+        from_diff=from_diff,
+        headers=headers,
+        answers=said,
+        partial=partial,
         rules=rules,
         allow=allow,
         at=at,
     ).to_json()
     render.emit(document, form, text)
+
+
+def _answer(said: str) -> tuple[str, str]:
+    before, equals, after = said.partition("=")
+    if not equals or not before:
+        raise click.UsageError("--answer takes OLD PATTERN=NEW PATTERN")
+    return before, after
 
 
 def text(document: Mapping[str, Any]) -> str:

@@ -1,0 +1,147 @@
+"""A rule file of two checkpoints with the same weights in two layouts.
+
+What is inferred is made short, gets tests of its values, and is then run: the file, as it is
+written, is applied to the old checkpoint in memory and compared with the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import Diagnostic, MigrateError, listed, option, plural, printable
+from . import scaffold, writing
+from .compact import compact
+from .infer import infer
+
+if TYPE_CHECKING:
+    from ..source.index import Source
+    from .infer import Inferred
+    from .infer.names import Question
+    from .relations import RuleDraft
+
+_WHY = "the same weights in another layout"
+
+
+class UndecidedError(MigrateError):
+    """What two checkpoints leave open: `questions` to answer, and what is not explained."""
+
+    exit_code = 1
+
+    def __init__(
+        self, diagnostics: Sequence[Diagnostic], questions: Sequence[Question] = ()
+    ) -> None:
+        super().__init__(diagnostics)
+        self.questions = tuple(questions)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.diagnostics, self.questions)
+
+
+def made_file(
+    old: Source,
+    new: Source,
+    header: writing.FileHead,
+    *,
+    headers: bool = False,
+    answers: Mapping[str, str] | None = None,
+    partial: bool = False,
+) -> writing.MadeFile:
+    """The rule file from `old` to `new`. UndecidedError for what has to be asked and, unless it may
+    be `partial`, for what nothing explains; also if the file does not make the new checkpoint.
+    """
+    found = infer(old, new, headers=headers, answers=answers)
+    _require_answers(found, partial, headers)
+    relations = found.relations
+    drafts = compact(relations)
+    header = replace(header, why=header.why or _WHY)
+    tests: Sequence[Mapping[str, Any]] = ()
+    if not headers:
+        tests = _tests(drafts, found, old, new, header)
+    text = writing.text(drafts, header, tests or scaffold.STUB)
+    if not headers:
+        _require_proof(text, old, new, {k for r in relations for k in r.targets})
+    kept = sum(draft.keep for draft in drafts)
+    return writing.MadeFile(
+        text,
+        len(drafts) - kept,
+        kept,
+        len(tests or scaffold.STUB),
+        sum(draft.guessed for draft in drafts),
+    )
+
+
+def _tests(
+    drafts: Sequence[RuleDraft], found: Inferred, old: Source, new: Source, header: writing.FileHead
+) -> Sequence[Mapping[str, Any]]:
+    from ..running.eager import read_elements
+    from .examples import made_tests
+
+    specs = {key: at.spec for key, at in old.index.tensors.items()}
+    read = (lambda key: read_elements(old, key)), (lambda key: read_elements(new, key))
+    return made_tests(drafts, found.relations, specs, read, header).tests
+
+
+def _require_answers(found: Inferred, partial: bool, headers: bool) -> None:
+    out = [
+        Diagnostic(
+            "M670",
+            f"which old tensor became {printable(question.target)}: {question.why}",
+            notes=tuple(
+                f"{printable(pattern)} (likeness {score})" for pattern, score in question.candidates
+            ),
+            help=f"say it with {option('answer')}: OLD PATTERN=NEW PATTERN",
+        )
+        for question in found.questions
+    ]
+    if found.unexplained and not partial:
+        share = f"{found.matched / found.total:.0%}" if found.total else "nothing"
+        rest = [f"{printable(one.key)} {printable(one.why, 400)}" for one in found.unexplained]
+        out.append(
+            Diagnostic(
+                "M671",
+                f"{plural(len(rest), 'tensor')} of the new checkpoint "
+                f"{'is' if len(rest) == 1 else 'are'} not explained; {share} of its bytes are",
+                notes=tuple(rest[:20] + [f"and {len(rest) - 20} more"] * (len(rest) > 20)),
+                help=f"write the other rules with {option('partial')}"
+                + ("" if headers else ", and the missing ones by hand"),
+            )
+        )
+    if out:
+        raise UndecidedError(out, found.questions)
+
+
+def _require_proof(text: str, old: Source, new: Source, keys: set[str]) -> None:
+    """Applies the file to the old checkpoint; UndecidedError naming what it makes otherwise."""
+    from ..live.migration import prepare
+    from ..planning.request import make_request
+    from ..running.eager import evaluated, read_elements
+
+    wrong = []
+    with TemporaryDirectory(prefix="migrate-new-") as folder:
+        file = Path(folder) / "made.yaml"
+        file.write_text(text, encoding="utf-8")
+        request = make_request((), (), (str(file),), None, ("lossy", "drop"))
+        outputs = prepare(old, request).composition.graph.outputs
+    made: dict[int, Any] = {}
+    for key in sorted(keys):
+        if key not in outputs:
+            wrong.append(key)
+            continue
+        there, here = evaluated(old, outputs[key], made), read_elements(new, key)
+        if there.shape != here.shape or there.tobytes() != here.tobytes():
+            wrong.append(key)
+    if wrong:
+        raise UndecidedError(
+            [
+                Diagnostic(
+                    "M672",
+                    f"the rules that were made do not make {listed(wrong)} as the new checkpoint "
+                    "has it; no file was written",
+                    help="please report this: the rules were right for each tensor by itself",
+                )
+            ]
+        )

@@ -1,0 +1,616 @@
+"""Relations between two checkpoints with the same weights, by their values.
+
+Equal bytes first, then elements that stand in the same runs, first as they are, then after a cast,
+then but for a power of two. What the values leave open (equal tensors, tensors of few values) names
+decide, or it is a question. Each relation is run on the old tensors before it is believed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import frexp
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import MigrateError, OpError
+from ...core.spec import BITS, Spec
+from ...elements.codes import number_of
+from ...running.eager import read_elements
+from ..relations import Relation
+from . import names, proof
+from .layouts import NoLayout, Shape, lay_out, reshaped
+from .places import Region, is_certain, places, read_strides
+from .samples import DENSE, KnownRuns, Pairs, consistent, runs_of, sampling, single_elements
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ...source.index import Source
+
+    Array = np.ndarray[Any, Any]
+    OpTexts = tuple[Mapping[str, Any], ...]
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+_CASTS = (*FLOATS, "float8_e4m3fn", "float8_e5m2")
+# distinct elements below which equal bytes may be an accident
+FEW = 8
+_DROP = "in no tensor of the new checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Unexplained:
+    """A tensor of the new checkpoint that nothing explains, and what comes nearest."""
+
+    key: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTensor:
+    """A tensor of either side, after ops that compute it element by element."""
+
+    key: str
+    spec: Spec
+    read: Callable[[], Array]
+    before: OpTexts = ()
+
+
+@dataclass(slots=True)
+class Search:
+    """What is found so far, and what is left of either side."""
+
+    old: Source
+    new: Source
+    relations: list[Relation] = field(default_factory=list)
+    questions: list[names.Question] = field(default_factory=list)
+    why: dict[str, str] = field(default_factory=dict)
+    olds: dict[str, Spec] = field(default_factory=dict)
+    news: dict[str, Spec] = field(default_factory=dict)
+    # what is found is proven later
+    unproven: bool = False
+    # of keys whose bytes another key has too, or that have few values
+    doubtful: dict[tuple[str, Shape, bytes], tuple[list[str], list[str]]] = field(
+        default_factory=dict
+    )
+
+    def add(self, relation: Relation) -> None:
+        """Takes what a relation explains from what is left."""
+        self.relations.append(relation)
+        for key in relation.sources:
+            self.olds.pop(key, None)
+        for key in relation.targets:
+            self.news.pop(key, None)
+
+    def prove(self, relation: Relation) -> bool:
+        """Adds a relation if it makes what the new checkpoint has, else says where it does not."""
+        if self.unproven:
+            self.add(relation)
+            return True
+        try:
+            found = proof.difference(relation, self.old, self.new)
+        except (OpError, ValueError):
+            return False
+        if found is None:
+            self.add(relation)
+            return True
+        total = self.new.index.tensors[found.key].spec.numel
+        made = ", ".join(relation.sources[:3]) + ("" if len(relation.sources) < 4 else ", …")
+        why = (
+            f"differs from what {names.written(relation.ops)} makes of {made} in {found.count} of "
+            f"{total} elements, the first at {list(found.index)}"
+        )
+        self.why.setdefault(found.key, why)
+        return False
+
+
+def search(
+    old: Source, new: Source, answers: Mapping[str, str]
+) -> tuple[Search, list[Unexplained]]:
+    """All that values and, where these leave it open, names say."""
+    found = Search(
+        old,
+        new,
+        olds={k: t.spec for k, t in old.index.tensors.items()},
+        news={k: t.spec for k, t in new.index.tensors.items()},
+    )
+    for relation in names.answered(answers, found.olds, found.news):
+        if not found.prove(relation):
+            key = (relation.targets or relation.sources)[0]
+            names.refuse_answer(relation, found.why.get(key))
+    _equal_bytes(found)
+    _settle_doubtful(found)
+    _moved(found, *_as_they_are(found))
+    _by_analogy(found)
+    if found.news:
+        _after_casts(found)
+    if found.news:
+        _scaled(found)
+    _by_analogy(found)
+    _settle_doubtful(found, ask=True)
+    asked = {key for question in found.questions for key in question.keys}
+    rest = [
+        Unexplained(
+            key, found.why.get(key, "has no elements in common with an old tensor that is left")
+        )
+        for key in found.news
+        if key not in asked
+    ]
+    if not rest and not found.questions:
+        for key in list(found.olds):
+            found.add(Relation((key,), (), ({"drop": {"why": _DROP}},)))
+    return found, rest
+
+
+# --- equal bytes
+
+
+def _digest(array: Array) -> bytes:
+    import numpy as np
+    import xxhash
+
+    return xxhash.xxh3_128_digest(np.ascontiguousarray(array).reshape(-1).view("u1").data)
+
+
+def _has_few_values(array: Array) -> bool:
+    """Whether so few values say little about where they come from."""
+    import numpy as np
+
+    flat = array.reshape(-1)
+    if flat.dtype.kind == "V":
+        flat = np.ascontiguousarray(flat).view("<u8")
+    if flat.size == 1 and flat.dtype.itemsize >= 4:
+        # a number that somebody chose has trailing zeros, a trained one does not
+        return not int(flat[0]) & 0xFF or int(flat[0]) < 1 << 20
+    return len(np.unique(flat[:4096])) < FEW and len(np.unique(flat)) < FEW
+
+
+def _equal_bytes(found: Search) -> None:
+    sides: list[dict[tuple[str, bytes], list[str]]] = []
+    few: set[tuple[str, bytes]] = set()
+    for source, specs in ((found.old, found.olds), (found.new, found.news)):
+        by: dict[tuple[str, bytes], list[str]] = defaultdict(list)
+        for key, spec in specs.items():
+            array = read_elements(source, key)
+            label = (spec.dtype, _digest(array))
+            by[label].append(key)
+            if label not in few and _has_few_values(array):
+                few.add(label)
+        sides.append(by)
+    for label, new in sides[1].items():
+        old = sides[0].get(label, [])
+        if label not in few and len(old) == 1:
+            _same_elements(found, old[0], new)
+        elif old:
+            for shape in {found.news[k].shape for k in new}:
+                one = [k for k in old if found.olds[k].shape == shape]
+                other = [k for k in new if found.news[k].shape == shape]
+                if one:
+                    found.doubtful[label[0], shape, label[1]] = (one, other)
+
+
+def _same_elements(found: Search, old: str, new: Sequence[str]) -> None:
+    """Relations of one old tensor and the new ones that hold its bytes."""
+    here = found.olds[old]
+    alike = [k for k in new if found.news[k].shape == here.shape]
+    if len(new) == 1:
+        there = found.news[new[0]]
+        ops = () if there.shape == here.shape else (reshaped(here.shape, there.shape)[0],)
+        found.add(Relation((old,), (new[0],), ops))
+    elif len(alike) == len(new):
+        places = {_place(found.new, k) for k in new}
+        op = "tie" if len(places) == 1 and None not in places else "copy"
+        targets = sorted(new, key=lambda k: (k != old, new.index(k)))
+        found.add(Relation((old,), tuple(targets), ({op: {"count": len(new)}},)))
+
+
+def _place(source: Source, key: str) -> Any:
+    """What tensors that share memory have in common."""
+    at: Any = source.index.tensors[key]
+    shared = getattr(at, "storage", None)
+    return None if shared is None else (shared, at.offset)
+
+
+def _settle_doubtful(found: Search, ask: bool = False) -> None:
+    """Equal tensors, by names: first those that are certain, and at last by questions."""
+    for one, other in found.doubtful.values():
+        for key in [k for k in other if k in one and k in found.olds and k in found.news]:
+            found.add(Relation((key,), (key,)))
+    labels_old = {
+        k: label for label, (one, _) in found.doubtful.items() for k in one if k in found.olds
+    }
+    labels_new = {
+        k: label for label, (_, other) in found.doubtful.items() for k in other if k in found.news
+    }
+    for old, new in names.learned(found.relations, labels_old, labels_new):
+        found.add(Relation((old,), (new,)))
+        labels_old.pop(old)
+        labels_new.pop(new)
+    if not ask:
+        return
+    pairs, questions = names.match(labels_old, labels_new)
+    for old, new in pairs:
+        found.add(Relation((old,), (new,), guessed=True, note="equal tensors, told apart by names"))
+    found.questions += questions
+    left = [k for k in labels_new if k in found.news]
+    asked = {key for question in found.questions for key in question.keys}
+    for key in left:
+        if key in asked:
+            continue
+        one, _ = found.doubtful[labels_new[key]]
+        taken = [
+            r for r in found.relations if not r.ops and len(r.sources) == 1 and r.sources[0] in one
+        ]
+        if len(taken) == 1 and len(one) == 1:
+            first = taken[0]
+            found.relations.remove(first)
+            found.add(
+                Relation(
+                    first.sources, (*first.targets, key), ({"copy": {"count": 2}},), guessed=True
+                )
+            )
+        else:
+            found.why[key] = "equals several old tensors that have other places"
+
+
+# --- elements that moved
+
+
+def _as_they_are(found: Search) -> tuple[list[ComparedTensor], list[ComparedTensor]]:
+    return (
+        [ComparedTensor(k, s, _reader(found.old, k)) for k, s in found.olds.items()],
+        [ComparedTensor(k, s, _reader(found.new, k)) for k, s in found.news.items()],
+    )
+
+
+def _reader(source: Source, key: str, before: OpTexts = (), dtype: str = "") -> Callable[[], Array]:
+    def read() -> Array:
+        array = read_elements(source, key)
+        return proof.computed(before, array, dtype)[0] if before else array
+
+    return read
+
+
+def _moved(found: Search, olds: Sequence[ComparedTensor], news: Sequence[ComparedTensor]) -> None:
+    """Relations of tensors whose elements stand in common runs."""
+    bits = max(sampling(sum(t.spec.numel for t in side)) for side in (olds, news))
+    known = KnownRuns(runs_of(t.read(), t.spec.dtype, bits) for t in olds)
+    links: dict[tuple[int, int], Pairs] = {}
+    for j, tensor in enumerate(news):
+        for i, pairs in known.pairs(runs_of(tensor.read(), tensor.spec.dtype, bits)):
+            if len(pairs.old):
+                links[i, j] = pairs
+    del known
+    _same_multisets(olds, news, links, bits)
+    for some, others in _components(links):
+        # a wrong link by chance is one of few pairs
+        strong = _without_chance(links, some, others)
+        for part_olds, part_news in _components(strong):
+            _solve(
+                found,
+                [olds[i] for i in part_olds],
+                [news[j] for j in part_news],
+                {
+                    (a, b): strong[i, j]
+                    for a, i in enumerate(part_olds)
+                    for b, j in enumerate(part_news)
+                    if (i, j) in strong
+                },
+                bits,
+            )
+
+
+def _same_multisets(
+    olds: Sequence[ComparedTensor],
+    news: Sequence[ComparedTensor],
+    links: dict[tuple[int, int], Pairs],
+    bits: int,
+) -> None:
+    """Links small tensors of which one has the elements of the other in another order, where runs
+    say nothing.
+    """
+    import numpy as np
+
+    if bits:
+        return
+    linked_old, linked_new = {i for i, _ in links}, {j for _, j in links}
+    sides: list[dict[tuple[str, int, bytes], list[int]]] = []
+    for tensors, linked in ((olds, linked_old), (news, linked_new)):
+        by: dict[tuple[str, int, bytes], list[int]] = defaultdict(list)
+        for n, tensor in enumerate(tensors):
+            if (
+                n not in linked
+                and 1 < tensor.spec.numel <= 1 << 16
+                and BITS[tensor.spec.dtype] <= 64
+            ):
+                by[
+                    tensor.spec.dtype,
+                    tensor.spec.numel,
+                    np.sort(tensor.read().reshape(-1)).tobytes(),
+                ].append(n)
+        sides.append(by)
+    for label, new in sides[1].items():
+        old = sides[0].get(label, [])
+        if len(old) == len(new) == 1:
+            empty = np.empty(0, np.int64)
+            links[old[0], new[0]] = Pairs(empty, empty)
+
+
+def _components(links: Iterable[tuple[int, int]]) -> list[tuple[list[int], list[int]]]:
+    """The sets of tensors, as numbers of old and new ones, that links connect."""
+    parent: dict[tuple[str, int], tuple[str, int]] = {}
+
+    def root(x: tuple[str, int]) -> tuple[str, int]:
+        while parent.setdefault(x, x) != x:
+            parent[x] = parent[parent[x]]
+            x = parent[x]
+        return x
+
+    for i, j in links:
+        parent[root(("old", i))] = root(("new", j))
+    out: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
+    for side, number in sorted(parent):
+        out.setdefault(root((side, number)), ([], []))[side == "new"].append(number)
+    return list(out.values())
+
+
+def _without_chance(
+    links: Mapping[tuple[int, int], Pairs], olds: Sequence[int], news: Sequence[int]
+) -> dict[tuple[int, int], Pairs]:
+    mine = {(i, j): p for (i, j), p in links.items() if i in set(olds) and j in set(news)}
+    if len(olds) == 1 or len(news) == 1:
+        return mine
+    most = max(len(p.old) for p in mine.values())
+    return {ij: p for ij, p in mine.items() if len(p.old) * 50 >= most}
+
+
+def _solve(
+    found: Search,
+    olds: Sequence[ComparedTensor],
+    news: Sequence[ComparedTensor],
+    links: Mapping[tuple[int, int], Pairs],
+    bits: int,
+) -> None:
+    """The relation of tensors that share elements, one of either side at least being one only."""
+    if min(len(olds), len(news)) > 1:
+        for tensor in news:
+            found.why[tensor.key] = (
+                f"shares elements with {names.some(t.key for t in olds)}, which "
+                f"{names.some(t.key for t in news)} share too"
+            )
+        return
+    pairs = [links[i, j] for i in range(len(olds)) for j in range(len(news))]
+    joined = len(news) == 1 and (len(olds) > 1 or olds[0].spec.numel <= news[0].spec.numel)
+    parts, whole = (olds, news[0]) if joined else (news, olds[0])
+    if sum(t.spec.numel for t in (*parts, whole)) <= DENSE:
+        singles = (
+            single_elements([t.read() for t in olds], news[0].read())
+            if joined or len(news) == 1
+            else [single_elements([olds[0].read()], t.read())[0] for t in news]
+        )
+        pairs = [
+            consistent(Pairs(*(_join(a, b) for a, b in zip(p, q, strict=True))))
+            for p, q in zip(pairs, singles, strict=True)
+        ]
+    regions: list[Region] = []
+    shares = []
+    for part, pair in zip(parts, pairs, strict=True):
+        at, to = (pair.old, pair.new) if joined else (pair.new, pair.old)
+        order = at.argsort()
+        at, to = at[order], to[order]
+        shares.append((part, len(at)))
+        region = read_strides(at, to, part.spec.numel)
+        if region is None or not is_certain(region, at, part.spec.numel):
+            break
+        regions.append(region)
+    else:
+        relation = _laid_out(parts, whole, regions, joined, olds)
+        if relation is not None and found.prove(relation):
+            return
+        if relation is not None:
+            return
+    if len(olds) == len(news) == 1 and olds[0].spec == news[0].spec:
+        rolled = _rolled(olds[0].spec.shape, pairs[0])
+        if rolled is not None and found.prove(
+            Relation((olds[0].key,), (news[0].key,), (*olds[0].before, *rolled))
+        ):
+            return
+    part, count = max(shares, key=lambda s: s[1])
+    for tensor in news:
+        one = (
+            f"{count} elements stand in both, of {part.spec.numel} of {part.key}"
+            if count
+            else "equal elements"
+        )
+        found.why.setdefault(
+            tensor.key,
+            f"is nearest to {names.some(t.key for t in olds)}: {one}, but no ops say how they lie",
+        )
+
+
+def _join(one: Array, other: Array) -> Array:
+    import numpy as np
+
+    return np.concatenate((one, other))
+
+
+def _laid_out(
+    parts: Sequence[ComparedTensor],
+    whole: ComparedTensor,
+    regions: Sequence[Region],
+    joined: bool,
+    olds: Sequence[ComparedTensor],
+) -> Relation | None:
+    shapes = [t.spec.shape for t in parts]
+    try:
+        layout = lay_out(shapes, regions, whole.spec.shape)
+        value: float | None = 0
+        if layout.padded:
+            value = _around(whole, parts, regions)
+            if value is None and joined:
+                return None
+            layout = lay_out(shapes, regions, whole.spec.shape, value)
+    except NoLayout:
+        return None
+    keys = tuple(parts[k].key for k in layout.order)
+    before = olds[0].before
+    if joined:
+        return Relation(keys, (whole.key,), (*before, *layout.join))
+    return Relation((whole.key,), keys, (*before, *layout.cut))
+
+
+def _around(
+    whole: ComparedTensor, parts: Sequence[ComparedTensor], regions: Sequence[Region]
+) -> float | None:
+    """What all elements of the whole that are in no part equal; None if they differ."""
+    import numpy as np
+
+    array = np.ascontiguousarray(whole.read()).reshape(-1)
+    outside = np.ones(array.size, bool)
+    for part, region in zip(parts, regions, strict=True):
+        outside[places(region, np.arange(part.spec.numel))] = False
+    rest = array[outside]
+    if not rest.size or rest.dtype.kind == "V" or not (rest == rest[0]).all():
+        return None
+    number = number_of(whole.spec.dtype, int(rest[0]))
+    # of few elements only a number that people pad with says that they are padding
+    if rest.size < FEW and number not in (0, 1, -1):
+        return None
+    if isinstance(number, complex) or number != number or number in (float("inf"), float("-inf")):
+        return None
+    return int(number) if number == int(number) and str(float(number))[0] != "-" else float(number)
+
+
+def _rolled(shape: Shape, pairs: Pairs) -> OpTexts | None:
+    """The rolls of axes that explain pairs of two tensors of one shape."""
+    import numpy as np
+
+    size = int(np.prod(shape))
+    order = pairs.old.argsort()
+    at, to = pairs.old[order], pairs.new[order]
+    if not len(at) or not is_certain(Region(0, ((size, 1),)), at, size):
+        return None
+    ops: list[Mapping[str, Any]] = []
+    for axis, (a, b) in enumerate(
+        zip(np.unravel_index(at, shape), np.unravel_index(to, shape), strict=True)
+    ):
+        shifts = np.unique((b - a) % shape[axis])
+        if len(shifts) != 1:
+            return None
+        if shifts[0]:
+            shift = int(shifts[0])
+            ops.append(
+                {
+                    "roll": {
+                        "dim": axis,
+                        "shift": shift if 2 * shift <= shape[axis] else shift - shape[axis],
+                    }
+                }
+            )
+    return tuple(ops)
+
+
+# --- elements that changed
+
+
+def _after_casts(found: Search) -> None:
+    for dtype in sorted({s.dtype for s in found.news.values()} & set(_CASTS)):
+        news = [
+            ComparedTensor(k, s, _reader(found.new, k))
+            for k, s in found.news.items()
+            if s.dtype == dtype
+        ]
+        for held in sorted({s.dtype for s in found.olds.values()} & set(_CASTS) - {dtype}):
+            cast: OpTexts = ({"cast": {"to": dtype, "from": held}},)
+            olds = [
+                ComparedTensor(k, Spec(dtype, s.shape), _reader(found.old, k, cast, held), cast)
+                for k, s in found.olds.items()
+                if s.dtype == held
+            ]
+            if olds and news:
+                # numbers that the dtype does not have were not cast to it
+                with suppress(OpError):
+                    _moved(found, olds, [t for t in news if t.key in found.news])
+
+
+def _scaled(found: Search) -> None:
+    """Tensors that are others times a power of two."""
+    for dtype in sorted({s.dtype for s in found.news.values()} & set(FLOATS)):
+        powers: list[dict[str, int]] = []
+        sides: list[list[ComparedTensor]] = []
+        for source, specs in ((found.old, found.olds), (found.new, found.news)):
+            power, tensors = {}, []
+            for key, spec in specs.items():
+                top = _top(source, key, dtype) if spec.dtype == dtype else None
+                if top is not None:
+                    power[key] = top
+                    ops: OpTexts = ({"affine": {"mul": 2.0**-top}},)
+                    tensors.append(ComparedTensor(key, spec, _reader(source, key, ops, dtype)))
+            powers.append(power)
+            sides.append(tensors)
+        by: dict[int, Any] = defaultdict(lambda: ([], []))
+        for n, side in enumerate(sides):
+            for tensor in side:
+                by[0][n].append(tensor)
+        olds, news = by[0]
+        if not olds or not news:
+            continue
+        trial = Search(
+            found.old,
+            found.new,
+            olds={t.key: t.spec for t in olds},
+            news={t.key: t.spec for t in news},
+            unproven=True,
+        )
+        _moved(trial, olds, news)
+        for relation in trial.relations:
+            if len(relation.sources) == len(relation.targets) == 1:
+                mul = 2.0 ** (powers[1][relation.targets[0]] - powers[0][relation.sources[0]])
+                scale = {"affine": {"mul": int(mul) if mul >= 1 else mul, "exact": True}}
+                found.prove(Relation(relation.sources, relation.targets, (scale, *relation.ops)))
+
+
+def _top(source: Source, key: str, dtype: str) -> int | None:
+    """The exponent of the largest finite number of a tensor; None without one but 0."""
+    import numpy as np
+
+    from ...elements.numbers import numbers, widened
+
+    values = numbers(read_elements(source, key), dtype)
+    values = np.abs(values if dtype == "float64" else widened(values))
+    values = values[np.isfinite(values)]
+    top = float(values.max()) if values.size else 0.0
+    return frexp(top)[1] if top else None
+
+
+# --- tensors whose values say nothing
+
+
+def _by_analogy(found: Search) -> None:
+    """Tensors of few values follow the rule of their neighbours: of another index, or of another
+    last word (`bias` beside `weight`).
+    """
+    moved = [r for r in found.relations if r.targets]
+    for key in list(found.news):
+        if key not in found.news:
+            continue
+        fitting: dict[tuple[Any, ...], Relation] = {}
+        for relation in moved:
+            like = names.transferred(relation, key)
+            if (
+                like is not None
+                and all(k in found.olds for k in like.sources)
+                and all(k in found.news for k in like.targets)
+                and _holds(found, like)
+            ):
+                fitting.setdefault((like.sources, like.targets, repr(like.ops)), like)
+        if len(fitting) == 1:
+            found.add(next(iter(fitting.values())))
+
+
+def _holds(found: Search, relation: Relation) -> bool:
+    try:
+        return proof.difference(relation, found.old, found.new) is None
+    except (OpError, MigrateError, ValueError, IndexError):
+        return False

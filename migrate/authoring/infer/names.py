@@ -1,0 +1,281 @@
+"""What names say of which tensor became which: only where values, or headers, leave a choice.
+
+Templates are compared, not keys: names with their indices left out. The most certain pair is
+decided first, and only if it beats the next best one of either side by a margin; what another one
+comes near to is a question. One answer decides its neighbours by exclusion.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import lru_cache
+from itertools import islice
+from typing import Any, NoReturn
+
+from ...core.errors import fail, listed, option, printable
+from ...core.keys import parse
+from ...core.templates import SLOT, Template, group, is_integer
+from ..relations import Relation
+
+# how much better than the next best the score of a match has to be
+MARGIN = 0.1
+_SLOTS = "nmijklxyz"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Which of several old patterns became a new one. `candidates` are (pattern, score), the best
+    first.
+    """
+
+    target: str
+    candidates: tuple[tuple[str, float], ...]
+    why: str
+    keys: tuple[str, ...]
+
+
+def some(keys: Iterable[str]) -> str:
+    """A few of the keys."""
+    return listed(list(keys), 3)
+
+
+def written(ops: Sequence[Mapping[str, Any]]) -> str:
+    """Ops in a message."""
+    return " and ".join(next(iter(op)) for op in ops) or "a new name"
+
+
+def pattern_of(template: Template) -> str:
+    """The pattern of a template."""
+    if template.literal:
+        return template.text
+    text = template.text.replace("{", "{{").replace("}", "}}")
+    if len(template.keys) == 1:
+        return template.keys[0].replace("{", "{{").replace("}", "}}")
+    for name in _SLOTS[: text.count(SLOT)]:
+        text = text.replace(SLOT, f"{{{name}:int}}", 1)
+    return text
+
+
+@lru_cache(maxsize=65536)
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(w for w in re.split(r"[._\W]+", text.replace(SLOT, "#").lower()) if w)
+
+
+@lru_cache(maxsize=65536)
+def _ratio(one: Any, other: Any) -> float:
+    return SequenceMatcher(None, one, other, autojunk=False).ratio()
+
+
+def score(one: Template, other: Template) -> float:
+    """How alike two templates are called."""
+    a, b = one.text, other.text
+    value = _ratio(_words(a), _words(b)) + 0.5 * _ratio(a, b)
+    if _words(a)[-1:] == _words(b)[-1:]:
+        value += 0.3
+    if set(one.ints) == set(other.ints):
+        value += 0.5
+    return value
+
+
+def _compatible(
+    old: Template,
+    new: Template,
+    labels_old: Mapping[str, Hashable],
+    labels_new: Mapping[str, Hashable],
+) -> bool:
+    if old.text.count(SLOT) != new.text.count(SLOT) or len(old.keys) < len(new.keys):
+        return False
+    at = dict(zip(old.ints, old.keys, strict=True))
+    return all(
+        ints in at and labels_old[at[ints]] == labels_new[key]
+        for ints, key in zip(new.ints, new.keys, strict=True)
+    )
+
+
+def match(
+    labels_old: Mapping[str, Hashable], labels_new: Mapping[str, Hashable]
+) -> tuple[list[tuple[str, str]], list[Question]]:
+    """Pairs of keys with equal labels that names tell apart, and what has to be asked."""
+    olds, news = group(labels_old), group(labels_new)
+    scores: dict[tuple[int, int], float] = {}
+    for j, new in enumerate(news):
+        for i, old in enumerate(olds):
+            if _compatible(old, new, labels_old, labels_new):
+                scores[i, j] = score(old, new) if old.text != new.text else 9.0
+    pairs: list[tuple[str, str]] = []
+    while scores:
+        best = _surest(scores)
+        if best is None:
+            break
+        i, j = best
+        at = dict(zip(olds[i].ints, olds[i].keys, strict=True))
+        pairs += [(at[ints], key) for ints, key in zip(news[j].ints, news[j].keys, strict=True)]
+        scores = {(a, b): s for (a, b), s in scores.items() if a != i and b != j}
+    questions = []
+    by: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    for (i, j), value in scores.items():
+        by[j].append((value, i))
+    for j, found in sorted(by.items()):
+        found.sort(reverse=True)
+        questions.append(
+            Question(
+                pattern_of(news[j]),
+                tuple((pattern_of(olds[i]), round(value, 2)) for value, i in found[:8]),
+                "their names are about as near" if len(found) > 1 else "its name is not near",
+                tuple(news[j].keys),
+            )
+        )
+    return pairs, questions
+
+
+def _surest(scores: Mapping[tuple[int, int], float]) -> tuple[int, int] | None:
+    """The pair that beats the next best of both of its sides by the most, and by the margin."""
+    rows: dict[int, list[float]] = defaultdict(list)
+    columns: dict[int, list[float]] = defaultdict(list)
+    for (i, j), value in scores.items():
+        rows[i].append(value)
+        columns[j].append(value)
+    for side in (*rows.values(), *columns.values()):
+        side.sort(reverse=True)
+    best: tuple[float, tuple[int, int]] | None = None
+    for (i, j), value in scores.items():
+        ahead = 9.0
+        for side in (rows[i], columns[j]):
+            if value < side[0] or (len(side) > 1 and value - side[1] < MARGIN):
+                break
+            ahead = min(ahead, value - side[1]) if len(side) > 1 else ahead
+        else:
+            # what nothing comes near to may still be called otherwise
+            if value >= 0.6 and (best is None or ahead > best[0]):
+                best = (ahead, (i, j))
+    return best and best[1]
+
+
+def learned(
+    relations: Iterable[Relation],
+    labels_old: Mapping[str, Hashable],
+    labels_new: Mapping[str, Hashable],
+) -> list[tuple[str, str]]:
+    """Pairs that are renamed as keys of the same template are that values told apart."""
+    renames = [
+        (r.sources[0], r.targets[0])
+        for r in relations
+        if not r.ops and not r.guessed and len(r.targets) == 1
+    ]
+    old_of = {
+        k: (t.text, i)
+        for t in group([a for a, _ in renames])
+        for k, i in zip(t.keys, t.ints, strict=True)
+    }
+    new_of = {
+        k: (t.text, i)
+        for t in group([b for _, b in renames])
+        for k, i in zip(t.keys, t.ints, strict=True)
+    }
+    ways: dict[str, set[str]] = defaultdict(set)
+    for a, b in renames:
+        if old_of[a][1] == new_of[b][1]:
+            ways[old_of[a][0]].add(new_of[b][0])
+    news = {(t.text, i): k for t in group(labels_new) for k, i in zip(t.keys, t.ints, strict=True)}
+    out = []
+    for template in group(labels_old):
+        known = ways.get(template.text, set())
+        if len(known) == 1:
+            (text,) = known
+            for key, ints in zip(template.keys, template.ints, strict=True):
+                there = news.pop((text, ints), None)
+                if there is not None and labels_new[there] == labels_old[key]:
+                    out.append((key, there))
+    return out
+
+
+def transferred(relation: Relation, key: str) -> Relation | None:
+    """The relation for other keys, `key` among them: of another index, or another last word."""
+    wanted = key.split(".")
+    for target in relation.targets:
+        here = target.split(".")
+        if len(here) != len(wanted) or target == key:
+            continue
+        differing = [n for n, (a, b) in enumerate(zip(here, wanted, strict=True)) if a != b]
+        words = [n for n in differing if not (is_integer(here[n]) and is_integer(wanted[n]))]
+        if words not in ([], [len(here) - 1]):
+            continue
+        change = {here[n]: wanted[n] for n in differing}
+        if len(change) != len({here[n] for n in differing}):
+            continue
+        sides = [_changed(relation.sources, change), _changed(relation.targets, change)]
+        if None in sides or key not in (sides[1] or ()):
+            continue
+        return Relation(sides[0], sides[1], relation.ops, True, "few values: as its neighbours")  # type: ignore[arg-type]
+    return None
+
+
+def _changed(keys: tuple[str, ...], change: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The keys with segments replaced that all of them share."""
+    rows = [k.split(".") for k in keys]
+    if len({len(r) for r in rows}) != 1:
+        return None
+    shared = [len({r[n] for r in rows}) == 1 for n in range(len(rows[0]))]
+    done = set()
+    out = []
+    for row in rows:
+        made = []
+        for n, segment in enumerate(row):
+            word = not is_integer(segment)
+            if segment in change and shared[n] and (not word or n == len(row) - 1):
+                made.append(change[segment])
+                done.add(segment)
+            else:
+                made.append(segment)
+        out.append(".".join(made))
+    return tuple(out) if done == set(change) else None
+
+
+# --- answers
+
+
+def answered(
+    answers: Mapping[str, str], olds: Mapping[str, Any], news: Mapping[str, Any]
+) -> Iterator[Relation]:
+    """The renames that a person's answers say: old pattern -> new pattern, empty to drop."""
+    for before, after in answers.items():
+        one = parse(before)
+        other = parse(after, one.types) if after else None
+        found = False
+        for key in list(olds):
+            values = one.match(key)
+            if values is None:
+                continue
+            found = True
+            if other is None:
+                yield Relation((key,), (), ({"drop": {"why": "not needed any more"}},))
+                continue
+            made = other.expand(dict(zip(one.captures, values, strict=True)))
+            if made not in news:
+                fail(
+                    "M115",
+                    f"the answer {printable(before)}={printable(after)} names "
+                    f"{printable(made)}, which is not in the new checkpoint or was answered twice",
+                )
+            yield Relation((key,), (made,))
+        if not found:
+            fail(
+                "M115",
+                f"the answer {printable(before)}={printable(after)} fits no key of the old "
+                "checkpoint",
+            )
+
+
+def refuse_answer(relation: Relation, why: str | None) -> NoReturn:
+    """M115: what an answer says is not so."""
+    made = listed(list(islice(relation.targets, 3)))
+    fail(
+        "M115",
+        f"the answer that makes {made} of {listed(list(relation.sources))} is not true"
+        + (f": it {why}" if why else ""),
+        help=f"leave it out of {option('answer')}",
+    )

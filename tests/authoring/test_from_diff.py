@@ -1,0 +1,86 @@
+"""`migrate new --from-diff` from files to a rule file that does the same to other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commandline import run
+from safetensors.numpy import load_file, save_file
+
+import migrate
+from migrate.authoring.from_diff import UndecidedError
+
+Arrays = dict[str, np.ndarray]
+
+
+def old_weights(seed: int) -> Arrays:
+    dice = np.random.default_rng(seed)
+    out = {"model.embed.weight": dice.standard_normal((40, 16)).astype("f4")}
+    for n in range(2):
+        for w in ("q", "k", "v"):
+            out[f"model.layers.{n}.attn.{w}.weight"] = dice.standard_normal((16, 16)).astype("f4")
+        for e in range(3):
+            for w in ("up", "gate"):
+                key = f"model.layers.{n}.experts.{e}.{w}.weight"
+                out[key] = dice.standard_normal((8, 16)).astype("f4")
+    return out
+
+
+def new_weights(old: Mapping[str, np.ndarray]) -> Arrays:
+    out = {"tok.weight": old["model.embed.weight"]}
+    for n in range(2):
+        layer = f"model.layers.{n}"
+        out[f"blocks.{n}.qkv"] = np.concatenate([old[f"{layer}.attn.{w}.weight"] for w in "qkv"])
+        both = [
+            np.concatenate([old[f"{layer}.experts.{e}.{w}.weight"] for w in ("gate", "up")])
+            for e in range(3)
+        ]
+        out[f"blocks.{n}.gate_up"] = np.ascontiguousarray(np.stack([one.T for one in both]))
+    return out
+
+
+def test_the_file_does_the_same_to_other_weights(tmp_path: Path) -> None:
+    old = old_weights(1)
+    save_file(old, tmp_path / "old.safetensors")
+    save_file(new_weights(old), tmp_path / "new.safetensors")
+    file = tmp_path / "made.yaml"
+    pair = tmp_path / "old.safetensors", tmp_path / "new.safetensors"
+    answer = run("new", "-o", file, "--from-diff", *pair)
+    assert answer.exit == 0, answer.err
+    assert f"{file}: written, 3 rules, 0 patterns under keep" in answer.out
+    other = old_weights(2)
+    save_file(other, tmp_path / "other.safetensors")
+    made = tmp_path / "made.safetensors"
+    assert run("apply", tmp_path / "other.safetensors", "-o", made, "--rules", file).exit == 0
+    got, wanted = load_file(made), new_weights(other)
+    assert got.keys() == wanted.keys()
+    assert all(np.array_equal(got[key], array) for key, array in wanted.items())
+
+
+def test_what_is_not_explained_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    old = old_weights(1)
+    new = new_weights(old)
+    new["extra"] = np.random.default_rng(9).standard_normal((4, 4)).astype("f4")
+    file = tmp_path / "made.yaml"
+    with pytest.raises(UndecidedError, match="M671") as caught:
+        migrate.new(file, from_diff=(old, new))
+    assert caught.value.exit_code == 1
+    assert not file.exists()
+    report = migrate.new(file, from_diff=(old, new), partial=True)
+    assert report.counts.rules == 3
+
+
+def test_questions_come_with_the_error_and_answers_settle_them(tmp_path: Path) -> None:
+    ones = np.ones(8, "f4")
+    old = {f"l.{i}.{w}_norm": ones for i in range(2) for w in ("input", "post")}
+    new = {f"b.{i}.norm{n}": ones for i in range(2) for n in (1, 2)}
+    file = tmp_path / "made.yaml"
+    with pytest.raises(UndecidedError, match="M670") as caught:
+        migrate.new(file, from_diff=(old, new))
+    assert [q.target for q in caught.value.questions] == ["b.{n:int}.norm1", "b.{n:int}.norm2"]
+    answers = {"l.{n:int}.input_norm": "b.{n}.norm1", "l.{n:int}.post_norm": "b.{n}.norm2"}
+    report = migrate.new(file, from_diff=(old, new), answers=answers)
+    assert report.counts.guessed == 0
