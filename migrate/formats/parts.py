@@ -22,6 +22,7 @@ from ..source.grids import Axis, PartGrid, Replica, WrittenGrid
 from ..source.index import FileSource, Source
 from ..source.jsontext import collector_paused
 from ..source.paths import Place, look_beside, read_history
+from ..source.pickle.alike import StreamsAlike
 from ..source.pickle.tree import DictNode
 from ..source.shards import MAX_RANKS
 from ..source.tree import is_flat
@@ -178,7 +179,7 @@ def open_parts(place: Place, found: Found) -> Source:
     label = printable(place.path, 240) if place.file is not None else folder.label("")
     try:
         parts: list[_Part] = []
-        report = Report()
+        report, like = Report(), StreamsAlike()
         if len(found.files) > MAX_RANKS:
             fail("M914", f"{label}: {len(found.files)} parts, more than {MAX_RANKS}")
         if place.file is None:
@@ -187,7 +188,7 @@ def open_parts(place: Place, found: Found) -> Source:
             try:
                 blob = place.file or folder.open(file.path)
                 blobs.append(blob)
-                raw = read_raw(blob, folder.label(file.path))
+                raw = read_raw(blob, folder.label(file.path), like)
                 if parts and type(raw.root) is type(parts[0].raw.root) is DictNode:
                     raw = raw._replace(root=sharing(raw.root, parts[0].raw.root))
                 parts.append(_Part(file, raw, _megatron.facts_of(raw.root)))
