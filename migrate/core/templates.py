@@ -343,20 +343,13 @@ def takes(pattern: Pattern, key: str) -> bool:
     return matches(pattern, as_seen(pattern, key))
 
 
-def fitting(
-    pattern: Pattern, template: Template, cut: tuple[Template, int | None] | None = None
-) -> Sequence[bool]:
-    """For each key of the template whether the pattern fits it, with ranks as it sees them.
-
-    `cut` is what `without_rank` says of the template, where it is known already.
-    """
-    return matching(pattern, seen_by(pattern, template, cut))
-
-
 def seen_by(
     pattern: Pattern, template: Template, cut: tuple[Template, int | None] | None = None
 ) -> Template:
-    """The template as a pattern sees it, which is what `as_seen` makes of each key."""
+    """The template as a pattern sees it, which is what `as_seen` makes of each key.
+
+    `cut` is what `without_rank` says of the template, where it is known already.
+    """
     if "@" not in template.text and "@" not in pattern.text:
         return template
     base, rank = cut or without_rank(template)

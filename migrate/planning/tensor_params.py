@@ -17,7 +17,6 @@ from ..core.spec import ALIASES
 from ..core.templates import (
     Template,
     as_seen,
-    fitting,
     group,
     matching,
     rank_of,
@@ -159,7 +158,11 @@ def grouped_names(
     of, over = pattern.captures.index(groups.of), pattern.captures.index(groups.over)
     found: dict[tuple[str, int | None], dict[int, str]] = {}
     for t in group(tensors):
-        keys = [key for key, fits in zip(t.keys, fitting(pattern, t), strict=True) if fits]
+        keys = [
+            key
+            for key, fits in zip(t.keys, matching(pattern, seen_by(pattern, t)), strict=True)
+            if fits
+        ]
         if not keys or not any(takes(p, keys[0]) for p in reads):
             continue
         for key in keys:

@@ -245,8 +245,13 @@ class _StreamForm:
             filled.pairs = node.pairs and self._filled_pairs(node.pairs, every, values, made)
         else:
             items = list(node)
+            numbers = self._numbers
             for number in here:
-                items[number] = self._fill(items[number], values, made)
+                child = items[number]
+                place = numbers.get(id(child))
+                items[number] = (
+                    values[place] if place is not None else self._fill(child, values, made)
+                )
             filled = tuple(items) if kind is tuple else items
         made[id(node)] = filled
         return filled

@@ -279,6 +279,8 @@ class _Walk:
                     except ContradictionError as no:
                         decoding.problem(str(no))
                         value = Opaque("", str(no), part)
+                elif kind is tuple and _SCALARS.issuperset(map(type, part)):
+                    value = ListNode("tuple", part, part)
                 elif kind in (tuple, list, Dict, Set):
                     stack.append(_opened(part, kind))
                     break
