@@ -343,17 +343,37 @@ def takes(pattern: Pattern, key: str) -> bool:
     return matches(pattern, as_seen(pattern, key))
 
 
-def fitting(
+def seen_by(
     pattern: Pattern, template: Template, cut: tuple[Template, int | None] | None = None
-) -> Sequence[bool]:
-    """For each key of the template whether the pattern fits it, with ranks as it sees them.
+) -> Template:
+    """The template as a pattern sees it, which is what `as_seen` makes of each key.
 
     `cut` is what `without_rank` says of the template, where it is known already.
     """
     if "@" not in template.text and "@" not in pattern.text:
-        return matching(pattern, template)
+        return template
     base, rank = cut or without_rank(template)
-    return matching(pattern, with_rank_0(pattern, template, rank) if names_rank(pattern) else base)
+    return with_rank_0(pattern, template, rank) if names_rank(pattern) else base
+
+
+def rows(pattern: Pattern, seen: Template) -> Sequence[Row | None]:
+    """For each key the values of the pattern's captures; None where it does not match, or in two
+    ways.
+    """
+    try:
+        binding = bind(pattern, seen)
+    except TwoReadings:
+        binding = PER_KEY
+    if binding is PER_KEY:
+        return [_row(pattern, key) for key in seen.keys]
+    return [None] * len(seen.keys) if binding is None else binding.rows()
+
+
+def _row(pattern: Pattern, key: str) -> Row | None:
+    try:
+        return pattern.match(key)
+    except TwoReadings:
+        return None
 
 
 # ------------------------------------------------------------------------------------- collapsing

@@ -71,10 +71,16 @@ def lift_states(source: Source, patterns: Sequence[Pattern]) -> None:
     index = source.index
     tensors = dict(index.tensors)
     blobs: list[Blob] = list(source.blobs)
+    # modules without a state, of which there are thousands, have one that is stored once
+    without: Stored | None = None
     for one in found:
+        if one.value is None and without is not None:
+            tensors[one.name] = without
+            continue
         data = content(one, index, source.blobs)
-        tensors[one.name] = Stored(spec("uint8", (len(data),)), len(blobs), 0)
+        tensors[one.name] = made = Stored(spec("uint8", (len(data),)), len(blobs), 0)
         blobs.append(BytesBlob(one.name, data))
+        without = made if one.value is None else without
     if index.tree is None:
         items = {key: value for key, value in index.items.items() if key not in tensors}
         source.index = replace(index, tensors=tensors, items=items)
@@ -110,8 +116,11 @@ def _without(
     """The trees with a tensor's place for each state, without tensors that were in states only."""
     names = dict(outline.names)
     parts: list[FileTree] = []
+    by_rank: dict[int, dict[str, str]] = {}
+    for one in found:
+        by_rank.setdefault(one.rank, {})[one.key] = one.name
     for rank, part in enumerate(outline.parts):
-        here = {one.key: one.name for one in found if one.rank == rank}
+        here = by_rank.get(rank, {})
         table = part.table
         if table is None or not here:
             parts.append(part)

@@ -42,7 +42,13 @@ class RankOfParts:
     hold in the dict of the model.
     """
 
-    def __init__(self, members: Sequence[Member], tied: bool, label: str) -> None:
+    def __init__(
+        self,
+        members: Sequence[Member],
+        tied: bool,
+        label: str,
+        forms: Callable[[tuple[Any, ...]], frozenset[Any]],
+    ) -> None:
         self.label = label
         self.replicas: dict[str, list[Replica]] = {}
         self._tensors: dict[str, Stored] = {}
@@ -51,7 +57,7 @@ class RankOfParts:
         values: dict[Any, tuple[Any, str]] = {}
         names: dict[int, str] = {}
         versions: dict[Any, Any] = {}
-        self._check_groups(members)
+        self._check_groups(members, forms)
         for path, called, _, one in members:
             own = one.names
             for key, value in _pairs(one):
@@ -59,7 +65,8 @@ class RankOfParts:
                     continue
                 if key not in values:
                     values[key] = (value, called)
-                    names.update(_named(value, own))
+                    if value is not None:
+                        names.update(_named(value, own))
                 else:
                     self._compare(key, values[key], (value, called))
             for key, stored in one.tensors.items():
@@ -96,13 +103,15 @@ class RankOfParts:
             notes=tuple(dict.fromkeys(note for member in members for note in member.content.notes)),
         )
 
-    def _check_groups(self, members: Sequence[Member]) -> None:
-        """M924 unless expert groups of a stage have the same, but for the numbers of experts."""
+    def _check_groups(
+        self, members: Sequence[Member], forms: Callable[[tuple[Any, ...]], frozenset[Any]]
+    ) -> None:
+        """M924 unless expert groups of a stage have the same, but for the numbers of experts, which
+        `forms` leaves out.
+        """
         known: dict[int, tuple[str, frozenset[Any]]] = {}
         for _, called, stage, one in members:
-            own = frozenset(
-                _megatron.of_any_expert(key) if type(key) is str else key for key, _ in _pairs(one)
-            )
+            own = forms(tuple([key for key, _ in _pairs(one)]))
             first, keys = known.setdefault(stage, (called, own))
             if keys != own:
                 unlike = sorted(map(str, keys ^ own))

@@ -151,12 +151,19 @@ def _attributes(node: Any) -> Mapping[str, Any] | None:
         pairs = node.node.state.pairs
     else:
         return None
-    return {key: _plain(value) for key, value in pairs if type(key) is str}
+    return {
+        key: value if type(value) in _SIMPLE else _plain(value)
+        for key, value in pairs
+        if type(key) is str
+    }
+
+
+_SIMPLE = frozenset({type(None), bool, int, float, str})
 
 
 def _plain(value: Any) -> Any:
     """Lists as lists, members of enums by their names; anything but a plain value as ABSENT."""
-    if value is None or type(value) in (bool, int, float, str):
+    if type(value) in _SIMPLE:
         return value
     if type(value) is ListNode and value.kind in ("list", "tuple"):
         return [_plain(item) for item in value.items]
@@ -328,6 +335,11 @@ def of_any_expert(name: str) -> str:
     return name if found is None else _of_any_expert(found)
 
 
+def forms_of_experts(names: tuple[Any, ...]) -> frozenset[Any]:
+    """The names without the numbers of experts, and what is no text as it is."""
+    return frozenset(of_any_expert(name) if type(name) is str else name for name in names)
+
+
 def _of_any_expert(found: re.Match[str]) -> str:
     return f"{found['before']}{_ANY}{found.string[found.end() :]}"
 
@@ -434,7 +446,8 @@ def order_of(parts: Iterable[Sequence[str]]) -> tuple[str, ...] | None:
     that tell it of all.
     """
     known: dict[tuple[NameForm, ...], None] = {}
-    for names in parts:
+    # most parts have the same names
+    for names in dict.fromkeys(map(tuple, parts)):
         known[tuple(map(form_of, names))] = None
     forms: list[str] = []
     there: set[str] = set()

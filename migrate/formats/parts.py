@@ -9,9 +9,9 @@ it; what parts have otherwise beside the model is kept by part, see `source.by_p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +22,7 @@ from ..source.grids import Axis, PartGrid, Replica, WrittenGrid
 from ..source.index import FileSource, Source
 from ..source.jsontext import collector_paused
 from ..source.paths import Place, look_beside, read_history
+from ..source.pickle.alike import StreamsAlike
 from ..source.pickle.tree import DictNode
 from ..source.shards import MAX_RANKS
 from ..source.tree import is_flat
@@ -178,7 +179,7 @@ def open_parts(place: Place, found: Found) -> Source:
     label = printable(place.path, 240) if place.file is not None else folder.label("")
     try:
         parts: list[_Part] = []
-        report = Report()
+        report, like = Report(), StreamsAlike()
         if len(found.files) > MAX_RANKS:
             fail("M914", f"{label}: {len(found.files)} parts, more than {MAX_RANKS}")
         if place.file is None:
@@ -187,7 +188,7 @@ def open_parts(place: Place, found: Found) -> Source:
             try:
                 blob = place.file or folder.open(file.path)
                 blobs.append(blob)
-                raw = read_raw(blob, folder.label(file.path))
+                raw = read_raw(blob, folder.label(file.path), like)
                 if parts and type(raw.root) is type(parts[0].raw.root) is DictNode:
                     raw = raw._replace(root=sharing(raw.root, parts[0].raw.root))
                 parts.append(_Part(file, raw, _megatron.facts_of(raw.root)))
@@ -327,9 +328,11 @@ def _grid_of(
         _complete(parts, sizes, label)
     parts.sort(key=lambda part: (part.tensor, part.stage, part.group))
     joined = sizes["PP"] * sizes["EP"] * virtual > 1
+    # most parts have the same names
+    numbers_in = cache(_megatron.numbers_in)
     for part in parts:
-        names = [[key for key, _ in model.pairs if type(key) is str] for model in part.models]
-        part.numbers = [_megatron.numbers_in(held) for held in names]
+        names = [tuple(k for k, _ in model.pairs if type(k) is str) for model in part.models]
+        part.numbers = [numbers_in(held) for held in names]
         if joined and not (
             names and all(is_flat(model) or not model.pairs for model in part.models)
         ):
@@ -655,6 +658,7 @@ def _read(
             help=f"leave {option('at')} out, or pass one part alone",
         )
     held = []
+    renamed = cache(_renamed)
     for number, part in enumerate(parts):
         raw = part.raw
         if grid.joined and len(parts) > 1 and raw.root.get(PARTS) is not None:
@@ -665,29 +669,42 @@ def _read(
                 help="rename or remove it, or pass one part alone",
             )
         if grid.joined:
-            raw = raw._replace(root=_renamed_root(part, first, keep))
+            raw = raw._replace(root=_renamed_root(part, first, keep, renamed))
         named = place.folder.label(part.file.path)
         held.append(read_file(None, number, named, place.at, raw, carrying=place.carry))
     return held
 
 
-def _renamed_root(part: _Part, first: list[list[int]] | None, keep: bool) -> DictNode:
-    """The root with one dict `model` in the place of all that the part has; without the state of
-    its optimizer unless that is to `keep`.
+def _renamed(names: tuple[Any, ...], layer: int, expert: int) -> list[Any]:
+    """The names of a part by the numbers of the whole: of tensor-parallel ranks they are the same
+    texts.
+    """
+    name = _megatron.renumber(layer, expert)
+    return [name(key) if type(key) is str else key for key in names]
+
+
+def _renamed_root(
+    part: _Part,
+    first: list[list[int]] | None,
+    keep: bool,
+    renamed: Callable[[tuple[Any, ...], int, int], list[Any]],
+) -> DictNode:
+    """The root with one dict `model` in the place of all that the part has, its names `renamed`;
+    without the state of its optimizer unless that is to `keep`.
     """
     pairs: list[tuple[Any, Any]] = []
     versions: list[tuple[Any, Any]] = []
     for number, model in enumerate(part.models):
         held = part.numbers[number]
         at = first[number][part.stage] if first is not None else 0
-        name = _megatron.renumber(at, part.group * len(held.experts))
-        pairs += [(name(key) if type(key) is str else key, value) for key, value in model.pairs]
+        expert = part.group * len(held.experts)
+        names = renamed(tuple([key for key, _ in model.pairs]), at, expert)
+        pairs += zip(names, [value for _, value in model.pairs], strict=True)
         if type(model.attributes) is DictNode:
             said = model.attributes.get("_metadata")
-            versions += [
-                (name(key) if type(key) is str else key, value)
-                for key, value in (said.pairs if type(said) is DictNode else ())
-            ]
+            modules = said.pairs if type(said) is DictNode else ()
+            names = renamed(tuple([key for key, _ in modules]), at, expert)
+            versions += zip(names, [value for _, value in modules], strict=True)
     like = part.models[0]
     attributes = like.attributes
     if type(attributes) is DictNode and type(attributes.get("_metadata")) is DictNode:
@@ -728,11 +745,12 @@ def _join(
     replicas: dict[str, Sequence[Replica]] = {}
     units: list[TorchFile] = []
     several = len(by_rank) > 1
+    forms = cache(_megatron.forms_of_experts)
     for tensor, members in by_rank.items():
         if len(members) == 1:
             units.append(members[0].content)
             continue
-        rank = RankOfParts(members, tied, label)
+        rank = RankOfParts(members, tied, label, forms)
         units.append(rank.joined)
         mark = f"@{tensor}" if several else ""
         replicas.update(

@@ -76,6 +76,7 @@ from . import _signatures
 from ._legacy import read_legacy
 
 if TYPE_CHECKING:
+    from ..source.pickle.alike import StreamsAlike
     from ..source.target import TargetTree
     from ..source.unread import Unread
     from ._header import Origins
@@ -603,8 +604,8 @@ def _alone(root: Any, at: str | None, label: str) -> tuple[Any, tuple[str, ...],
     return dict_at(root, path) or root, path, around
 
 
-def read_raw(blob: FileBlob, label: str) -> Raw:
-    """The tree of a file, decoded and not yet looked at."""
+def read_raw(blob: FileBlob, label: str, like: StreamsAlike | None = None) -> Raw:
+    """The tree of a file, decoded and not yet looked at; `like` reads what files say alike once."""
     size = blob.size
     head = blob.read(0, min(_signatures.HEAD, size))
     found = "zip"
@@ -622,11 +623,15 @@ def read_raw(blob: FileBlob, label: str) -> Raw:
         _signatures.refuse_kind(label, found)
     archive = zip_archive.read_archive(blob, label=label)
     stream = zip_archive.read_record(blob, archive.records["data.pkl"], ARCHIVE.size, label)
-    nodes = read_pickle(stream, ARCHIVE, name=f"{label}: data.pkl", persistent=True)
     places = {
         name[5:]: record for name, record in archive.records.items() if name.startswith("data/")
     }
-    decoded = decode(nodes, label, {key: record.size for key, record in places.items()})
+    sizes = {key: record.size for key, record in places.items()}
+    if like is not None:
+        decoded = like.decode(stream, sizes, label)
+    else:
+        nodes = read_pickle(stream, ARCHIVE, name=f"{label}: data.pkl", persistent=True)
+        decoded = decode(nodes, label, sizes)
     history = archive.records.get(HISTORY)
     stamp = None if history is None else zip_archive.read_record(blob, history, MAX_HISTORY, label)
     written = archive.records["data.pkl"]

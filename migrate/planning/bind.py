@@ -406,7 +406,6 @@ def _run_rule(
     )
     if reader.refused:
         _check_refused(reader, report)
-
     tests_result = rule.backwards and bool(rule.when)
 
     def refuse(refused: RefusedGroup) -> None:
@@ -415,16 +414,17 @@ def _run_rule(
         elif refused.diagnostic.code != "M207" or not lone.issuperset(refused.keys):
             report.diagnostics.append(refused.diagnostic)
 
+    last: tuple[Any, Decided] | None = None  # thousands of modules have one state, often none
+
     def decide(step: CompiledCall, item: Item) -> Decided | None:
+        nonlocal last
         if context.payload is None:
             return None
-        decided = step.op.decide(
-            step.args,
-            item.tensor.spec,
-            context.payload(item.tensor),
-            printable(item.keys[0]),
-            context.allow,
-        )
+        asked = (step, item.tensor.spec, context.payload(item.tensor))
+        if last is None or asked != last[0]:
+            said = step.op.decide(step.args, *asked[1:], printable(item.keys[0]), context.allow)
+            last = (asked, said)
+        decided = last[1]
         gone = not decided.outputs
         out.decided.update(dict.fromkeys(item.keys, gone))
         if gone or decided.loses:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core.errors import Diagnostic, MigrateError, Report, listed, option, plural, printable
 from ..core.keys import Pattern, parse
 from ..core.spec import BITS, Spec
-from ..core.templates import Template, fitting, group, without_rank
+from ..core.templates import Template, group, matching, seen_by, without_rank
 from ..ops.base import Loss, ValueOp
 from ..rules.compiled import DirectedRule
 from ..source.blobs import StoredTensor
@@ -317,7 +317,7 @@ def _about_kept(
 
 
 def _fitted(patterns: Sequence[Pattern], template: Template) -> list[str]:
-    fits = [fitting(pattern, template) for pattern in patterns]
+    fits = [matching(pattern, seen_by(pattern, template)) for pattern in patterns]
     return [key for key, *found in zip(template.keys, *fits, strict=True) if any(found)]
 
 
@@ -341,7 +341,11 @@ def _kept(back: PathStep, bound: StepResult, values: Iterable[str], views: Views
     found = [
         t
         for t in bound.kept
-        if any(any(fitting(p, t)) for s in ("", *_segments(t)) for p in by_anchor.get(s, ()))
+        if any(
+            any(matching(p, seen_by(p, t)))
+            for s in ("", *_segments(t))
+            for p in by_anchor.get(s, ())
+        )
     ]
     # what a flat pattern takes follows from the keys of others
     if found and len(plain) < len(patterns):

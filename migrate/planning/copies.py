@@ -28,13 +28,17 @@ def stale_copies(index: Index, composition: Composition) -> list[Diagnostic]:
     """M411 for each copy of at least half of the weights whose tensors the plan changes."""
     if not composition.steps:
         return []
+    shapes = {stored.spec.shape for stored in index.tensors.values()}
+    beside = [one for one in _beside(index) if tuple(one[2].shape) in shapes]
+    if not beside:
+        return []
     fates = follow_tensors(composition, index, set())
     weights: dict[tuple[int | None, str], str] = {}
     for key in fates.specs:
         rank = rank_of(key)
         weights[rank, plain(key if rank is None else key.rpartition("@")[0])] = key
     copies: dict[tuple[str, ...], dict[str, str]] = {}
-    for rank, path, tensor in _beside(index):
+    for rank, path, tensor in beside:
         name = plain(".".join(path))
         for _ in range(_DEEPEST):
             name = name.partition(".")[2]

@@ -32,10 +32,11 @@ from ..core.templates import (
     PER_KEY,
     Template,
     bind,
-    fitting,
     group,
+    matching,
     names_rank,
     rank_of,
+    seen_by,
     with_rank_0,
     without_rank,
 )
@@ -694,7 +695,9 @@ def keep_rest(
                 break
             missing -= {
                 key
-                for key, stay in zip(template.keys, fitting(pattern, template), strict=True)
+                for key, stay in zip(
+                    template.keys, matching(pattern, seen_by(pattern, template)), strict=True
+                )
                 if stay
             }
         if missing and not asked:

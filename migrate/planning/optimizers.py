@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core import view as views
@@ -318,6 +319,13 @@ def follow_tensors(composition: Composition, index: Index, own: set[str]) -> Ten
             tensor = call.inputs[0]
         return untouched_key(tensor, index.tensors, whole)
 
+    @cache
+    def names() -> Names:
+        return Names(index.tensors.keys() - own)
+
+    def known(name: str) -> str | None:
+        return names().of(name)
+
     same: dict[str, list[str]] = {}
     others = []
     outputs = composition.graph.outputs
@@ -340,7 +348,7 @@ def follow_tensors(composition: Composition, index: Index, own: set[str]) -> Ten
         others,
         specs,
         _moved(specs, same),
-        Names(index.tensors.keys() - own).of,
+        known,
         frozenset(index.tensors.keys() - own),
     )
 

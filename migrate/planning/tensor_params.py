@@ -8,13 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import compress
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import chain, compress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..core.errors import listed, printable
 from ..core.keys import Pattern, TwoReadings, parse
 from ..core.spec import ALIASES
-from ..core.templates import Template, as_seen, fitting, group, rank_of, takes, without_rank
+from ..core.templates import (
+    Template,
+    as_seen,
+    group,
+    matching,
+    rank_of,
+    rows,
+    seen_by,
+    takes,
+    without_rank,
+)
 from ..rules import params as parameters
 from .graph import Tensor
 
@@ -56,8 +66,8 @@ def dtypes_of(
     Where they differ, `known` says which of them counts.
     """
     first: dict[str, str] = {}
-    for _, _, keys in _named(step, dtype.key, asked, alike=False):
-        for key in keys:
+    for _, _, found in _named(step, dtype.key, asked, alike=False):
+        for key in _keys(found):
             first.setdefault(asked.tensors[key].spec.dtype, key)
     chosen = ALIASES.get(str(known), str(known))
     yield from (
@@ -70,37 +80,37 @@ def dtypes_of(
 def sizes_of(step: WalkedEdge, shape: Shape, asked: Asked) -> Iterator[tuple[str, int]]:
     """(place for messages, size) of the named tensors; of those of one size only the first."""
     seen: set[int] = set()
-    for text, pattern, keys in _named(step, shape.key, asked):
+    for text, pattern, found in _named(step, shape.key, asked):
         if shape.count is not None:
-            if keys:
-                yield (
-                    f"the values of {{{shape.count}}} in {text}",
-                    len(_values(pattern, shape.count, keys)),
-                )
+            if found:
+                at = pattern.captures.index(shape.count)
+                # a key that stands in one file has rank 0
+                values = {row[at] for _, row in _rows(pattern, found)}
+                yield f"the values of {{{shape.count}}} in {text}", len(values)
             continue
-        for place, group_of in _together(pattern, shape.sum, keys):
+        for group_of in _together(pattern, shape.sum, found):
             sizes = [asked.tensors[key].spec.shape for key in group_of]
             if not all(-len(of) <= shape.dim < len(of) for of in sizes):
                 continue
             size = sum(of[shape.dim] for of in sizes)
             if size not in seen:
                 seen.add(size)
+                place = printable(group_of[0])
+                place += f" and what {{{shape.sum}}} counts" if shape.sum is not None else ""
                 yield f"axis {shape.dim} of {place}", size
 
 
 def _together(
-    pattern: Pattern, capture: str | None, keys: Sequence[str]
-) -> Iterator[tuple[str, Sequence[str]]]:
-    """(place for messages, keys) of tensors that differ in the value of one capture at most."""
+    pattern: Pattern, capture: str | None, found: Sequence[_Fitting]
+) -> Iterable[Sequence[str]]:
+    """The keys of tensors that differ in the value of one capture at most."""
     if capture is None:
-        yield from ((printable(key), (key,)) for key in keys)
-        return
+        return zip(_keys(found))
     at = pattern.captures.index(capture)
-    found: dict[tuple[Any, ...], list[str]] = {}
-    for key, row in _rows(pattern, keys):
-        found.setdefault((*row[:at], *row[at + 1 :]), []).append(key)
-    for held in found.values():
-        yield f"{printable(held[0])} and what {{{capture}}} counts", held
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for key, row in _rows(pattern, found):
+        groups.setdefault((*row[:at], *row[at + 1 :]), []).append(key)
+    return groups.values()
 
 
 def presence_of(
@@ -112,7 +122,7 @@ def presence_of(
     for value, keys in ((True, param.absent), *(param.present or {}).items()):
         if keys is None or step.backwards:
             continue
-        there = next((held[0] for _, _, held in _named(step, keys, asked) if held), None)
+        there = next((held[0].keys[0] for _, _, held in _named(step, keys, asked) if held), None)
         if there is not None:
             found = False if keys is param.absent else value
             yield f"the tensor {printable(there)}", {name: found}
@@ -148,7 +158,11 @@ def grouped_names(
     of, over = pattern.captures.index(groups.of), pattern.captures.index(groups.over)
     found: dict[tuple[str, int | None], dict[int, str]] = {}
     for t in group(tensors):
-        keys = [key for key, fits in zip(t.keys, fitting(pattern, t), strict=True) if fits]
+        keys = [
+            key
+            for key, fits in zip(t.keys, matching(pattern, seen_by(pattern, t)), strict=True)
+            if fits
+        ]
         if not keys or not any(takes(p, keys[0]) for p in reads):
             continue
         for key in keys:
@@ -193,9 +207,16 @@ def grouped_names(
     return list(names)
 
 
+class _Fitting(NamedTuple):
+    """Keys of one form that a pattern fits, and the same as the pattern sees them."""
+
+    keys: Sequence[str]
+    seen: Template
+
+
 def _named(
     step: WalkedEdge, texts: Iterable[str], asked: Asked, *, alike: bool = True
-) -> Iterator[tuple[str, Pattern, list[str]]]:
+) -> Iterator[tuple[str, Pattern, list[_Fitting]]]:
     """(text, pattern, keys) of each key or pattern that a param's place names.
 
     Backwards a key that the edge takes and makes again is another tensor, and says nothing about
@@ -205,12 +226,13 @@ def _named(
         pattern = parse(text)
         plain = text.replace("{{", "{").replace("}}", "}")
         if plain in asked.tensors and not pattern.captures:
-            keys = [plain]
+            found = [_Fitting([plain], seen_by(pattern, group([plain])[0]))]
         else:
-            keys = [
-                key
+            found = [
+                fit
                 for t, cut in asked.templates
-                for key in compress(t.keys, fitting(pattern, t, cut))
+                for seen in (seen_by(pattern, t, cut),)
+                if (fit := _fit(t.keys, seen, matching(pattern, seen))) is not None
             ]
         if step.backwards:
             sides = [
@@ -219,24 +241,36 @@ def _named(
                 for side in (rule.sources, *(() if alike else (rule.targets,)))
             ]
             others = [p for side in sides for p in side.values() if not p.params]
-            keys = [key for key in keys if not any(takes(p, key) for p in others)]
-        yield text, pattern, keys
+            found = [
+                fit
+                for keys, seen in found
+                if (fit := _fit(keys, seen, [not any(takes(p, k) for p in others) for k in keys]))
+                is not None
+            ]
+        yield text, pattern, found
 
 
-def _values(pattern: Pattern, capture: str, keys: Sequence[str]) -> set[Any]:
-    """The different values of one capture in keys that the pattern fits, one way; a key that stands
-    in one file has rank 0.
-    """
-    at = pattern.captures.index(capture)
-    return {row[at] for _, row in _rows(pattern, keys)}
+def _fit(keys: Sequence[str], seen: Template, chosen: Sequence[bool]) -> _Fitting | None:
+    """The chosen ones of the keys; None where there are none."""
+    if all(chosen):
+        return _Fitting(keys, seen) if keys else None
+    if not any(chosen):
+        return None
+    few = Template(
+        seen.text, [*compress(seen.keys, chosen)], [*compress(seen.ints, chosen)], seen.literal
+    )
+    return _Fitting([*compress(keys, chosen)], few)
 
 
-def _rows(pattern: Pattern, keys: Sequence[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def _keys(found: Iterable[_Fitting]) -> Iterator[str]:
+    return chain.from_iterable(fit.keys for fit in found)
+
+
+def _rows(pattern: Pattern, found: Iterable[_Fitting]) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Keys that the pattern fits, one way, with the values of its captures."""
-    for key in keys:
-        try:
-            row = pattern.match(as_seen(pattern, key))
-        except TwoReadings:
-            continue
-        if row is not None:
-            yield key, row
+    for keys, seen in found:
+        yield from (
+            (key, row)
+            for key, row in zip(keys, rows(pattern, seen), strict=True)
+            if row is not None
+        )

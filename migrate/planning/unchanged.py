@@ -20,7 +20,7 @@ from typing import Any
 
 from ..core.errors import Report, fail, listed, option, printable
 from ..core.keys import Pattern
-from ..core.templates import SLOT, fitting, group, products
+from ..core.templates import SLOT, group, matching, products, seen_by
 from ..rules.compiled import compile_file
 from ..rules.files import LoadedFile
 from ..rules.packs import Packs, load_edge
@@ -219,7 +219,7 @@ def _moved(
         return sorted(kept)
     gone = {key for key in kept if key not in keys} if keys is not None else set()
     for template in group(kept):
-        fits = [fitting(pattern, template) for pattern in taking]
+        fits = [matching(pattern, seen_by(pattern, template)) for pattern in taking]
         gone.update(key for key, *found in zip(template.keys, *fits, strict=True) if any(found))
     return sorted(gone)
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core.errors import Diagnostic, did_you_mean, fail, listed, option, printable
 from ..core.keys import Pattern, parse
 from ..core.spec import Spec
-from ..core.templates import Template, fitting, group, matches, without_rank
+from ..core.templates import Template, group, matches, matching, seen_by, without_rank
 from ..extra_state.states import States, ranges
 from ..source.index import Index
 
@@ -709,7 +709,9 @@ class Matcher:
             default=self._templates,
         )
         for template, cut in templates:
-            for key, fits in zip(template.keys, fitting(pattern, template, cut), strict=True):
+            for key, fits in zip(
+                template.keys, matching(pattern, seen_by(pattern, template, cut)), strict=True
+            ):
                 if fits:
                     yield key
 

@@ -23,7 +23,7 @@ from typing import Any
 from ..core.errors import Diagnostic, MigrateError, OpError, Report, Span, printable
 from ..core.keys import Pattern
 from ..core.spec import BITS, Spec, spec
-from ..core.templates import fitting, group
+from ..core.templates import group, matching, seen_by
 from ..core.view import is_whole
 from ..elements.codes import element_code, pack_codes
 from ..ops.base import Loss, ValueOp
@@ -230,7 +230,7 @@ class CompiledFile:
         ] + list(self.keep)
         templates = group(keys)
         return any(
-            pattern.params or any(fitting(pattern, template))
+            pattern.params or any(matching(pattern, seen_by(pattern, template)))
             for pattern in patterns
             for template in templates
         )

@@ -44,6 +44,7 @@ from ..source.tree import (
     replace_dict,
     resolve_objects,
     tensor_records,
+    tensors_outside,
 )
 from .gathered_ranks import WHOLE, CutParts, gathered, parted, with_other_values
 from .kept import kept_parts, put_kept
@@ -416,11 +417,12 @@ def _short(name: str, several: bool) -> str:
 
 def _lost(outline: CheckpointTree, ranks: int, drop: bool) -> set[str]:
     """The carried tensors of ranks that have no file in an output of so many ranks."""
-    here = {id(leaf) for part in outline.parts[:ranks] for leaf in tensor_records([part.root])}
+    outside = [[leaf for _, leaf in tensors_outside(p.root, p.table)] for p in outline.parts]
+    here = {id(leaf) for leaves in outside[:ranks] for leaf in leaves}
     gone = {
         outline.names[id(leaf)]
-        for part in outline.parts[ranks:]
-        for leaf in tensor_records([part.root])
+        for leaves in outside[ranks:]
+        for leaf in leaves
         if id(leaf) not in here
     } & outline.passed_through.keys()
     if gone and not drop:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import is_
 from typing import Any, NoReturn
 
 from ..core.errors import fail, printable
@@ -132,7 +133,7 @@ def sharing(root: DictNode, like: DictNode) -> DictNode:
 
 def _shared(value: DictNode, like: DictNode, compared: _Compared) -> DictNode:
     made = [
-        other if compared.same(pair[1], other[1]) else (other[0], pair[1])
+        other if pair[1] is other[1] or compared.same(pair[1], other[1]) else (other[0], pair[1])
         for pair, other in zip(value.pairs, like.pairs, strict=True)
     ]
     return DictNode(value.kind, tuple(made), like.node, like.attributes)
@@ -202,16 +203,22 @@ class _Compared:
             and len(one.pairs) == len(other.pairs)
             # of an object without fields its node says how it was made
             and bool(one.pairs or one.kind not in OBJECTS or _text(one) == _text(other))
-            and all(map(self._same_key, one.pairs, other.pairs))
+            and self._same_keys(one.pairs, other.pairs)
             and self.same(one.attributes, other.attributes)
         )
 
-    def _same_key(self, one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
-        return one[0] is other[0] or self.same(one[0], other[0])
+    def _same_keys(
+        self, some: Sequence[tuple[Any, Any]], others: Sequence[tuple[Any, Any]]
+    ) -> bool:
+        """Whether as many pairs have the same keys in one order."""
+        if len(some) != len(others):
+            return False
+        keys, there = ([key for key, _ in pairs] for pairs in (some, others))
+        return all(map(is_, keys, there)) or all(map(self.same, keys, there))
 
     def difference(self, one: DictNode, other: DictNode) -> Any:
         """What makes the `other` dict out of the `one`, as `of_part` reads it."""
-        if len(one.pairs) == len(other.pairs) and all(map(self._same_key, one.pairs, other.pairs)):
+        if self._same_keys(one.pairs, other.pairs):
             return _dict(
                 (key, self._entry(was, value))
                 for (key, was), (_, value) in zip(one.pairs, other.pairs, strict=True)

@@ -191,7 +191,12 @@ def replace_values(root: Any, new: Mapping[int, Any]) -> Any:
             same = all(map(is_, items, node.items))
             made[id(node)] = node if same else ListNode(node.kind, items, node.node)
             return made[id(node)]
-        pairs = tuple((key, visit(value)) for key, value in node.pairs)
+        pairs = tuple(
+            [
+                (key, visit(value) if type(value) in NODES or id(value) in made else value)
+                for key, value in node.pairs
+            ]
+        )
         same = all(a[1] is b[1] for a, b in zip(pairs, node.pairs, strict=True))
         made[id(node)] = node if same else DictNode(node.kind, pairs, node.node, node.attributes)
         return made[id(node)]

@@ -25,6 +25,8 @@ from migrate import formats
 from migrate.core.errors import MigrateError
 from migrate.formats._megatron import unrolled
 from migrate.source.index import Source
+from migrate.source.pickle import alike
+from migrate.source.pickle.machine import read_pickle
 
 EVEN = (((0, 1),), ((2, 3),))
 VIRTUAL = (((0,), (2,)), ((1,), (3,)))
@@ -135,6 +137,29 @@ def test_experts_are_numbered_over_all_groups(
         dense = {key for key in source.index.tensors if ".local_experts." not in key}
         assert grid.replicas.keys() == dense
         assert {len(found) for found in grid.replicas.values()} == {2}
+
+
+def test_streams_are_read_once_however_many_parts_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = list[str]()
+
+    def counted(*args: Any, name: str, **options: Any) -> Any:
+        read.append(name)
+        return read_pickle(*args, name=name, **options)
+
+    monkeypatch.setattr(alike, "read_pickle", counted)
+
+    def streams(ep: int) -> int:
+        model = whole_model(8, experts=ep)
+        write_run(tmp_path / f"{ep}", model, (((0, 1, 2, 3),), ((4, 5, 6, 7),)), tp=2, ep=ep)
+        read.clear()
+        with formats.open(tmp_path / f"{ep}") as source:
+            assert held(source) == as_bytes(expected(model, 2))
+        return len(read)
+
+    # two stages are two forms, each read once more where it is found that parts say otherwise
+    assert streams(4) == streams(16) <= 6
 
 
 @pytest.mark.parametrize("tp", [1, 2])

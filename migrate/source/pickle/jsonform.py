@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import binascii
 import math
+import re
 import struct
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from ...core.errors import fail, printable
@@ -33,7 +34,11 @@ from .tree import CarriedStorage
 
 MAX_DEPTH = 200
 _LONG = frozenset({str, bytes, bytearray})
+# what is spelled as it is, and what is never spelled by a number
+_WHOLE = frozenset({type(None), bool, int})
+_SHORT = _WHOLE | {float}
 LONG = 200
+_HALF = re.compile("[\ud800-\udfff]")
 _FLAGS = ("requires_grad", "parameter")
 
 
@@ -73,7 +78,7 @@ class _Speller:
                 continue
             counts[id(node)] = counts.get(id(node), 0) + 1
             if counts[id(node)] == 1:
-                stack += _held(node)
+                stack += [part for part in _held(node) if type(part) not in _SHORT]
         self.shared = {number for number, count in counts.items() if count > 1}
         self.numbers: dict[int, int] = {}
 
@@ -96,9 +101,9 @@ class _Speller:
         if kind in JSON_SCALARS:
             return node
         if kind is list:
-            return [self.spell(item) for item in node]
+            return self.items(node)
         if kind is tuple:
-            return {"tuple": [self.spell(item) for item in node]}
+            return {"tuple": self.items(node)}
         if kind is Dict:
             return {"dict": self.pairs(node.pairs)}
         if kind is Ref:
@@ -140,6 +145,12 @@ class _Speller:
             }
         raise ValueError(f"a {kind.__name__} has no spelling")
 
+    def items(self, items: Sequence[Any]) -> list[Any]:
+        # thousands of numbers, as the states of generators have them
+        if _WHOLE.issuperset(map(type, items)):
+            return list(items)
+        return [self.spell(item) for item in items]
+
     def pairs(self, pairs: list[tuple[Any, Any]]) -> list[Any]:
         out: list[Any] = []
         for key, value in pairs:
@@ -167,7 +178,7 @@ class _Speller:
 
 
 def _broken(text: str) -> bool:
-    return any("\ud800" <= c <= "\udfff" for c in text)
+    return _HALF.search(text) is not None
 
 
 def _held(node: Any) -> list[Any]:

@@ -84,14 +84,14 @@ _CODES = {
 _BY_CODE = {ord(code): name for name, code in _CODES.items()}
 # values that are preceded by their length, and the form of the length; their shorter forms, which
 # are frequent, stand in the loop
-_LENGTHS = {
+LENGTHS = {
     0x58: ("text", "<I"), 0x8D: ("text", "<Q"), 0x55: ("a string of Python 2", "<B"),
     0x54: ("a string of Python 2", "<i"),
     0x8B: ("an integer", "<i"), 0x43: ("bytes", "<B"), 0x42: ("bytes", "<I"), 0x8E: ("bytes", "<Q"),
     0x96: ("a bytearray", "<Q"),
 }  # fmt: skip
 # bytes of operand, for those that have a fixed number
-_OPERANDS = {
+OPERANDS = {
     0x68: 1, 0x71: 1, 0x4B: 1, 0x8C: 1, 0x8A: 1, 0x43: 1, 0x55: 1, 0x4D: 2, 0x6A: 4, 0x72: 4,
     0x4A: 4, 0x58: 4, 0x8B: 4, 0x42: 4, 0x54: 4,
     0x47: 8, 0x8D: 8, 0x8E: 8, 0x96: 8, 0x95: 8,
@@ -112,9 +112,9 @@ TO_PYTHON2_NAMES = {
 
 def lengthy(op: int, buffer: bytes, at: int, limits: Limits) -> tuple[Any, int]:
     """The value of an opcode that is followed by its length, and where the next one starts."""
-    if op not in _LENGTHS:
+    if op not in LENGTHS:
         raise _unknown(op)
-    what, form = _LENGTHS[op]
+    what, form = LENGTHS[op]
     (size,) = struct.unpack_from(form, buffer, at + 1)
     first = at + 1 + struct.calcsize(form)
     if size < 0:
@@ -147,7 +147,7 @@ def cut_off(buffer: bytes, at: int, framed: bool) -> WrongError:
     """Why an index was out of range: the stream or its frame ends, the memo has no such entry, or
     the stack is empty.
     """
-    if at >= len(buffer) or at + _OPERANDS.get(buffer[at], 0) >= len(buffer):
+    if at >= len(buffer) or at + OPERANDS.get(buffer[at], 0) >= len(buffer):
         return (
             WrongError("M930", "an opcode reaches out of its frame")
             if framed

@@ -76,13 +76,16 @@ class Outside:
 class Decoded:
     """What one stream holds: `tree`, its storages by key, what is `outside` the allow-list.
 
-    `hidden` are the keys of the storages that only opaque leaves refer to.
+    `hidden` are the keys of the storages that only opaque leaves refer to. `finished` has what each
+    node was decoded to, by its identity, and `kept` the nodes that decoders made.
     """
 
     tree: Any
     storages: Mapping[str, Storage]
     outside: tuple[Outside, ...]
     hidden: frozenset[str]
+    finished: Mapping[int, Any]
+    kept: Any
 
 
 def decode(root: Any, name: str, records: Mapping[str, int] | None = None) -> Decoded:
@@ -96,8 +99,9 @@ def decode(root: Any, name: str, records: Mapping[str, int] | None = None) -> De
     stored; M935 alone for more than 100,000 values outside the allow-list.
     """
     walker = _Walk(Decoding(name, records))
+    finished: dict[int, Any] = {}
     with collector_paused():
-        tree = walker.run(root)
+        tree = walker.run(root, finished)
     decoding = walker.decoding
     outside = walker.names() if walker.places else ()
     hidden = frozenset(decoding.storages) - _seen_storages(tree) if outside else frozenset()
@@ -114,7 +118,19 @@ def decode(root: Any, name: str, records: Mapping[str, int] | None = None) -> De
     decoding.check_expansion(tree)
     if decoding.problems.count:
         decoding.problems.check()
-    return Decoded(tree, decoding.storages, outside, hidden)
+    return Decoded(tree, decoding.storages, outside, hidden, finished, decoding.kept)
+
+
+def decode_around(root: Any, name: str, finished: dict[int, Any]) -> tuple[Any] | None:
+    """The tree of nodes of which those below some are `finished`; None where there are tensors,
+    contradictions or names outside the allow-list among the others, which is for `decode`.
+    """
+    walker = _Walk(Decoding(name))
+    tree = walker.run(root, finished)
+    decoding = walker.decoding
+    if walker.places or decoding.problems.count or decoding.storages or decoding.spent:
+        return None
+    return (tree,)
 
 
 def _seen_storages(tree: Any) -> set[str]:
@@ -223,11 +239,10 @@ class _Walk:
                 path.append(at)
         return dotted(tuple(path))
 
-    def run(self, root: Any) -> Any:
+    def run(self, root: Any, finished: dict[int, Any]) -> Any:
         top = _Frame(None, [root], itemgetter(0))
         stack = self.stack
         stack.append(top)
-        finished: dict[int, Any] = {}
         known, decoding = self._known, self.decoding
         while True:
             frame = stack[-1]
@@ -264,6 +279,8 @@ class _Walk:
                     except ContradictionError as no:
                         decoding.problem(str(no))
                         value = Opaque("", str(no), part)
+                elif kind is tuple and _SCALARS.issuperset(map(type, part)):
+                    value = ListNode("tuple", part, part)
                 elif kind in (tuple, list, Dict, Set):
                     stack.append(_opened(part, kind))
                     break

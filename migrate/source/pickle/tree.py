@@ -549,10 +549,10 @@ def to_nodes(tree: Any, tensor: Callable[[Any], Any], made: dict[int, Any] | Non
                 made[id(value)] = _WRITE[kind](value, made)
             else:
                 stack.append((value, True))
-                stack += [(child, False) for child in _held(value)]
+                stack += [(c, False) for c in _held(value) if type(c) not in SCALARS]
         else:
             made[id(value)] = value.node if isinstance(value, _LEAVES) else value
-    return made[id(tree)]
+    return made.get(id(tree), tree)
 
 
 _LEAVES = (LocalShard, Constant, Array, Buffer, Described, Opaque)
@@ -569,7 +569,9 @@ def _held(value: DictNode | ListNode | Composite | Carried) -> list[Any]:
 
 
 def _mapping(value: DictNode, made: dict[int, Any]) -> Any:
-    pairs = [(made[id(key)], made[id(held)]) for key, held in value.pairs]
+    # scalars are what they are
+    node = made.get
+    pairs = [(node(id(key), key), node(id(held), held)) for key, held in value.pairs]
     if value.kind in ("dict", "Counter"):
         plain = Dict(pairs)
         if value.kind == "dict":
@@ -587,12 +589,12 @@ def _mapping(value: DictNode, made: dict[int, Any]) -> Any:
     )
     call.pairs = pairs or None
     if value.attributes is not None:
-        call.state = made[id(value.attributes)]
+        call.state = node(id(value.attributes), value.attributes)
     return call
 
 
 def _sequence(value: ListNode, made: dict[int, Any]) -> Any:
-    items = [made[id(item)] for item in value.items]
+    items = [made.get(id(item), item) for item in value.items]
     if value.kind == "list":
         return items
     if value.kind == "tuple":

@@ -1,0 +1,342 @@
+"""Streams that say nearly the same, as the parts of one checkpoint do: what they say alike is read
+once.
+
+A stream that was read is a form for the next ones. Where another one has other plain values
+(numbers, texts, None) the form is left open, and a stream with the form's bytes around its own
+values is what the form was read as, with these values in their places. The machine never looks into
+a plain value unless it is compared, as a key or a member of a set, and a form is not open there;
+the walk decodes anew what holds an open place, and goes no further where that is a tensor or
+anything outside the allow-list. So what comes out is what reading all of the stream would give, and
+whatever does not fit is read so.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...core.errors import CheckpointError
+from .machine import LENGTHS, OPERANDS, lengthy, read_pickle
+from .nodes import ARCHIVE, COMPOSITES, Call, Dict, Global, Persistent, Set, WrongError
+from .policy import Decoded, decode, decode_around
+from .tree import Composite, DictNode, ListNode, LocalShard, TensorRecord, holders
+
+# forms that are kept, and places that one is open at
+_MOST_FORMS, _MOST_OPEN = 16, 20_000
+# a name that stands in the form's stream for an open place
+_OPEN = "migrate.open"
+_TENSORS = frozenset({TensorRecord, Composite, LocalShard})
+_PLAIN = {0x4E: None, 0x88: True, 0x89: False}
+
+
+class StreamsAlike:
+    """Reads streams of one kind one after the other; `runs` counts those that the machine read."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self._forms: list[_StreamForm] = []
+
+    def decode(self, stream: bytes, sizes: Mapping[str, int], name: str) -> Decoded:
+        """What `policy.decode` makes of the stream; raises as it and `machine.read_pickle`. Values
+        without tensors can be those of an earlier stream, tensors are always others.
+        """
+        found = self._known(stream, sizes, name)
+        if found is None:
+            self.runs += 1
+            nodes = read_pickle(stream, ARCHIVE, name=f"{name}: data.pkl", persistent=True)
+            found = decode(nodes, name, sizes)
+            if not found.outside:
+                self._forms = [_StreamForm(stream, sizes, name), *self._forms[: _MOST_FORMS - 1]]
+        return found
+
+    def _known(self, stream: bytes, sizes: Mapping[str, int], name: str) -> Decoded | None:
+        like = [form for form in self._forms if form.sizes == sizes]
+        for form in like:
+            if (values := form.values(stream)) is not None:
+                return form.filled(values, name)
+        for form in like:
+            places = form.places_of(stream)
+            if places is None or form.failed:
+                continue
+            self.runs += 1
+            if form.open_at(places) and (values := form.values(stream)) is not None:
+                return form.filled(values, name)
+        return None
+
+
+class _StreamForm:
+    """A stream that was read whole, and the offsets of the opcodes that others have otherwise."""
+
+    def __init__(self, stream: bytes, sizes: Mapping[str, int], name: str) -> None:
+        self.stream, self.sizes, self.name = stream, sizes, name
+        self.failed = _OPEN.encode() in stream
+        self._places: tuple[int, ...] = ()
+        self._texts: tuple[bytes, ...] | None = None
+        self._starts: list[int] = []
+        # of nodes that hold an open place: which of their children do, and of a place its number
+        self._holding: dict[int, list[int]] = {}
+        self._numbers: dict[int, int] = {}
+        self._root: Any = None
+        self._nodes: Any = None
+        # what was decoded, by the identities of nodes: without tensors, and with
+        self._values: dict[int, Any] = {}
+        self._with_tensors: list[tuple[int, Any]] = []
+        self._decoded: Decoded | None = None
+
+    def values(self, stream: bytes) -> list[Any] | None:
+        """What the stream has in the open places; None unless it is the form otherwise."""
+        if self.failed or self._texts is None:
+            return None
+        *texts, last = self._texts
+        at, found = 0, list[Any]()
+        for text in texts:
+            if not stream.startswith(text, at):
+                return None
+            read = _plain_value(stream, at + len(text))
+            if read is None:
+                return None
+            value, at = read
+            found.append(value)
+        return found if len(stream) == at + len(last) and stream.endswith(last) else None
+
+    def places_of(self, stream: bytes) -> list[int] | None:
+        """Where the form must be open for the stream to be one of it; None if that cannot be."""
+        starts = self._starts = self._starts or _opcodes(self.stream)
+        at = there = number = 0
+        found: list[int] = []
+        while len(found) < _MOST_OPEN:
+            place = (*self._places[number : number + 1], len(self.stream))[0]
+            same = _alike(self.stream, at, stream, there, place - at)
+            at, there = at + same, there + same
+            if at < place:
+                # the opcode in hand begins where both are still the same
+                start = starts[bisect_right(starts, at) - 1]
+                at, there = start, there - (at - start)
+            elif place == len(self.stream):
+                return found if there == len(stream) else None
+            else:
+                number += 1
+            one, other = _plain_value(self.stream, at), _plain_value(stream, there)
+            if one is None or other is None:
+                return None
+            found.append(at)
+            at, there = one[1], other[1]
+        return None
+
+    def open_at(self, places: list[int]) -> bool:
+        """Reads the form once more, open at these places; whether it can be."""
+        mine = []
+        texts = []
+        at = 0
+        for place in places:
+            value, end = _plain_value(self.stream, place) or (None, place)
+            mine.append(value)
+            texts.append(self.stream[at:place])
+            at = end
+        texts.append(self.stream[at:])
+        marked = b"".join(
+            part
+            for number, text in enumerate(texts)
+            for part in (b"c%s\nn%d\n" % (_OPEN.encode(), number - 1) if number else b"", text)
+        )
+        self._places, self._texts = tuple(places), tuple(texts)
+        self._holding, self._numbers = {}, {}
+        try:
+            self._root = read_pickle(marked, ARCHIVE, name=self.name, persistent=True)
+        except CheckpointError:
+            self.failed = True
+            return False
+        self._find(self._root, {})
+        self.failed |= len(self._numbers) != len(mine)
+        return not self.failed and self._decode(mine)
+
+    def _decode(self, values: list[Any]) -> bool:
+        # kept, for what was decoded is known by the identity of nodes
+        self._nodes = nodes = self._fill(self._root, values, {})
+        self._decoded = found = decode(nodes, self.name, self.sizes)
+        holding: set[int] = set()
+        met: set[int] = set()
+        holders(found.tree, _TENSORS, holding, met)
+        self._values, self._with_tensors = {}, []
+        for number, value in found.finished.items():
+            kind = type(value)
+            if kind is not TensorRecord and id(value) not in holding:
+                if kind is Composite or kind is LocalShard:
+                    self.failed = True
+                self._values[number] = value
+                continue
+            state = value.state if kind is TensorRecord else None
+            if kind not in (TensorRecord, DictNode, ListNode) or id(state) in holding:
+                self.failed = True
+            self._with_tensors.append((number, value))
+        return not self.failed
+
+    def filled(self, values: list[Any], name: str) -> Decoded | None:
+        """What the form is with these values in its open places; None where that has to be read by
+        itself.
+        """
+        nodes = self._fill(self._root, values, {})
+        copies: dict[int, Any] = {}
+        finished = dict(self._values)
+        new = tuple.__new__
+        for number, value in self._with_tensors:
+            copy = copies.get(id(value))
+            if copy is None:
+                kind = type(value)
+                if kind is TensorRecord:
+                    copy = new(TensorRecord, value)
+                elif kind is DictNode:
+                    pairs = tuple([(key, copies.get(id(held), held)) for key, held in value.pairs])
+                    copy = DictNode(value.kind, pairs, value.node, value.attributes)
+                else:
+                    items = tuple([copies.get(id(held), held) for held in value.items])
+                    copy = ListNode(value.kind, items, value.node)
+                copies[id(value)] = copy
+            finished[number] = copy
+        around = decode_around(nodes, name, finished)
+        if around is None or self._decoded is None:
+            return None
+        return Decoded(around[0], self._decoded.storages, (), self._decoded.hidden, {}, None)
+
+    def _find(self, node: Any, met: dict[int, bool], compared: bool = False) -> bool:
+        """Whether a node holds an open place, noted for all below it; the form fails where such a
+        place is `compared` or names a storage.
+        """
+        kind = type(node)
+        if kind is Global and node.module == _OPEN:
+            self.failed |= compared
+            self._numbers[id(node)] = int(node.name[1:])
+            return True
+        if kind not in COMPOSITES:
+            return False
+        if id(node) in met:
+            self.failed |= compared and met[id(node)]
+            return met[id(node)]
+        compared |= kind is Set or kind is Persistent
+        held = [self._find(child, met, compared) for child in _children(node, kind)]
+        if kind is Dict or kind is Call:
+            for key, _ in node.pairs or ():
+                self._find(key, met, True)
+        met[id(node)] = found = any(held)
+        if found:
+            self._holding[id(node)] = [number for number, one in enumerate(held) if one]
+        return found
+
+    def _fill(self, node: Any, values: list[Any], made: dict[int, Any]) -> Any:
+        """The node with these values in the open places; itself where it holds none."""
+        if id(node) in self._numbers:
+            return values[self._numbers[id(node)]]
+        here = self._holding.get(id(node))
+        if here is None:
+            return node
+        if id(node) in made:
+            return made[id(node)]
+        kind = type(node)
+        filled: Any
+        if kind is Dict:
+            filled = Dict(self._filled_pairs(node.pairs, here, values, made))
+        elif kind is Call:
+            filled = Call(node.how, node.function, self._fill(node.arguments, values, made))
+            filled.state = self._fill(node.state, values, made)
+            filled.items = self._fill(node.items, values, made)
+            every = range(len(node.pairs or ()))
+            filled.pairs = node.pairs and self._filled_pairs(node.pairs, every, values, made)
+        else:
+            items = list(node)
+            numbers = self._numbers
+            for number in here:
+                child = items[number]
+                place = numbers.get(id(child))
+                items[number] = (
+                    values[place] if place is not None else self._fill(child, values, made)
+                )
+            filled = tuple(items) if kind is tuple else items
+        made[id(node)] = filled
+        return filled
+
+    def _filled_pairs(
+        self,
+        pairs: list[tuple[Any, Any]],
+        here: Iterable[int],
+        values: list[Any],
+        made: dict[int, Any],
+    ) -> list[tuple[Any, Any]]:
+        filled = list(pairs)
+        for number in here:
+            key, value = pairs[number]
+            filled[number] = (key, self._fill(value, values, made))
+        return filled
+
+
+def _children(node: Any, kind: type) -> Iterable[Any]:
+    """What a composite holds, without the keys of its pairs."""
+    if kind is Dict:
+        return [value for _, value in node.pairs]
+    if kind is Call:
+        pairs = [value for _, value in node.pairs or ()]
+        return [node.arguments, node.state, node.items, *pairs]
+    if kind is Persistent:
+        return [node.id]
+    return node.items if kind is Set else node  # type: ignore[no-any-return]
+
+
+def _plain_value(data: bytes, at: int) -> tuple[Any, int] | None:
+    """The plain value whose opcode begins there, and where the next one begins; None for others."""
+    try:
+        op = data[at]
+        if op == 0x4A:
+            return struct.unpack_from("<i", data, at + 1)[0], at + 5
+        if op == 0x8A:
+            end = at + 2 + data[at + 1]
+            if end > len(data) or data[at + 1] > ARCHIVE.integer:
+                return None
+            return int.from_bytes(data[at + 2 : end], "little", signed=True), end
+        if op == 0x4B:
+            return data[at + 1], at + 2
+        if op == 0x4D:
+            return struct.unpack_from("<H", data, at + 1)[0], at + 3
+        if op in _PLAIN:
+            return _PLAIN[op], at + 1
+        if op == 0x47:
+            return struct.unpack_from(">d", data, at + 1)[0], at + 9
+        if op == 0x58:
+            value, end = lengthy(op, data, at, ARCHIVE)
+            return (value, end) if end <= len(data) else None
+    except (IndexError, struct.error, UnicodeDecodeError, WrongError):
+        pass
+    return None
+
+
+def _opcodes(data: bytes) -> list[int]:
+    """Where the opcodes of a stream that was read begin."""
+    found = [0]
+    at = 2
+    while at < len(data):
+        found.append(at)
+        op = data[at]
+        if op == 0x63:
+            at = data.index(b"\n", data.index(b"\n", at) + 1) + 1
+        elif op == 0x8A or op == 0x8C:
+            at += 2 + data[at + 1]
+        elif op in LENGTHS:
+            _, at = lengthy(op, data, at, ARCHIVE)
+        else:
+            at += 1 + OPERANDS.get(op, 0)
+    return found
+
+
+def _alike(one: bytes, at: int, other: bytes, there: int, most: int) -> int:
+    """How many bytes from these places on are the same."""
+    most = min(most, len(other) - there)
+    same, step = 0, 64
+    while same < most:
+        size = min(step, most - same)
+        if one[at + same : at + same + size] == other[there + same : there + same + size]:
+            same, step = same + size, 2 * step
+        elif size == 1:
+            return same
+        else:
+            most, step = same + size, max(1, size // 2)
+    return same
