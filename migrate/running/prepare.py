@@ -186,6 +186,7 @@ def compose_for(
         else (),
         outside=index.passed_through if states else None,
         kept_parts=kept_parts(index) if keeps else None,
+        lifted=source.index.lifted,
     )
     report.check()
     if index.grid is not None:
