@@ -193,7 +193,7 @@ def compose(
                 path_state.remembered[-1]["absent"] = fold_keys(bound.absent)
             if bound.nothing:
                 path_state.remembered[-1]["nothing"] = fold_keys(bound.nothing)
-        losses += _losses(rules, bound, cut.rules if cut and kept_parts is None else ())
+        losses += _losses(rules, bound, cut.rules if cut else (), kept_parts is not None)
         graph.checks += bound.checks
         done.append((step, bound))
         current = bound.tensors
@@ -228,8 +228,12 @@ def compose(
     return composition
 
 
-def _losses(rules: Sequence[DirectedRule], bound: StepResult, cut: Collection[int]) -> list[LossOf]:
-    """What is lost by these rules; those that `cut`, by identity, lose what they cut."""
+def _losses(
+    rules: Sequence[DirectedRule], bound: StepResult, cut: Collection[int], kept: bool
+) -> list[LossOf]:
+    """What is lost by these rules: unless it is `kept`, also what those `cut`, by identity, and
+    what those drop that keep it.
+    """
     keys_of: dict[int, list[str]] = {}
     for key, made in bound.provenance.items():
         keys_of.setdefault(id(made.rule), []).append(key)
@@ -240,7 +244,8 @@ def _losses(rules: Sequence[DirectedRule], bound: StepResult, cut: Collection[in
         keys = keys_of.get(id(rule))
         if not keys:
             continue
-        if id(rule) in cut or Loss.DESTRUCTIVE in {s.op.loss(s.args) for s in rule.steps}:
+        destroys = Loss.DESTRUCTIVE in {s.op.loss(s.args) for s in rule.steps}
+        if not (kept and rule.keeps) and (destroys or (not kept and id(rule) in cut)):
             found.append(LossOf(rule, "drop", tuple(keys), rule.why))
         elif left := [key for key in keys if key in bound.left_behind]:
             found.append(LossOf(rule, "drop", tuple(left), "state of the optimizer"))
