@@ -150,11 +150,13 @@ def values_for(
     return values if args == {**args, **said} else (before, {**after, ARGS: {**args, **said}})
 
 
-def cut_of(made: Index, source: Index, path: MigrationPath) -> CutParts:
+def cut_of(made: Index, opened: Source, path: MigrationPath) -> CutParts:
     """How an output was cut that was made of the source."""
+    source = opened.index
     grid = made.grid.again() if made.grid is not None else None
     read = source.grid.again() if source.grid is not None else None
-    wanted = read is not None or path.grid is not None
+    # of whole tensors parts are made without a step
+    wanted = read is not None or path.grid is not None or opened.format == WHOLE_TENSORS
     wanted = wanted or any(layout.grid is not None for layout in path.goals)
     if grid is None or not wanted or _is_nested(made):
         return CutParts(called_in(made))
