@@ -338,6 +338,49 @@ def test_on_a_disk_that_is_full_nothing_appears(tmp_path: Path) -> None:
         assert not (small / "out").exists()
 
 
+def test_a_disk_that_fills_up_in_the_third_of_eight_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from migrate.running import publish
+
+    key = "decoder.layers.{}.self_attention.linear_proj.weight"
+    model = gpt(8) | {key.format(n): torch.ones(512, 512) for n in range(8)}
+    write_run(tmp_path / "run", model, (((*range(8),),),), args={})
+    command = ("apply", tmp_path / "run", *TO, "--set", "pp=8", "-o")
+    done(*command, tmp_path / "whole")
+    with mounted(tmp_path / "small", "12m") as small:
+        out, filler = small / "out", small / "filler"
+        looked = publish.Partial.require
+
+        def then_fills(self: Any, *args: Any, **words: Any) -> None:
+            looked(self, *args, **words)
+            # somebody else's, after room was looked for: two parts of 1 MiB and a half are left
+            filler.write_bytes(bytes(19 << 19))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(publish.Partial, "require", then_fills)
+            # a file system without fallocate, where a full disk shows when it is written to
+            patched.setattr(publish, "_allocate", lambda descriptor, start, size: None)
+            found = run(*command, out)
+        assert (found.exit, "[M909]" in found.err, "--resume" in found.err) == (4, True, True)
+        assert not out.exists()
+        left = small / "out.migrate-partial"
+        written = [path.stat().st_blocks * 512 for path in sorted(left.rglob(WEIGHTS))]
+        assert len(written) == 8
+        assert sum(held >= 1 << 20 for held in written) == 2
+        filler.unlink()
+        done(*command, out, "--resume")
+        assert contents_of(out) == contents_of(tmp_path / "whole")
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
 WRONG: list[dict[str, Any]] = [
     {"folder": "../../elsewhere"},
     {"folder": "iter_0000010/.."},
