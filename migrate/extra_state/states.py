@@ -68,7 +68,8 @@ def lift_states(source: Source, patterns: Sequence[Pattern]) -> None:
         return
     from .write import content
 
-    index = source.index
+    lifted = {**source.index.lifted, **{one.name: one.value for one in found}}
+    index = replace(source.index, lifted=lifted)
     tensors = dict(index.tensors)
     blobs: list[Blob] = list(source.blobs)
     # modules without a state, of which there are thousands, have one that is stored once

@@ -22,7 +22,7 @@ from ..source.pickle.nodes import ABSENT
 from ..source.pickle.tree import DictNode, ListNode, TensorRecord
 from ..source.shards import in_natural_order
 from ..source.tree import PARTS, STATE, is_state, kept_by_part
-from ._megatron import OLDEST_VERSION
+from ._megatron import OLDEST_VERSION, UNTIED, tie_contradicted
 from ._torchdistkeys import (
     EXPERTS,
     GATED,
@@ -268,6 +268,11 @@ class _Arranged:
             self._wrong(
                 f"{_LAST_NORM} has the shape {list(norm.shape)}, and the arguments in common.pt "
                 f"say `hidden_size` {width:,}",
+                help="these are files of two checkpoints: fetch the one you want again",
+            )
+        if why := tie_contradicted(args.get(UNTIED), self._tables.get(_MODEL, {})):
+            self._wrong(
+                f"of the arguments in common.pt {why}",
                 help="these are files of two checkpoints: fetch the one you want again",
             )
         said = {

@@ -122,6 +122,7 @@ class RankOfParts:
                 )
 
     def _add(self, key: str, stored: Stored, path: str, called: str, tied: bool) -> None:
+        own = key
         if tied and key == _megatron.OUTPUT and _megatron.EMBEDDING in self._tensors:
             key = _megatron.EMBEDDING
         if key not in self._tensors:
@@ -135,7 +136,7 @@ class RankOfParts:
                 f"{printable(key)} is {there.spec} in {self._home[key]} and {stored.spec} in "
                 f"{called}",
             )
-        self.replicas[key].append(Replica(path, stored))
+        self.replicas[key].append(Replica(path, stored, own if own != key else ""))
 
     def _compare(self, key: Any, one: tuple[Any, str], other: tuple[Any, str]) -> None:
         """M924 unless two parts have equal values under a key; tensors are compared in a run."""

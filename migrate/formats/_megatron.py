@@ -14,7 +14,7 @@ alone tell them where one part is read without the others.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..source.pickle.nodes import ABSENT, Call, Dict
@@ -41,6 +41,7 @@ _EXPERT = re.compile(
 # stands for the number of any expert
 _ANY = "*"
 _GROUPED = re.compile(r"(?:.+\.)?experts\.weight[12]")
+UNTIED = "untie_embeddings_and_output_weights"
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 _FINAL = ("decoder.final_layernorm.", "encoder.final_layernorm.")
 # what the first stage holds beside layers, and the last one
@@ -117,7 +118,17 @@ class Facts(NamedTuple):
     @property
     def tied(self) -> bool:
         """Whether the last stage's output layer is a copy of the embedding."""
-        return (self.args or {}).get("untie_embeddings_and_output_weights") is False
+        return (self.args or {}).get(UNTIED) is False
+
+
+def tie_contradicted(untied: Any, keys: Container[str]) -> str | None:
+    """What the arguments say of the output layer and the keys of a whole model do not; None where
+    they agree, or nothing is said.
+    """
+    if type(untied) is not bool or EMBEDDING not in keys or (OUTPUT in keys) is untied:
+        return None
+    there = "there is no" if untied else "there is an"
+    return f"`{UNTIED}` is {untied}, and {there} {OUTPUT}"
 
 
 def facts_of(root: Any) -> Facts:
@@ -140,6 +151,16 @@ def folder_of(called: str, facts: Facts) -> str:
         return called
     at = facts.iteration
     return f"iter_{at:07}" if type(at) is int and 0 < at < 10**18 else RELEASE
+
+
+def iteration_note(called: str, iteration: Any) -> tuple[str, ...]:
+    """What to say of a checkpoint in a folder that is `called` after another iteration than it
+    names.
+    """
+    number = called.removeprefix("iter_") if FOLDER.fullmatch(called) else ""
+    if type(iteration) is not int or not number.isdecimal() or int(number) == iteration:
+        return ()
+    return (f"the folder is called {called}, and what is in it says `iteration` {iteration}",)
 
 
 def _attributes(node: Any) -> Mapping[str, Any] | None:

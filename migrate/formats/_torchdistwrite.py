@@ -95,8 +95,7 @@ def describe(
             f"{_FORMAT} is a folder, not one file",
             help="give the output a name without a suffix",
         )
-    join = together(option("to", "megatron-gpt@mcore"), option("params", "tp=1"))
-    require_one_rank(specs, join=f"join them: {join}")
+    require_one_rank(specs, join=f"join them: {option('to', 'megatron-gpt@mcore')}")
     with collector_paused():
         if tree is None:
             tree = plain(specs, by_rank(specs) if "@" in "".join(specs) else [])

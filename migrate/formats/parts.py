@@ -205,6 +205,9 @@ def open_parts(place: Place, found: Found) -> Source:
         keep = not grid.joined or (found.alone and len(parts[0].models) == 1)
         held = _read(parts, grid, numbered, place, keep)
         units, replicas = _join(parts, held, grid, label)
+        untied = (parts[0].facts.args or {}).get(_megatron.UNTIED)
+        if not grid.alone and (why := _megatron.tie_contradicted(untied, units[0].tensors)):
+            contradict(label, why, help="the arguments are those of another model: fetch it again")
         names = [part.file.path for part in parts]
         state = [part.file.optimizer for part in parts if part.file.optimizer is not None]
         state += [] if keep else _states(parts)
@@ -224,6 +227,7 @@ def open_parts(place: Place, found: Found) -> Source:
         )
         index = replace(
             index,
+            notes=_megatron.iteration_note(folder.called, parts[0].facts.iteration) + index.notes,
             grid=grid
             if parts[0].facts.args is not None or prod(a.size for a in grid.axes) > 1 or state
             else None,

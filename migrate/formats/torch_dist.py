@@ -8,6 +8,7 @@ format: its arguments and counters, `model`, the state of generators.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 from ..core.errors import MigrateError, fail, listed, printable
@@ -16,6 +17,7 @@ from ..source.jsontext import parse
 from ..source.paths import METADATA, Place, metadata_files
 from ..source.target import Target, TargetTree
 from ._dcpmegatron import arrange
+from ._megatron import iteration_note
 from .base import SURE
 from .dcp import COMMON, DATA, MARKER, EntryArrangement, open_folder, refuse_without_metadata
 
@@ -86,7 +88,11 @@ class TorchDist:
                 "of the model",
                 help="fetch it again, or take an earlier checkpoint",
             )
-        return open_folder(place, self.name, EntryArrangement(COMMON, (MARKER,), arrange))
+        source = open_folder(place, self.name, EntryArrangement(COMMON, (MARKER,), arrange))
+        iteration = source.index.items.get("iteration")
+        notes = iteration_note(folder.called, iteration) + source.index.notes
+        source.index = replace(source.index, notes=notes)
+        return source
 
     def describe(
         self,

@@ -464,7 +464,7 @@ def _written_twice(
         made_of = [_made_of(side, key, reads) for side in pair if key]
         if not key or None in made_of:
             continue
-        skipped = any(side.rule.rule.inverse == "skip" for side in pair)
+        skipped = any(side.rule.rule.skipped_back for side in pair)
         if one_way is None:
             files = dict.fromkeys(side.file for side in writes)
             one_way = {

@@ -80,8 +80,9 @@ class StepResult:
     idle: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     # characters of the names that rules made
     text: int = 0
-    # names of optional parts that tensors were without, which a stamp remembers; None: no rule has
-    # such parts
+    # the names of values that are None, for a stamp
+    nothing: list[str] = field(default_factory=list)
+    # names of optional parts that tensors lacked, for a stamp; None: no rule has such parts
     absent: list[str] | None = None
     # key -> hash of the bytes of small parts that say what no header does; they enter the digest
     values: dict[str, str] = field(default_factory=dict)
@@ -89,8 +90,7 @@ class StepResult:
     unused: dict[str, str] = field(default_factory=dict)
     # what is odd about a state that goes on, and the keys of such states
     odd: dict[str, list[str]] = field(default_factory=dict)
-    # state of optimizers that went with its parameters: its tensors by their new keys, and the keys
-    # of what was dropped with them
+    # state of optimizers that went with its parameters, by its new keys; keys of what was dropped
     followed: dict[str, Followed] = field(default_factory=dict)
     left_behind: dict[str, DirectedRule] = field(default_factory=dict)
     # where settings of such parameters go that are values: (name without the setting's, rank)

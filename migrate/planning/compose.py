@@ -69,6 +69,10 @@ class Composition:
     # what is kept beside the tensors in the end, by name; None where no op cuts and puts back, or
     # nothing can be kept
     parts: Mapping[str, KeptPart] | None = None
+    # values that are None and are put back, with their ranks
+    put_back: AbstractSet[str] = frozenset()
+    # the tensors of the source that stand for such values
+    nothing: AbstractSet[str] = frozenset()
 
 
 NOTHING: Mapping[str, StoredTensor] = {}
@@ -93,6 +97,7 @@ def compose(
     follow: Sequence[StateKeys] = (),
     outside: Mapping[str, StoredTensor] | None = None,
     kept_parts: Mapping[str, tuple[str, StoredTensor]] | None = None,
+    lifted: Mapping[str, Any] | None = None,
 ) -> Composition:
     """Binds all steps, one after the other. Problems of a step go into the report and end the walk:
     the next has nothing to bind to.
@@ -100,7 +105,8 @@ def compose(
     `path_state` settles the params of each step when it is reached; without it they are those
     that the steps come with. State of optimizers to `follow` is among `tensors`, or among those
     `outside` of what rules see. `kept_parts` is what was kept of tensors, by name; None: the output
-    has no place for such parts, and what is cut is lost.
+    has no place for such parts, and what is cut is lost. `lifted`: the values that
+    some of `tensors` stand for.
     """
     views = Views()
     following = Following.of(follow, {**tensors, **(outside or {})}, views) if follow else None
@@ -114,6 +120,7 @@ def compose(
     done: list[tuple[PathStep, StepResult]] = []
     losses: list[LossOf] = []
     kept: list[list[str]] = []
+    put_back: AbstractSet[str] = frozenset()
     graph = Graph()
     for unsettled in steps:
         step = path_state.enter_step(unsettled, current) if path_state is not None else unsettled
@@ -125,7 +132,8 @@ def compose(
             context = context._replace(
                 elsewhere=frozenset(map(id, rules_of_items(rules, items.names)))
             )
-        if cut is None and any(call.op.keeps for rule in rules for call in rule.steps):
+        keeping = [rule for rule, _ in step.rules if rule.rule.inverse == "keep"]
+        if cut is None and (keeping or any(call.op.keeps for rule in rules for call in rule.steps)):
             from .kept import Kept, stored_parts
 
             cut = Kept(stored_parts(kept_parts or {}, views), context.payload)
@@ -153,6 +161,13 @@ def compose(
             if path_state is not None:
                 path_state.explain_problems(report)
             break
+        put_back = frozenset()
+        if keeping and cut is not None and not report.has_errors():
+            if step.backwards:
+                names = unfold_keys(step.memory.get("nothing") or (), MOST_PARTS * len(current))
+                put_back = cut.put_back(keeping, bound, names)
+            else:
+                cut.keep_dropped(bound, bound_to, expressions, lifted or {}, kept_parts is not None)
         bound.notes += [
             f"no key has {{{name}}} = {listed(missing)}, which `where` names"
             for (name, _), missing in bound.unmatched.items()
@@ -176,7 +191,9 @@ def compose(
                 path_state.remembered[-1]["kept"] = fold_keys(kept[-1])
             if bound.absent is not None:
                 path_state.remembered[-1]["absent"] = fold_keys(bound.absent)
-        losses += _losses(rules, bound, cut.rules if cut and kept_parts is None else ())
+            if bound.nothing:
+                path_state.remembered[-1]["nothing"] = fold_keys(bound.nothing)
+        losses += _losses(rules, bound, cut.rules if cut else (), kept_parts is not None)
         graph.checks += bound.checks
         done.append((step, bound))
         current = bound.tensors
@@ -191,6 +208,8 @@ def compose(
     ):
         pairs.check_pairs(tensors, graph.outputs, [bound for _, bound in done], report)
     composition = Composition(graph, done, losses, expressions or {}, items, before.keys(), kept)
+    composition.put_back = put_back
+    composition.nothing = {key for key, value in (lifted or {}).items() if value is None}
     if cut is not None and kept_parts is not None:
         composition.parts = cut.parts
         for _, last in done[-1:]:
@@ -209,8 +228,12 @@ def compose(
     return composition
 
 
-def _losses(rules: Sequence[DirectedRule], bound: StepResult, cut: Collection[int]) -> list[LossOf]:
-    """What is lost by these rules; those that `cut`, by identity, lose what they cut."""
+def _losses(
+    rules: Sequence[DirectedRule], bound: StepResult, cut: Collection[int], kept: bool
+) -> list[LossOf]:
+    """What is lost by these rules: unless it is `kept`, also what those `cut`, by identity, and
+    what those drop that keep it.
+    """
     keys_of: dict[int, list[str]] = {}
     for key, made in bound.provenance.items():
         keys_of.setdefault(id(made.rule), []).append(key)
@@ -221,7 +244,8 @@ def _losses(rules: Sequence[DirectedRule], bound: StepResult, cut: Collection[in
         keys = keys_of.get(id(rule))
         if not keys:
             continue
-        if id(rule) in cut or Loss.DESTRUCTIVE in {s.op.loss(s.args) for s in rule.steps}:
+        destroys = Loss.DESTRUCTIVE in {s.op.loss(s.args) for s in rule.steps}
+        if not (kept and rule.keeps) and (destroys or (not kept and id(rule) in cut)):
             found.append(LossOf(rule, "drop", tuple(keys), rule.why))
         elif left := [key for key in keys if key in bound.left_behind]:
             found.append(LossOf(rule, "drop", tuple(left), "state of the optimizer"))
@@ -389,8 +413,7 @@ def prove_downgrade(
     context = composition.context
     if context is None:
         raise ValueError("composed without a proof")
-    source = {key: at.spec for key, at in tensors.items()}
-    views = Views()
+    views, restored = Views(), frozenset[str]()
     allow = DROP | context.allow.intersection((STALE_OPTIMIZER,))
     if kept:
         # there are bytes of what is put back, and what was made of it was permitted
@@ -437,6 +460,7 @@ def prove_downgrade(
         if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics]
         made = bound.provenance
+        keeping = [rule for rule, _ in step.rules if rule.rule.inverse == "keep"]
         elsewhere = (
             frozenset(map(id, rules_of_items(rules, there.names)))
             if there is not None
@@ -458,7 +482,7 @@ def prove_downgrade(
                     same_bytes=equal,
                     elsewhere=elsewhere,
                     absent=None if bound.absent is None else frozenset(bound.absent),
-                    payload=context.payload if step.back else back_context.payload,
+                    payload=context.payload if step.back or keeping else back_context.payload,
                 ),
                 report,
                 stay=stay,
@@ -471,6 +495,9 @@ def prove_downgrade(
             there = carry_items(rules, bound_back, there, report, stay)
         if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics if d.severity == "error"]
+        restored = frozenset()
+        if keeping and back.backwards and back_context.kept is not None:
+            restored = back_context.kept.put_back(keeping, bound_back, bound.nothing)
         current, last = bound_back.tensors, bound_back
     composition.back = current
     if following is not None and composition.following is not None:
@@ -501,6 +528,10 @@ def prove_downgrade(
             for key, made in current.items()
             if key in tensors and made.spec.nbytes and not _returns(key, made, tensors, kept)
         ]
+    if more := sorted(restored - composition.nothing):
+        reasons.append(f"values return that were not there before: {listed(more, 4)}")
+    restored &= composition.nothing
+    source = {key: at.spec for key, at in tensors.items() if key not in restored}
     return reasons + _differences(source, current, composition, last, strange)
 
 

@@ -53,6 +53,7 @@ def remembered(
         "grid": grid_of(before["grid"]) if "grid" in before else None,
         "kept": kept,
         "absent": undone[-1].get("absent") if undone else None,
+        "nothing": undone[-1].get("nothing", []) if undone and step.backwards else [],
         "optimizer": left,
     }
 

@@ -150,12 +150,14 @@ def carry_items(
             {key: rule_of[rule.id, rule.name] for key, rule in own.dropped.items()}
         )
         changed = [
-            f"{printable(made.keys[0])} is now {printable(key)}"
+            f"{printable(was)} is now {printable(key)}"
             for key, made in own.provenance.items()
-            if made.keys != (key,)
+            # that ranks are others says nothing of a value
+            if _split(was := made.keys[0])[0] != _split(key)[0]
         ]
         if changed:
-            bound.notes.append(f"values that rules name: {listed(changed, 4)}")
+            more = f", and {len(changed) - 1:,} more" if len(changed) > 1 else ""
+            bound.notes.append(f"values that rules name: {changed[0]}{more}")
     out.update(
         _followed(
             [name for name in values.names if name not in handled], values, bound, {*out}, report

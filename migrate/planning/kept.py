@@ -1,21 +1,23 @@
 """What `resize` cuts off the end of tensors is kept, by the rule that cut it, and put back where
-the axis grows again.
+the axis grows again. So is what a rule drops that says `inverse: keep`, where its module is again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import ops
 from ..core.errors import listed, printable
 from ..ops.base import step as call_of
-from ..rules.compiled import CompiledCall, DirectedRule
+from ..rules.compiled import CompiledCall, CompiledRule, DirectedRule
 from .graph import ApplyOp, Item, Program, ReadKey, Tensor
 from .stored import initial
 
 if TYPE_CHECKING:
     from ..source.blobs import StoredTensor
+    from .bind import StepResult
     from .pipeline import Views
 
 
@@ -64,6 +66,57 @@ class Kept:
         notes = [f"kept for the way back, beside the tensors: {listed(new, 4)}"] * bool(new)
         notes += [f"put back, as it was kept: {listed(back, 4)}"] * bool(back)
         return [*self.notes, *notes]
+
+    def keep_dropped(
+        self,
+        bound: StepResult,
+        tensors: Mapping[str, Tensor],
+        programs: Mapping[str, Program] | None,
+        lifted: Mapping[str, Any],
+        place: bool,
+    ) -> None:
+        """Keeps what rules dropped that say so: tensors if there is a `place` for them, and of
+        values that are None the names, for a stamp. Other values that were `lifted` are not kept.
+        """
+        dropped = {key: rule for key, rule in bound.dropped.items() if rule.keeps}
+        if not dropped:
+            return
+        none = {_split(key)[0] for key in dropped if key in lifted and lifted[key] is None}
+        others = {_split(key)[0] for key in dropped if key not in lifted or lifted[key] is not None}
+        # what is None on some ranks alone has no name that stands for all
+        bound.nothing = sorted(none - others)
+        for key, rule in dropped.items():
+            if place and key in tensors and key not in lifted:
+                program = None if programs is None else programs.get(key)
+                self.parts[f"{rule.id} {rule.name} {key}"] = KeptPart(tensors[key], program)
+
+    def put_back(
+        self, keeping: Sequence[CompiledRule], bound: StepResult, nothing: Collection[str]
+    ) -> frozenset[str]:
+        """Puts tensors that these rules dropped back among those of `bound`, where there is their
+        module on the same ranks; the names, with their ranks, of those that are None.
+        """
+        starts = tuple(f"{rule.loaded.model.id} {rule.rule.name} " for rule in keeping)
+        wanted: dict[str, dict[str, str]] = {}
+        for name in self.parts:
+            for start in starts:
+                if name.startswith(start):
+                    key, mark = _split(name[len(start) :])
+                    wanted.setdefault(key, {})[mark] = name
+        if not (wanted or nothing):
+            return frozenset()
+        there = _marks(bound.tensors)
+        for key, names in wanted.items():
+            if there(key) != names.keys() or any(f"{key}{mark}" in bound.tensors for mark in names):
+                self.notes.append(f"{printable(key)} is kept, and is no module's here")
+                continue
+            for mark, name in names.items():
+                part = self.parts.pop(name)
+                bound.tensors[f"{key}{mark}"] = part.tensor
+                if part.program is not None:
+                    bound.programs[f"{key}{mark}"] = part.program
+        found = {f"{key}{mark}" for key in nothing for mark in there(key)}
+        return frozenset(found - bound.tensors.keys())
 
     def resize(
         self,
@@ -129,6 +182,33 @@ def _apply(rule: DirectedRule, step: CompiledCall, items: Sequence[Item], views:
         dtypes = tuple(tensor.spec.dtype for tensor in tensors)
         program = ApplyOp(step.name, step.args, 1, 0, programs, dtypes)
     return items[0]._replace(tensor=made, program=program)
+
+
+def _split(key: str) -> tuple[str, str]:
+    """A key without its rank, and the rank as it is written."""
+    short, at, rank = key.rpartition("@")
+    return (short, f"@{rank}") if at and rank.isdecimal() else (key, "")
+
+
+def _marks(tensors: Iterable[str]) -> Callable[[str], AbstractSet[str]]:
+    """What says on which ranks, as they are written, the module of a key is; of a module without
+    tensors, such as a tied output layer, the one around it, which may be the whole model.
+    """
+    found: dict[str, set[str]] = {}
+    for key in tensors:
+        short, mark = _split(key)
+        while short:
+            short = short.rpartition(".")[0]
+            marks = found.setdefault(short, set())
+            if mark in marks:
+                break
+            marks.add(mark)
+
+    def of(key: str) -> AbstractSet[str]:
+        module = key.rpartition(".")[0]
+        return found.get(module) or found.get(module.rpartition(".")[0], set())
+
+    return of
 
 
 def _alike(part: Tensor, of: Tensor, dim: int) -> bool:

@@ -7,7 +7,7 @@ each group of a rule, once for equal ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -20,7 +20,7 @@ from .match import RANK
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
-    from ..rules.compiled import CompiledCall, DirectedRule, Side
+    from ..rules.compiled import CompiledCall, CompiledRule, DirectedRule, Side
     from .graph import Item, Tensor
 
     class Settle(Protocol):
@@ -62,6 +62,11 @@ class Keeper(Protocol):
         views: Any,
     ) -> Item:
         """The item after the step."""
+
+    def put_back(
+        self, keeping: Sequence[CompiledRule], bound: Any, nothing: Collection[str]
+    ) -> frozenset[str]:
+        """Puts back what these rules dropped; the names of `nothing` that are there again."""
 
 
 class PartFacts(NamedTuple):

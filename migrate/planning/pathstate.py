@@ -102,9 +102,7 @@ class PathStep:
         """The patterns of the keys that its rules take, in the direction in which it is walked;
         without those that params decide.
         """
-        rules = [
-            rule for rule, _ in self.rules if not (self.backwards and rule.rule.inverse == "skip")
-        ]
+        rules = [rule for rule, _ in self.rules if not (self.backwards and rule.rule.skipped_back)]
         patterns = (
             pattern
             for rule in rules
@@ -122,7 +120,7 @@ def directed(step: PathStep, report: Report) -> list[DirectedRule]:
     gone: set[Any] = set()
     for compiled, params in step.rules:
         if not holds(compiled.rule.where or {}, params) or (
-            step.backwards and compiled.rule.inverse == "skip"
+            step.backwards and compiled.rule.skipped_back
         ):
             continue
         rule = direct(compiled, params, report)
@@ -172,7 +170,7 @@ def refuse_without_codes(step: PathStep, rules: Sequence[DirectedRule], report: 
     left_out = [
         compiled
         for compiled, params in step.rules
-        if compiled.rule.inverse == "skip"
+        if compiled.rule.skipped_back
         and holds(compiled.rule.where or {}, params)
         and any(call.op in CODING for call in compiled.rule.via)
     ]

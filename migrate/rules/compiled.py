@@ -101,6 +101,8 @@ class DirectedRule:
     optimizer: str | None = None
     # why there is no way back, where the rule says that there is none
     one_way: str = ""
+    # whether what it drops is kept for the way back
+    keeps: bool = False
 
     @property
     def label(self) -> str:
@@ -732,6 +734,7 @@ def direct(
         if_exists=rule.if_exists,
         optimizer=rule.optimizer,
         one_way=rule.inverse["refuse"] if isinstance(rule.inverse, Mapping) else "",
+        keeps=rule.inverse == "keep",
         backwards=False,
         params={name: params.get(name) for name in _asked_for(compiled, patterns)}
         if rule.where or any(p.params for p in patterns)

@@ -138,11 +138,11 @@ def _reason(value: Any) -> str:
 
 def _inverse(value: Any) -> str | dict[str, str]:
     if not isinstance(value, Mapping):
-        return one_of("skip")(value)
+        return one_of("skip", "keep")(value)
     if [*value] != ["refuse"]:
         wrong(
             "M106",
-            "`skip` or `{refuse: why}` is expected",
+            "`skip`, `keep` or `{refuse: why}` is expected",
             "quote the reason" if "refuse" in value else None,
         )
     read: dict[str, str] = each(value, _reason)
@@ -259,7 +259,7 @@ _INVERSE = {
         "required": ["refuse"],
         "additionalProperties": False,
     },
-    "else": {"enum": ["skip"]},
+    "else": {"enum": ["skip", "keep"]},
 }
 _OPTIONAL = {
     "type": ["boolean", "array", "object"],
@@ -481,9 +481,14 @@ class Rule(Model):
     )
     inverse: Annotated[Any, BeforeValidator(_inverse), WithJsonSchema(_INVERSE)] = Field(
         None,
-        description="skip: left out backwards; `refuse` and why: nothing leads back, though each "
-        "op has an inverse",
-        examples=["skip", {"refuse": "the library reads it by metadata that no rule writes"}],
+        description="skip: left out backwards; keep: that too, and what the rule drops goes with "
+        "the output and is put back; `refuse` and why: nothing leads back, though each op has an "
+        "inverse",
+        examples=[
+            "skip",
+            "keep",
+            {"refuse": "the library reads it by metadata that no rule writes"},
+        ],
     )
     optimizer: Annotated[
         Literal["drop", "zeros"] | None, BeforeValidator(_optimizer), WithJsonSchema(_OPTIMIZER)
@@ -499,6 +504,11 @@ class Rule(Model):
         False,
         description="names alone decided the rule: a made file says so until values were compared",
     )
+
+    @property
+    def skipped_back(self) -> bool:
+        """Whether it is left out backwards."""
+        return self.inverse in ("skip", "keep")
 
     @property
     def optional_roles(self) -> tuple[str, ...]:

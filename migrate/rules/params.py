@@ -434,6 +434,9 @@ def convert(value: Any, param: Param, *, is_text: bool = False, choices: bool = 
     if is_text and isinstance(value, str):
         value = _from_text(value, param)
     if param.type == "list":
+        if param.value and isinstance(value, str):
+            # an argument that takes several words has one word alone as it is
+            value = [value]
         if not isinstance(value, (list, tuple)):
             raise RefusedError(f"{_spell_value(value)} is not a list")
         # each line of a file is text

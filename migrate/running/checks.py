@@ -100,7 +100,7 @@ def _name(tensor: Tensor, number: int) -> str:
     """The stored key the tensor is made of, or its number where it has several or is computed."""
     only = tensor.sources[0] if len(tensor.sources) == 1 else None
     if isinstance(only, ReplicaOf):
-        return f"{printable(only.key)} of {printable(only.part)}"
+        return f"{printable(only.called)} of {printable(only.part)}"
     return printable(only) if isinstance(only, str) else f"tensor {number}"
 
 

@@ -32,7 +32,7 @@ from ..source.places import is_folder
 from . import stamp as stamps
 from .ahead import reading_keys
 from .checks import check_all_records, require_checks
-from .cutting import cut_of
+from .cutting import cut_of, values_for
 from .differences import (
     TENSORS_ONLY,
     Unlooked,
@@ -168,7 +168,8 @@ def verify_output(
         differences += cut.differences
     programs = {key: program for key, program in composition.programs.items() if key not in wrong}
     values = path_state.sides.values if VALUES in path_state.sides.changed else None
-    into = cut_of(made.index, opened.index, migration_path)
+    into = cut_of(made.index, opened, migration_path)
+    values = values_for(opened, values, made.format, made.index.grid is not None, into)
     wanted = None
     if made.index.tree is not None:
         wanted = WrittenTree.of(opened, composition, made, into, values)
@@ -207,7 +208,7 @@ def verify_output(
         unlooked += left_out_of(chosen, programs, both[1], any(one.index.sums() for one in both))
     differences += side_differences(opened, made, path_state.sides) + unread
     followed = _with_states(opened, composition)
-    if migration_path.steps or into.of_other is not None:
+    if migration_path.steps or into.of_other is not None or values is not None:
         followed = as_written(followed, made.index, into, values)
     held, lost = formats.as_saved(followed, made.format)
     unlooked += _unlooked(lost, made.format)

@@ -105,7 +105,7 @@ def _left_plain(steps: Sequence[tuple[PathStep, StepResult]]) -> set[str]:
             pattern
             for rule, _ in step.rules
             if step.backwards
-            and rule.rule.inverse == "skip"
+            and rule.rule.skipped_back
             and any(call.op == "dequantize" for call in rule.rule.via)
             for pattern in rule.targets.values()
         ]

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import formats
 from ..core.errors import fail, listed, option, together
 from ..planning.grids import RANKS, asked_grid, way_to_no_grid
 from ..planning.optimizer_states import find_states
 from ..planning.optimizers import DROP
-from ..planning.request import OPTIMIZER_PARAM, Request, output_format_of
+from ..planning.request import OPTIMIZER_PARAM, WHOLE_TENSORS, Request, output_format_of
+from ..source.root_values import ARGS, values_of
 from ..source.shards import Naming, by_rank, naming
 from .gathered_ranks import CutParts, OutputCut, called_in, called_parts
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 # the format whose folders can be those of a grid
 _PARTS = "torch"
+# arguments of a run that say its format
+_SAVED_AS, _DISTRIBUTED = "ckpt_format", "use_dist_ckpt"
 
 
 def format_for(source: Source, request: Request, path: MigrationPath, folder: bool) -> str:
@@ -126,11 +129,34 @@ def grid_parts(grid: WrittenGrid, specs: Mapping[str, Spec], source: Index) -> C
     return CutParts(grid.parts, formats.roots_of_grid(grid, specs), grid.processes)
 
 
-def cut_of(made: Index, source: Index, path: MigrationPath) -> CutParts:
+def values_for(
+    source: Source, values: tuple[Any, Any] | None, written: str, grid: bool, cut: CutParts
+) -> tuple[Any, Any] | None:
+    """The values beside the model as they were and as an output in this format has them, be it a
+    `grid` of parts, where `values` are those so far: arguments that say how a run is saved say how
+    this one is. What a way back leads to is left as it was.
+    """
+    again = grid and cut.of_other is None and source.format != WHOLE_TENSORS
+    if not (grid or written == WHOLE_TENSORS) or again or source.index.tree is None:
+        return values
+    here = values_of(source.index.tree.parts[0])
+    before, after = values or (here, here)
+    args = after.get(ARGS) if after else None
+    if not (after and isinstance(args, dict) and isinstance(args.get(_SAVED_AS), str)):
+        return values
+    said: dict[str, Any] = {_SAVED_AS: _PARTS if grid else WHOLE_TENSORS}
+    if type(args.get(_DISTRIBUTED)) is bool:
+        said[_DISTRIBUTED] = not grid
+    return values if args == {**args, **said} else (before, {**after, ARGS: {**args, **said}})
+
+
+def cut_of(made: Index, opened: Source, path: MigrationPath) -> CutParts:
     """How an output was cut that was made of the source."""
+    source = opened.index
     grid = made.grid.again() if made.grid is not None else None
     read = source.grid.again() if source.grid is not None else None
-    wanted = read is not None or path.grid is not None
+    # of whole tensors parts are made without a step
+    wanted = read is not None or path.grid is not None or opened.format == WHOLE_TENSORS
     wanted = wanted or any(layout.grid is not None for layout in path.goals)
     if grid is None or not wanted or _is_nested(made):
         return CutParts(called_in(made))

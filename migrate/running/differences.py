@@ -395,10 +395,11 @@ class WrittenTree(NamedTuple):
         said = groups_of(rest, several)
         if any(one.moved for one in following_of(composition)):
             said.update(followed_values(parts[0], names, composition))
+        added = dict.fromkeys(composition.put_back, repr(None))
         if parts is rest.parts:
-            return cls(parts, names, origins, first, said)
+            return cls(parts, names, origins, first, said, added)
         before, after = _values(rest.parts[0]), _values(parts[0])
-        added = {
+        added |= {
             name: repr(to_json(node_of(value)))
             for name, value in after.items()
             if name not in before

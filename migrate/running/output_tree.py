@@ -53,6 +53,10 @@ from .ties import declare_ties, find_ties
 
 # the settings of an optimizer for groups of parameters, which it names
 _GROUPS = "param_groups"
+# the attribute of a state dict that has the versions of its modules, and that in which those are
+# kept that a way back needs
+_VERSIONS = "_metadata"
+_KEPT = "_metadata_kept"
 # kinds of containers that are plain, and how deep they may be nested
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
 _MAX_DEPTH = 50
@@ -327,6 +331,8 @@ def _parts(
     bounds = [bound for step, bound in composition.steps if bound.provenance]
     values = composition.items.names if composition.items is not None else {}
     held = {rank_of(name) or 0 for name in values}
+    keeps = composition.parts is not None and _alike_in_ranks(outline, len(ranks))
+    again = bool(bounds) and composition.steps[-1][0].backwards
     for rank, keys in enumerate(ranks):
         here = min(rank, len(outline.parts) - 1)
         part = outline.parts[here]
@@ -352,12 +358,17 @@ def _parts(
             keys,
             outputs,
             rank if several else None,
-            bounds,
             notes,
-            gone,
             called,
+            [
+                _short(name, len(ranks) > 1)
+                for name in composition.put_back
+                if len(ranks) < 2 or rank_of(name) == rank
+            ],
         )
         names.update(own)
+        attributes = _attributes(table.attributes, bounds, notes, gone, keeps, again)
+        table = DictNode(table.kind, table.pairs, table.node, attributes)
         made.append(
             FileTree(
                 replace_dict(
@@ -441,12 +452,13 @@ def _table(
     keys: Sequence[tuple[str, str]],
     outputs: Mapping[str, Tensor],
     rank: int | None,
-    bounds: Sequence[StepResult],
     notes: list[str],
-    gone: list[str],
     called: Mapping[str, Sequence[str]],
+    none: Sequence[str],
 ) -> tuple[DictNode, dict[int, str]]:
-    """The dict with the outputs in it, and their keys by identity; `called`: its values' names."""
+    """The dict with the outputs in it, and their keys by identity; `called`: its values' names,
+    `none`: those of values that are None, which stand behind the tensors of their modules.
+    """
     places: dict[str, int] = {}
     leaves: dict[str, TensorRecord] = {}
     objects: dict[str, tuple[Composite, str]] = {}
@@ -491,12 +503,31 @@ def _table(
         for name in (called.get(key, ()) if type(key) is str else (key,))
     ]
     entries.sort(key=lambda entry: entry[0])
+    if none:
+        entries = _with_none(entries, none)
     return DictNode(
         old.kind,
         tuple((key, value) for _, key, value in entries),
         old.node,
-        _attributes(old.attributes, bounds, notes, gone),
+        old.attributes,
     ), names
+
+
+def _with_none(
+    entries: Sequence[tuple[float, Any, Any]], names: Sequence[str]
+) -> list[tuple[float, Any, Any]]:
+    """The entries with values that are None, each behind the last one of its module."""
+    behind: dict[str, list[str]] = {}
+    for name in sorted(names):
+        behind.setdefault(name.rpartition(".")[0], []).append(name)
+    last = {key.rpartition(".")[0]: number for number, (_, key, _) in enumerate(entries)}
+    made = []
+    for number, entry in enumerate(entries):
+        made.append(entry)
+        module = entry[1].rpartition(".")[0]
+        if last[module] == number:
+            made += [(entry[0], name, None) for name in behind.pop(module, ())]
+    return made + [(inf, name, None) for held in behind.values() for name in held]
 
 
 def _follow_moments(
@@ -559,18 +590,35 @@ def _alike(found: Sequence[TensorRecord], count: int) -> TensorRecord | None:
     return one if count == 1 else one._replace(state=None, subclass=None)
 
 
+def _alike_in_ranks(outline: CheckpointTree, left: int) -> bool:
+    """Whether the ranks that have no file in an output have the `_metadata` of the first one."""
+    texts: dict[int, str] = {}
+    for part in (outline.parts[0], *outline.parts[left:]):
+        attributes = part.table.attributes if part.table is not None else None
+        found = attributes.get(_VERSIONS) if type(attributes) is DictNode else None
+        texts.setdefault(id(found), repr(to_json(node_of(found))))
+    return len({*texts.values()}) == 1
+
+
 def _attributes(
-    attributes: Any, bounds: Sequence[StepResult], notes: list[str], gone: list[str]
+    attributes: Any,
+    bounds: Sequence[StepResult],
+    notes: list[str],
+    gone: list[str],
+    keeps: bool = False,
+    again: bool = False,
 ) -> Any:
     """The attributes of a state dict, with the names in `_metadata` (module -> version) as the
     modules are called now.
 
     A module that came apart has its version in each place; one that was put together has it where
-    all parts agree.
+    all parts agree. If there is a place that `keeps` them, names that go nowhere are kept in an
+    attribute of their own, in the order of all, and put back `again`.
     """
-    found = attributes.get("_metadata") if type(attributes) is DictNode else None
+    found = attributes.get(_VERSIONS) if type(attributes) is DictNode else None
     if type(found) is not DictNode or not bounds:
         return attributes
+    kept = attributes.get(_KEPT)
     moved = follow_all(bounds, [key for key, _ in found.pairs if type(key) is str])
     pairs: dict[Any, Any] = {}
     spelled: dict[Any, str] = {}
@@ -588,6 +636,16 @@ def _attributes(
             pairs.setdefault(there, value)
     for there in unlike:
         del pairs[there]
+    if keeps and not again and (left or unlike) and kept is None:
+        own = [
+            (key, None if moved.get(key) and unlike.keys().isdisjoint(moved[key]) else value)
+            for key, value in found.pairs
+        ]
+        kept, left, unlike = DictNode("dict", tuple(own), None), [], {}
+    elif again and type(kept) is DictNode:
+        were = {key: pairs.pop(key, None) if value is None else value for key, value in kept.pairs}
+        pairs = {**{key: value for key, value in were.items() if value is not None}, **pairs}
+        kept = None
     if left:
         notes.append(
             f"`_metadata`: {plural(len(left), 'module')} without tensors, left out: "
@@ -600,12 +658,10 @@ def _attributes(
             f"out: {listed(list(unlike), 4)}"
         )
     made = DictNode(found.kind, tuple(pairs.items()), found.node, found.attributes)
-    return DictNode(
-        attributes.kind,
-        tuple((k, made if v is found else v) for k, v in attributes.pairs),
-        attributes.node,
-        attributes.attributes,
-    )
+    others = [(k, made if v is found else v) for k, v in attributes.pairs if k != _KEPT]
+    if kept is not None:
+        others.append((_KEPT, kept))
+    return DictNode(attributes.kind, tuple(others), attributes.node, attributes.attributes)
 
 
 def regroup_objects(

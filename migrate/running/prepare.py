@@ -194,6 +194,7 @@ def compose_for(
         else (),
         outside=index.passed_through if states else None,
         kept_parts=kept_parts(index) if keeps else None,
+        lifted=source.index.lifted,
     )
     report.check()
     if index.grid is not None:
@@ -480,6 +481,10 @@ def _plan(
         alone = _left_behind(source, written, folder, request)
     formed = OBJECT_FORM in request.params
     values = path_state.sides.values if VALUES in path_state.sides.changed else None
+    if grid is not None or written == WHOLE_TENSORS:
+        from .cutting import values_for
+
+        values = values_for(source, values, written, grid is not None, cut)
     beside = bool(index.tree or formed or composition.parts or values)
     with_tree = beside or written != OUTPUT_FORMATS[0]
     out: OutputTree | None = None

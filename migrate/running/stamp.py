@@ -115,6 +115,7 @@ def _is_entry(entry: Any) -> bool:
         and type(entry.get("backwards", False)) is bool
         and are_folded_keys(entry.get("kept", []))
         and are_folded_keys(entry.get("absent", []))
+        and are_folded_keys(entry.get("nothing", []))
         and entry.get("optimizer", LASTING[0]) in LASTING
         and _are_names(entry.get("optimizer_names", []))
         and _are_parts(entry.get("parts"))

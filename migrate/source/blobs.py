@@ -89,17 +89,18 @@ class ChunkOf(NamedTuple):
 
 class ReplicaOf(ChunkOf):
     """Names what part `number` of a grid has under a key that several parts have, `stored` there;
-    `part` is the name of its file.
+    `part` is the name of its file, and `called` the key in it.
     """
 
     part: str
     stored: Stored
+    called: str
 
 
-def replica_of(key: str, number: int, part: str, stored: Stored) -> ReplicaOf:
+def replica_of(key: str, number: int, part: str, stored: Stored, called: str = "") -> ReplicaOf:
     """The name of one of several. Its number is less than 0, as that of no chunk is."""
     found = ReplicaOf(key, -1 - number)
-    found.part, found.stored = part, stored
+    found.part, found.stored, found.called = part, stored, called or key
     return found
 
 

@@ -34,10 +34,13 @@ class Axis(NamedTuple):
 
 
 class Replica(NamedTuple):
-    """What one part has under a key that several have."""
+    """What one part has under a key that several have, and what it is `called` there if that is
+    another key.
+    """
 
     part: str
     stored: Stored
+    called: str = ""
 
 
 @dataclass(frozen=True, slots=True)

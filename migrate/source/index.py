@@ -57,8 +57,9 @@ class Index:
     there, if the format records it. `shared` are the bytes of small tensors that were compared
     while the checkpoint was opened, by key: they decided what it holds. `torn` are tensors whose
     shards make none without loss. `module_versions` are those
-    of a state dict in memory. Where files stand for tensors, `inside` is the index of what is in
-    them. `grid` is how it was cut, where it is of parts with coordinates.
+    of a state dict in memory, `lifted` the values that tensors stand for, by key. Where files stand
+    for tensors, `inside` is the index of what is in them. `grid` is how it was cut, where it is of
+    parts with coordinates.
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -78,6 +79,7 @@ class Index:
     module_versions: Mapping[str, int] | None = None
     inside: Index | None = None
     grid: PartGrid | None = None
+    lifted: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def versions(self) -> Mapping[str, int] | None:

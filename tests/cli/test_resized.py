@@ -110,6 +110,58 @@ def test_kept_rows_that_do_not_fit_any_more_are_left_and_said(tmp_path: Path) ->
     assert any("does not fit" in note for note in planned["notes"])
 
 
+DROP = """
+rules:
+  - {name: a, from: "{m...}.old", to: "{m}.new"}
+  - {name: scratch, from: "{m...}.scratch", inverse: keep, via: [{drop: {why: it is never read}}]}
+"""
+
+
+def test_what_a_rule_drops_and_keeps_comes_back_and_needs_no_permission(tmp_path: Path) -> None:
+    rule = rules(tmp_path, DROP)
+    source = folder(tmp_path / "old", {"a.old": ("F32", [2]), "a.b.scratch": ("F32", [3])})
+    planned = done("plan", source, "--rules", rule, "--format", "json").json
+    assert (planned["losses"], planned["downgrade"]["exact"]) == ([], True)
+    new = round_trip(source, tmp_path, "--rules", rule)
+    assert set(contents(new / "model.safetensors")) == {"a.new"}
+    single = safetensors(
+        tmp_path / "old.safetensors", {"a.old": ("F32", [2]), "a.scratch": ("F32", [3])}
+    )
+    out = tmp_path / "new.safetensors"
+    found = refusal("apply", single, "-o", out, "--rules", rule, exit=3)
+    assert (found["code"], found["help"]) == ("M402", "if that is wanted: --allow drop")
+    report = done(
+        "apply", single, "-o", out, "--rules", rule, "--allow", "drop", "--format", "json"
+    ).json
+    assert report["downgrade"]["exact"] is False
+
+
+def test_versions_of_modules_without_tensors_and_states_come_back_in_order(tmp_path: Path) -> None:
+    path, new, back = (tmp_path / name for name in ("old.pt", "new.pt", "back.pt"))
+    linear = torch.nn.Linear(2, 2, bias=False)
+    inner = torch.nn.ModuleDict({"drop": torch.nn.Dropout(), "q": linear, "act": torch.nn.ReLU()})
+    state = torch.nn.ModuleDict({"m": inner}).state_dict()
+    state["m.q._extra_state"] = None
+    torch.save({"model": state, "step": 3}, path)
+    rule = rules(
+        tmp_path,
+        """rules:
+  - {name: w, from: "m.q.weight", to: "n.p.weight"}
+  - {name: s, from: "{m...}._extra_state", to: "{m}._extra_state", inverse: keep,
+     via: [{extra_state: {}}]}
+""",
+    )
+    assert "downgrade: exact" in done("apply", path, "-o", new, "--rules", rule).out
+    made = torch.load(new)["model"]
+    assert (list(made), list(made._metadata)) == (["n.p.weight"], ["", "n.p"])
+    done("downgrade", new, "-o", back, "--rules", rule)
+    made = torch.load(back)["model"]
+    assert (list(made), list(made._metadata)) == ([*state], [*state._metadata])
+    assert made["m.q._extra_state"] is None
+    assert vars(made) == {"_metadata": state._metadata}
+    done("diff", path, back)
+
+
 LINEAGE = """
 lineage: demo
 title: tensors in one or more pieces

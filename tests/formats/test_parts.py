@@ -429,6 +429,28 @@ def test_parts_that_do_not_agree_are_named(tmp_path: Path, case: str) -> None:
         assert words in found
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_arguments_that_say_another_output_layer(tmp_path: Path, tied: bool) -> None:
+    write_run(
+        tmp_path,
+        whole_model(4, tied=tied),
+        args={"untie_embeddings_and_output_weights": tied},
+    )
+    found = refused(tmp_path, "M924")
+    there = "there is no" if tied else "there is an"
+    said = f"`untie_embeddings_and_output_weights` is {tied}, and {there} output_layer.weight"
+    assert said in found
+
+
+def test_a_folder_that_is_called_after_another_iteration_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path, whole_model(4), args={}, iteration=200)
+    (tmp_path / "iter_0000200").rename(tmp_path / "iter_0000100")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("100")
+    with formats.open(tmp_path) as source:
+        notes = source.index.notes
+    assert "the folder is called iter_0000100, and what is in it says `iteration` 200" in notes
+
+
 def test_a_virtual_stage_that_one_part_lacks(tmp_path: Path) -> None:
     def change(name: str, root: dict[str, Any]) -> None:
         if name == LAST:

@@ -504,6 +504,21 @@ class TestWhatContradictsItself:
         text = "has the shape [3], and the arguments in common.pt say `hidden_size` 4"
         self.say(made(tmp_path / "c", state, common=common), "M938", text)
 
+    @pytest.mark.parametrize("untied", [True, False])
+    def test_arguments_that_say_another_output_layer(self, untied: bool, tmp_path: Path) -> None:
+        state = {"embedding.word_embeddings.weight": seeded(4, 2)}
+        if not untied:
+            state["output_layer.weight"] = seeded(4, 2)
+        common = {"args": argparse.Namespace(untie_embeddings_and_output_weights=untied)}
+        text = f"common.pt `untie_embeddings_and_output_weights` is {untied}, and there is"
+        self.say(made(tmp_path / "c", state, common=common), "M938", text)
+
+    def test_a_folder_that_is_called_after_another_iteration(self, tmp_path: Path) -> None:
+        state = {"w": seeded(1)}
+        folder = made(tmp_path / "iter_0000100", state, common={"iteration": 200})
+        with formats.open(folder) as source:
+            assert "called iter_0000100" in source.index.notes[0]
+
     def test_an_older_checkpoint_version(self, tmp_path: Path) -> None:
         common = {"checkpoint_version": 2.0}
         folder = made(tmp_path / "c", {"w": seeded(1)}, common=common)

@@ -113,6 +113,28 @@ def test_a_reference_folder_says_how_much_padding_there_is(tmp_path: Path) -> No
     assert load_file(out / "model.safetensors")["lm_head.weight"].shape == (VOCABULARY, 16)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden_size", 32),
+        ("num_hidden_layers", 8),
+        ("num_attention_heads", 8),
+        ("num_key_value_heads", 4),
+        ("head_dim", 8),
+        ("intermediate_size", 48),
+    ],
+)
+def test_a_reference_folder_of_another_model_is_refused(
+    field: str, value: int, tmp_path: Path
+) -> None:
+    said = json.loads((megatron_runs.family("llama") / "hf" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**said, field: value}))
+    run = megatron_runs.run_folder("llama", "legacy", "tp2")
+    with pytest.raises(migrate.MigrateError, match=f"config.json#{field} says {value}") as refused:
+        migrate.plan(run, to="megatron-gpt@llama", side=tmp_path)
+    assert "M510" in {d.code for d in refused.value.diagnostics}
+
+
 def test_another_family_than_the_one_that_was_trained_is_refused(tmp_path: Path) -> None:
     for family, goal, said in (
         ("qwen2", "llama", "args.add_qkv_bias"),

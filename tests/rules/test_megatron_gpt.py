@@ -36,7 +36,8 @@ ARGS = {
 OTHERS = {
     "window_size": [128, 0], "no_rope_freq": [0, 0, 0, 1], "moe_router_topk_scaling_factor": 2.5,
     "rotary_percent": 0.5, "glu_linear_offset": 1.0, "activation_func_clamp_value": 7.0,
-    "softmax_scale": 0.5,
+    "softmax_scale": 0.5, "moe_expert_capacity_factor": 1.25,
+    "moe_router_load_balancing_type": ["seq_aux_loss", "sinkhorn"],
 }  # fmt: skip
 
 
@@ -75,7 +76,11 @@ def test_each_value_that_the_family_has_not_is_refused_by_its_name(
         "no_rope_freq", "glu_linear_offset", "activation_func_clamp_value", "softmax_scale",
     } <= known.keys()  # fmt: skip
     if family in ("mixtral", "qwen3-moe"):
-        assert {"moe_router_num_groups", "moe_apply_probs_on_input"} <= known.keys()
+        assert {
+            "moe_router_num_groups", "moe_apply_probs_on_input", "moe_expert_capacity_factor",
+            "moe_router_load_balancing_type", "moe_router_topk_scaling_factor",
+        } <= known.keys()  # fmt: skip
+        refused("moe_router_load_balancing_type", "sinkhorn", family, tmp_path)
     for field, param in known.items():
         value = OTHERS.get(field)
         if value is None:
