@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import dcp as dcp
     from .api import apply as apply
+    from .api import clean as clean
     from .api import diff as diff
     from .api import downgrade as downgrade
     from .api import history as history
@@ -37,6 +38,7 @@ _HOMES = {
     "__version__": "core.types",
     "apply": "api",
     "attach": "live.hook",
+    "clean": "api",
     "diff": "api",
     "downgrade": "api",
     "history": "api",
@@ -70,6 +72,7 @@ __all__ = [
     "Stager",
     "apply",
     "attach",
+    "clean",
     "convert_module",
     "diff",
     "downgrade",

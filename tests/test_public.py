@@ -15,7 +15,9 @@ from migrate.core import errors
 
 HUB, V5 = DATA / "mixtral__v4" / "hub", DATA / "mixtral__v4" / "v5"
 ON_DISK = ["apply", "diff", "downgrade", "history", "inspect", "lint", "plan", "test", "verify"]
-VERBS = sorted([*ON_DISK, "attach", "convert_module", "load", "migrate_state_dict", "save"])
+VERBS = sorted(
+    [*ON_DISK, "attach", "clean", "convert_module", "load", "migrate_state_dict", "save"]
+)
 NAMES = ["Diagnostic", "Index", "Job", "MigrateError", "Plan", "Snapshot", "Spec", "Stager", *VERBS]
 
 
