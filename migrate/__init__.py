@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import dcp as dcp
     from .api import apply as apply
+    from .api import clean as clean
     from .api import diff as diff
     from .api import downgrade as downgrade
     from .api import history as history
@@ -40,6 +41,7 @@ _HOMES = {
     "__version__": "core.types",
     "apply": "api",
     "attach": "live.hook",
+    "clean": "api",
     "diff": "api",
     "downgrade": "api",
     "history": "api",
@@ -76,6 +78,7 @@ __all__ = [
     "Stager",
     "apply",
     "attach",
+    "clean",
     "convert_module",
     "diff",
     "downgrade",

@@ -72,6 +72,10 @@ def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         shutil.copytree(shipped_folder() / "hf-mixtral", "rules/hf-mixtral")
     if name == "diff":
         migrate.downgrade("new", "back")
+    if name == "clean":
+        # there is no bucket here; what it does with one stands in source/test_stores_written.py
+        left = "migrate.running.store_leftovers.clean_output"
+        monkeypatch.setattr(left, lambda *_: {"removed": True})
     text = inspect.getdoc(getattr(migrate, name))
     assert text
     names = {"migrate": migrate, "torch": torch}

@@ -16,6 +16,7 @@ from migrate.core import errors
 HUB, V5 = DATA / "mixtral__v4" / "hub", DATA / "mixtral__v4" / "v5"
 ON_DISK = [
     "apply",
+    "clean",
     "diff",
     "downgrade",
     "history",
@@ -23,6 +24,7 @@ ON_DISK = [
     "lint",
     "new",
     "plan",
+    "publish",
     "seal",
     "stamp",
     "test",

@@ -281,6 +281,10 @@ assert seen[2].tensors.after == 1 and bool((model.b == 1).all())
 migrate.load(model, {"a": torch.ones(2)}, rules=rule)
 migrate.convert_module(Model(), Model())
 migrate.save(model, f"{folder}/model.safetensors")
+try:
+    migrate.clean(f"{folder}/new")
+except migrate.MigrateError as error:
+    assert error.diagnostics[0].code == "M115"
 """
 
 

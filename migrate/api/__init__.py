@@ -7,6 +7,7 @@
     new                 write a rule file to fill in
     lint                look at rule files
     test                run the tests of rule files
+    clean               throw away what a run into a bucket left
 
 The first four take state dicts and modules too. Each answers with a read-only object of
 `migrate.results`, whose `to_json()` is what the command of the same name prints.
@@ -20,6 +21,7 @@ from .comparisons import diff as diff
 from .comparisons import verify as verify
 from .histories import history as history
 from .inspection import inspect as inspect
+from .leftovers import clean as clean
 from .plans import plan as plan
 from .rule_files import lint as lint
 from .runs import apply as apply

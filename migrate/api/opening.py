@@ -35,6 +35,8 @@ if TYPE_CHECKING:
         rewrite: bool
         ranks: Ranks | None
         undo: PathLike | None
+        copy: str
+        read_back: bool
 
     class AppliedRequest(SharedRequest, total=False):
         source: PathLike | None

@@ -85,6 +85,8 @@ def apply(
     source: PathLike | None = None,
     ranks: Ranks | None = None,
     undo: PathLike | None = None,
+    copy: str = "auto",
+    read_back: bool = False,
     side: PathLike | None = None,
 ) -> ApplyReport | PlanReport | OrderedDict[str, Any]:
     """Migrate a checkpoint into a new one, or a state dict in memory.
@@ -96,8 +98,8 @@ def apply(
         path: A checkpoint, a state dict, a module, or a saved plan (a file ending in .json), which
             is planned again and must give the same digest.
         out: The new checkpoint, which must not exist: one file if the name ends in .safetensors,
-            .pt, .pth, .bin or .ckpt, else a folder. Default: None, for a state dict or a module
-            that is migrated in memory.
+            .pt, .pth, .bin or .ckpt, else a folder; or an `s3://` URL of such a name. Default:
+            None, for a state dict or a module that is migrated in memory.
         to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then
             determine what is done.
         from_: Layouts that the checkpoint is in. Default: none; read from its stamp, else detected
@@ -133,6 +135,9 @@ def apply(
             looked at.
         undo: A folder, which must not exist, for the tensors that a downgrade does not restore bit
             for bit. Default: None.
+        copy: Whether a bucket copies by itself what only moves from a bucket: "auto" or "never".
+            Default: "auto".
+        read_back: Read what was copied so, and compare. Default: False.
         side: As for `plan`. Default: None.
 
     Returns:
@@ -186,7 +191,7 @@ def apply(
             "`inform` is for a state dict that is migrated in memory",
             help="a run that writes files returns all of it",
         )
-    copy = None if source is None else path_text("source", source)
+    elsewhere = None if source is None else path_text("source", source)
     changed = CHANGED_SOURCE in request.allow
     if saved is not None:
         if (
@@ -203,8 +208,11 @@ def apply(
                 help=beside,
             )
         request = request_of(saved)
-        path, max_shard_size = copy or saved["source"]["path"], saved["options"]["max_shard_size"]
-    elif copy is not None:
+        path, max_shard_size = (
+            elsewhere or saved["source"]["path"],
+            saved["options"]["max_shard_size"],
+        )
+    elif elsewhere is not None:
         fail(
             "M115",
             f"{option('source')} says where a copy of a saved plan's checkpoint lies, and this is "
@@ -223,6 +231,8 @@ def apply(
             device=device,
             progress=progress,
             local_rank=None if ranks is None else ranks.local_rank,
+            copy=copy,
+            read_back=read_back,
         ),
         ranks=ranks,
         undo=undo,
@@ -272,6 +282,8 @@ def downgrade(
     dry_run: bool = False,
     ranks: Ranks | None = None,
     undo: PathLike | None = None,
+    copy: str = "auto",
+    read_back: bool = False,
 ) -> ApplyReport | PlanReport:
     """Take a checkpoint back to an older layout; by default, undo the last run in its stamp.
 
@@ -311,6 +323,8 @@ def downgrade(
             looked at.
         undo: The folder that `apply` wrote with `undo=`: what comes out is then exact to the bit.
             Default: None.
+        copy: As for `apply`. Default: "auto".
+        read_back: As for `apply`. Default: False.
 
     Returns:
         An `ApplyReport`; with `dry_run` a `PlanReport`.
@@ -350,6 +364,8 @@ def downgrade(
             device=device,
             progress=progress,
             local_rank=None if ranks is None else ranks.local_rank,
+            copy=copy,
+            read_back=read_back,
         ),
         ranks=ranks,
         undo=undo,

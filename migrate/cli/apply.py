@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from ..running.resources import NAMES
+from ..running.resources import COPYING, NAMES
+from ..source.urls import is_url, shown_url
 from . import render
 from .launcher import ending_with_the_others, ranks, ranks_of, threads_of
 from .options import (
@@ -80,6 +81,20 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="Folder for the tensors that a downgrade does not restore bit for bit: apply "
                 "writes it, downgrade reads it.",
             ),
+            click.option(
+                "--copy",
+                "copy",
+                type=click.Choice(COPYING),
+                default="auto",
+                show_default=True,
+                help="From bucket to bucket: whether the store copies what only moves.",
+            ),
+            click.option(
+                "--read-back",
+                "read_back",
+                is_flag=True,
+                help="Read what the store has copied, and compare.",
+            ),
             click.option("--resume", is_flag=True, help="Continue a killed or failed run."),
             click.option(
                 "--if-needed",
@@ -134,7 +149,7 @@ def execute(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if report is not None and first:
         require_savable(report, "report", checkpoint)
-    stood = os.path.lexists(output)
+    stood = is_url(output) or os.path.lexists(output)
     try:
         with (
             ending_with_the_others(here),
@@ -199,6 +214,12 @@ def _report(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _interrupted(output: str, stood: bool) -> str:
     """What is left of an interrupted run; `stood`: there was something at `output` before it."""
+    if is_url(output):
+        where = safe(shown_url(output))
+        return (
+            f"interrupted; what was uploaded so far to {where} is kept, and does not show\nrun the "
+            f"same command with --resume to go on, or throw it away with `migrate clean {where}`"
+        )
     if not stood and os.path.lexists(output):
         # an output appears by one rename, so it is whole
         return f"interrupted after {safe(output)} was published; it is complete"
@@ -230,9 +251,9 @@ def command(checkpoint: str, **arguments: Any) -> int:
 
     CHECKPOINT may also be a saved plan (`migrate plan -o plan.json`), which is run exactly as it
     was reviewed, on files that have not changed since, unless --allow changed-source. OUT is a
-    folder, or one file if it ends in .safetensors, .pt, .pth, .bin or .ckpt. The source is never
-    written; OUT is complete or absent. If the checkpoint is already in the wanted layout, no OUT is
-    made and the exit status is 1, or 0 with --if-needed.
+    folder, or one file if it ends in .safetensors, .pt, .pth, .bin or .ckpt, or an s3:// URL. The
+    source is never written; OUT is complete or absent. If the checkpoint is already in the wanted
+    layout, no OUT is made and the exit status is 1, or 0 with --if-needed.
     """
     from .. import api
 

@@ -18,6 +18,7 @@ import click
 
 from ..core.errors import Diagnostic, Span, plural, printable
 from ..core.errors import place as _lineage_place
+from .store_text import stored
 from .terminal import LIMIT, safe, say, size
 
 SHORT = {
@@ -447,7 +448,7 @@ def plan(doc: Mapping[str, Any]) -> str:
         out.append(f"      values are checked first: {check['kind']}, {check['count']:,}×, {whose}")
     out += [f"      note: {note}" for note in doc["notes"]]
     out += _way_back(doc["path"], doc["downgrade"], "      ")
-    out += [f"      {line}" for line in _undo(doc)]
+    out += [f"      {line}" for line in (*_undo(doc), *stored(doc))]
     for found in doc.get("returns", ()):
         out.append(
             f"      encoded again: {found['codec']}, rule {found['rule']}: {found['returns']}"
@@ -525,6 +526,7 @@ def _published(doc: Mapping[str, Any]) -> str:
             f"published {doc['path']}   {what}   {back[0]}",
             *back[1:],
             *_undo(doc),
+            *stored(doc),
             *_restored(doc.get("restored")),
             *_errors(doc["report"]),
             *notes,

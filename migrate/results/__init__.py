@@ -42,6 +42,8 @@ from .inspection import PlainGroup as PlainGroup
 from .inspection import StoredObject as StoredObject
 from .inspection import StoredPartSpec as StoredPartSpec
 from .inspection import StoredValue as StoredValue
+from .leftovers import CleanReport as CleanReport
+from .leftovers import LeftUpload as LeftUpload
 from .memory import LoadReport as LoadReport
 from .memory import StateDictReport as StateDictReport
 from .memory import TensorCounts as TensorCounts
@@ -58,6 +60,7 @@ from .plans import PlannedTarget as PlannedTarget
 from .plans import PlanReport as PlanReport
 from .plans import ReturningCodec as ReturningCodec
 from .plans import RuleOrigin as RuleOrigin
+from .plans import StoredOutput as StoredOutput
 from .plans import UndoTensors as UndoTensors
 from .rule_files import LintReport as LintReport
 from .rule_files import RuleTestCheck as RuleTestCheck

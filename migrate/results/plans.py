@@ -150,6 +150,21 @@ class UndoTensors(DocumentPart):
     exact: bool
 
 
+class StoredOutput(DocumentPart):
+    """How an output comes into a bucket: bytes that the store copies and that pass through this
+    machine, `parts` of weight files, and the requests that write. `why` nothing is copied, if
+    nothing is; `checksum` of what was uploaded; `read_back`: what was copied was read and compared.
+    """
+
+    copied: int
+    passed: int
+    parts: int
+    requests: int
+    why: str | None
+    checksum: str | None
+    read_back: bool | None
+
+
 class PlanReport(DocumentReport):
     """What a migration will do: the document of a plan. Its `path` are the edges, in order."""
 
@@ -182,6 +197,7 @@ class PlanReport(DocumentReport):
     returns: tuple[ReturningCodec, ...] | None
     parts: KeptHashes | None
     undo: UndoTensors | None
+    store: StoredOutput | None
     reference: Mapping[str, str] | None
     warnings: tuple[Diagnostic, ...]
     question: AskedRequest

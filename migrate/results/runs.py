@@ -6,15 +6,17 @@ from collections.abc import Mapping
 
 from ..core.document import DocumentPart
 from ..core.errors import Diagnostic
-from .plans import UndoTensors
+from .plans import StoredOutput, UndoTensors
 from .shared import AskedRequest, DocumentReport, DowngradeVerdict, ErrorReport, LostKeys, PathEdge
 
 
 class WrittenFile(DocumentPart):
-    """A weight file that was written: `size` in bytes, and the checksum of all of it."""
+    """A weight file that was written: `size` in bytes, and the checksum of all of it; None where
+    not all of it passed through this machine.
+    """
 
     size: int
-    xxh3_128: str
+    xxh3_128: str | None
 
 
 class RestoredTensors(DocumentPart):
@@ -52,3 +54,4 @@ class ApplyReport(DocumentReport):
     report: ErrorReport | None
     restored: RestoredTensors | None
     undo: UndoTensors | None
+    store: StoredOutput | None

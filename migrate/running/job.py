@@ -16,11 +16,11 @@ from ..planning.request import Request, output_format_of, path_text, shape_of
 from ..planning.savedplan import require_source, require_unchanged
 from ..results import ApplyReport, PlanReport
 from ..source.index import with_all_tensors, with_files
-from ..source.places import require_local, same_location
+from ..source.places import output_in_store, require_local, same_location
 from .prepare import is_folder, plan_for
 from .publish import check_place
-from .resources import RunOptions
-from .tiles import RunResult, write_target
+from .resources import RunOptions, RunResult
+from .tiles import write_target
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
@@ -54,11 +54,14 @@ def write_checkpoint(
     if out is None and not dry_run:
         fail("M115", "no output is given", help="out=PATH")
     kept_at = None if undo is None else path_text("undo", undo)
-    place = None if out is None else Path(path_text("out", out))
-    for written in (out, undo):
-        # hardly any path has a colon in front of a slash
-        if written is not None and ":/" in os.fspath(written):
-            require_local(os.fspath(written))
+    where = None if out is None else path_text("out", out)
+    if kept_at is not None:
+        require_local(kept_at)
+    # hardly any path has a colon in front of a slash
+    stored = output_in_store(where) if where is not None and ":/" in where else None
+    place = None if where is None else Path(where if stored is None else stored.name)
+    if stored is not None and ranks is not None and ranks.world > 1:
+        fail("M115", "several processes write to a folder of one file system, not into a bucket")
     if request.undo != (kept_at is not None):
         fail(
             "M115",
@@ -74,12 +77,20 @@ def write_checkpoint(
                 else saved["options"]["folder"]
             )
         else:
-            check_place(place, source.path)
+            if stored is None:
+                check_place(place, source.path)
+            else:
+                from .store_run import check_store_place
+
+                check_store_place(stored, source.path, options.resume)
             if kept_at is not None and not request.takes_back:
                 from .undo import check_undo_place
 
-                check_undo_place(kept_at, place, source.path, options.resume)
+                beside_undo = place if stored is None else None
+                check_undo_place(kept_at, beside_undo, source.path, options.resume)
             folder, request = shape_of(place.name, source.format, request)
+            if stored is not None:
+                stored.single = not folder
             if saved is not None:
                 # of a folder of which nothing is said its layout decides
                 said = request.output_format
@@ -100,7 +111,12 @@ def write_checkpoint(
             require_unchanged(saved, made.document)
             made, copy_of = _taken(made, saved, changed)
         if place is None or dry_run:
-            return PlanReport.from_json(made.document)
+            if stored is None:
+                return PlanReport.from_json(made.document)
+            from .store_run import describe_upload
+
+            found = describe_upload(made, source, stored, options)
+            return PlanReport.from_json({**made.document, "store": found})
         stays = not made.document["path"] and (made.grid is None or made.grid.again)
         if stays and source.format != "memory" and not request.reshapes:
             return _published(made, source, None, copy_of, RunResult({}, 0, 0))
@@ -114,7 +130,11 @@ def write_checkpoint(
             tensors = with_files(source, made.target.whole)
         elif source.index.passed_through:
             tensors = with_all_tensors(tensors)
-        write = write_target
+        write: Callable[..., RunResult] = write_target
+        if stored is not None:
+            from .store_run import write_to_store
+
+            write = write_to_store
         if ranks is not None and ranks.world > 1:
             from .rank_run import write_by_ranks
 
@@ -134,14 +154,15 @@ def write_checkpoint(
             made.written,
             tensors,
             target,
-            place,
+            place if stored is None else stored,
             digest=made.digest,
             side_files=side_files,
             checks=made.checks,
             options=options,
             **more,
         )
-        return _published(made, source, os.fspath(place), copy_of, result, kept_at)
+        shown = os.fspath(place) if stored is None else stored.location
+        return _published(made, source, shown, copy_of, result, kept_at)
     finally:
         source.close()
         if kept is not None:
@@ -236,5 +257,6 @@ def _published(
         warnings=planned["warnings"],
         report=result.report,
         **({} if result.restored is None else {"restored": result.restored}),
+        **({} if result.stored is None else {"store": result.stored}),
         **({"undo": {**planned["undo"], "path": undo}} if "undo" in planned else {}),
     )

@@ -156,6 +156,9 @@ class Partial:
     called when the output is in its place, before the folder is removed.
     """
 
+    # all of each file is written by this run, or read again
+    whole = True
+
     def __init__(
         self,
         out: Path,

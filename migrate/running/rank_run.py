@@ -33,7 +33,8 @@ from ..core.types import PathLike, Progress, Ranks
 from .comparison import verify_output
 from .publish import RANKS, partial_folder
 from .ranks import Group, deal, facts_of, meet, pause, require_quiet
-from .tiles import RunResult, TargetRun
+from .resources import RunResult
+from .tiles import TargetRun
 from .verify import Mismatch, Recomputation
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import _thread
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ..ops.base import ValueOp
 
 NAMES = ("cpu", "cuda", "cuda:all")
+# whether a store copies what only moves
+COPYING = ("auto", "never")
 
 # computes from input arrays into an output array, all on one device
 Run: TypeAlias = "Callable[[list[Any], Any], None]"
@@ -242,7 +244,8 @@ class RunOptions:
     `threads` that read, compute and write; `max_memory` in bytes for tensors that are computed or
     transposed; `max_shard_size` in bytes, of the largest output file; `fsync`: wait until the disk
     has everything; `resume`: continue what an earlier run left behind; `device`: what computes;
-    `progress`: called with the bytes that are done and the bytes in all.
+    `progress`: called with the bytes that are done and the bytes in all; `copy`: whether a store
+    copies what only moves, "auto" or "never"; `read_back`: what it copied is read and compared.
     """
 
     threads: int = 2
@@ -252,6 +255,33 @@ class RunOptions:
     resume: bool = False
     device: Device = CPU
     progress: Callable[[int, int], None] | None = None
+    copy: str = "auto"
+    read_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run wrote. `files`: weight file -> {"size": bytes, "xxh3_128": hex digest of the whole
+    file}.
+
+    `bytes_read` are the bytes of all output tensors, `bytes_written` what this run wrote: less,
+    when it resumed. `bytes_shared` of all output bytes take no space of their own: the file system
+    shares them with the source. `report` has the errors of what was computed
+    (`Ledger.report`), None if nothing was; after a resume, only of what this run computed.
+    `left`: the partial folder, if it could not be removed after all was published. `idle`: how many
+    of several processes had no file to write. `restored`: which tensors came back bit for bit, as
+    far as that was asked. `stored`: how it came into a store.
+    """
+
+    files: Mapping[str, Mapping[str, Any]]
+    bytes_read: int
+    bytes_written: int
+    bytes_shared: int = 0
+    report: Mapping[str, Any] | None = None
+    left: str | None = None
+    idle: int = 0
+    restored: Mapping[str, Any] | None = None
+    stored: Mapping[str, Any] | None = None
 
 
 def read_options(
@@ -264,6 +294,8 @@ def read_options(
     device: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
     local_rank: int | None = None,
+    copy: str = "auto",
+    read_back: bool = False,
 ) -> RunOptions:
     """The options that a person gives, sizes as numbers or as text such as `5GB`.
 
@@ -274,7 +306,11 @@ def read_options(
     memory = memory_of(max_memory)
     check_threads(threads)
     where = CPU if device == "cpu" else parse_device(device, local_rank)
-    return RunOptions(threads, memory, shard, fsync, resume, where, progress)
+    if copy not in COPYING:
+        fail(
+            "M115", f"{option('copy', printable(repr(copy)))}", help=f"one of {', '.join(COPYING)}"
+        )
+    return RunOptions(threads, memory, shard, fsync, resume, where, progress, copy, read_back)
 
 
 def parse_size(size: int | str) -> int:

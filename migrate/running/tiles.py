@@ -27,8 +27,8 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
@@ -46,7 +46,7 @@ from .evaluator import Evaluator, longest_step, reading_step
 from .gather import WINDOW, Batch, Gather, Sealed, Segment, Window
 from .geometry import STAGE, ByteLayouts
 from .publish import HASH, TILE, Partial, check_place, check_places, read_at, write_at, write_failed
-from .resources import RunOptions, run_together
+from .resources import RunOptions, RunResult, run_together
 from .share import LEAST, Shared
 
 if TYPE_CHECKING:
@@ -69,30 +69,6 @@ class Tile(NamedTuple):
     offset: int
     length: int
     fills: list[Batch]
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What a run wrote. `files`: weight file -> {"size": bytes, "xxh3_128": hex digest of the whole
-    file}.
-
-    `bytes_read` are the bytes of all output tensors, `bytes_written` what this run wrote: less,
-    when it resumed. `bytes_shared` of all output bytes take no space of their own: the file system
-    shares them with the source. `report` has the errors of what was computed
-    (`Ledger.report`), None if nothing was; after a resume, only of what this run computed.
-    `left`: the partial folder, if it could not be removed after all was published. `idle`: how many
-    of several processes had no file to write. `restored`: which tensors came back bit for bit, as
-    far as that was asked.
-    """
-
-    files: Mapping[str, Mapping[str, Any]]
-    bytes_read: int
-    bytes_written: int
-    bytes_shared: int = 0
-    report: Mapping[str, Any] | None = None
-    left: str | None = None
-    idle: int = 0
-    restored: Mapping[str, Any] | None = None
 
 
 def tiles(
@@ -180,7 +156,7 @@ class _Filled(NamedTuple):
     crcs: Sequence[int]
 
 
-class _FileWriter:
+class FileWriter:
     """The fills of one file: handed out in order to any thread, hashed, written and journalled in
     the same order.
 
@@ -189,13 +165,14 @@ class _FileWriter:
     goes on with a spare buffer.
     """
 
-    def __init__(self, run: _Writers, file: OutputFile, descriptor: int, window: Window) -> None:
+    def __init__(self, run: Writers, file: OutputFile, window: Window) -> None:
         import xxhash
 
         self.window = window
-        # of all that is written so far
-        self.whole = xxhash.xxh3_128()
-        self._run, self.file, self._descriptor = run, file, descriptor
+        # of all that is written so far, if all of it passes here
+        self.whole, self.hashed = xxhash.xxh3_128(), True
+        self._run, self.file = run, file
+        self.descriptor = run.partial.open(file.name)
         self._taking, self._turn = threading.Lock(), threading.Condition()
         # what the archive that is written needs, and what the source records of what is copied
         self.sums: FileChecksums | None = None
@@ -208,9 +185,13 @@ class _FileWriter:
         self.spare: list[Gather] = []
         # threads that help, and whether no other may begin to
         self._helping, self._closed = 0, False
-        self._jobs = self._made()
+        self._jobs = self.jobs()
 
-    def _made(self) -> Iterator[WriteJob]:
+    def ahead(self) -> AbstractContextManager[None]:
+        """Fetches what the file is made of, as long as the context is open."""
+        return reading_file(self.file, self._run.partial, *self._run.reading)
+
+    def jobs(self) -> Iterator[WriteJob]:
         turn, there = 0, True
         self._next = 0
         for tile in tiles(self.file, self._run.outputs, self._run.layouts, self._run.values):
@@ -235,7 +216,7 @@ class _FileWriter:
         buffer = memoryview(bytearray(max(fill.length for fill in tile.fills)))
         for fill in tile.fills:
             data = buffer[: fill.length]
-            read_at(self._descriptor, data, fill.offset)
+            read_at(self.descriptor, data, fill.offset)
             whole.update(data)
             found.append([] if self.sums is None else self.sums.of(fill, data))
         if whole.hexdigest() != claim[2]:
@@ -295,18 +276,7 @@ class _FileWriter:
             self.whole.update(data)
             if self._run.parts is not None:
                 self._run.parts.write(job.fill, data)
-            first, shared = job.fill.offset, self._run.shared
-            if shared is None:
-                write_at(self._descriptor, data, first)
-            else:
-                for start, stop in shared.gaps(self.file.name, first, first + len(data)):
-                    write_at(self._descriptor, data[start - first : stop - first], start)
-            if job.last:
-                tile = job.tile
-                self._run.partial.claim(
-                    self.file.name, tile.number, tile.offset, tile.length, self.whole.hexdigest()
-                )
-                self._run.finished(tile, tile.length)
+            self.put(job, data)
             with self._turn:
                 self._next += 1
                 following = self._filled.pop(self._next, None)
@@ -320,8 +290,21 @@ class _FileWriter:
                 self._turn.notify_all()
             filled = following
 
+    def put(self, job: WriteJob, data: memoryview) -> None:
+        """Writes what of a fill is not shared, and journals its tile with the last one."""
+        (tile, first), shared = (job.tile, job.fill.offset), self._run.shared
+        if shared is None:
+            write_at(self.descriptor, data, first)
+        else:
+            for start, stop in shared.gaps(self.file.name, first, first + len(data)):
+                write_at(self.descriptor, data[start - first : stop - first], start)
+        if job.last:
+            whole = self.whole.hexdigest()
+            self._run.partial.claim(self.file.name, tile.number, tile.offset, tile.length, whole)
+            self._run.finished(tile, tile.length)
 
-class _Writers:
+
+class Writers:
     """The threads that write some files of a run, and what they share."""
 
     def __init__(
@@ -337,7 +320,7 @@ class _Writers:
         self.targets, self.partial, self.shared = files, partial, shared
         self.values, self.recorded, self.parts = values, recorded, run.parts
         self.progress = run.options.progress
-        self.ledger, self.lost = run.ledger, False
+        self.ledger, self.lost, self.writer = run.ledger, False, run.writer
         self.fillers: Fillers | None = None
         self.reading = run.outputs, run.source, run.layouts, run.options.max_memory
         self.budget = min(WINDOW, run.options.max_memory // (4 * run.options.threads))
@@ -361,14 +344,14 @@ class _Writers:
         self.stop = threading.Event()
         self.lock = threading.Lock()
         self.waiting: queue.SimpleQueue[OutputFile] = queue.SimpleQueue()
-        self.lines: list[_FileWriter] = []
+        self.lines: list[FileWriter] = []
         self.begun = threading.Condition()
 
     def go(self, threads: int) -> None:
         """Writes all files; raises the first error after all threads have ended."""
         for file in sorted(self.targets, key=attrgetter("size"), reverse=True):
             self.waiting.put(file)
-        if self.values is not None and threads > 1 and self.total >= MANY:
+        if self.values is not None and threads > 1 and self.total >= MANY and self.partial.whole:
             places = [(p, self.outputs[p.key]) for file in self.targets for p in file.tensors]
             of = [
                 p.nbytes for p, t in places if any(isinstance(s, ComputedTensor) for s in t.sources)
@@ -423,22 +406,23 @@ class _Writers:
                 file = self.waiting.get_nowait()
             except queue.Empty:
                 break
-            descriptor = self.partial.open(file.name)
+            line = self.writer(self, file, window)
             try:
-                line = _FileWriter(self, file, descriptor, window)
                 with self.begun:
                     self.lines.append(line)
                     self.begun.notify_all()
-                with nullcontext() if near else reading_file(file, self.partial, *self.reading):
+                with nullcontext() if near else line.ahead():
                     try:
                         stage = self._guard(self._serve, number, line, stage) or stage
                     finally:
                         line.finish()
                 self.go_on()
                 with self.lock:
-                    self.files[file.name] = {"size": file.size, HASH: line.whole.hexdigest()}
+                    found = line.whole.hexdigest() if line.hashed else None
+                    self.files[file.name] = {"size": file.size, HASH: found}
             finally:
-                os.close(descriptor)
+                if line.descriptor >= 0:
+                    os.close(line.descriptor)
         with self.begun:
             while len(self.lines) < len(self.targets):
                 self.begun.wait(0.5)
@@ -453,7 +437,7 @@ class _Writers:
                 other.leave()
 
     def _serve(
-        self, number: int, line: _FileWriter, stage: memoryview, spare: memoryview | None = None
+        self, number: int, line: FileWriter, stage: memoryview, spare: memoryview | None = None
     ) -> memoryview:
         """Fills and commits until nothing is left to take; returns a buffer that nothing reads."""
         compute = None if self.values is None else self.values.leaf
@@ -511,6 +495,9 @@ class TargetRun:
     Raises QuestionError M904 and ValueError for a place or a plan that cannot be written.
     """
 
+    # what writes one file
+    writer = FileWriter
+
     def __init__(
         self,
         outputs: Mapping[str, Tensor],
@@ -523,12 +510,11 @@ class TargetRun:
         options: RunOptions = _DEFAULT,
         parts: RestoredParts | None = None,
     ) -> None:
-        self.path = Path(os.path.abspath(out))
+        self.path = self.locate(out, source)
         if options.threads < 1:
             raise ValueError(f"{options.threads} threads write nothing")
         if side_files and not target.folder:
             raise ValueError("a target that is one file has no side files")
-        check_place(self.path, source.path)
         check_places(outputs, target)
         self.outputs, self.source, self.target = outputs, source, target
         self.digest, self.side_files, self.options = digest, side_files, options
@@ -544,6 +530,12 @@ class TargetRun:
         self.written = 0
         # whether errors of computed tensors were measured by a process that has died
         self.lost = False
+
+    def locate(self, out: PathLike, source: Source) -> Path:
+        """Where `out` is, which is free. QuestionError M904."""
+        path = Path(os.path.abspath(out))
+        check_place(path, source.path)
+        return path
 
     def examine(self, files: Sequence[OutputFile], checks: Sequence[ValueCheck] = ()) -> None:
         """Makes ready what computes these files and compares their checksums. RunError M919;
@@ -617,7 +609,7 @@ class TargetRun:
         """Writes these files, which were examined, and looks whether the source is the same still.
         CheckpointError M905, M942; RunError M909, M913, M922.
         """
-        work = _Writers(self, files, self._entered(), self._values, self._shared, self._recorded)
+        work = Writers(self, files, self._entered(), self._values, self._shared, self._recorded)
         with log.phase(f"writing {work.total} bytes"):
             work.go(self.options.threads)
         self.source.check_unchanged()

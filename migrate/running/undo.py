@@ -194,13 +194,13 @@ def _document(made: Plan) -> bytes:
     return (json.dumps(document, indent=1) + "\n").encode()
 
 
-def check_undo_place(place: str, out: Path, source: str, resume: bool) -> None:
+def check_undo_place(place: str, out: Path | None, source: str, resume: bool) -> None:
     """QuestionError M904 where something is there, unless a run is resumed; or where the folder,
-    the output and the source lie in each other.
+    the output, if it is on this machine, and the source lie in each other.
     """
-    one, other = Path(os.path.realpath(place)), Path(os.path.realpath(out))
+    one, other = Path(os.path.realpath(place)), Path(os.path.realpath(out or place))
     folders = {other, partial_folder(other)}
-    if one in folders or folders & {*one.parents} or one in other.parents:
+    if out is not None and (one in folders or folders & {*one.parents} or one in other.parents):
         fail(
             "M904",
             f"{printable(place, 300)} and the output {printable(str(out), 300)} overlap",

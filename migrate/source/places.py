@@ -8,12 +8,16 @@ import errno
 import os
 import stat
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..core.errors import did_you_mean, fail, printable
 from ..core.types import PathLike
 from .local import LocalFolder, kind_of
 from .paths import Folder, Place
 from .urls import how_to_fetch, is_url, shown_url
+
+if TYPE_CHECKING:
+    from .stores.s3_uploads import S3Output
 
 
 def find_place(path: PathLike, allow_links: bool = False, at: str | None = None) -> Place:
@@ -137,12 +141,24 @@ def look_around(path: str) -> tuple[str, int]:
     return place, room.f_bavail * room.f_frsize
 
 
-def require_local(path: str) -> None:
+def require_local(path: str, what: str = "this is written to this machine only") -> None:
     """M115 for a URL as the place of what is written."""
     if ":/" in path and _in_store(path):
         fail(
             "M115",
-            f"{printable(shown_url(path), 240)}: is in a store, and stores are only read",
+            f"{printable(shown_url(path), 240)}: is in a store, and {what}",
             help="write to a folder of this machine, and copy that with the store's own tool, such "
             "as `aws s3 sync`, `gcloud storage cp` or `hf upload`",
         )
+
+
+def output_in_store(path: str) -> S3Output | None:
+    """The output that a URL names; None for a path. M115 for a store that is only read."""
+    if ":/" not in path or not _in_store(path):
+        return None
+    from .stores import open_output
+
+    found = open_output(path)
+    if found is None:
+        require_local(path, "of the stores S3 alone is written to")
+    return found

@@ -202,9 +202,9 @@ def test_no_memory_for_a_box_names_rule_op_key_and_bytes(made, tmp_path, monkeyp
 def test_what_was_written_before_memory_ran_out_is_kept_and_resumed(
     made, wanted, tmp_path, monkeypatch
 ):
-    from migrate.running.tiles import _FileWriter
+    from migrate.running.tiles import FileWriter
 
-    commit = _FileWriter.commit
+    commit = FileWriter.commit
 
     def short(self, *arguments):
         written.append(1)
@@ -213,7 +213,7 @@ def test_what_was_written_before_memory_ran_out_is_kept_and_resumed(
         return commit(self, *arguments)
 
     written: list[int] = []
-    monkeypatch.setattr(_FileWriter, "commit", short)
+    monkeypatch.setattr(FileWriter, "commit", short)
     out = tmp_path / "out.safetensors"
     answer = apply(made, out)
     monkeypatch.undo()

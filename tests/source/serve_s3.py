@@ -3,22 +3,36 @@
     python serve_s3.py        prints the port it listens on, and serves until its stdin is closed
 
 `GET /__log` answers with [method, path, range, bytes sent] of each request since the last one.
-`GET /__fault?KIND=PATTERN` has the next requests whose method and path match answered wrongly:
-`truncate` cuts the body in half, `whole` ignores the range, `fail` answers 500, `moved` 301.
+`GET /__fault?KIND=PATTERN` has the next requests whose method and path match answered wrongly, or,
+with `*N=PATTERN`, the one after N that match:
+`truncate` cuts the body in half, `whole` ignores the range, `flip` changes a byte on the way in;
+`fail` answers 500, `moved` 301, `forbid` 403; `hold` does nothing and `late` what was asked, and
+neither answers. `GET /__held` answers when such a request has come.
+What comes in is compared with its checksum, as S3 does.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
 import json
 import re
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
+
+_ANSWERS = {
+    "fail": ("500 Internal Server Error", "InternalError"),
+    "moved": ("301 Moved Permanently", "PermanentRedirect"),
+    "forbid": ("403 Forbidden", "AccessDenied"),
+}
 
 
 class Quiet(WSGIRequestHandler):
@@ -35,6 +49,7 @@ class Watched:
         self._application, self._lock = application, threading.Lock()
         self._log: list[tuple[str, str, str, int]] = []
         self._faults: list[tuple[str, str]] = []
+        self._held, self._free = threading.Event(), threading.Event()
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         path, query = environ["PATH_INFO"], environ.get("QUERY_STRING", "")
@@ -43,23 +58,46 @@ class Watched:
                 body, self._log = json.dumps(self._log).encode(), []
             start("200 OK", [("Content-Length", str(len(body)))])
             return [body]
+        if path == "/__held":
+            self._held.wait()
+            start("200 OK", [("Content-Length", "0")])
+            return [b""]
         if path == "/__fault":
             with self._lock:
                 self._faults = parse_qsl(query)
+            # the process that asked is dead by now
+            self._free.set()
+            self._held, self._free = threading.Event(), threading.Event()
             start("200 OK", [("Content-Length", "0")])
             return [b""]
         method, asked = environ["REQUEST_METHOD"], environ.get("HTTP_RANGE", "")
         name = f"{method} {unquote(path)}"
-        fault = next((kind for kind, like in self._faults if re.search(like, name)), "")
+        if query and method in ("PUT", "POST", "DELETE"):
+            name += f"?{query}"
+        if "HTTP_X_AMZ_COPY_SOURCE" in environ:
+            name += "&copy"
+        fault = self._fault(name)
+        if method == "PUT" and not self._right(environ, fault == "flip"):
+            self._note(method, path, asked, 0)
+            body = b"<Error><Code>BadDigest</Code><Message/></Error>"
+            start("400 Bad Request", [("Content-Length", str(len(body)))])
+            return [body]
         if fault == "whole":
             environ.pop("HTTP_RANGE", None)
-        if fault in ("fail", "moved"):
+        if fault in _ANSWERS:
             self._note(method, path, asked, 0)
-            code = "InternalError" if fault == "fail" else "PermanentRedirect"
+            status, code = _ANSWERS[fault]
             body = f"<Error><Code>{code}</Code><Message/></Error>".encode()
-            status = "500 Internal Server Error" if fault == "fail" else "301 Moved Permanently"
             start(status, [("Content-Length", str(len(body))), ("Content-Type", "text/xml")])
             return [b"" if method == "HEAD" else body]
+        if fault in ("hold", "late"):
+            if fault == "late":
+                b"".join(self._application(environ, lambda *_: None))
+            free = self._free
+            self._held.set()
+            free.wait()
+            start("500 Internal Server Error", [("Content-Length", "0")])
+            return [b""]
         if fault == "truncate":
             plain = start
 
@@ -72,6 +110,35 @@ class Watched:
             body = body[: len(body) // 2]
         self._note(method, path, asked, len(body))
         return [body]
+
+    def _fault(self, name: str) -> str:
+        with self._lock:
+            for at, (kind, like) in enumerate(self._faults):
+                once = re.match(r"\*(\d+)=", like)
+                if once is None:
+                    if re.search(like, name):
+                        return kind
+                elif re.search(like[once.end() :], name):
+                    left = int(once[1]) - 1
+                    self._faults[at] = (kind, f"*{left}={like[once.end() :]}")
+                    if left < 0:
+                        del self._faults[at]
+                        return kind
+        return ""
+
+    def _right(self, environ: dict[str, Any], flip: bool) -> bool:
+        """Whether a body that comes in is what its checksum says; with `flip` it is changed."""
+        crc, md5 = (environ.get(f"HTTP_{n}") for n in ("X_AMZ_CHECKSUM_CRC32", "CONTENT_MD5"))
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        if environ.get("HTTP_TRANSFER_ENCODING") or not (flip or crc or md5):
+            return True
+        data = bytearray(environ["wsgi.input"].read(length))
+        if flip and data:
+            data[len(data) // 2] ^= 1
+        environ["wsgi.input"] = io.BytesIO(data)
+        if crc is not None and base64.b64decode(crc) != zlib.crc32(data).to_bytes(4, "big"):
+            return False
+        return md5 is None or base64.b64decode(md5) == hashlib.md5(data).digest()
 
     def _note(self, method: str, path: str, asked: str, sent: int) -> None:
         with self._lock:

@@ -59,6 +59,10 @@ class S3:
         with urlopen(f"{self.url}/__log") as answer:
             return [Sent(*one) for one in json.load(answer)]
 
+    def wait_until_held(self) -> None:
+        """Until a request has come that is never answered."""
+        urlopen(f"{self.url}/__held").close()
+
     def spoil(self, **faults: str) -> None:
         """Has answers spoilt from now on: kind of fault -> pattern of method and path."""
         urlopen(f"{self.url}/__fault?{urlencode(faults)}").close()

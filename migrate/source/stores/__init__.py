@@ -1,6 +1,7 @@
 """Checkpoints in stores, by URL: buckets, the Hugging Face Hub, and whatever fsspec reaches.
 
     s3       S3 and what speaks its protocol, through boto3: the extra `s3`
+             (`s3_uploads`: what is written there)
     hub      models and datasets of the Hub, at one commit, through huggingface_hub: the extra `hub`
     systems  all other protocols, through fsspec: the extra `stores`
 
@@ -10,10 +11,15 @@ retries and endpoints are the library's business, and are set as it says.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..local import LocalFolder
 from ..paths import Folder, Place
 from ..urls import Url, split_url
 from .objects import Located, StoreFolder
+
+if TYPE_CHECKING:
+    from .s3_uploads import S3Output
 
 HUB, S3 = "hf", ("s3", "s3a")
 
@@ -35,6 +41,15 @@ def open_place(text: str, at: str | None = None) -> Place:
 def open_folder(text: str) -> Folder:
     """The folder that a URL names, or the one that the file there lies in."""
     return _folder(_locate(split_url(text)))
+
+
+def open_output(text: str) -> S3Output | None:
+    """Where a URL as an output leads; None for stores that are only read."""
+    if split_url(text).scheme not in S3:
+        return None
+    from .s3_uploads import S3Output
+
+    return S3Output(text)
 
 
 def _folder(located: Located) -> Folder:

@@ -106,6 +106,12 @@ class StoreBlob:
     def hold(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    @property
+    def copied_from(self) -> tuple[str, str, str, str] | None:
+        """Endpoint, bucket, key and version, where the store is one that copies ranges."""
+        of = getattr(self._folder.store, "copied_from", None)
+        return None if of is None else (*of(self._folder.full(self.name)), self.identity.version)
+
     def expect_pieces(self, pieces: Sequence[FetchedPiece]) -> None:
         with self._folder.lock:
             for piece in pieces:
@@ -246,6 +252,10 @@ class StoreFolder:
     @property
     def called(self) -> str:
         return self.path.rstrip("/").rpartition("/")[2]
+
+    def full(self, path: str) -> str:
+        """The path of a file from the location of the store on."""
+        return self._root + path
 
     def label(self, name: str) -> str:
         return printable(self.path + name, 240)

@@ -28,6 +28,7 @@ _CREDENTIALS: Final = (
     "AuthorizationHeaderMalformed", "ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId",
     "InvalidToken", "RequestExpired", "SignatureDoesNotMatch", "TokenRefreshRequired",
 )  # fmt: skip
+_TO_READ: Final = "reading needs s3:ListBucket on the bucket and s3:GetObject on its objects"
 _LOG_IN: Final = (
     "boto3 looks in the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID and others), in ~/.aws, and "
     "for the role of the machine; `aws sts get-caller-identity` shows what it finds"
@@ -37,22 +38,7 @@ _LOG_IN: Final = (
 def locate(url: Url) -> Located:
     """What the URL names: an object, or a prefix. M915 where it is both, M917 without a bucket."""
     shown = url.shown
-    try:
-        import boto3
-        from botocore.config import Config
-    except ImportError:
-        refuse_without("boto3", "s3", shown)
-    bucket, _, key = url.rest.partition("/")
-    if not _BUCKET.fullmatch(bucket):
-        fail("M917", f"{printable(shown, 240)}: names no bucket", help="s3://BUCKET/PREFIX/")
-    config = Config(
-        max_pool_connections=FLIGHT,
-        # of a range there is no checksum to compare
-        response_checksum_validation="when_required",
-        user_agent_extra="ckpt-migrate",
-    )
-    with _asking(shown):
-        client = boto3.client("s3", config=config)
+    client, bucket, key = client_for(url)
     store = S3Prefix(client, bucket, key if key.endswith("/") or not key else key + "/")
     if not key or key.endswith("/"):
         return Located(store)
@@ -70,6 +56,27 @@ def locate(url: Url) -> Located:
     return Located(parent, found)
 
 
+def client_for(url: Url) -> tuple[Any, str, str]:
+    """boto3's client, and the bucket and key that the URL names. M917 without a bucket, M967."""
+    shown = url.shown
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError:
+        refuse_without("boto3", "s3", shown)
+    bucket, _, key = url.rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        fail("M917", f"{printable(shown, 240)}: names no bucket", help="s3://BUCKET/PREFIX/")
+    config = Config(
+        max_pool_connections=FLIGHT,
+        # of a range there is no checksum to compare
+        response_checksum_validation="when_required",
+        user_agent_extra="ckpt-migrate",
+    )
+    with asking(shown):
+        return boto3.client("s3", config=config), bucket, key
+
+
 class S3Prefix:
     """The objects of a bucket whose keys begin with `prefix`."""
 
@@ -79,9 +86,13 @@ class S3Prefix:
         self._client, self._bucket, self._prefix = client, bucket, prefix
         self.location = f"s3://{bucket}/{prefix}"
 
+    def copied_from(self, path: str) -> tuple[str, str, str]:
+        """What a store that copies has to be told of an object: endpoint, bucket and key."""
+        return self._client.meta.endpoint_url, self._bucket, self._prefix + path
+
     def listing(self) -> Iterator[RemoteObject]:
         pages = self._client.get_paginator("list_objects_v2")
-        with _asking(self.location):
+        with asking(self.location):
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
                 for one in page.get("Contents", ()):
                     yield RemoteObject(
@@ -94,14 +105,14 @@ class S3Prefix:
 
     def is_empty(self) -> bool:
         """Whether nothing lies below the prefix."""
-        with _asking(self.location):
+        with asking(self.location):
             page = self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
         return not page.get("KeyCount", len(page.get("Contents", ())))
 
     def find(self, path: str) -> RemoteObject | None:
         from botocore.exceptions import ClientError
 
-        with _asking(self.location + path):
+        with asking(self.location + path):
             try:
                 head = self._client.head_object(Bucket=self._bucket, Key=self._prefix + path)
             except ClientError as error:
@@ -128,7 +139,7 @@ class S3Prefix:
         )
 
         last = start + buffer.nbytes - 1
-        with _asking(self.location + item.path):
+        with asking(self.location + item.path):
             try:
                 answer = self._client.get_object(
                     Bucket=self._bucket,
@@ -165,15 +176,17 @@ def _nanoseconds(moment: datetime) -> int:
 
 
 @contextmanager
-def _asking(name: str) -> Iterator[None]:
-    """Raises what boto3 raises as diagnostics. Its own words are left out: they may hold keys."""
+def asking(name: str, rights: str = _TO_READ) -> Iterator[None]:
+    """Raises what boto3 raises as diagnostics. Its own words are left out: they may hold keys.
+    `rights` says what it takes.
+    """
     from botocore import exceptions as found
 
     shown = printable(name, 240)
     try:
         yield
     except found.ClientError as error:
-        _refuse(shown, error.response)
+        _refuse(shown, error.response, rights)
     except (
         found.NoCredentialsError,
         found.PartialCredentialsError,
@@ -197,7 +210,7 @@ def _asking(name: str) -> Iterator[None]:
         )
 
 
-def _refuse(shown: str, answer: Any) -> NoReturn:
+def _refuse(shown: str, answer: Any, rights: str) -> NoReturn:
     code = str(answer["Error"].get("Code", ""))
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -226,7 +239,7 @@ def _refuse(shown: str, answer: Any) -> NoReturn:
         fail(
             "M968",
             f"{shown}: the store refuses ({said})",
-            help="reading needs s3:ListBucket on the bucket and s3:GetObject on its objects",
+            help=rights,
         )
     if code in _ABSENT:
         fail("M917", f"{shown}: there is no such object")

@@ -1,0 +1,267 @@
+"""The parts of output files on their way into a bucket: gathered in the order of the file, uploaded
+side by side, or copied by the store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..core.errors import fail, option, printable
+from ..source.blobs import CHANGED_HELP
+from ..source.stores.s3_uploads import PARTIAL, CopyRefusedError, ListedPart, S3Output
+from .ahead import reading_ahead
+from .part_plan import UPLOADED, PartPlan, UploadPart
+from .tiles import FileWriter, Tile, WriteJob, Writers, tiles
+
+if TYPE_CHECKING:
+    from ..source.index import Source
+    from ..source.target import OutputFile
+    from .gather import Window
+
+# requests that write, at a time
+_FLIGHT = 16
+
+
+class Sender:
+    """Requests of a run side by side, of which no more hold data than memory allows."""
+
+    def __init__(self, max_memory: int, threads: int) -> None:
+        self._memory, self._threads = max_memory // 4, threads
+        self.limit(UPLOADED)
+        self._pool = ThreadPoolExecutor(_FLIGHT, "migrate-upload")
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._sent: list[Future[None]] = []
+
+    def limit(self, nbytes: int) -> None:
+        """Parts have up to so many bytes; each thread fills one beside those that are sent."""
+        held = self._memory // nbytes - self._threads
+        self._room = threading.BoundedSemaphore(max(1, min(_FLIGHT, held)))
+
+    def send(self, work: Callable[[], None]) -> None:
+        """Has a request made that holds no data."""
+        self._check()
+        self._sent.append(self._pool.submit(self._guard, work))
+
+    def send_data(self, work: Callable[[], None]) -> None:
+        """Has a request made that holds data, when there is room for it."""
+        while not self._room.acquire(timeout=0.5):
+            self._check()
+
+        def freeing() -> None:
+            try:
+                work()
+            finally:
+                self._room.release()
+
+        self.send(freeing)
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        try:
+            if self._error is None:
+                work()
+        except BaseException as error:  # noqa: BLE001 - carried to the thread that waits
+            with self._lock:
+                self._error = self._error or error
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def wait(self) -> None:
+        """Until all that was sent is done; raises the first error."""
+        for one in self._sent:
+            one.result()
+        self._sent.clear()
+        self._check()
+
+    def each(self, works: list[Callable[[], None]]) -> None:
+        """Makes these requests and waits for them."""
+        for work in works:
+            self.send(work)
+        self.wait()
+
+    def close(self) -> None:
+        """Makes none of the requests that have not begun, and waits for the others."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Uploads:
+    """The uploads of one output: in a `StoreRun` what a partial folder is in a run into files."""
+
+    # of parts that are there or copied nothing is gathered
+    whole = True
+    claims: Mapping[Any, Any] = {}
+
+    def __init__(self, output: S3Output, plan: PartPlan, sender: Sender, run: str) -> None:
+        self.output, self.plan, self.sender, self.run = output, plan, sender, run
+        self.folder = Path(f"{output.key}{PARTIAL}")
+        self.ids: dict[str, str] = {}
+        self.present: dict[str, dict[int, ListedPart]] = {}
+        self.copied = self.passed = 0
+        self._lock = threading.Lock()
+
+    def open(self, name: str) -> int:
+        """No descriptor: a file is its upload."""
+        return -1
+
+    def missing(self, name: str) -> Iterator[tuple[int, UploadPart]]:
+        """The parts of a file that the store does not have, with their numbers."""
+        there = self.present.get(name, {})
+        for number, part in enumerate(self.plan.files[name], 1):
+            found = there.get(number)
+            if found is None or found.size != part.size:
+                yield number, part
+
+    def copy(self, name: str, number: int, part: UploadPart, source: Source) -> None:
+        """Has a part copied. CheckpointError M905, CopyRefusedError."""
+        blob: Any = source.blobs[part.blob]
+        _, bucket, key, version = blob.copied_from
+        try:
+            self.output.copy_part(
+                self.output.key_of(name),
+                self.ids[name],
+                number,
+                (bucket, key, version),
+                part.origin,
+                part.origin + part.size,
+            )
+        except FileNotFoundError:
+            fail(
+                "M905",
+                f"s3://{printable(bucket)}/{printable(key, 240)}: "
+                f"{blob.change() or 'the store no longer has this version'}",
+                help=CHANGED_HELP,
+            )
+        with self._lock:
+            self.copied += part.size
+
+    def put(self, name: str, number: int, data: bytes | bytearray) -> None:
+        """Uploads a part."""
+        self.output.put_part(self.output.key_of(name), self.ids[name], number, data)
+        with self._lock:
+            self.passed += len(data)
+
+    def list_parts(self, name: str) -> dict[int, ListedPart] | None:
+        return self.output.parts(self.output.key_of(name), self.ids[name])
+
+    def abort(self) -> None:
+        """Throws away all uploads, and the journal."""
+        for name, upload in self.ids.items():
+            self.output.abort(self.output.key_of(name), upload)
+        self.output.remove_journal()
+
+
+class PartWriter(FileWriter):
+    """The parts of one file: copies are asked for at once, the others are uploaded as they fill."""
+
+    def __init__(self, run: Writers, file: OutputFile, window: Window) -> None:
+        super().__init__(run, file, window)
+        uploads: Any = run.partial
+        self._uploads: Uploads = uploads
+        missing = list(uploads.missing(file.name))
+        self._wanted = [(number, part) for number, part in missing if part.blob < 0]
+        for number, part in missing:
+            if part.blob >= 0:
+                uploads.sender.send(partial(_copied, uploads, file.name, number, part, run.source))
+        self._at, self._open, self._skipped = 0, bytearray(), list[Tile]()
+
+    def ahead(self) -> AbstractContextManager[None]:
+        outputs, source, layouts, max_memory = self._run.reading
+        spans = [(part.start, part.stop) for _, part in self._wanted]
+        if self._in_order():
+            spans = [(0, self.file.size)]
+        parts = []
+        for start, stop in _merged(spans):
+            for p in self.file.tensors:
+                low, high = max(p.offset, start), min(p.offset + p.nbytes, stop)
+                if low < high:
+                    shift = p.start - p.offset
+                    parts.append((outputs[p.key], low + shift, high + shift))
+        return reading_ahead(parts, source, layouts, max_memory)
+
+    def jobs(self) -> Iterator[WriteJob]:
+        wanted, at, turn, in_order = self._wanted, 0, 0, self._in_order()
+        self.hashed = in_order or len(wanted) == len(self._uploads.plan.files[self.file.name])
+        for tile in tiles(self.file, self._run.outputs, self._run.layouts, self._run.values):
+            needed = []
+            for fill in tile.fills:
+                while at < len(wanted) and wanted[at][1].stop <= fill.offset:
+                    at += 1
+                end = fill.offset + fill.length
+                if in_order or (at < len(wanted) and wanted[at][1].start < end):
+                    needed.append(fill)
+            if not needed:
+                self._skipped.append(tile)
+            for fill in needed:
+                yield WriteJob(turn, tile, fill, fill is needed[-1])
+                turn += 1
+
+    def put(self, job: WriteJob, data: memoryview) -> None:
+        first, end = job.fill.offset, job.fill.offset + len(data)
+        while self._at < len(self._wanted):
+            number, part = self._wanted[self._at]
+            low, high = max(part.start, first), min(part.stop, end)
+            if low >= high:
+                break
+            if not self._open:
+                self._open = bytearray(part.size)
+            self._open[low - part.start : high - part.start] = data[low - first : high - first]
+            if high < part.stop:
+                break
+            filled, self._open = self._open, bytearray()
+            self._at += 1
+            uploads, name = self._uploads, self.file.name
+            uploads.sender.send_data(partial(uploads.put, name, number, filled))
+        if job.last:
+            self._run.finished(job.tile, job.tile.length)
+
+    def finish(self) -> None:
+        super().finish()
+        if not self._run.stop.is_set():
+            for number, part in self._wanted[self._at :]:
+                # a file without bytes
+                if not part.size:
+                    self._uploads.put(self.file.name, number, b"")
+            for tile in self._skipped:
+                self._run.finished(tile, 0)
+        self._skipped.clear()
+
+    def _in_order(self) -> bool:
+        """Whether all of the file is gathered: something in it depends on what is before."""
+        parts = self._run.parts
+        return self.sums is not None or bool(parts is not None and parts.written_specs)
+
+
+def _copied(uploads: Uploads, name: str, number: int, part: UploadPart, source: Source) -> None:
+    try:
+        uploads.copy(name, number, part, source)
+    except CopyRefusedError as error:
+        _refuse_copy(uploads.output, source.blobs[part.blob].name, str(error))
+
+
+def _refuse_copy(output: S3Output, name: str, code: str) -> NoReturn:
+    fail(
+        "M968",
+        f"{printable(output.location, 240)}: the store does not copy from {printable(name)} "
+        f"({printable(code, 60)}), though it copied from other objects",
+        help=f"`migrate clean {printable(output.location, 240)}`, then run it again with "
+        f"{option('copy', 'never')}",
+    )
+
+
+def _merged(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Spans in order, with those that meet as one."""
+    found: list[tuple[int, int]] = []
+    for start, stop in spans:
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found.append((start, stop))
+    yield from found

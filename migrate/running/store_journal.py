@@ -1,0 +1,102 @@
+"""The journal of a run into a bucket: of which plan, over which state of the source, which uploads.
+
+It is written before the first upload is begun and again when all are, so that what a run has begun
+can be told from what others have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from ..core.errors import fail, option, printable
+from ..source.stores.s3_uploads import PARTIAL, S3Output
+
+FORMAT_VERSION = 1
+
+
+def refuse_left(output: S3Output) -> NoReturn:
+    where = printable(output.location, 240)
+    fail(
+        "M911",
+        f"{where}{PARTIAL} was left by an earlier run, or another one is writing there now",
+        help=f"run it again with {option('resume', True)} to finish it, or throw it away with "
+        f"`migrate clean {where}`",
+    )
+
+
+def parse_journal(content: bytes, output: S3Output) -> dict[str, Any]:
+    """The journal of a run; M926 for anything else."""
+    found: Any = None
+    with suppress(ValueError, RecursionError):
+        found = json.loads(content)
+    if (
+        not isinstance(found, dict)
+        or found.get("kind") != "journal"
+        or not isinstance(found.get("digest"), str)
+        or not isinstance(found.get("run"), str)
+        or not isinstance(found.get("copied"), bool)
+        or not _texts(found.get("uploads"))
+    ):
+        fail(
+            "M926",
+            f"{printable(output.shown(output.journal), 300)} is no journal of a run",
+            notes=("no run of migrate leaves that behind",),
+            help="find out where it comes from, remove it and start over",
+        )
+    return found
+
+
+def _texts(found: Any) -> bool:
+    return isinstance(found, dict) and all(
+        type(one) is str for pair in found.items() for one in pair
+    )
+
+
+def require_same(head: Mapping[str, Any], found: Mapping[str, Any], output: S3Output) -> None:
+    """M918 unless the journal is that of this plan over this state of the source."""
+    where = f"{printable(output.location, 240)}{PARTIAL}"
+    way = f"`migrate clean {printable(output.location, 240)}`"
+    if found.get("format_version") != FORMAT_VERSION:
+        fail(
+            "M918",
+            f"{where} was begun by another version of migrate",
+            help=f"{way} and start over, or resume with the version it was begun with",
+        )
+    if found["digest"] != head["digest"]:
+        fail(
+            "M918",
+            f"{where} belongs to another plan",
+            notes=(
+                f"digest there {printable(found['digest'])}",
+                f"digest of this plan {head['digest']}",
+            ),
+            help=f"{way}, or resume with the plan it was begun with",
+        )
+    then, now = found.get("source"), head["source"]
+    if then is None or then != now:
+        names = [name for name in now or () if (then or {}).get(name) != (now or {})[name]]
+        what = f": {printable(names[0])}" if names else ""
+        fail(
+            "M918",
+            f"{where} was begun over another state of the source{what}",
+            help=f"{way} and start over: what it holds was made of the files as they were",
+        )
+
+
+def begun_unnamed(found: Mapping[str, Any], output: S3Output) -> Iterator[tuple[str, str]]:
+    """(key, id) of uploads that a run began and was killed before it took them down: at keys of its
+    files that have none, not there before the run, and without any part.
+    """
+    names = [str(name) for name in found.get("files") or () if name not in found["uploads"]]
+    keys = {output.key_of(name) for name in names}
+    for upload, (key, _) in output.uploads().items() if keys else ():
+        known = upload in (found.get("others") or ())
+        if key in keys and not known and not output.parts(key, upload):
+            yield key, upload
+
+
+def text_of(journal: Mapping[str, Any]) -> bytes:
+    return json.dumps(journal, separators=(",", ":")).encode()

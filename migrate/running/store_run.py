@@ -1,0 +1,475 @@
+"""A run into a bucket: as one into a folder, but for what holds the bytes.
+
+    OUT/...                            the output, of which nothing shows before all is there
+    OUT.migrate-partial/journal.json   the plan's digest, the source's state, and the uploads
+
+Each weight file is one multipart upload. What the threads of a run gather comes in the order of the
+file, is collected to parts, and these are uploaded side by side; ranges that only move the store
+copies itself (`part_plan`). When every part is there, which the store is asked, small files and
+uploads are completed one after the other, what tells a reader that the set is whole last.
+
+A resumed run asks the store which parts it has. A part is there as a whole or not at all, was
+compared with its checksum on the way, and lies in an upload that only runs of this plan over this
+state of the source write to: number and size tell that it is the one that was planned.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..core import log
+from ..core.errors import (
+    CheckpointError,
+    Diagnostic,
+    MigrateError,
+    fail,
+    option,
+    printable,
+)
+from ..core.out_of_memory import lacking, ran_out
+from ..core.types import PathLike
+from ..source.blobs import read_bytes
+from ..source.index import with_all_tensors
+from ..source.paths import HISTORY, METADATA
+from ..source.shards import INDEX
+from ..source.stores.s3_uploads import PARTIAL, CopyRefusedError, ListedPart, S3Output
+from .geometry import ByteLayouts
+from .part_plan import UPLOADED, PartPlan, plan_parts
+from .part_writer import PartWriter, Sender, Uploads
+from .resources import RunOptions, RunResult
+from .store_journal import (
+    FORMAT_VERSION,
+    begun_unnamed,
+    parse_journal,
+    refuse_left,
+    require_same,
+    text_of,
+)
+from .tiles import TargetRun, Undoing
+
+if TYPE_CHECKING:
+    from ..planning.graph import Tensor, ValueCheck
+    from ..planning.plan import Plan
+    from ..source.index import Source
+    from ..source.target import Target
+    from .restored import RestoredParts
+
+# what is read back at a time
+_STEP = 8 << 20
+
+
+class StoreRun(TargetRun):
+    """The steps of `TargetRun` into a bucket. `enter` begins the uploads or takes them over."""
+
+    writer = PartWriter
+
+    def __init__(self, outputs: Mapping[str, Tensor], *arguments: Any, **named: Any) -> None:
+        super().__init__(outputs, *arguments, **named)
+        self.uploads: Uploads | None = None
+        self._sender = Sender(self.options.max_memory, self.options.threads)
+        # whether an earlier run computed some of it
+        self._resumed = False
+
+    def locate(self, out: PathLike, source: Source) -> Path:
+        self.output: S3Output = out  # type: ignore[assignment]
+        # only for what shows it
+        return Path(self.output.key)
+
+    def enter(self, rank: int | None = None) -> Any:
+        if rank is not None:
+            raise ValueError("several processes do not write into one bucket")
+        output = self.output
+        head = {
+            "format_version": FORMAT_VERSION,
+            "kind": "journal",
+            "digest": self.digest,
+            "single": output.single,
+            "source": self._source_state(),
+        }
+        there = output.read_journal()
+        if there is None:
+            self._begin(head)
+        else:
+            self._take_over(head, there[0])
+        if self.uploads is None:
+            raise ValueError("nothing was begun")
+        parts = [part for found in self.uploads.plan.files.values() for part in found]
+        self._sender.limit(max((p.size for p in parts if p.blob < 0), default=0) or UPLOADED)
+        self.uploads.whole = not self._resumed and all(part.blob < 0 for part in parts)
+        self.partial = self.uploads  # type: ignore[assignment]
+        return self.uploads
+
+    def _source_state(self) -> dict[str, list[int]] | None:
+        found = self.source.identities()
+        return None if found is None else {name: list(one[1:]) for name, one in found.items()}
+
+    def _plan(self, copy: str) -> PartPlan:
+        return plan_parts(
+            self.target,
+            self.outputs,
+            self.source,
+            self.layouts,
+            self.output,
+            copy=copy,
+            parts=self.parts,
+            recorded=bool(self.source.index.sums()),
+        )
+
+    def _begin(self, head: Mapping[str, Any]) -> None:
+        """Begins all uploads, and tries whether the store copies."""
+        output, plan, run = self.output, self._plan(self.options.copy), secrets.token_hex(16)
+        require_free(output)
+        journal = {
+            **head,
+            "run": run,
+            "parts": plan.digest,
+            "copied": plan.copied > 0,
+            "files": [file.name for file in self.target.files],
+            # those that are not of this run
+            "others": sorted(output.uploads()),
+            "uploads": {},
+        }
+        if not output.write_journal(text_of(journal), new=True):
+            refuse_left(output)
+        self.uploads = self._started(plan, run)
+        journal |= {"uploads": self.uploads.ids, "checksum": output.checksum}
+        output.write_journal(text_of(journal), new=False)
+        refused = self._try_copy(self.uploads)
+        if refused is not None:
+            plan = replace(self._plan("never"), why=f"the store refuses copies ({refused})")
+            self.uploads.plan = plan
+            journal |= {"parts": plan.digest, "copied": False, "why": plan.why}
+            output.write_journal(text_of(journal), new=False)
+
+    def _started(self, plan: PartPlan, run: str, names: list[str] | None = None) -> Uploads:
+        """Uploads for these files, or all."""
+        uploads, output = Uploads(self.output, plan, self._sender, run), self.output
+        if self.uploads is None:
+            self.uploads = uploads
+        files = list(plan.files) if names is None else names
+
+        def begin(name: str) -> None:
+            uploads.ids[name] = output.begin(output.key_of(name), run)
+
+        # the first one finds out which checksum is taken
+        for name in files[:1]:
+            begin(name)
+        self._sender.each([partial(begin, name) for name in files[1:]])
+        return uploads
+
+    def _try_copy(self, uploads: Uploads) -> str | None:
+        """Has the shortest part that is copied copied; the store's code if it refuses."""
+        copies = [
+            (part.size, name, number, part)
+            for name in uploads.plan.files
+            for number, part in uploads.missing(name)
+            if part.blob >= 0
+        ]
+        if not copies:
+            return None
+        _, name, number, part = min(copies)
+        try:
+            uploads.copy(name, number, part, self.source)
+        except CopyRefusedError as error:
+            return printable(str(error), 60)
+        uploads.present.setdefault(name, {})[number] = ListedPart(part.size, {})
+        return None
+
+    def _take_over(self, head: Mapping[str, Any], content: bytes) -> None:
+        """Goes on with what an earlier run of this plan has begun. M911, M918."""
+        output, found = self.output, parse_journal(content, self.output)
+        if not self.options.resume:
+            refuse_left(output)
+        for key in output.objects(most=1000):
+            there = output.head(key)
+            if there is not None and there[1] != found["run"]:
+                refuse_taken(output, [key])
+        require_same(head, found, output)
+        self._resumed = True
+        copy = self.options.copy
+        if not found["copied"]:
+            copy = "never"
+        plan = self._plan(copy)
+        if plan.digest != found["parts"]:
+            fail(
+                "M918",
+                f"{printable(output.location, 240)}: what was uploaded so far was cut into other "
+                "parts",
+                help=f"run it with the same {option('copy')} as before, or `migrate clean "
+                f"{printable(output.location, 240)}` and start over",
+            )
+        if not found["copied"]:
+            plan = replace(plan, why=found.get("why") or self._plan(self.options.copy).why)
+        for key, upload in begun_unnamed(found, output):
+            output.abort(key, upload)
+        output.checksum = found.get("checksum")
+        uploads = self.uploads = Uploads(output, plan, self._sender, found["run"])
+        uploads.ids = dict(found["uploads"])
+        gone = list[str]()
+
+        def look(name: str) -> None:
+            listed = uploads.list_parts(name) if name in uploads.ids else None
+            there = output.head(output.key_of(name)) if listed is None else None
+            if there is not None and there[1] == found["run"]:
+                # completed before the run ended
+                listed = {
+                    number: ListedPart(part.size, {})
+                    for number, part in enumerate(plan.files[name], 1)
+                }
+            elif there is not None:
+                refuse_taken(output, [output.key_of(name)])
+            if listed is None:
+                gone.append(name)
+            else:
+                uploads.present[name] = listed
+
+        self._sender.each([partial(look, name) for name in plan.files])
+        if gone:
+            # not before it is known which of them are there
+            known = {name: one for name, one in uploads.ids.items() if name not in gone}
+            output.write_journal(text_of({**found, "uploads": known}), new=False)
+            uploads.ids = known | self._started(plan, found["run"], gone).ids
+            journal = {**found, "uploads": uploads.ids, "checksum": output.checksum}
+            output.write_journal(text_of(journal), new=False)
+
+    def allocate(self) -> None:
+        """There is nothing to allocate."""
+
+    def write(self, files: Any) -> None:
+        super().write(files)
+        with log.phase("waiting for the store"):
+            self._sender.wait()
+        # the last parts may have been copied since
+        self.source.check_unchanged()
+
+    def publish(self) -> RunResult:
+        uploads = self.uploads
+        if uploads is None:
+            raise ValueError("nothing was begun")
+        output, target, run = self.output, self.target, uploads.run
+        small = dict(self.side_files)
+        small |= dict(() if self.parts is None else self.parts.finish(self.partial))  # type: ignore[arg-type]
+        parts = self._complete_parts(uploads)
+        steps = published_order(list(parts), list(small), list(target.small))
+        with log.phase("publishing"):
+            for name in steps:
+                key = output.key_of(name)
+                if name in parts:
+                    if parts[name]:
+                        output.complete(key, uploads.ids[name], parts[name], run)
+                    if self.options.read_back:
+                        self._read_back(uploads, name)
+                    continue
+                content = target.small.get(name, small.get(name))
+                data = content if isinstance(content, bytes) else Path(str(content)).read_bytes()
+                output.put(key, data, run)
+        left = None if output.remove_journal() else f"s3://{output.bucket}/{output.journal}"
+        report = None
+        if self.ledger is not None:
+            report = self.ledger.report(complete=not self.lost and not self._resumed)
+        described = uploads.plan.described(len(small) + len(target.small))
+        stored = {**described, "checksum": output.checksum, "read_back": self.options.read_back}
+        return RunResult(
+            self.files,
+            sum(t.spec.nbytes for t in self.outputs.values()),
+            uploads.copied + uploads.passed,
+            0,
+            report,
+            left,
+            restored=None if self.parts is None else self.parts.outcome,
+            stored=stored,
+        )
+
+    def _read_back(self, uploads: Uploads, name: str) -> None:
+        """RunError M913 unless what the store has copied is what the source has."""
+        key = self.output.key_of(name)
+        for part in uploads.plan.files[name]:
+            if part.blob < 0:
+                continue
+            blob, at = self.source.blobs[part.blob], part.origin
+            for found in self.output.stretches(key, part.start, part.stop, _STEP):
+                if read_bytes(blob, at, len(found)) != found:
+                    fail(
+                        "M913",
+                        f"{printable(self.output.shown(key), 240)}: bytes {part.start} to "
+                        f"{part.stop - 1} are not those of {printable(blob.name)}, which the store "
+                        "was to copy",
+                        help=f"remove the object, and run it again with {option('copy', 'never')}",
+                    )
+                at += len(found)
+
+    def _complete_parts(self, uploads: Uploads) -> dict[str, dict[int, ListedPart]]:
+        """What the store has of each file, which is all that was planned; nothing for files that
+        have appeared before. RunError M913.
+        """
+        found: dict[str, dict[int, ListedPart]] = {}
+
+        def look(name: str) -> None:
+            planned, listed = uploads.plan.files[name], uploads.list_parts(name)
+            if listed is None:
+                there = self.output.head(self.output.key_of(name))
+                if there is not None and there[1] == uploads.run:
+                    found[name] = {}
+                    return
+            sizes = {number: part.size for number, part in enumerate(planned, 1)}
+            if {n: p.size for n, p in (listed or {}).items()} != sizes:
+                fail(
+                    "M913",
+                    f"{printable(name)}: the store does not have the parts that were sent to it",
+                    help=f"run it again with {option('resume', True)}",
+                )
+            found[name] = listed or {}
+
+        self._sender.each([partial(look, name) for name in uploads.plan.files])
+        return {name: found[name] for name in uploads.plan.files}
+
+    def fail(self, error: BaseException) -> NoReturn:
+        uploads = self.uploads
+        self._sender.close()
+        if uploads is None:
+            raise error
+        # what a store refuses it may allow to a later run
+        refused = isinstance(error, MigrateError) and error.diagnostics[0].code == "M968"
+        if isinstance(error, CheckpointError) and not refused:
+            with suppress(MigrateError):
+                uploads.abort()
+        elif isinstance(error, MigrateError):
+            raise type(error)([self._kept(d) for d in error.diagnostics]) from error
+        elif isinstance(error, Exception) and lacking(error):
+            ran_out(error, f"write {printable(self.output.location, 300)}")
+        raise error
+
+    def _kept(self, found: Diagnostic) -> Diagnostic:
+        """The diagnostic, with what can be done with what was uploaded."""
+        where, resume = printable(self.output.location, 240), option("resume", True)
+        again = found.help or ""
+        if resume not in again:
+            again = f"{again}; then " * bool(again) + (
+                f"run it again with {resume}, or throw it away with `migrate clean {where}`"
+            )
+        note = f"what was uploaded so far is kept, and does not show: {where}{PARTIAL}"
+        return replace(found, notes=(*found.notes, note), help=again)
+
+    def close(self) -> None:
+        self._sender.close()
+        if self._values is not None:
+            self._values.forget()
+
+
+def write_to_store(
+    outputs: Mapping[str, Tensor],
+    source: Source,
+    target: Target,
+    out: S3Output,
+    *,
+    digest: str,
+    side_files: Any = (),
+    checks: tuple[ValueCheck, ...] = (),
+    options: RunOptions,
+    parts: RestoredParts | None = None,
+    undo: Undoing | None = None,
+) -> RunResult:
+    """`write_target` into a bucket. CheckpointError aborts all uploads, any other error keeps them.
+
+    QuestionError M904, M911, M918; CheckpointError M905, M968; RunError M913, M969.
+    """
+    run = StoreRun(
+        outputs,
+        source,
+        target,
+        out,
+        digest=digest,
+        side_files=side_files,
+        options=options,
+        parts=parts,
+    )
+    try:
+        run.examine(target.files, checks)
+        run.enter()
+        if undo is not None:
+            undo.prepare()
+        run.write(target.files)
+        if undo is not None:
+            undo.appear()
+        return run.publish()
+    except BaseException as error:  # noqa: BLE001 - raised again
+        if undo is not None:
+            undo.end(error)
+        run.fail(error)
+    finally:
+        if undo is not None:
+            undo.end(None)
+        run.close()
+
+
+def describe_upload(
+    made: Plan, source: Source, output: S3Output, options: RunOptions
+) -> dict[str, Any]:
+    """What a run would have the store copy, and what would pass through this machine."""
+    parts = None
+    if made.parts is not None or made.expected is not None:
+        from .restored import parts_of_run
+
+        if made.sealed is None:
+            _, parts = parts_of_run(made, source)
+    layouts = ByteLayouts()
+    found = plan_parts(
+        made.target,
+        made.written,
+        source if not source.index.passed_through else with_all_tensors(source),
+        layouts,
+        output,
+        copy=options.copy,
+        parts=parts,
+        recorded=bool(source.index.sums()),
+    )
+    small = len(made.target.small) + len(made.document["side_files"])
+    return found.described(small + (made.parts is not None and made.target.folder))
+
+
+def published_order(weights: list[str], sides: list[str], small: list[str]) -> list[str]:
+    """In which order files appear: all weight files but one, side files, the stamp, the last weight
+    file, and the index.
+
+    Numbered shards are a checkpoint without an index too, and are refused while one is missing. So
+    the last one appears when all is there that could be missed.
+    """
+    stamps = [name for name in small if PurePosixPath(name).name == HISTORY]
+    others = [name for name in small if name not in stamps]
+    others.sort(key=lambda name: (name.count("/") == 0, name.endswith((INDEX, METADATA))))
+    return [*weights[:-1], *sides, *stamps, *weights[-1:], *others]
+
+
+def check_store_place(output: S3Output, source: str, resume: bool) -> None:
+    """M904 if the output goes into the source, or where anything is, unless a run goes on."""
+    if f"{output.location}/".startswith(source.rstrip("/") + "/"):
+        fail(
+            "M904",
+            f"{printable(output.location, 300)} and the source {printable(source, 300)} overlap",
+            help="choose a place outside the source",
+        )
+    if not resume:
+        require_free(output)
+
+
+def require_free(output: S3Output) -> None:
+    """M904 if anything is where the output goes."""
+    if found := output.objects():
+        refuse_taken(output, found)
+
+
+def refuse_taken(output: S3Output, keys: list[str]) -> NoReturn:
+    """M904 for a place that holds objects."""
+    fail(
+        "M904",
+        f"{printable(output.location, 300)} already exists",
+        notes=(f"there is {printable(output.shown(keys[0]), 300)}",),
+        help="choose another prefix, or move away what is there; an existing target is never "
+        "replaced",
+    )

@@ -1,0 +1,369 @@
+"""Writing to S3 through boto3. Each file is one multipart upload, of which nothing shows before it
+is completed; a part is uploaded, or copied by the store from another object.
+
+Every object that appears says in its metadata which run made it, and is made on the condition that
+there is none. Some stores ignore that condition, so each name is asked for before.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from importlib.util import find_spec
+from typing import Any, Final, NamedTuple, NoReturn
+
+from ...core.errors import fail, option, printable
+from ..urls import split_url
+from .s3 import asking, client_for
+
+# of S3: bytes of a part but for the last, bytes of any part, and parts of an upload
+LEAST, LARGEST, MOST_PARTS = 5 << 20, 5 << 30, 10_000
+PARTIAL, JOURNAL = ".migrate-partial", "journal.json"
+# longer ones were not written by a run
+_LONGEST_JOURNAL: Final = 64 << 20
+_RUN: Final = "migrate-run"
+_RIGHTS: Final = (
+    "writing needs s3:ListBucket and s3:ListBucketMultipartUploads on the bucket, s3:PutObject, "
+    "s3:GetObject, s3:AbortMultipartUpload, s3:ListMultipartUploadParts and s3:DeleteObject "
+    "(of the journal) on its objects"
+)
+_GONE: Final = ("NoSuchUpload",)
+_ABSENT: Final = ("404", "NoSuchKey", "NotFound")
+_TAKEN: Final = ("412", "PreconditionFailed")
+# what a store answers that copies no ranges, or not for this user
+_NO_COPY: Final = ("403", "AccessDenied", "501", "NotImplemented", "MethodNotAllowed", "405")
+# hosts of stores whose parts have to be alike, and why
+EQUAL_PARTS: Final = {
+    "storage.googleapis.com": "Google's S3 interface copies no ranges",
+    "r2.cloudflarestorage.com": "R2 wants parts of equal size",
+}
+
+
+class CopyRefusedError(Exception):
+    """The store does not copy ranges for this user; its code for that."""
+
+
+class ListedPart(NamedTuple):
+    """A part as the store lists it, with what names it when an upload is completed."""
+
+    size: int
+    named: Mapping[str, str]
+
+
+class S3Output:
+    """Where an output goes: objects below a prefix, or, where `single`, one object.
+
+    `location` is how messages call it, without a slash at its end. Methods may be called by several
+    threads. All raise M968 where the store refuses and M969 where it fails.
+    """
+
+    def __init__(self, text: str) -> None:
+        url = split_url(text)
+        self._client, self._bucket, key = client_for(url)
+        self.key = key.rstrip("/")
+        self.location = f"s3://{self._bucket}/{self.key}"
+        self.single = False
+        if not self.key:
+            fail(
+                "M115",
+                f"{printable(self.location, 240)}: names a whole bucket",
+                help="give a prefix in it: s3://BUCKET/PREFIX",
+            )
+        self.endpoint: str = self._client.meta.endpoint_url
+        # which checksum the parts of all uploads carry, once the first was begun
+        self.checksum: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition("/")[2]
+
+    @property
+    def bucket(self) -> str:
+        return self._bucket
+
+    def key_of(self, name: str) -> str:
+        """The key of a file of the output."""
+        return self.key if self.single else f"{self.key}/{name}"
+
+    def shown(self, key: str) -> str:
+        return f"s3://{self._bucket}/{key}"
+
+    @property
+    def journal(self) -> str:
+        """The key of the journal, which lies beside the output."""
+        return f"{self.key}{PARTIAL}/{JOURNAL}"
+
+    def equal_parts(self) -> str | None:
+        """Why parts have to be uploaded, and of equal size; None where they need not."""
+        return next((why for host, why in EQUAL_PARTS.items() if host in self.endpoint), None)
+
+    def region(self, bucket: str | None = None) -> str | None:
+        """The region of a bucket; None if that is not told."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            found = self._client.head_bucket(Bucket=bucket or self._bucket)
+        except (ClientError, BotoCoreError):
+            return None
+        return found.get("BucketRegion") or None
+
+    def objects(self, most: int = 2) -> list[str]:
+        """The first keys of what is there: the name itself as an object, and what lies below."""
+        with asking(self.location, _RIGHTS):
+            page = self._client.list_objects_v2(
+                Bucket=self._bucket, Prefix=f"{self.key}/", MaxKeys=most
+            )
+        found = [one["Key"] for one in page.get("Contents", ())]
+        return [self.key, *found] if self.head(self.key) is not None else found
+
+    def head(self, key: str) -> tuple[int, str | None, str] | None:
+        """Size of an object, the run that made it, and its ETag; None without."""
+        from botocore.exceptions import ClientError
+
+        with asking(self.shown(key), _RIGHTS):
+            try:
+                head = self._client.head_object(Bucket=self._bucket, Key=key)
+            except ClientError as error:
+                if error.response["Error"]["Code"] in _ABSENT:
+                    return None
+                raise
+        return head["ContentLength"], head.get("Metadata", {}).get(_RUN), head["ETag"]
+
+    def begin(self, key: str, run: str) -> str:
+        """Begins an upload, and finds out by the first one which checksum the store takes."""
+        for checksum in _checksums() if self.checksum is None else (self.checksum,):
+            made = self._begun(key, run, checksum)
+            if made is None:
+                continue
+            taken = made.get("ChecksumAlgorithm"), made.get("ChecksumType", "FULL_OBJECT")
+            if checksum in ("MD5", self.checksum) or taken == (checksum, "FULL_OBJECT"):
+                self.checksum = checksum
+                return str(made["UploadId"])
+            self.abort(key, made["UploadId"])
+        raise AssertionError("MD5 needs nothing of the store")
+
+    def _begun(self, key: str, run: str, checksum: str) -> Any:
+        from botocore.exceptions import ClientError
+
+        asked = {}
+        if checksum != "MD5":
+            asked = {"ChecksumAlgorithm": checksum, "ChecksumType": "FULL_OBJECT"}
+        with asking(self.shown(key), _RIGHTS):
+            try:
+                return self._client.create_multipart_upload(
+                    Bucket=self._bucket, Key=key, Metadata={_RUN: run}, **asked
+                )
+            except ClientError as error:
+                code = error.response["Error"]["Code"]
+                if asked and code in ("InvalidRequest", "InvalidArgument", "NotImplemented", "501"):
+                    return None
+                raise
+
+    def put_part(self, key: str, upload: str, number: int, data: bytes | bytearray) -> None:
+        """Uploads a part, with a checksum that the store compares."""
+        with asking(self.shown(key), _RIGHTS):
+            self._client.upload_part(
+                Bucket=self._bucket,
+                Key=key,
+                UploadId=upload,
+                PartNumber=number,
+                Body=data,
+                **self._summed(data),
+            )
+
+    def _summed(self, data: bytes | bytearray) -> dict[str, str]:
+        if self.checksum in (None, "MD5"):
+            digest = hashlib.md5(data, usedforsecurity=False).digest()
+            return {"ContentMD5": base64.b64encode(digest).decode()}
+        # boto3 computes it
+        return {"ChecksumAlgorithm": str(self.checksum)}
+
+    def copy_part(
+        self, key: str, upload: str, number: int, of: tuple[str, str, str], start: int, stop: int
+    ) -> None:
+        """Has the store copy a range of another object: bucket, key and version. CopyRefusedError
+        if it does not; FileNotFoundError if the object is another one by now.
+        """
+        from botocore.exceptions import ClientError
+
+        bucket, name, version = of
+        with asking(self.shown(key), _RIGHTS):
+            try:
+                self._client.upload_part_copy(
+                    Bucket=self._bucket,
+                    Key=key,
+                    UploadId=upload,
+                    PartNumber=number,
+                    CopySource={"Bucket": bucket, "Key": name},
+                    CopySourceIfMatch=version,
+                    CopySourceRange=f"bytes={start}-{stop - 1}",
+                )
+            except ClientError as error:
+                code = error.response["Error"]["Code"]
+                if code in (*_TAKEN, *_ABSENT, "416", "InvalidRange"):
+                    raise FileNotFoundError(name) from error
+                if code in _NO_COPY:
+                    raise CopyRefusedError(code) from error
+                raise
+
+    def parts(self, key: str, upload: str) -> dict[int, ListedPart] | None:
+        """What the store has of an upload, by number; None if there is no such upload."""
+        from botocore.exceptions import ClientError
+
+        found = {}
+        with asking(self.shown(key), _RIGHTS):
+            try:
+                pages = self._client.get_paginator("list_parts")
+                for page in pages.paginate(Bucket=self._bucket, Key=key, UploadId=upload):
+                    for one in page.get("Parts", ()):
+                        named = {
+                            word: value
+                            for word, value in one.items()
+                            if word == "ETag" or word.startswith("Checksum")
+                        }
+                        found[one["PartNumber"]] = ListedPart(one["Size"], named)
+            except ClientError as error:
+                if error.response["Error"]["Code"] in _GONE:
+                    return None
+                raise
+        return found
+
+    def complete(self, key: str, upload: str, parts: Mapping[int, ListedPart], run: str) -> None:
+        """Lets a file appear. M904 if something is there that this run did not make."""
+        from botocore.exceptions import ClientError
+
+        if self._stands(key, run):
+            return
+        listed = [{"PartNumber": number, **parts[number].named} for number in sorted(parts)]
+        with asking(self.shown(key), _RIGHTS):
+            try:
+                self._client.complete_multipart_upload(
+                    Bucket=self._bucket,
+                    Key=key,
+                    UploadId=upload,
+                    MultipartUpload={"Parts": listed},
+                    IfNoneMatch="*",
+                )
+            except ClientError as error:
+                # the answer to a first request may have been lost
+                code = error.response["Error"]["Code"]
+                if code not in (*_TAKEN, *_GONE) or not self._stands(key, run):
+                    raise
+
+    def put(self, key: str, content: bytes, run: str) -> None:
+        """Makes a small file. M904 if something is there that this run did not make."""
+        from botocore.exceptions import ClientError
+
+        if self._stands(key, run):
+            return
+        with asking(self.shown(key), _RIGHTS):
+            try:
+                self._client.put_object(
+                    Bucket=self._bucket,
+                    Key=key,
+                    Body=content,
+                    Metadata={_RUN: run},
+                    IfNoneMatch="*",
+                )
+            except ClientError as error:
+                code = error.response["Error"]["Code"]
+                if code not in _TAKEN or not self._stands(key, run):
+                    raise
+
+    def _stands(self, key: str, run: str) -> bool:
+        """Whether this run has made the object already; M904 if somebody else has."""
+        found = self.head(key)
+        if found is not None and found[1] != run:
+            refuse_appeared(self.shown(key))
+        return found is not None
+
+    def uploads(self) -> dict[str, tuple[str, Any]]:
+        """Unfinished uploads of the output's files: id -> (key, when it was begun)."""
+        found = {}
+        pages = self._client.get_paginator("list_multipart_uploads")
+        with asking(self.location, _RIGHTS):
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self.key):
+                for one in page.get("Uploads", ()):
+                    if one["Key"] == self.key or one["Key"].startswith(f"{self.key}/"):
+                        found[one["UploadId"]] = (one["Key"], one["Initiated"])
+        return found
+
+    def abort(self, key: str, upload: str) -> None:
+        """Throws an upload away with all its parts, if it is there."""
+        from botocore.exceptions import ClientError
+
+        with asking(self.shown(key), _RIGHTS):
+            try:
+                self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload)
+            except ClientError as error:
+                if error.response["Error"]["Code"] not in _GONE:
+                    raise
+
+    def read_journal(self) -> tuple[bytes, datetime] | None:
+        """The journal that a run has left, and when it was written; None without."""
+        from botocore.exceptions import ClientError
+
+        with asking(self.shown(self.journal), _RIGHTS):
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=self.journal)
+            except ClientError as error:
+                if error.response["Error"]["Code"] in _ABSENT:
+                    return None
+                raise
+            with answer["Body"] as body:
+                return bytes(body.read(_LONGEST_JOURNAL)), answer["LastModified"]
+
+    def write_journal(self, content: bytes, new: bool) -> bool:
+        """Writes the journal; with `new` only where there is none, and answers whether it did."""
+        from botocore.exceptions import ClientError
+
+        asked = {"IfNoneMatch": "*"} if new else {}
+        with asking(self.shown(self.journal), _RIGHTS):
+            try:
+                self._client.put_object(
+                    Bucket=self._bucket, Key=self.journal, Body=content, **asked
+                )
+            except ClientError as error:
+                if error.response["Error"]["Code"] in _TAKEN:
+                    return False
+                raise
+        return True
+
+    def remove_journal(self) -> bool:
+        """Whether the journal could be removed."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        with suppress(ClientError, BotoCoreError):
+            self._client.delete_object(Bucket=self._bucket, Key=self.journal)
+            return True
+        return False
+
+    def stretches(self, key: str, start: int, stop: int, step: int) -> Iterator[bytes]:
+        """The bytes of an object, so many at a time."""
+        for at in range(start, stop, step):
+            last = min(stop, at + step) - 1
+            with asking(self.shown(key), _RIGHTS):
+                answer = self._client.get_object(
+                    Bucket=self._bucket, Key=key, Range=f"bytes={at}-{last}"
+                )
+                with answer["Body"] as body:
+                    yield body.read()
+
+
+def _checksums() -> tuple[str, ...]:
+    """What parts may carry, the best first. boto3 computes the first two by awscrt alone."""
+    known = ("CRC64NVME", "CRC32C") if find_spec("awscrt") is not None else ("CRC32",)
+    return (*known, "MD5")
+
+
+def refuse_appeared(shown: str) -> NoReturn:
+    """M904 for an object that appeared where the run was about to make one."""
+    fail(
+        "M904",
+        f"{printable(shown, 300)} appeared during this run",
+        notes=("what was uploaded is kept",),
+        help=f"move it away and run it again with {option('resume', True)}",
+    )

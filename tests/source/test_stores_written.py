@@ -1,0 +1,427 @@
+"""Checkpoints written to a bucket: what appears there, in which order, and what is left over."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from marks import thorough
+from store_servers import S3
+from stored_checkpoint import rule, shards
+from written_stores import held, large, uploads
+
+import migrate
+from migrate.core.errors import MigrateError
+from migrate.source.stores import s3_uploads
+
+pytestmark = pytest.mark.servers
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {
+        file.relative_to(folder).as_posix(): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
+def refused(code: str, *arguments: Any, **named: Any) -> str:
+    with pytest.raises(MigrateError) as caught:
+        migrate.apply(*arguments, **named)
+    assert {d.code for d in caught.value.diagnostics} == {code}, str(caught.value)
+    return str(caught.value)
+
+
+def unfinished(out: str, left: dict[str, bytes], expected: dict[str, bytes]) -> None:
+    """Of an output that appears file after file a reader takes nothing, but for one that lacks
+    the index alone.
+    """
+    with suppress(MigrateError):
+        migrate.inspect(out)
+        assert expected.keys() - left.keys() == {"model.safetensors.index.json"}
+    assert left.items() < expected.items()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    return large(tmp_path / "old")
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    return rule(tmp_path)
+
+
+def test_a_local_checkpoint_is_written_to_a_bucket(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    here = migrate.apply(local, tmp_path / "here", rules=[made])
+    there = migrate.apply(local, f"s3://bucket/{tmp_path.name}/new", rules=[made])
+    assert there.path == f"s3://bucket/{tmp_path.name}/new"
+    assert held(s3, f"{tmp_path.name}/new/") == tree(tmp_path / "here")
+    assert there.digest == here.digest
+    assert there.files == here.files
+    assert there.store.copied == 0
+    assert there.store.why == "the source is not in S3"
+    assert not uploads(s3, tmp_path.name)
+    assert not held(s3, f"{tmp_path.name}/new.migrate-partial")
+    assert migrate.diff(there.path, tmp_path / "here").equal
+    assert migrate.verify(there.path, source=local, rules=[made]).equal
+
+
+def test_from_bucket_to_bucket_the_store_copies_what_only_moves(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    here = migrate.apply(local, tmp_path / "here", rules=[made])
+    planned = migrate.apply(source, out, rules=[made], dry_run=True)
+    assert not held(s3, f"{tmp_path.name}/new")
+    s3.log()
+    there = migrate.apply(source, out, rules=[made])
+    log = s3.log()
+    assert held(s3, f"{tmp_path.name}/new/") == tree(tmp_path / "here")
+    assert there.store.copied > 2 * there.store.passed
+    size = sum(file.size for file in here.files.values())
+    assert there.store.copied + there.store.passed == size
+    assert (planned.store.copied, planned.store.passed) == (there.store.copied, there.store.passed)
+    # of the source only what is uploaded is read, and headers
+    read = sum(one.sent for one in log if one.method == "GET" and "/old/" in one.path)
+    assert read < there.store.passed + (3 << 20)
+    assert there.store.requests == planned.store.requests
+    assert migrate.downgrade(out, tmp_path / "back", rules=[made]).path is not None
+    assert migrate.diff(tmp_path / "back", local).tensors_equal
+
+
+def test_as_many_requests_are_made_as_the_plan_says(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    for copy in ("auto", "never"):
+        s3.log()
+        report = migrate.apply(source, f"{out}-{copy}", rules=[made], copy=copy)
+        asked = [one for one in s3.log() if "/old" not in one.path]
+        # three are listings, which have the bucket as their path, as those of the source have
+        sent = [one for one in asked if f"{tmp_path.name}/new" in one.path]
+        assert len(sent) + 3 == report.store.requests
+
+
+@pytest.mark.parametrize("name", ["new.safetensors", "new.pt"])
+def test_a_single_file_is_written_to_a_bucket(
+    s3: S3, local: Path, made: Path, tmp_path: Path, name: str
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/{name}"
+    migrate.apply(local, tmp_path / name, rules=[made])
+    report = migrate.apply(source, out, rules=[made])
+    assert held(s3, f"{tmp_path.name}/{name}") == {"": (tmp_path / name).read_bytes()}
+    assert (report.store.why is None) == (name == "new.safetensors")
+    assert migrate.diff(out, tmp_path / name).equal
+    assert migrate.history(out).applied[0].to == "b"
+
+
+def test_what_is_there_is_never_replaced(s3: S3, local: Path, made: Path, tmp_path: Path) -> None:
+    out = f"s3://bucket/{tmp_path.name}/new"
+    for key in (f"{tmp_path.name}/new/notes.txt", f"{tmp_path.name}/new"):
+        s3.client.put_object(Bucket="bucket", Key=key, Body=b"mine")
+        s3.log()
+        assert key in refused("M904", local, out, rules=[made])
+        assert not [one for one in s3.log() if one.method in ("PUT", "POST")]
+        s3.client.delete_object(Bucket="bucket", Key=key)
+    source = s3.put(local, f"{tmp_path.name}/old")
+    assert "overlap" in refused("M904", source, f"{source}/new", rules=[made])
+    assert "names a whole bucket" in refused("M115", local, "s3://bucket", rules=[made])
+    assert "S3 alone" in refused("M115", local, "gs://bucket/new", rules=[made])
+
+
+def test_an_object_that_appears_during_the_run_is_not_replaced(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    out, key = f"s3://bucket/{tmp_path.name}/new", f"{tmp_path.name}/new/config.json"
+
+    def appear(done: int, total: int) -> None:
+        s3.client.put_object(Bucket="bucket", Key=key, Body=b"mine")
+
+    assert "appeared" in refused("M904", local, out, rules=[made], progress=appear)
+    assert held(s3, key) == {"": b"mine"}
+    s3.client.delete_object(Bucket="bucket", Key=key)
+    migrate.apply(local, out, rules=[made], resume=True)
+    assert migrate.verify(out, source=local, rules=[made]).equal
+    assert not uploads(s3, tmp_path.name)
+
+
+def test_a_store_that_forbids_copies_is_streamed_to(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    migrate.apply(local, tmp_path / "here", rules=[made])
+    s3.spoil(forbid="&copy$")
+    report = migrate.apply(source, out, rules=[made])
+    assert report.store.copied == 0
+    assert report.store.why == "the store refuses copies (AccessDenied)"
+    assert held(s3, f"{tmp_path.name}/new/") == tree(tmp_path / "here")
+
+
+def test_what_was_changed_on_the_way_is_refused_by_the_store(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    out = f"s3://bucket/{tmp_path.name}/new"
+    s3.spoil(flip="partNumber=")
+    assert "BadDigest" in refused("M969", local, out, rules=[made])
+    s3.spoil()
+    assert not held(s3, f"{tmp_path.name}/new/")
+    migrate.apply(local, out, rules=[made], resume=True)
+    assert migrate.verify(out, source=local, rules=[made]).equal
+
+
+def test_an_object_that_is_replaced_during_the_run_is_named_and_nothing_appears(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    key = f"{tmp_path.name}/old/model-00002-of-00002.safetensors"
+
+    def replace(done: int, total: int) -> None:
+        s3.client.put_object(Bucket="bucket", Key=key, Body=b"other")
+
+    assert "model-00002-of-00002" in refused("M905", source, out, rules=[made], progress=replace)
+    assert not held(s3, f"{tmp_path.name}/new")
+    assert not uploads(s3, tmp_path.name)
+
+
+def test_what_the_store_copied_is_read_back_where_that_is_asked(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    s3.log()
+    report = migrate.apply(source, out, rules=[made], read_back=True)
+    read = sum(one.sent for one in s3.log() if one.range and "/new/" in one.path)
+    assert report.store.read_back
+    assert read == report.store.copied
+
+
+def test_a_failed_run_goes_on_with_the_parts_that_the_store_has(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    out = f"s3://bucket/{tmp_path.name}/new"
+    foreign = s3.client.create_multipart_upload(
+        Bucket="bucket", Key=f"{tmp_path.name}/new/model-00001-of-00002.safetensors"
+    )["UploadId"]
+    s3.spoil(fail="*1=partNumber=")
+    assert "resume=True" in refused("M969", local, out, rules=[made], max_shard_size="20MB")
+    s3.spoil()
+    assert not held(s3, f"{tmp_path.name}/new/")
+    assert "resume=True" in refused("M911", local, out, rules=[made], max_shard_size="20MB")
+    text = refused("M918", local, out, rules=[made], max_shard_size="10MB", resume=True)
+    assert "another plan" in text
+    s3.log()
+    report = migrate.apply(local, out, rules=[made], max_shard_size="20MB", resume=True)
+    sent = [one for one in s3.log() if one.method == "PUT" and "safetensors" in one.path]
+    assert 0 < len(sent) < report.store.parts + 1
+    migrate.apply(local, tmp_path / "here", rules=[made], max_shard_size="20MB")
+    assert held(s3, f"{tmp_path.name}/new/") == tree(tmp_path / "here")
+    # what others began is not touched
+    assert [one["UploadId"] for one in uploads(s3, tmp_path.name)] == [foreign]
+
+
+def test_another_state_of_the_source_is_not_gone_on_with(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    out = f"s3://bucket/{tmp_path.name}/new"
+    s3.spoil(fail="partNumber=")
+    refused("M969", local, out, rules=[made])
+    s3.spoil()
+    shard = local / "model-00001-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes())
+    assert shard.name in refused("M918", local, out, rules=[made], resume=True)
+
+
+def test_what_is_left_over_is_listed_and_thrown_away(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    out = f"s3://bucket/{tmp_path.name}/new"
+    assert migrate.clean(out).digest is None
+    foreign = s3.client.create_multipart_upload(
+        Bucket="bucket", Key=f"{tmp_path.name}/new/other.safetensors"
+    )["UploadId"]
+    s3.spoil(fail="*1=partNumber=")
+    refused("M969", local, out, rules=[made])
+    s3.spoil()
+    for kept in ({"dry_run": True}, {"older_than": "2d"}):
+        found = migrate.clean(out, **kept)
+        assert (found.removed, len(found.uploads)) == (False, 1)
+        assert len(uploads(s3, tmp_path.name)) == 2
+    found = migrate.clean(out, older_than="0s")
+    assert found.removed
+    assert sum(one.bytes for one in found.uploads) >= 16 << 20
+    assert found.foreign == (f"{tmp_path.name}/new/other.safetensors",)
+    assert [one["UploadId"] for one in uploads(s3, tmp_path.name)] == [foreign]
+    assert not held(s3, f"{tmp_path.name}/new")
+    migrate.apply(local, out, rules=[made])
+
+
+def test_every_request_of_a_run_may_fail(s3: S3, made: Path, tmp_path: Path) -> None:
+    """Each request is failed once: there is nothing that a reader takes, or all, and then it goes
+    on.
+    """
+    local = shards(tmp_path / "small", rows=20)
+    migrate.apply(local, tmp_path / "here", rules=[made])
+    expected = tree(tmp_path / "here")
+    s3.log()
+    migrate.apply(local, f"s3://bucket/{tmp_path.name}/new", rules=[made])
+    count = sum(f"{tmp_path.name}/new" in one.path for one in s3.log())
+    assert count > 15
+    for at in range(count):
+        prefix = f"{tmp_path.name}/new{at}"
+        s3.spoil(fail=f"*{at}={prefix}")
+        with suppress(MigrateError):
+            migrate.apply(local, f"s3://bucket/{prefix}", rules=[made])
+        if held(s3, f"{prefix}/") != expected or held(s3, f"{prefix}.migrate-partial/"):
+            if (left := held(s3, f"{prefix}/")) and left != expected:
+                unfinished(f"s3://bucket/{prefix}", left, expected)
+            s3.spoil()
+            if left != expected:
+                migrate.apply(local, f"s3://bucket/{prefix}", rules=[made], resume=True)
+            else:
+                migrate.clean(f"s3://bucket/{prefix}")
+        assert held(s3, f"{prefix}/") == expected, at
+        assert not uploads(s3, prefix), at
+
+
+def test_no_secret_is_written_anywhere(s3: S3, local: Path, made: Path, tmp_path: Path) -> None:
+    out = f"s3://bucket/{tmp_path.name}/new"
+    s3.spoil(fail="*1=partNumber=")
+    said = refused("M969", local, out, rules=[made])
+    s3.spoil()
+    texts = [said.encode(), *held(s3, f"{tmp_path.name}/new.migrate-partial").values()]
+    texts.append(str(migrate.apply(local, out, rules=[made], dry_run=True, resume=True)).encode())
+    texts.append(str(migrate.apply(local, out, rules=[made], resume=True).to_json()).encode())
+    texts += held(s3, f"{tmp_path.name}/new/").values()
+    assert len(texts) > 5
+    assert not [text for text in texts if b"planted" in text]
+
+
+def killed(s3: S3, prefix: str, arguments: list[str], how: str, at: int) -> None:
+    """Runs a command and kills it when it has sent so many requests about the output; a request
+    that is on its way is done or not.
+    """
+    s3.spoil(**{how: f"*{at}={prefix}"})
+    child = subprocess.Popen(
+        [sys.executable, "-m", "migrate", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    s3.wait_until_held()
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    s3.spoil()
+
+
+def survive_kills(s3: S3, folder: Path, rule: Path, seeds: range) -> None:
+    local = large(folder / "killed")
+    source = s3.put(local, f"{folder.name}/killed")
+    more = ["--rules", str(rule), "-q", "--max-shard-size", "15MB"]
+    migrate.apply(local, folder / "here", rules=[rule], max_shard_size="15MB")
+    expected = tree(folder / "here")
+    s3.log()
+    migrate.apply(source, f"s3://bucket/{folder.name}/out", rules=[rule], max_shard_size="15MB")
+    count = sum(f"{folder.name}/out" in one.path for one in s3.log())
+    begun = 0
+    for seed in seeds:
+        chance = random.Random(seed)
+        prefix, streamed = f"{folder.name}/out{seed}", chance.random() < 0.5
+        arguments = ["apply", str(local if streamed else source), "-o", f"s3://bucket/{prefix}"]
+        # after the last of these there is but the journal to remove
+        at, how = chance.randrange(count - 6), chance.choice(["hold", "late"])
+        killed(s3, prefix, [*arguments, *more], how, at)
+        left = held(s3, f"{prefix}/")
+        begun += bool(uploads(s3, prefix))
+        if left:
+            # killed while one file after the other appeared
+            unfinished(f"s3://bucket/{prefix}", left, expected)
+        elif chance.random() < 0.2:
+            migrate.clean(f"s3://bucket/{prefix}")
+            assert not uploads(s3, prefix)
+            continue
+        where = f"s3://bucket/{prefix}"
+        there = local if streamed else source
+        migrate.apply(there, where, rules=[rule], max_shard_size="15MB", resume=True)
+        assert held(s3, f"{prefix}/") == expected, seed
+        assert not uploads(s3, prefix), seed
+        for key in expected:
+            s3.client.delete_object(Bucket="bucket", Key=f"{prefix}/{key}")
+    assert begun
+
+
+@pytest.mark.parametrize("seeds", thorough([range(3), range(3, 12)]))
+def test_kills_are_survived(s3: S3, made: Path, tmp_path: Path, seeds: range) -> None:
+    survive_kills(s3, tmp_path, made, seeds)
+
+
+@pytest.mark.campaign
+def test_two_hundred_kills_are_survived(s3: S3, made: Path, tmp_path: Path) -> None:
+    survive_kills(s3, tmp_path, made, range(1000, 1200))
+
+
+def test_a_store_that_takes_no_mixed_parts_is_streamed_to(
+    s3: S3, local: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    for host in ("https://account.r2.cloudflarestorage.com", "https://storage.googleapis.com"):
+        output = s3_uploads.S3Output(out)
+        output.endpoint = host
+        assert output.equal_parts()
+    monkeypatch.setitem(s3_uploads.EQUAL_PARTS, "127.0.0.1", "this server wants them alike")
+    report = migrate.apply(source, out, rules=[made])
+    assert (report.store.copied, report.store.why) == (0, "this server wants them alike")
+    key = f"{tmp_path.name}/new/model.safetensors"
+    found = s3.client.head_object(Bucket="bucket", Key=key, PartNumber=1)
+    assert found["ContentLength"] == 16 << 20
+
+
+def test_between_regions_all_is_streamed(s3: S3, local: Path, made: Path, tmp_path: Path) -> None:
+    s3.client.create_bucket(
+        Bucket="elsewhere", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
+    )
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://elsewhere/{tmp_path.name}/new"
+    report = migrate.apply(source, out, rules=[made])
+    assert report.store.why == "the source is in us-east-1, and the output in eu-west-1"
+    assert migrate.verify(out, source=source, rules=[made]).equal
+
+
+def test_a_run_with_other_parts_is_not_gone_on_with(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    s3.spoil(fail="partNumber=(?!.*&copy)")
+    refused("M969", source, out, rules=[made])
+    s3.spoil()
+    assert "copy" in refused("M918", source, out, rules=[made], copy="never", resume=True)
+    s3.log()
+    report = migrate.apply(source, out, rules=[made], resume=True)
+    again = [one for one in s3.log() if one.method == "PUT" and "safetensors" in one.path]
+    assert len(again) < report.store.parts
+    assert migrate.verify(out, source=source, rules=[made]).equal
+
+
+def test_the_command_line_says_how_the_output_got_there(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    for arguments, words in (
+        (["apply", source, "-o", out, "--rules", str(made), "--dry-run"], "copied by the store,"),
+        (["apply", source, "-o", out, "--rules", str(made)], "copied by the store, not read,"),
+        (["clean", out], "no run has left anything"),
+        (["history", out], "b"),
+        (["downgrade", out, "-o", f"{out}-back", "--rules", str(made)], "published"),
+        (["diff", f"{out}-back", source, "--tensors-only"], "equal"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "migrate", *arguments], capture_output=True, text=True
+        )
+        assert done.returncode == 0, (arguments, done.stderr)
+        assert words in done.stdout, (arguments, done.stdout)
+        assert "planted" not in done.stdout + done.stderr
