@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .api import inspect as inspect
     from .api import lint as lint
     from .api import plan as plan
+    from .api import publish as publish
     from .api import test as test
     from .api import verify as verify
     from .core.errors import Diagnostic as Diagnostic
@@ -43,6 +44,7 @@ _HOMES = {
     "inspect": "api",
     "lint": "api",
     "plan": "api",
+    "publish": "api",
     "test": "api",
     "verify": "api",
     "Diagnostic": "core.errors",
@@ -79,6 +81,7 @@ __all__ = [
     "load",
     "migrate_state_dict",
     "plan",
+    "publish",
     "save",
     "test",
     "verify",

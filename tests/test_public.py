@@ -14,8 +14,10 @@ import migrate
 from migrate.core import errors
 
 HUB, V5 = DATA / "mixtral__v4" / "hub", DATA / "mixtral__v4" / "v5"
-ON_DISK = ["apply", "diff", "downgrade", "history", "inspect", "lint", "plan", "test", "verify"]
-VERBS = sorted([*ON_DISK, "attach", "convert_module", "load", "migrate_state_dict", "save"])
+ON_DISK = ["apply", "diff", "downgrade", "history", "inspect", "lint", "plan", "publish", "test"]
+VERBS = sorted(
+    [*ON_DISK, "verify", "attach", "convert_module", "load", "migrate_state_dict", "save"]
+)
 NAMES = ["Diagnostic", "Index", "Job", "MigrateError", "Plan", "Snapshot", "Spec", "Stager", *VERBS]
 
 

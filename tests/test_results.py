@@ -258,6 +258,8 @@ print(migrate.apply(old, f"{folder}/new", **goal).path)
 migrate.downgrade(f"{folder}/new", f"{folder}/back")
 print(migrate.verify(f"{folder}/new", source=old, inform=lambda estimate: estimate.tensors).equal)
 print(migrate.diff(old, f"{folder}/back").equal)
+part = migrate.core.types.RunPart(0, 1)
+migrate.apply(old, f"{folder}/parted", part=part, **goal); migrate.publish(f"{folder}/parted")
 migrate.history(); migrate.history(f"{folder}/new"); migrate.lint(rule)
 migrate.test(rule, specs=True)
 state = {"a": torch.ones(2), "note": 1}

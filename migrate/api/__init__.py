@@ -2,6 +2,7 @@
 
     inspect, plan       headers only
     apply, downgrade    plan, then run: gather, write, check, publish
+    publish             what parts of a run wrote
     verify, diff        compare bytes
     history             read stamps and lineages
     lint                look at rule files
@@ -22,3 +23,4 @@ from .plans import plan as plan
 from .rule_files import lint as lint
 from .runs import apply as apply
 from .runs import downgrade as downgrade
+from .runs import publish as publish

@@ -61,6 +61,7 @@ from .rule_files import RuleTestCounts as RuleTestCounts
 from .rule_files import RuleTestFile as RuleTestFile
 from .rule_files import RuleTestReport as RuleTestReport
 from .runs import ApplyReport as ApplyReport
+from .runs import PartReport as PartReport
 from .runs import RestoredTensors as RestoredTensors
 from .runs import WrittenFile as WrittenFile
 from .shared import AskedRequest as AskedRequest
