@@ -52,8 +52,8 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--threads",
                 type=click.IntRange(1, 64),
                 help="Output files to write at the same time; as many processes compute values.  "
-                "[default: 2, or with several ranks the machine's cores divided by its ranks; 1 with "
-                "--on]",
+                "[default: 2; with --on 1; with several ranks the machine's cores divided by its "
+                "ranks]",
             ),
             ranks,
             part,

@@ -97,13 +97,18 @@ def cluster_of(on: str | None, device: str) -> Cluster | None:
         )
     if device not in NAMES:
         parse_device(device)
-    if importlib.util.find_spec("ray") is None:
+    if not is_installed():
         fail(
             "M967",
             f"{option('on', on)} needs Ray, which is not installed",
             help="pip install 'ckpt-migrate[ray]'",
         )
     return Cluster(on, device)
+
+
+def is_installed() -> bool:
+    """Whether there is Ray; it is not imported for that."""
+    return importlib.util.find_spec("ray") is not None
 
 
 @dataclass(frozen=True, slots=True)

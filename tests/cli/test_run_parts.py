@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import ROOT, Result, done, fingerprint, rules, run, safetensors, spawn
+from commandline import DATA, ROOT, Result, done, fingerprint, rules, run, safetensors, spawn
 from work import HANG
 
 from migrate.cli.launcher import part_of
@@ -445,3 +446,79 @@ def test_a_slurm_array_writes_a_checkpoint(
         done(*scene.words(out), "--part", "slurm")
     done("publish", out, "-q")
     assert scene.made(out) == scene.wanted
+
+
+def shown(page: str, start: str) -> str:
+    """The block of a page that begins so."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return next(b for b in re.findall(r"```text\n(.*?)```", text, re.DOTALL) if b.startswith(start))
+
+
+def a_shell_in(folder: Path) -> dict[str, str]:
+    """An environment with the commands of the page, and what they are about."""
+    for name, module in (("migrate", "migrate"), ("torchrun", "torch.distributed.run")):
+        (folder / "bin").mkdir(exist_ok=True)
+        place = folder / "bin" / name
+        place.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
+        place.chmod(0o755)
+    shutil.copytree(DATA / "mixtral__v4" / "hub", folder / "OLD")
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
+
+
+def test_the_array_of_the_page(tmp_path: Path) -> None:
+    environment = a_shell_in(tmp_path)
+    (tmp_path / "array.sh").write_text(shown("scale.md", "#!/bin/bash").replace("2GB", "2kB"))
+    for task in range(8):
+        one = {**environment, **array(task, 0, 7, 8)}
+        subprocess.run(["bash", "array.sh"], cwd=tmp_path, env=one, check=True, timeout=HANG)
+    line = shown("scale.md", "migrate publish NEW")
+    subprocess.run(line, shell=True, cwd=tmp_path, env=environment, check=True, timeout=HANG)
+    words = ["apply", "OLD", "-o", "ONE", "--to", "hf-mixtral@v5", "--max-shard-size", "2kB", "-q"]
+    done(*words, cwd=tmp_path)
+    one, other = (fingerprint(tmp_path / name).values() for name in ("ONE", "NEW"))
+    assert list(one) == list(other)
+    assert len(one) > 8
+
+
+@pytest.mark.ranks
+def test_the_launch_of_the_page(tmp_path: Path) -> None:
+    environment = a_shell_in(tmp_path)
+    line = shown("scale.md", "torchrun").replace("2GB", "2kB")
+    subprocess.run(line, shell=True, cwd=tmp_path, env=environment, check=True, timeout=HANG)
+    words = ["apply", "OLD", "-o", "ONE", "--to", "hf-mixtral@v5", "--max-shard-size", "2kB", "-q"]
+    done(*words, cwd=tmp_path)
+    one, other = (fingerprint(tmp_path / name).values() for name in ("ONE", "NEW"))
+    assert list(one) == list(other)
+
+
+def test_a_cluster_without_its_library(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from migrate.running import ray_run
+
+    monkeypatch.setattr(ray_run, "is_installed", lambda: False)
+    refused = run(*scene.words(tmp_path / "out"), "--on", "ray")
+    assert refused.exit == 2
+    assert "error[M967]: --on ray needs Ray, which is not installed" in refused.err
+    assert "pip install 'ckpt-migrate[ray]'" in refused.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("on", ["dask", "ray://", "ray:/x", ""])
+def test_what_names_no_cluster(scene: Scene, tmp_path: Path, on: str) -> None:
+    refused = run(*scene.words(tmp_path / "out"), "--on", on)
+    assert refused.exit == 2
+    assert "error[M115]: " in refused.err
+    assert "names no cluster" in refused.err
+
+
+def test_a_cluster_and_parts_contradict_each_other(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from migrate.running import ray_run
+
+    monkeypatch.setattr(ray_run, "is_installed", lambda: True)
+    refused = run(*scene.words(tmp_path / "out"), "--on", "ray", "--part", "0/2")
+    assert refused.exit == 2
+    assert "error[M115]: --on ray and --part 0/2 contradict each other" in refused.err
