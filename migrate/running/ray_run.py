@@ -458,8 +458,10 @@ class _Dealer:
         elif other is not None:
             shutil.rmtree(self.folder / AGAIN / str(number), ignore_errors=True)
         self.done.add(number)
-        if number in self.since and self.sizes[number]:
-            self.took.append((time.monotonic() - self.since[number]) / self.sizes[number])
+        if not second and self.sizes[number]:
+            # what was never seen at work was done between two looks
+            took = time.monotonic() - self.since.get(number, time.monotonic() - POLL)
+            self.took.append(took / self.sizes[number])
 
     def take_second(self, number: int) -> None:
         """Puts what was written the second time in the place of the first, which has ended."""
