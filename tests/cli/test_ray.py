@@ -307,8 +307,10 @@ def test_another_way_of_parts_is_not_mixed_with_a_cluster(
     assert "was begun with 3 parts, and this is of 4" in made.err
 
 
-def test_a_cluster_that_is_not_there(scene: Scene, tmp_path: Path) -> None:
-    made = Cluster("127.0.0.1:9", tmp_path, {}).run(*scene.words(tmp_path / "out"), "-q")
+def test_a_cluster_that_lets_nobody_in(two: Cluster, scene: Scene, tmp_path: Path) -> None:
+    token = {**two.token, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    other = Cluster(two.address, two.folder, token)
+    made = other.run(*scene.words(tmp_path / "out"), "-q")
     assert made.exit == 4, made.err
     assert "error[M985]: cannot reach the cluster (--on ray)" in made.err
     assert list(tmp_path.iterdir()) == []
