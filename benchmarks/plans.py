@@ -24,8 +24,10 @@ from tasks import (
     MANY_FILES,
     PLAN_BIND,
     PLAN_CLICKS,
+    PLAN_CPU,
     PLAN_KEYS,
     PLAN_LINEAR,
+    PLAN_PEAK,
     PLAN_WHOLE,
     SPECS_TIMES,
     Limit,
@@ -123,11 +125,16 @@ def many_keys(migrate: list[str], python: str, folder: Path, checkpoint: Path) -
             data.make_headers(path, keys)
     whole: dict[int, list[float]] = {few: [], many: []}
     bind: dict[int, list[float]] = {few: [], many: []}
-    parse, parsing = list[float](), list[float]()
+    spent: dict[int, list[float]] = {few: [], many: []}
+    parse, parsing, peaks = list[float](), list[float](), list[float]()
     # side by side, because a machine's speed changes within minutes
     for _ in range(5):
         for keys, path in paths.items():
-            whole[keys].append(process.run([*migrate, "plan", path, "--rules", rules]).wall)
+            taken = process.run([*migrate, "plan", path, "--rules", rules])
+            whole[keys].append(taken.wall)
+            spent[keys].append(taken.cpu)
+            if keys == many:
+                peaks.append(taken.private)
             timed = json.loads(process.run([python, HERE / "bind_time.py", path, rules]).stdout)
             bind[keys].append(timed["seconds"])
             if timed["keys"] != keys:
@@ -161,6 +168,18 @@ def many_keys(migrate: list[str], python: str, folder: Path, checkpoint: Path) -
             "1,000,000 keys: whole command against 100,000",
             statistics.median(report.ratios(whole[many], whole[few])),
             PLAN_LINEAR,
+        ),
+        Limit(
+            "1,000,000 keys: processor time of the whole command against 100,000",
+            statistics.median(report.ratios(spent[many], spent[few])),
+            PLAN_CPU,
+            note=f" ({statistics.median(spent[many]):.1f} s)",
+        ),
+        Limit(
+            "1,000,000 keys: peak private memory",
+            statistics.median(peaks) / 1e9,
+            PLAN_PEAK,
+            unit=" GB",
         ),
     ]
 

@@ -186,6 +186,8 @@ INDEX_KEYS, INDEX_FASTER = 100_000, 3.0
 PLAN_KEYS, PLAN_BIND, PLAN_WHOLE = 100_000, 2.0, 6.5
 # 10x the keys may take this many times the seconds before it is no longer called linear
 PLAN_LINEAR = 12.0
+# of a million keys: processor time against 100,000, and gigabytes
+PLAN_CPU, PLAN_PEAK = 11.0, 1.2
 # files of as many keys each, and how many times the processor time of the same keys in few files
 # their plan may take
 MANY_FILES, FEW_FILES, KEYS_A_FILE, FILES_TIMES = 10_000, 5, 50, 1.3

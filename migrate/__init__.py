@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .api import lint as lint
     from .api import new as new
     from .api import plan as plan
+    from .api import publish as publish
     from .api import seal as seal
     from .api import stamp as stamp
     from .api import test as test
@@ -49,6 +50,7 @@ _HOMES = {
     "lint": "api",
     "new": "api",
     "plan": "api",
+    "publish": "api",
     "test": "api",
     "verify": "api",
     "Diagnostic": "core.errors",
@@ -89,6 +91,7 @@ __all__ = [
     "migrate_state_dict",
     "new",
     "plan",
+    "publish",
     "save",
     "seal",
     "stamp",

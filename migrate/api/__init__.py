@@ -2,6 +2,7 @@
 
     inspect, plan       headers only
     apply, downgrade    plan, then run: gather, write, check, publish
+    publish             what parts of a run wrote
     verify, diff        compare bytes
     history             read stamps and lineages
     new                 write a rule file to fill in
@@ -26,5 +27,6 @@ from .plans import plan as plan
 from .rule_files import lint as lint
 from .runs import apply as apply
 from .runs import downgrade as downgrade
+from .runs import publish as publish
 from .seals import seal as seal
 from .stamps import stamp as stamp

@@ -6,15 +6,17 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..core.errors import fail, option
 from ..core.out_of_memory import guarded
-from ..core.types import PathLike, Progress, Ranks
+from ..core.types import PathLike, Progress, Ranks, RunPart
 from ..planning.request import CHANGED_SOURCE, Request, make_request, path_text
 from ..planning.savedplan import request_of, saved_plan
 from ..results import (
     ApplyReport,
+    PartReport,
     PlanReport,
     StateDictReport,
 )
@@ -59,6 +61,15 @@ def apply(
     dry_run: Literal[True],
     **request: Unpack[AppliedRequest],
 ) -> PlanReport: ...
+@overload
+def apply(
+    path: PathLike,
+    out: PathLike,
+    *,
+    part: RunPart,
+    dry_run: Literal[False] = False,
+    **request: Unpack[AppliedRequest],
+) -> PartReport: ...
 @guarded
 def apply(
     path: PathLike | Live,
@@ -84,11 +95,13 @@ def apply(
     dry_run: bool = False,
     source: PathLike | None = None,
     ranks: Ranks | None = None,
+    part: RunPart | None = None,
+    on: str | None = None,
     undo: PathLike | None = None,
     copy: str = "auto",
     read_back: bool = False,
     side: PathLike | None = None,
-) -> ApplyReport | PlanReport | OrderedDict[str, Any]:
+) -> ApplyReport | PartReport | PlanReport | OrderedDict[str, Any]:
     """Migrate a checkpoint into a new one, or a state dict in memory.
 
     The output is complete or absent: whatever goes wrong, nothing is published. A checkpoint that
@@ -133,6 +146,10 @@ def apply(
         ranks: The place of this process among several that make the same call and share the work, a
             `migrate.core.types.Ranks`. Default: None, this process alone; the environment is not
             looked at.
+        part: The files of one part are written, a `migrate.core.types.RunPart`, and nothing is
+            published: `publish` does that when all parts are done. Default: None, all files.
+        on: "ray" or "ray://ADDRESS": a Ray cluster whose workers write the files. Default: None,
+            this process.
         undo: A folder, which must not exist, for the tensors that a downgrade does not restore bit
             for bit. Default: None.
         copy: Whether a bucket copies by itself what only moves from a bucket: "auto" or "never".
@@ -141,8 +158,8 @@ def apply(
         side: As for `plan`. Default: None.
 
     Returns:
-        An `ApplyReport`; with `dry_run` a `PlanReport`; without `out` the new state dict, whose
-        tensors are new; tied tensors stay tied.
+        An `ApplyReport`; with `part` a `PartReport`; with `dry_run` a `PlanReport`; without `out`
+        the new state dict, whose tensors are new; tied tensors stay tied.
 
     Raises:
         MigrateError: What `plan` raises, and M903 if a saved plan no longer fits, M904 if `out`
@@ -218,8 +235,13 @@ def apply(
             f"{option('source')} says where a copy of a saved plan's checkpoint lies, and this is "
             "not a saved plan",
         )
+    cluster = None
+    if on is not None:
+        from ..running.ray_run import cluster_of
+
+        cluster = cluster_of(on, device)
     return write_checkpoint(
-        lambda: opened("path", path, request, wrapped=False),
+        partial(opened, "path", path, request, wrapped=False),
         out,
         request,
         read_options(
@@ -228,13 +250,15 @@ def apply(
             max_memory=max_memory,
             fsync=fsync,
             resume=resume,
-            device=device,
+            device=device if cluster is None else "cpu",
             progress=progress,
             local_rank=None if ranks is None else ranks.local_rank,
             copy=copy,
             read_back=read_back,
         ),
         ranks=ranks,
+        part=part,
+        cluster=cluster,
         undo=undo,
         saved=saved,
         changed=changed,
@@ -258,6 +282,15 @@ def downgrade(
     dry_run: Literal[True],
     **request: Unpack[SharedRequest],
 ) -> PlanReport: ...
+@overload
+def downgrade(
+    path: PathLike,
+    out: PathLike,
+    *,
+    part: RunPart,
+    dry_run: Literal[False] = False,
+    **request: Unpack[SharedRequest],
+) -> PartReport: ...
 @guarded
 def downgrade(
     path: PathLike | Live,
@@ -281,10 +314,12 @@ def downgrade(
     rewrite: bool = False,
     dry_run: bool = False,
     ranks: Ranks | None = None,
+    part: RunPart | None = None,
+    on: str | None = None,
     undo: PathLike | None = None,
     copy: str = "auto",
     read_back: bool = False,
-) -> ApplyReport | PlanReport:
+) -> ApplyReport | PartReport | PlanReport:
     """Take a checkpoint back to an older layout; by default, undo the last run in its stamp.
 
     Args:
@@ -321,13 +356,15 @@ def downgrade(
         ranks: The place of this process among several that make the same call and share the work, a
             `migrate.core.types.Ranks`. Default: None, this process alone; the environment is not
             looked at.
+        part: As for `apply`. Default: None, all files.
+        on: As for `apply`. Default: None, this process.
         undo: The folder that `apply` wrote with `undo=`: what comes out is then exact to the bit.
             Default: None.
         copy: As for `apply`. Default: "auto".
         read_back: As for `apply`. Default: False.
 
     Returns:
-        An `ApplyReport`; with `dry_run` a `PlanReport`.
+        An `ApplyReport`; with `part` a `PartReport`; with `dry_run` a `PlanReport`.
 
     Raises:
         MigrateError: What `apply` raises, and M405 if a rule cannot be undone exactly.
@@ -351,8 +388,13 @@ def downgrade(
         rewrite=rewrite,
         undo=undo is not None,
     )
+    cluster = None
+    if on is not None:
+        from ..running.ray_run import cluster_of
+
+        cluster = cluster_of(on, device)
     return write_checkpoint(
-        lambda: opened("path", path, request, wrapped=False),
+        partial(opened, "path", path, request, wrapped=False),
         out,
         request,
         read_options(
@@ -361,13 +403,57 @@ def downgrade(
             max_memory=max_memory,
             fsync=fsync,
             resume=resume,
-            device=device,
+            device=device if cluster is None else "cpu",
             progress=progress,
             local_rank=None if ranks is None else ranks.local_rank,
             copy=copy,
             read_back=read_back,
         ),
         ranks=ranks,
+        part=part,
+        cluster=cluster,
         undo=undo,
         dry_run=dry_run,
+    )
+
+
+@guarded
+def publish(
+    out: PathLike,
+    *,
+    threads: int = 2,
+    max_memory: int | str = "1GB",
+    fsync: bool = True,
+) -> ApplyReport:
+    """Publish what the parts of a run wrote (`apply` with `part`), all of which are done.
+
+    Args:
+        out: The new checkpoint, as the parts were given it.
+        threads: As for `apply`. Default: 2.
+        max_memory: Bytes for what has to be read once more, also as text ("4GB"). Default: 1 GB.
+        fsync: Wait until everything is on disk; without it a power cut may lose the output.
+            Default: True.
+
+    Returns:
+        An `ApplyReport`, as one process would have answered with that wrote all files.
+
+    Raises:
+        MigrateError: M983 if there are no parts, M984 naming those that are not done, M911 while
+            one is at work, M903 or M918 if the source or the rules are no longer the same, M904 if
+            `out` exists.
+
+    Example:
+        >>> for number in range(2):
+        ...     part = migrate.core.types.RunPart(number, 2)
+        ...     report = migrate.apply("old", "parted", to="hf-mixtral@v5", part=part)
+        >>> report.missing, migrate.publish("parted").path
+        ((), 'parted')
+    """
+    from ..running.job import publish_checkpoint
+
+    options = read_options(threads=threads, max_memory=max_memory, fsync=fsync)
+    return publish_checkpoint(
+        path_text("out", out),
+        lambda path, request: opened("path", path, request, wrapped=False),
+        options,
     )

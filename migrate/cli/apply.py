@@ -12,7 +12,7 @@ import click
 from ..running.resources import COPYING, NAMES
 from ..source.urls import is_url, shown_url
 from . import render
-from .launcher import ending_with_the_others, ranks, ranks_of, threads_of
+from .launcher import ending_with_the_others, part, part_of, part_text, ranks, ranks_of, threads_of
 from .options import (
     as_json,
     output_format,
@@ -53,9 +53,18 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--threads",
                 type=click.IntRange(1, 64),
                 help="Output files to write at the same time; as many processes compute values.  "
-                "[default: 2, or with several ranks the machine's cores divided by its ranks]",
+                "[default: 2; with --on 1; with several ranks the machine's cores divided by its "
+                "ranks]",
             ),
             ranks,
+            part,
+            click.option(
+                "--on",
+                "on",
+                metavar="ray[://ADDRESS]",
+                help="Have the workers of a Ray cluster write the files: of the one at ADDRESS, or "
+                "of RAY_ADDRESS, or of this machine's cores.",
+            ),
             click.option(
                 "--max-memory",
                 default="1GB",
@@ -126,6 +135,7 @@ def execute(
     if_needed: bool,
     launched: str,
     threads: int | None,
+    part: str | None,
     **arguments: Any,
 ) -> int:
     """Runs `call` with a progress display, prints what it published, and saves the `report` if one
@@ -135,9 +145,10 @@ def execute(
     `output` that of one like the source. The exit status is 1 where there was nothing to do and so
     no output, unless `if_needed`. Of several processes the first alone answers.
     """
-    here = ranks_of(launched)
+    here, one = ranks_of(launched), part_of(part)
     first = here is None or not here.rank
-    arguments |= {"threads": threads_of(threads, here), "ranks": here}
+    alone = threads is None and arguments["on"] is not None
+    arguments |= {"threads": 1 if alone else threads_of(threads, here), "ranks": here, "part": one}
     if dry_run:
         plan = call(checkpoint, output, params=params(assignments), dry_run=True, **arguments)
         if first:
@@ -147,6 +158,8 @@ def execute(
         raise click.UsageError("Missing option '-o' / '--output'.", click.get_current_context())
     # each thread has a box of its own: more threads inside an op would only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if report is not None and one is not None:
+        raise click.UsageError("--report: `migrate publish` saves it, when all parts are done")
     if report is not None and first:
         require_savable(report, "report", checkpoint)
     stood = is_url(output) or os.path.lexists(output)
@@ -164,7 +177,22 @@ def execute(
                 **arguments,
             ).to_json()
     except KeyboardInterrupt:
-        raise click.Abort(_interrupted(output, stood)) from None
+        raise click.Abort(_interrupted(output, stood, "--resume" if one is None else "")) from None
+    if document["kind"] == "part":
+        render.emit(document, form, part_text)
+        return 0
+    return answer(document, form, silent or not first, report, if_needed, first)
+
+
+def answer(
+    document: Mapping[str, Any],
+    form: str,
+    silent: bool,
+    report: str | None,
+    if_needed: bool = False,
+    first: bool = True,
+) -> int:
+    """Prints what was published, and saves the `report`; the exit status."""
     click.get_current_context().obj.published = document["path"]
     if first:
         if report is not None:
@@ -173,10 +201,10 @@ def execute(
     if document["path"] is None:
         return 0 if if_needed else 1
     # what was taken back is not what the rules would make again
-    if form == "text" and not silent and first and not _took_back(document):
+    if form == "text" and not silent and not _took_back(document):
         source = render.word(render.place(document["source"]))
         say(
-            f"next:  migrate verify {render.word(output)} --source "
+            f"next:  migrate verify {render.word(document['path'])} --source "
             f"{source}{_again(document['question'])}",
             err=True,
         )
@@ -212,8 +240,10 @@ def _report(document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _interrupted(output: str, stood: bool) -> str:
-    """What is left of an interrupted run; `stood`: there was something at `output` before it."""
+def _interrupted(output: str, stood: bool, again: str) -> str:
+    """What is left of an interrupted run, which goes on with the option `again`; `stood`: there was
+    something at `output` before it.
+    """
     if is_url(output):
         where = safe(shown_url(output))
         return (
@@ -228,7 +258,8 @@ def _interrupted(output: str, stood: bool) -> str:
         return "interrupted; nothing was published"
     return (
         "interrupted; nothing was published, and what was written so far is kept in "
-        f"{safe(partial)}\nrun the same command with --resume to go on, or remove that folder"
+        f"{safe(partial)}\nrun the same command {f'with {again} ' if again else ''}to go on, or "
+        "remove that folder"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a launcher of several processes says in the environment.
+"""What a launcher of several processes, or the scheduler of an array, says in the environment.
 
 `torchrun`, and scripts around `srun` or `mpirun`, set RANK and WORLD_SIZE. The command line alone
 looks at them: a training job may call a Python function on one of its ranks.
@@ -10,13 +10,15 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 
-from ..core.errors import fail, printable
-from ..core.types import Ranks
+from ..core.errors import fail, listed, plural, printable
+from ..core.types import Ranks, RunPart
 from ..running.resources import MOST_THREADS
+from .render import word
+from .terminal import safe, size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,6 +32,8 @@ _LAUNCH = (
 )
 # threads of a process that runs alone
 _THREADS = 2
+# of a number of parts: a million
+_DIGITS = 6
 
 
 def ranks(command: F) -> F:
@@ -61,6 +65,60 @@ def ranks_of(launched: str, environment: Mapping[str, str] = os.environ) -> Rank
     return Ranks(rank, world, local, "|".join(environment.get(name, "") for name in _LAUNCH))
 
 
+def part(command: F) -> F:
+    """`--part I/N|slurm`."""
+    option: Callable[[F], F] = click.option(
+        "--part",
+        "part",
+        metavar="I/N|slurm",
+        help="Write only the files of part I of N (0/N to N-1/N), or of this task of a SLURM "
+        "array; `migrate publish OUT` then publishes all.",
+    )
+    return option(command)
+
+
+def part_of(text: str | None, environment: Mapping[str, str] = os.environ) -> RunPart | None:
+    """The part that `--part` names. M115 for what names none."""
+    if text is None:
+        return None
+    if text == "slurm":
+        return _task_of_an_array(environment)
+    number, slash, of = text.partition("/")
+    if not (slash and all(one.isascii() and one.isdigit() for one in (number, of))):
+        fail(
+            "M115",
+            f"--part {printable(text, 80)} names no part",
+            help="--part 0/3 is the first of three, --part slurm the task of an array",
+        )
+    if len(number) > _DIGITS or len(of) > _DIGITS or int(number) >= int(of):
+        last = f"parts of {of} are 0/{of} to {int(of) - 1}/{of}" if int(of[:9]) else "count from 0"
+        fail("M115", f"there is no part {printable(text, 80)}", help=last)
+    return RunPart(int(number), int(of))
+
+
+def _task_of_an_array(environment: Mapping[str, str]) -> RunPart:
+    names = {word: f"SLURM_ARRAY_TASK_{word}" for word in ("ID", "MIN", "MAX", "COUNT")}
+    if absent := [name for name in names.values() if name not in environment]:
+        fail(
+            "M115",
+            f"--part slurm: {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not set",
+            help="it is for a task of `sbatch --array=0-N`; --part I/N is for everything else",
+        )
+    task, first, last, count = (
+        _number(environment, name, "--part I/N says it in numbers") for name in names.values()
+    )
+    step, rest = divmod(last - first, max(1, count - 1))
+    number, between = divmod(task - first, max(1, step))
+    if rest or between or not 0 <= number < count or (count > 1 and not step):
+        fail(
+            "M115",
+            f"--part slurm: the tasks of this array ({count} from {first} to {last}) are no "
+            "numbers with equal steps",
+            help="use an array such as --array=0-7, or say --part I/N",
+        )
+    return RunPart(number, count)
+
+
 def threads_of(
     given: int | None, ranks: Ranks | None, environment: Mapping[str, str] = os.environ
 ) -> int:
@@ -71,6 +129,22 @@ def threads_of(
         return _THREADS
     share = _cores() // max(1, _number(environment, "LOCAL_WORLD_SIZE"))
     return max(1, min(MOST_THREADS, share))
+
+
+def part_text(doc: Mapping[str, Any]) -> str:
+    """What a part that is done says."""
+    doc = safe(doc)
+    written = sum(file["size"] for file in doc["files"].values())
+    what = f"{plural(len(doc['files']), 'file')}, {size(written)}"
+    was = " before" if doc["already"] else ""
+    lines = [f"part {doc['part']}/{doc['parts']} is done{was}   {what}   in {doc['partial']}"]
+    lines += [f"note: {note}" for note in doc["notes"]]
+    if doc["missing"]:
+        left = [f"{number}/{doc['parts']}" for number in doc["missing"]]
+        lines.append(f"not done yet: {listed(left, 20)}")
+    else:
+        lines.append(f"all parts are done; to publish them:  migrate publish {word(doc['path'])}")
+    return "\n".join(lines)
 
 
 @contextmanager
@@ -99,12 +173,15 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
+_ALONE = "--ranks off runs this command alone"
+
+
+def _number(environment: Mapping[str, str], name: str, help: str = _ALONE) -> int:
     text = environment[name]
-    if not text.isascii() or not text.isdigit():
-        _refuse(f"{name}={printable(text, 80)} is not a number")
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        fail("M115", f"{name}={printable(text, 80)} is not a number", help=help)
     return int(text)
 
 
-def _refuse(what: str) -> None:
-    fail("M115", what, help="--ranks off runs this command alone")
+def _refuse(what: str) -> NoReturn:
+    fail("M115", what, help=_ALONE)

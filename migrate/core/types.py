@@ -32,6 +32,19 @@ class Ranks:
     launch: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class RunPart:
+    """One of `of` processes that each write some files of one output, whenever and wherever they
+    run. `number` counts from 0.
+    """
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
 T = TypeVar("T", bound=tuple[Any, ...])
 
 

@@ -30,6 +30,13 @@ def saved_plan(path: PathLike) -> dict[str, Any] | None:
             saved: dict[str, Any] = json.load(file)
     except (ValueError, RecursionError) as error:
         fail("M115", f"{name} is not a plan: {error}")
+    return checked_plan(saved, name)
+
+
+def checked_plan(saved: Any, name: str) -> dict[str, Any]:
+    """The document `saved` as a plan, M115 or M903 if it is none of ours; `name` is that of its
+    file.
+    """
     if not isinstance(saved, dict) or saved.get("kind") != "plan" or not _is_whole(saved):
         fail("M115", f"{name} is not a plan", help=f"`{command('plan')}` makes plans")
     if str(saved.get("format_version")).split(".")[0] != FORMAT_VERSION.split(".")[0]:
@@ -38,7 +45,8 @@ def saved_plan(path: PathLike) -> dict[str, Any] | None:
             f"{name} was written in another plan format ({saved.get('format_version')})",
             help="plan again",
         )
-    return saved
+    found: dict[str, Any] = saved
+    return found
 
 
 def _is_whole(saved: Mapping[str, Any]) -> bool:

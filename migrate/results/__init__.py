@@ -70,6 +70,7 @@ from .rule_files import RuleTestReport as RuleTestReport
 from .rule_files import SealedLineage as SealedLineage
 from .rule_files import SealReport as SealReport
 from .runs import ApplyReport as ApplyReport
+from .runs import PartReport as PartReport
 from .runs import RestoredTensors as RestoredTensors
 from .runs import WrittenFile as WrittenFile
 from .shared import AskedRequest as AskedRequest

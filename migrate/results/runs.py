@@ -55,3 +55,21 @@ class ApplyReport(DocumentReport):
     restored: RestoredTensors | None
     undo: UndoTensors | None
     store: StoredOutput | None
+
+
+class PartReport(DocumentReport):
+    """What one part of a run wrote into the folder `partial`; nothing is published yet. `already`:
+    an earlier run of the part had done everything. `missing` are the parts that are not done.
+    """
+
+    KIND = "part"
+    path: str
+    partial: str
+    part: int
+    parts: int
+    digest: str
+    files: Mapping[str, WrittenFile]
+    bytes_written: int
+    already: bool
+    missing: tuple[int, ...]
+    notes: tuple[str, ...]

@@ -5,26 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import fail, option, plural, printable
-from ..core.types import PathLike, Ranks
+from ..core.types import PathLike, Ranks, RunPart
 from ..planning.path import remarks
 from ..planning.request import Request, output_format_of, path_text, shape_of
-from ..planning.savedplan import require_source, require_unchanged
-from ..results import ApplyReport, PlanReport
-from ..source.index import with_all_tensors, with_files
+from ..planning.savedplan import checked_plan, request_of, require_source, require_unchanged
+from ..results import ApplyReport, PartReport, PlanReport
 from ..source.places import output_in_store, require_local, same_location
-from .prepare import is_folder, plan_for
-from .publish import check_place
+from .prepare import is_folder, plan_for, what_is_read
+from .publish import PARTS, check_place, partial_folder
 from .resources import RunOptions, RunResult
 from .tiles import write_target
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
     from ..source.index import Source
+    from .parts import Begun, PartResult
+    from .ray_run import Cluster
 
 
 def write_checkpoint(
@@ -39,7 +39,10 @@ def write_checkpoint(
     ranks: Ranks | None = None,
     undo: PathLike | None = None,
     planned: Plan | None = None,
-) -> ApplyReport | PlanReport:
+    part: RunPart | None = None,
+    publishes: Begun | None = None,
+    cluster: Cluster | None = None,
+) -> ApplyReport | PartReport | PlanReport:
     """Migrates what `opened` answers with into `out`, and closes it. The answer says what was
     published.
 
@@ -49,7 +52,9 @@ def write_checkpoint(
     plan's document, and nothing is written; without `out`, that of an output which is shaped like
     the source. `ranks`: this process is one of several that write it. `planned` is the plan for
     this source and output, if there is one. `undo` is the folder for what the way back does not
-    bring back, which a way back reads.
+    bring back, which a way back reads. `part`: the files of one part are written, and nothing
+    appears; `publishes`: what parts wrote appears, and nothing is written; `cluster`: its workers
+    write.
     """
     if out is None and not dry_run:
         fail("M115", "no output is given", help="out=PATH")
@@ -60,8 +65,11 @@ def write_checkpoint(
     # hardly any path has a colon in front of a slash
     stored = output_in_store(where) if where is not None and ":/" in where else None
     place = None if where is None else Path(where if stored is None else stored.name)
-    if stored is not None and ranks is not None and ranks.world > 1:
+    shared = part is not None or cluster is not None
+    if stored is not None and (shared or (ranks is not None and ranks.world > 1)):
         fail("M115", "several processes write to a folder of one file system, not into a bucket")
+    if shared:
+        _require_parts(part, cluster, ranks, kept_at)
     if request.undo != (kept_at is not None):
         fail(
             "M115",
@@ -120,17 +128,9 @@ def write_checkpoint(
         stays = not made.document["path"] and (made.grid is None or made.grid.again)
         if stays and source.format != "memory" and not request.reshapes:
             return _published(made, source, None, copy_of, RunResult({}, 0, 0))
-        beside = made.target.beside
-        side_files = [
-            (f["path"], made.sides.read_file(f["path"].removeprefix(beside)) or b"")
-            for f in made.document["side_files"]
-        ]
-        tensors = source if kept is None else kept.beside(source)
-        if made.target.whole:
-            tensors = with_files(source, made.target.whole)
-        elif source.index.passed_through:
-            tensors = with_all_tensors(tensors)
-        write: Callable[..., RunResult] = write_target
+        tensors, side_files = what_is_read(made, source, kept)
+        write: Callable[..., Any] = write_target
+        more = dict[str, Any]()
         if stored is not None:
             from .store_run import write_to_store
 
@@ -138,8 +138,27 @@ def write_checkpoint(
         if ranks is not None and ranks.world > 1:
             from .rank_run import write_by_ranks
 
-            write = partial(write_by_ranks, ranks=ranks)
-        target, more = made.target, dict[str, Any]()
+            write, more = write_by_ranks, {"ranks": ranks}
+        elif part is not None:
+            from .parts import Begun, write_part
+
+            write, more = (
+                write_part,
+                {"begun": Begun(part.of, made.document, copy_of), "part": part},
+            )
+        elif publishes is not None:
+            from .parts import publish_parts
+
+            write, more = publish_parts, {"of": publishes.of}
+            copy_of = publishes.copy_of
+        elif cluster is not None:
+            from .parts import Begun
+            from .ray_run import write_on_ray
+
+            begun = Begun(len(made.target.files), made.document, copy_of)
+            order = {"opened": opened, "request": request, "folder": folder}
+            write, more = write_on_ray, {"cluster": cluster, "begun": begun, "order": order}
+        target = made.target
         if made.parts is not None or made.expected is not None:
             from .restored import parts_of_run
 
@@ -161,12 +180,97 @@ def write_checkpoint(
             options=options,
             **more,
         )
+        if part is not None:
+            return _part_done(made, os.fspath(place), part, result)
         shown = os.fspath(place) if stored is None else stored.location
         return _published(made, source, shown, copy_of, result, kept_at)
     finally:
         source.close()
         if kept is not None:
             kept.close()
+
+
+def publish_checkpoint(
+    out: PathLike, opened: Callable[[str, Request], Source], options: RunOptions
+) -> ApplyReport:
+    """Publishes what the parts of a run wrote for `out`; `opened` opens their source.
+
+    QuestionError M983 without parts, M984 where one is not done; what `write_checkpoint` raises
+    of a saved plan, which is the one that the parts were begun with.
+    """
+    from .parts import BEGUN, begun_at, require_done
+
+    place = Path(path_text("out", out))
+    begun = begun_at(place)
+    saved = checked_plan(begun.plan, str(partial_folder(place) / PARTS / BEGUN))
+    require_done(partial_folder(place), begun.of, saved["digest"])
+    request = request_of(saved)
+    report = write_checkpoint(
+        lambda: opened(saved["source"]["path"], request),
+        out,
+        request,
+        replace(options, max_shard_size=saved["options"]["max_shard_size"]),
+        saved=saved,
+        publishes=begun,
+    )
+    if not isinstance(report, ApplyReport):
+        raise TypeError(type(report).__name__)
+    return report
+
+
+def _require_parts(
+    part: RunPart | None, cluster: Cluster | None, ranks: Ranks | None, undo: str | None
+) -> None:
+    """M115 for what is no part, or cannot be done in parts."""
+    if part is not None and not 0 <= part.number < part.of:
+        last = f"0/{part.of} to {part.of - 1}/{part.of}" if part.of > 0 else "I/N, I from 0 on"
+        fail("M115", f"there is no part {part}", help=f"parts are {last}")
+    ways = [option("on", cluster.address)] if cluster is not None else []
+    ways += [option("part", str(part))] if part is not None else []
+    if len(ways) > 1:
+        fail("M115", f"{' and '.join(ways)} contradict each other", help="leave one of them out")
+    if ranks is not None and ranks.world > 1:
+        fail(
+            "M115",
+            f"{ways[0]} in one of {ranks.world} processes of a launcher, which share the work "
+            "already",
+            help=f"leave it out, or {option('ranks', 'off')}",
+        )
+    if undo is not None:
+        fail(
+            "M115",
+            f"{option('undo')} is not for {'parts of a run' if part is not None else 'a cluster'}",
+            help="run it in one process, or in several of one launcher",
+        )
+
+
+def _part_done(made: Plan, path: str, part: RunPart, result: PartResult) -> PartReport:
+    """The answer of one part."""
+    from .parts import computed_twice
+
+    notes = []
+    if not result.files:
+        notes.append(
+            "the part had nothing to write: the plan makes "
+            f"{plural(len(made.target.files), 'file')}; a smaller maximum size of a file gives more"
+        )
+    if twice := computed_twice(made.written, made.target, part.of):
+        notes.append(
+            f"{plural(twice, 'value')} {'is' if twice == 1 else 'are'} computed by several parts, "
+            "because each of them has a file that needs it"
+        )
+    return PartReport.of(
+        path=path,
+        partial=result.partial,
+        part=part.number,
+        parts=part.of,
+        digest=made.digest,
+        files=result.files,
+        bytes_written=result.bytes_written,
+        already=result.already,
+        missing=list(result.missing),
+        notes=notes,
+    )
 
 
 def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str | None) -> None:

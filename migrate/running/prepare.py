@@ -303,6 +303,23 @@ def plan_for(
     )
 
 
+def what_is_read(
+    made: Plan, source: Source, kept: UndoFolder | None = None
+) -> tuple[Source, list[tuple[str, bytes]]]:
+    """What a run of the plan reads tensors from, and the files that go beside them."""
+    beside = made.target.beside
+    side_files = [
+        (f["path"], made.sides.read_file(f["path"].removeprefix(beside)) or b"")
+        for f in made.document["side_files"]
+    ]
+    tensors = source if kept is None else kept.beside(source)
+    if made.target.whole:
+        tensors = with_files(source, made.target.whole)
+    elif source.index.passed_through:
+        tensors = with_all_tensors(tensors)
+    return tensors, side_files
+
+
 @log.phase("planning")
 def _plan(
     source: Source,

@@ -5,6 +5,7 @@ replaces nothing.
         journal.jsonl           what the run reads, and the tiles that are written, with checksums
         journal-<rank>.jsonl    of a further process, where several write
         ranks/                  what these say to each other (`ranks`)
+        parts/, again/          what parts of a run leave to the one that publishes (`parts`)
         data/                   what becomes OUT: the folder itself, or the one file in it
 
 The journal follows the bytes and is not trusted: a resumed run reads and hashes what is claimed
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from ..planning.graph import Tensor
 
 SUFFIX = ".migrate-partial"
-JOURNAL, RANKS = "journal.jsonl", "ranks"
+JOURNAL, RANKS, PARTS, AGAIN = "journal.jsonl", "ranks", "parts", "again"
 HASH = "xxh3_128"
 FORMAT_VERSION = 3
 # bytes of a file that a line of the journal speaks of, but for its last line
@@ -57,7 +58,7 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MANY = (errno.EMFILE, errno.ENFILE)
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 _AT_FDCWD, _NOREPLACE = -100, 1
 _RENAMEAT2 = {"x86_64": 316, "aarch64": 276}
@@ -66,7 +67,7 @@ _RENAMEAT2 = {"x86_64": 316, "aarch64": 276}
 _LIVES = 16
 _MOST_NAMED = 5
 # what stands in a partial folder, and what it is; beside them what a killed run tried out
-_ENTRIES = {JOURNAL: stat.S_ISREG, "data": stat.S_ISDIR, RANKS: stat.S_ISDIR}
+_ENTRIES = {JOURNAL: stat.S_ISREG, **dict.fromkeys(("data", RANKS, PARTS, AGAIN), stat.S_ISDIR)}
 _JOURNAL_OF_A_RANK = re.compile(r"journal-[1-9]\d{0,6}\.jsonl", re.ASCII)
 _SAFE = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
@@ -101,6 +102,15 @@ def check_place(out: Path, source: str) -> None:
             f"{_safe(out)} cannot be made: {_safe(here.parent)} {what}",
             help="create that folder first, or choose another place",
         )
+
+
+def refuse_left(folder: Path) -> NoReturn:
+    """QuestionError M911 for a partial folder that is there."""
+    fail(
+        "M911",
+        f"{_safe(folder)} was left by an earlier run",
+        help=f"run it again with {option('resume', True)} to finish it, or remove that folder",
+    )
 
 
 def check_places(outputs: Mapping[str, Tensor], target: Target) -> None:
@@ -206,18 +216,13 @@ class Partial:
             self.folder.mkdir(mode=0o700)
         except FileExistsError:
             if not resume:
-                fail(
-                    "M911",
-                    f"{_safe(self.folder)} was left by an earlier run",
-                    help=f"run it again with {option('resume', True)} to finish it, or remove that "
-                    "folder",
-                )
+                refuse_left(self.folder)
             if not self.folder.is_dir() or self.folder.is_symlink():
                 fail("M911", f"{_safe(self.folder)} is not a partial folder", help="move it away")
             self._take_over(head)
         else:
             self._lock()
-            _append(self._journal, head)
+            append_line(self._journal, head)
         self.data.mkdir(exist_ok=True)
 
     def _join(self, head: Mapping[str, Any]) -> None:
@@ -341,7 +346,7 @@ class Partial:
             )
         except OSError as error:
             # several processes do without: they listen to each other
-            if not self.kept or self._journal < 0 or error.errno not in _NO_LOCKS:
+            if not self.kept or self._journal < 0 or error.errno not in NO_LOCKS:
                 raise
 
     def _longest(self, head: Mapping[str, Any]) -> int:
@@ -355,7 +360,7 @@ class Partial:
     def _read(self, head: Mapping[str, Any]) -> Claims:
         size, most = os.fstat(self._journal).st_size, self._longest(head)
         lines = os.pread(self._journal, min(size, most), 0).split(b"\n")
-        first = _parsed(lines[0])
+        first = parsed_line(lines[0])
         # one of another plan may well be larger, and is refused with what is known of it
         another = first.get("kind") == "journal" and {**first, "source": None} != {
             **head,
@@ -372,41 +377,48 @@ class Partial:
             return self._claimed(head, most)
         if size and (lines[:-1] and first) and not self._rank:
             self.close()
-            version = first.get("format_version")
-            if version != FORMAT_VERSION:
-                fail(
-                    "M918",
-                    f"{_safe(self.folder)} was begun by another version of migrate: its journal "
-                    f"has format version {printable(str(version))}, this one's is {FORMAT_VERSION}",
-                    help="remove that folder and start over, or resume with the version it was "
-                    "begun with",
-                )
-            if not another:
-                self._refuse_source(first.get("source"), head["source"])
-            fail(
-                "M918",
-                f"{_safe(self.folder)} belongs to another plan",
-                notes=(
-                    f"digest there {printable(str(first.get('digest')))}",
-                    f"digest of this plan {self.digest}",
-                ),
-                help="remove that folder, or resume with the plan it was begun with",
-            )
+            self._refuse_head(first, head)
         # killed before the first line was whole: nothing is claimed
         os.ftruncate(self._journal, 0)
-        _append(self._journal, head)
+        append_line(self._journal, head)
         return self._claimed(head, most) if self._rank else {}
 
-    def _claimed(self, head: Mapping[str, Any], most: int) -> Claims:
-        """What all journals of this plan and source claim; nothing over a source in memory."""
-        claims: Claims = {}
+    def _refuse_head(self, first: Mapping[str, Any], head: Mapping[str, Any]) -> NoReturn:
+        """M918 for a folder whose journal begins otherwise than one of this plan and source."""
+        version = first.get("format_version")
+        if version != FORMAT_VERSION:
+            fail(
+                "M918",
+                f"{_safe(self.folder)} was begun by another version of migrate: its journal "
+                f"has format version {printable(str(version))}, this one's is {FORMAT_VERSION}",
+                help="remove that folder and start over, or resume with the version it was "
+                "begun with",
+            )
+        if first.get("kind") != "journal" or {**first, "source": head["source"]} == head:
+            self._refuse_source(first.get("source"), head["source"])
+        fail(
+            "M918",
+            f"{_safe(self.folder)} belongs to another plan",
+            notes=(
+                f"digest there {printable(str(first.get('digest')))}",
+                f"digest of this plan {self.digest}",
+            ),
+            help="remove that folder, or resume with the plan it was begun with",
+        )
+
+    def _journals(self) -> list[str]:
+        """The journals whose claims count here."""
         with os.scandir(self.folder) as entries:
-            names = sorted(
+            return sorted(
                 entry.name
                 for entry in entries
                 if entry.name == JOURNAL or _JOURNAL_OF_A_RANK.fullmatch(entry.name)
             )
-        for name in names if head["source"] is not None else ():
+
+    def _claimed(self, head: Mapping[str, Any], most: int) -> Claims:
+        """What all journals of this plan and source claim; nothing over a source in memory."""
+        claims: Claims = {}
+        for name in self._journals() if head["source"] is not None else ():
             descriptor = self._opened(self.folder / name, 0)
             try:
                 raw = _reread(descriptor, min(os.fstat(descriptor).st_size, most))
@@ -414,8 +426,8 @@ class Partial:
                 release(descriptor)
             lines = raw.split(b"\n")
             # a torn or foreign line claims nothing
-            for line in lines[1:-1] if _parsed(lines[0]) == head else ():
-                found = _parsed(line)
+            for line in lines[1:-1] if parsed_line(lines[0]) == head else ():
+                found = parsed_line(line)
                 if {word: type(value) for word, value in found.items()} == _CLAIM:
                     claims[found["file"], found["tile"]] = (
                         found["offset"],
@@ -469,14 +481,16 @@ class Partial:
                 help="free space, or choose another place",
             )
 
-    def allocate(self, shared: Shared | None = None) -> None:
-        """Makes each weight file at its full size, so that a full disk shows before the first byte.
+    def allocate(self, shared: Shared | None = None, names: Iterable[str] | None = None) -> None:
+        """Makes each weight file, or those of these `names`, at its full size, so that a full disk
+        shows before the first byte.
 
         What can be shared is cloned now and only the rest allocated: blocks under a clone would be
         thrown away again, and a clone that is refused here is space that is asked for here.
         """
+        own = None if names is None else frozenset(names)
         try:
-            for file in self.target.files:
+            for file in (f for f in self.target.files if own is None or f.name in own):
                 path = self._path(file.name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 descriptor = self._opened(path, os.O_CREAT)
@@ -751,7 +765,7 @@ def _claim(file: str, tile: int, offset: int, length: int, checksum: str) -> byt
     return _line({"file": file, "tile": tile, "offset": offset, "length": length, HASH: checksum})
 
 
-def _append(journal: int, record: Mapping[str, Any]) -> None:
+def append_line(journal: int, record: Mapping[str, Any]) -> None:
     """Writes a line that one system call may be too short for."""
     line = memoryview(_line(record))
     while line:
@@ -766,7 +780,7 @@ def _difference(then: Any, now: list[int] | None) -> str:
     return difference(Identity(0, *then), Identity(0, *now)) or "it is the same"
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def parsed_line(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

@@ -392,7 +392,7 @@ def _answer(folder: Path, ranks: Ranks, facts: Mapping[str, Any]) -> Group:
             # what an earlier launch left is not answered
             and is_alive(call.get("who")) is not False
         ):
-            home, differs = folder / launch, _difference(call.get("facts") or {}, facts)
+            home, differs = folder / launch, difference_of(call.get("facts") or {}, facts)
             if launch != answered:
                 me = {"rank": ranks.rank, "nonce": nonce, "who": myself(), "differs": differs}
                 # that launch may be removed while this is being read
@@ -440,11 +440,16 @@ def _refuse_differing(found: Sequence[str]) -> NoReturn:
     )
 
 
-def _difference(call: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
-    """How what this process sees differs from what rank 0 sees, in words; None if it does not."""
+def difference_of(
+    call: Mapping[str, Any], mine: Mapping[str, Any], other: str = "rank 0"
+) -> str | None:
+    """How what this process sees differs from what the `other` sees, in words; None if it does
+    not.
+    """
     if call.get("version") != mine["version"]:
         return (
-            f"is migrate {mine['version']}, rank 0 is migrate {printable(str(call.get('version')))}"
+            f"is migrate {mine['version']}, {other} is migrate "
+            f"{printable(str(call.get('version')))}"
         )
     there, here = call.get("source"), mine["source"]
     if not isinstance(there, dict) or there != here:
@@ -452,7 +457,7 @@ def _difference(call: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
         name = next(n for n in {**there, **here} if there.get(n) != here.get(n))
         words = ("inode", "size", "time of the last change")
         if name not in there or name not in here:
-            how = "rank 0 has no such file" if name in here else "it has no such file"
+            how = f"{other} has no such file" if name in here else "it has no such file"
         else:
             how = ", ".join(
                 f"{word} {mine} instead of {his}"
@@ -462,7 +467,7 @@ def _difference(call: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
         return f"sees another source: {printable(str(name), 200)}: {how}"
     if call.get("digest") != mine["digest"]:
         return (
-            f"has another plan: its digest is {mine['digest']}, that of rank 0 "
+            f"has another plan: its digest is {mine['digest']}, that of {other} "
             f"{printable(str(call.get('digest')), 100)}"
         )
     return None

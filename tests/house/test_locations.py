@@ -27,6 +27,7 @@ LOCAL = {
     "running/share.py": "the output",
     "running/leftovers.py": "the output",
     "running/tiles.py": "the output, and side files that are copied into it",
+    "running/parts.py": "the partial folder of an output",
     "running/ranks.py": "the folder where ranks meet, in the partial folder",
     "running/rank_run.py": "the output",
     "running/undo.py": "the undo folder",

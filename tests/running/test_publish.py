@@ -258,7 +258,7 @@ def test_a_foreign_line_of_a_journal_claims_nothing(
 
 @pytest.mark.parametrize("line", ["[" * 100_000, '{"a":' * 100_000], ids=["list", "dict"])
 def test_a_line_nested_too_deep_is_foreign(line: str) -> None:
-    assert publish._parsed(line.encode()) == {}
+    assert publish.parsed_line(line.encode()) == {}
 
 
 @pytest.mark.parametrize("stray", ["evil.bin", ".out-0.bin.tmp", "sub/evil.bin", "empty/"])
