@@ -351,13 +351,15 @@ def check_anew(name: str) -> dict[str, list[str]]:
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("families", nargs="*", default=list(RUNS), choices=list(RUNS))
+    asked.add_argument("families", nargs="*", metavar="FAMILY", help=", ".join(RUNS))
     asked.add_argument("--only", default="", help="cases with this in their names")
     asked.add_argument("--quick", action="store_true", help="a run and a few cases of each")
     said = asked.parse_args()
+    if unknown := sorted(set(said.families) - RUNS.keys()):
+        asked.error(f"there is no family {unknown[0]}: {', '.join(RUNS)}")
     wrong: dict[str, list[str]] = {}
     torch.set_num_threads(1)
-    for name in said.families:
+    for name in said.families or RUNS:
         if said.quick:
             wrong |= check_anew(name)
         wrong |= check(name, "hf -> legacy-tp2" if said.quick else said.only)
