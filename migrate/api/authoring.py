@@ -67,7 +67,7 @@ def new(
 
     Raises:
         MigrateError: M904 if the file exists, M115 and M5xx for a name that cannot be, M9xx where
-            a checkpoint cannot be read, M670 with `questions` and M671 for what `from_diff` leaves
+            a checkpoint cannot be read, M993 with `questions` and M994 for what `from_diff` leaves
             open, M990 to M992 where nothing can be imported.
 
     Example:

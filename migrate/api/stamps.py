@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from ..core.out_of_memory import guarded
 from ..core.types import PathLike
 from ..extra_state.states import States
 from ..planning.path import find_packs_of
-from ..planning.request import OTHER_LAYOUT, Request, make_request, path_text
+from ..planning.request import Request, make_request, path_text
 from ..results import StampReport
 from ..rules.lineage import LayoutFinding, Lineage, detect, resolve_goal
 from ..running import stamp as stamps
@@ -21,6 +22,9 @@ from ..running.prepare import side_reader, stamp_of
 from ..running.resources import read_options
 from ..source.index import Source
 from ..source.places import exists, is_folder, require_local
+
+# the one permission that no other verb has
+OTHER_LAYOUT = "other-layout"
 
 
 @guarded
@@ -31,7 +35,7 @@ def stamp(
     *,
     why: str | None = None,
     rules: PathLike | None = None,
-    allow: tuple[str, ...] = (),
+    allow: Iterable[str] = (),
     at: str | None = None,
 ) -> StampReport:
     """Say of a checkpoint without a stamp which layout it is in.
@@ -64,8 +68,10 @@ def stamp(
     """
     place = path_text("path", path)
     require_local(place)
-    request = make_request((), (), () if rules is None else (rules,), None, allow, at=at)
-    if (why is not None) != (OTHER_LAYOUT in request.allow):
+    allowed = {allow} if isinstance(allow, str) else set(allow)
+    others = allowed - {OTHER_LAYOUT}
+    request = make_request((), (), () if rules is None else (rules,), None, others, at=at)
+    if (why is not None) != (OTHER_LAYOUT in allowed):
         fail(
             "M115",
             f"{option('allow', OTHER_LAYOUT)} and the reason belong together",

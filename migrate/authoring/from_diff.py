@@ -88,7 +88,7 @@ def _tests(
 def _require_answers(found: Inferred, partial: bool, headers: bool) -> None:
     out = [
         Diagnostic(
-            "M670",
+            "M993",
             f"which old tensor became {printable(question.target)}: {question.why}",
             notes=tuple(
                 f"{printable(pattern)} (likeness {score})" for pattern, score in question.candidates
@@ -102,7 +102,7 @@ def _require_answers(found: Inferred, partial: bool, headers: bool) -> None:
         rest = [f"{printable(one.key)} {printable(one.why, 400)}" for one in found.unexplained]
         out.append(
             Diagnostic(
-                "M671",
+                "M994",
                 f"{plural(len(rest), 'tensor')} of the new checkpoint "
                 f"{'is' if len(rest) == 1 else 'are'} not explained; {share} of its bytes are",
                 notes=tuple(rest[:20] + [f"and {len(rest) - 20} more"] * (len(rest) > 20)),
@@ -138,7 +138,7 @@ def _require_proof(text: str, old: Source, new: Source, keys: set[str]) -> None:
         raise UndecidedError(
             [
                 Diagnostic(
-                    "M672",
+                    "M995",
                     f"the rules that were made do not make {listed(wrong)} as the new checkpoint "
                     "has it; no file was written",
                     help="please report this: the rules were right for each tensor by itself",

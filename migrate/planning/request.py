@@ -15,7 +15,7 @@ from ..source.torn_tensors import REQUANTIZE
 
 # what `allow` can hold; nothing else loosens anything
 CHANGED_SOURCE, STALE_OPTIMIZER = "changed-source", "stale-optimizer"
-DELAYED_SCALING, OTHER_LAYOUT = "delayed-scaling", "other-layout"
+DELAYED_SCALING = "delayed-scaling"
 ALLOWANCES = (
     "lossy",
     "drop",
@@ -25,7 +25,6 @@ ALLOWANCES = (
     DELAYED_SCALING,
     STALE_OPTIMIZER,
     CHANGED_SOURCE,
-    OTHER_LAYOUT,
 )
 # the one param that says what becomes of optimizer state; it is no rule's
 OPTIMIZER_PARAM = "optimizer"

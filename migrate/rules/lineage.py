@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import combinations
+from itertools import combinations, compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -709,11 +709,7 @@ class Matcher:
             default=self._templates,
         )
         for template, cut in templates:
-            for key, fits in zip(
-                template.keys, matching(pattern, seen_by(pattern, template, cut)), strict=True
-            ):
-                if fits:
-                    yield key
+            yield from compress(template.keys, matching(pattern, seen_by(pattern, template, cut)))
 
     @property
     def keys(self) -> Iterator[str]:

@@ -65,7 +65,7 @@ def test_what_is_not_explained_is_named_and_nothing_is_written(tmp_path: Path) -
     new = new_weights(old)
     new["extra"] = np.random.default_rng(9).standard_normal((4, 4)).astype("f4")
     file = tmp_path / "made.yaml"
-    with pytest.raises(UndecidedError, match="M671") as caught:
+    with pytest.raises(UndecidedError, match="M994") as caught:
         migrate.new(file, from_diff=(old, new))
     assert caught.value.exit_code == 1
     assert not file.exists()
@@ -78,7 +78,7 @@ def test_questions_come_with_the_error_and_answers_settle_them(tmp_path: Path) -
     old = {f"l.{i}.{w}_norm": ones for i in range(2) for w in ("input", "post")}
     new = {f"b.{i}.norm{n}": ones for i in range(2) for n in (1, 2)}
     file = tmp_path / "made.yaml"
-    with pytest.raises(UndecidedError, match="M670") as caught:
+    with pytest.raises(UndecidedError, match="M993") as caught:
         migrate.new(file, from_diff=(old, new))
     assert [q.target for q in caught.value.questions] == ["b.{n:int}.norm1", "b.{n:int}.norm2"]
     answers = {"l.{n:int}.input_norm": "b.{n}.norm1", "l.{n:int}.post_norm": "b.{n}.norm2"}

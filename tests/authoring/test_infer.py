@@ -137,6 +137,7 @@ def test_an_answer_that_is_not_true_is_refused() -> None:
         inferred(old, new, "float32", answers={"a": "b"})
 
 
+@pytest.mark.heavy
 def test_a_tensor_that_differs_in_one_element_is_named_with_its_index() -> None:
     old = {"a": bits(np.random.default_rng(3), "bfloat16", (12, 16))}
     other = old["a"].copy()

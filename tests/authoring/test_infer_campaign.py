@@ -66,6 +66,7 @@ def outcome(number: int) -> str:
     return "same"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("part", range(10))
 def test_what_is_inferred_of_one_pair_holds_for_others(part: int) -> None:
     seen = Counter(outcome(number) for number in range(part * FEW // 10, (part + 1) * FEW // 10))
