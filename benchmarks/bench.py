@@ -39,6 +39,7 @@ import report
 import staging
 import staging_behind
 import startup
+import stores_rows
 import verifying
 from tasks import BEFORE_MEMORY, BEFORE_TIMES, TASKS, Limit, Task
 
@@ -53,6 +54,7 @@ ROWS = {
     **reader.ROWS,
     **staging.ROWS,
     **staging_behind.ROWS,
+    **stores_rows.ROWS,
 }
 MB = 1_000_000
 

@@ -232,6 +232,11 @@ READER_MODEL, READER_BLOCKS, READER_PRIVATE = 1.3, 1.3, 120.0
 MEGATRON_CP, MEGATRON_CP_ZLIB, MEGATRON_PRIVATE, MEGATRON_MEMORY = 1.4, 1.8, 100.0, 0.1
 MEGATRON_PLAN, MEGATRON_LINEAR, MEGATRON_PLAN_PRIVATE = 10.0, 10.0, 1000.0
 MEGATRON_FIELDS = 1.3
+# from bucket to bucket, of download, apply and upload: time and bytes through the client when the
+# store copies, time when all is streamed; where nothing can be copied, of the same streamed, which
+# makes the same requests; 50 ms a request, of none; MB of --max-memory, and above it
+STORES_COPIED, STORES_PASSED, STORES_STREAMED = 0.4, 0.1, 0.6
+STORES_SHORT, STORES_FAR, STORES_MEMORY, STORES_PRIVATE = 1.05, 1.5, 256, 80.0
 # verify against the apply whose output it checks; MB above what it announces: the interpreter, its
 # libraries, the plan
 VERIFY_LAYOUTS, VERIFY_BLOCKS, VERIFY_PRIVATE = 3.0, 2.0, 120.0
