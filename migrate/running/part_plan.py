@@ -134,17 +134,20 @@ def plan_parts(
     copy: str = "auto",
     parts: RestoredParts | None = None,
     recorded: bool = False,
+    read_back: bool = False,
 ) -> PartPlan:
     """The parts of all files of a target in a bucket. `copy`: "never" has none copied. `recorded`:
-    the source records checksums of what the run copies.
+    the source records checksums of what the run copies. `read_back`: what is copied is read before
+    the output shows, so of the file that appears last nothing is.
     """
     why = _refused(target, source, output, copy, parts, recorded)
     if why is not None:
         return PartPlan({file.name: cut_parts(file.size) for file in target.files}, why)
     found, copyable = {}, [_range_source(blob) is not None for blob in source.blobs]
+    last = target.files[-1].name if read_back and target.files else None
     for file in target.files:
         extents: list[Extent] = []
-        if file.seal is None:
+        if file.seal is None and file.name != last:
             extents = [
                 extent
                 for extent in shared_extents(file, outputs, source, layouts)
@@ -156,6 +159,8 @@ def plan_parts(
         return plan
     if any(file.seal is not None for file in target.files):
         return PartPlan(found, "the files hold checksums of what they hold")
+    if last is not None and len(found) == 1:
+        return PartPlan(found, "a single file would show before it is read back")
     return PartPlan(found, "nothing of 5 MiB or more moves in one stretch")
 
 

@@ -40,7 +40,7 @@ from ..source.paths import HISTORY, METADATA
 from ..source.shards import INDEX
 from ..source.stores.s3_uploads import PARTIAL, CopyRefusedError, ListedPart, S3Output
 from .geometry import ByteLayouts
-from .part_plan import UPLOADED, PartPlan, plan_parts
+from .part_plan import UPLOADED, PartPlan, UploadPart, plan_parts
 from .part_writer import PartWriter, Sender, Uploads
 from .resources import RunOptions, RunResult
 from .store_journal import (
@@ -119,6 +119,7 @@ class StoreRun(TargetRun):
             copy=copy,
             parts=self.parts,
             recorded=bool(self.source.index.sums()),
+            read_back=self.options.read_back,
         )
 
     def _begin(self, head: Mapping[str, Any]) -> None:
@@ -201,7 +202,8 @@ class StoreRun(TargetRun):
                 "M918",
                 f"{printable(output.location, 240)}: what was uploaded so far was cut into other "
                 "parts",
-                help=f"run it with the same {option('copy')} as before, or `migrate clean "
+                help=f"run it with the same {option('copy')} and {option('read_back')} as before, "
+                f"or `migrate clean "
                 f"{printable(output.location, 240)}` and start over",
             )
         if not found["copied"]:
@@ -264,7 +266,7 @@ class StoreRun(TargetRun):
                     if parts[name]:
                         output.complete(key, uploads.ids[name], parts[name], run)
                     if self.options.read_back:
-                        self._read_back(uploads, name)
+                        self._read_back(uploads, name, steps)
                     continue
                 content = target.small.get(name, small.get(name))
                 data = content if isinstance(content, bytes) else Path(str(content)).read_bytes()
@@ -286,8 +288,29 @@ class StoreRun(TargetRun):
             stored=stored,
         )
 
-    def _read_back(self, uploads: Uploads, name: str) -> None:
-        """RunError M913 unless what the store has copied is what the source has."""
+    def _read_back(self, uploads: Uploads, name: str, names: list[str]) -> None:
+        """RunError M913 unless what the store has copied is what the source has. Then, and where
+        the source is another one by now, nothing of the output's files, `names`, stays.
+        """
+        try:
+            part = self._differing(uploads, name)
+        except CheckpointError:
+            self._withdraw(uploads, names)
+            raise
+        if part is None:
+            return
+        notes = self._withdraw(uploads, names)
+        fail(
+            "M913",
+            f"{printable(self.output.shown(self.output.key_of(name)), 240)}: bytes {part.start} to "
+            f"{part.stop - 1} are not those of {printable(self.source.blobs[part.blob].name)}, "
+            "which the store was to copy",
+            notes=notes,
+            help=f"run it again with {option('copy', 'never')}",
+        )
+
+    def _differing(self, uploads: Uploads, name: str) -> UploadPart | None:
+        """The first part of a file that the store has copied wrongly."""
         key = self.output.key_of(name)
         for part in uploads.plan.files[name]:
             if part.blob < 0:
@@ -295,14 +318,29 @@ class StoreRun(TargetRun):
             blob, at = self.source.blobs[part.blob], part.origin
             for found in self.output.stretches(key, part.start, part.stop, _STEP):
                 if read_bytes(blob, at, len(found)) != found:
-                    fail(
-                        "M913",
-                        f"{printable(self.output.shown(key), 240)}: bytes {part.start} to "
-                        f"{part.stop - 1} are not those of {printable(blob.name)}, which the store "
-                        "was to copy",
-                        help=f"remove the object, and run it again with {option('copy', 'never')}",
-                    )
+                    return part
                 at += len(found)
+            if at != part.origin + part.size:
+                return part
+        return None
+
+    def _withdraw(self, uploads: Uploads, names: list[str]) -> tuple[str, ...]:
+        """Removes of these files all that this run has made, and says what became of them. What
+        another process has finished meanwhile stays: the journal is gone by then.
+        """
+        output, self.uploads = self.output, None
+        found = output.read_journal()
+        if found is None or parse_journal(found[0], output)["run"] != uploads.run:
+            return ("another process has finished this output meanwhile, and it stays",)
+        keys = [output.key_of(name) for name in reversed(names)]
+        left = [key for key in keys if not output.remove(key, uploads.run)]
+        with suppress(MigrateError):
+            uploads.abort()
+        if left:
+            return tuple(
+                f"{printable(output.shown(key), 240)} could not be removed" for key in left
+            )
+        return ("what had appeared of the output was removed, and no upload is left",)
 
     def _complete_parts(self, uploads: Uploads) -> dict[str, dict[int, ListedPart]]:
         """What the store has of each file, which is all that was planned; nothing for files that
@@ -428,6 +466,7 @@ def describe_upload(
         copy=options.copy,
         parts=parts,
         recorded=bool(source.index.sums()),
+        read_back=options.read_back,
     )
     small = len(made.target.small) + len(made.document["side_files"])
     return found.described(small + (made.parts is not None and made.target.folder))

@@ -6,6 +6,7 @@
 `GET /__fault?KIND=PATTERN` has the next requests whose method and path match answered wrongly, or,
 with `*N=PATTERN`, the one after N that match:
 `truncate` cuts the body in half, `whole` ignores the range, `flip` changes a byte on the way in;
+`shift` copies the range one byte before the one asked for;
 `fail` answers 500, `moved` 301, `forbid` 403; `hold` does nothing and `late` what was asked, and
 neither answers. `GET /__held` answers when such a request has come.
 What comes in is compared with its checksum, as S3 does.
@@ -84,6 +85,10 @@ class Watched:
             return [body]
         if fault == "whole":
             environ.pop("HTTP_RANGE", None)
+        if fault == "shift":
+            first, last = environ["HTTP_X_AMZ_COPY_SOURCE_RANGE"].removeprefix("bytes=").split("-")
+            shifted = f"bytes={int(first) - 1}-{int(last) - 1}"
+            environ["HTTP_X_AMZ_COPY_SOURCE_RANGE"] = shifted
         if fault in _ANSWERS:
             self._note(method, path, asked, 0)
             status, code = _ANSWERS[fault]

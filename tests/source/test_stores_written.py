@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
@@ -196,11 +197,96 @@ def test_what_the_store_copied_is_read_back_where_that_is_asked(
     s3: S3, local: Path, made: Path, tmp_path: Path
 ) -> None:
     source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    options: Any = {"rules": [made], "max_shard_size": "15MB", "read_back": True}
+    planned = migrate.apply(source, out, **options, dry_run=True)
     s3.log()
-    report = migrate.apply(source, out, rules=[made], read_back=True)
+    report = migrate.apply(source, out, **options)
     read = sum(one.sent for one in s3.log() if one.range and "/new/" in one.path)
     assert report.store.read_back
-    assert read == report.store.copied
+    assert read == report.store.copied == planned.store.copied > 5 << 20
+
+
+def test_the_file_that_appears_last_is_streamed_where_copies_are_read_back(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    """An unfinished upload cannot be read, and this file makes the set whole for a reader."""
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    s3.log()
+    migrate.apply(source, out, rules=[made], max_shard_size="15MB", read_back=True)
+    asked = [one for one in s3.log() if "/new/" in one.path]
+    first, last = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+    read = [at for at, one in enumerate(asked) if one.range]
+    # one begins the upload, and one completes it
+    _, appeared = (
+        at for at, one in enumerate(asked) if one.method == "POST" and one.path.endswith(last)
+    )
+    assert {asked[at].path.rpartition("/")[2] for at in read} == {first}
+    assert read[-1] < appeared
+
+
+@pytest.mark.parametrize("name", ["new.safetensors", "new"])
+def test_nothing_of_a_single_file_is_copied_where_copies_are_read_back(
+    s3: S3, local: Path, made: Path, tmp_path: Path, name: str
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/{name}"
+    s3.spoil(shift="&copy$")
+    report = migrate.apply(source, out, rules=[made], read_back=True)
+    assert report.store.copied == 0
+    assert report.store.why == "a single file would show before it is read back"
+    assert migrate.verify(out, source=source, rules=[made]).equal
+
+
+@pytest.mark.parametrize(("size", "number"), [("15MB", 1), ("8MB", 2)])
+def test_of_an_output_that_was_copied_wrongly_nothing_stays(
+    s3: S3, local: Path, made: Path, tmp_path: Path, size: str, number: int
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    options: Any = {"rules": [made], "max_shard_size": size}
+    migrate.apply(local, tmp_path / "here", **options)
+    mine = f"{tmp_path.name}/new.notes"
+    s3.client.put_object(Bucket="bucket", Key=mine, Body=b"mine")
+    shard = f"model-{number:05}-of-"
+    s3.spoil(shift=f"{shard}.*&copy$")
+    said = refused("M913", source, out, **options, read_back=True)
+    assert f"new/{shard}" in said
+    assert 'run it again with copy="never"' in said
+    assert held(s3, f"{tmp_path.name}/new") == {".notes": b"mine"}
+    assert not uploads(s3, tmp_path.name)
+    # without it such an output appears
+    migrate.apply(source, f"{out}-unread", **options)
+    assert held(s3, f"{tmp_path.name}/new-unread/") != tree(tmp_path / "here")
+    assert migrate.apply(source, out, **options, read_back=True, copy="never").store.copied == 0
+    assert held(s3, f"{tmp_path.name}/new/") == tree(tmp_path / "here")
+
+
+def test_what_cannot_be_removed_of_an_output_that_was_copied_wrongly_is_named(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    s3.spoil(shift="&copy$", forbid="^DELETE .*00001-of-00003.safetensors$")
+    said = refused("M913", source, out, rules=[made], max_shard_size="8MB", read_back=True)
+    left = held(s3, f"{tmp_path.name}/new/")
+    assert list(left) == ["model-00001-of-00003.safetensors"]
+    assert f"{out}/{next(iter(left))} could not be removed" in said
+    assert not uploads(s3, tmp_path.name)
+
+
+def test_of_an_output_whose_source_is_replaced_while_it_is_read_back_nothing_stays(
+    s3: S3, local: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    complete = s3_uploads.S3Output.complete
+
+    def completed(*arguments: Any) -> None:
+        complete(*arguments)
+        for number in (1, 2):
+            key = f"{tmp_path.name}/old/model-{number:05}-of-00002.safetensors"
+            s3.client.put_object(Bucket="bucket", Key=key, Body=b"other")
+
+    monkeypatch.setattr(s3_uploads.S3Output, "complete", completed)
+    refused("M905", source, out, rules=[made], max_shard_size="8MB", read_back=True)
+    assert not held(s3, f"{tmp_path.name}/new")
+    assert not uploads(s3, tmp_path.name)
 
 
 def test_a_failed_run_goes_on_with_the_parts_that_the_store_has(
@@ -254,9 +340,13 @@ def test_what_is_left_over_is_listed_and_thrown_away(
         found = migrate.clean(out, **kept)
         assert (found.removed, len(found.uploads)) == (False, 1)
         assert len(uploads(s3, tmp_path.name)) == 2
+    (mine,) = (one for one in uploads(s3, tmp_path.name) if one["UploadId"] != foreign)
+    there = s3.client.list_parts(Bucket="bucket", Key=mine["Key"], UploadId=mine["UploadId"])[
+        "Parts"
+    ]
     found = migrate.clean(out, older_than="0s")
     assert found.removed
-    assert sum(one.bytes for one in found.uploads) >= 16 << 20
+    assert sum(one.bytes for one in found.uploads) == sum(one["Size"] for one in there) > 5 << 20
     assert found.foreign == (f"{tmp_path.name}/new/other.safetensors",)
     assert [one["UploadId"] for one in uploads(s3, tmp_path.name)] == [foreign]
     assert not held(s3, f"{tmp_path.name}/new")
@@ -292,13 +382,17 @@ def test_every_request_of_a_run_may_fail(s3: S3, made: Path, tmp_path: Path) -> 
 
 
 def test_no_secret_is_written_anywhere(s3: S3, local: Path, made: Path, tmp_path: Path) -> None:
-    out = f"s3://bucket/{tmp_path.name}/new"
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
     s3.spoil(fail="*1=partNumber=")
-    said = refused("M969", local, out, rules=[made])
+    said = refused("M969", source, out, rules=[made])
     s3.spoil()
-    texts = [said.encode(), *held(s3, f"{tmp_path.name}/new.migrate-partial").values()]
-    texts.append(str(migrate.apply(local, out, rules=[made], dry_run=True, resume=True)).encode())
-    texts.append(str(migrate.apply(local, out, rules=[made], resume=True).to_json()).encode())
+    left = held(s3, f"{tmp_path.name}/new.migrate-partial")
+    assert left.keys() == {"/journal.json"}
+    planned = migrate.apply(source, out, rules=[made], dry_run=True, resume=True)
+    done = migrate.apply(source, out, rules=[made], resume=True)
+    answers = [json.dumps(answer.to_json()) for answer in (planned, done)]
+    assert all(source in text and '"copied"' in text for text in answers)
+    texts = [said.encode(), *left.values(), *(text.encode() for text in answers)]
     texts += held(s3, f"{tmp_path.name}/new/").values()
     assert len(texts) > 5
     assert not [text for text in texts if b"planted" in text]

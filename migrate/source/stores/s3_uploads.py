@@ -15,7 +15,7 @@ from datetime import datetime
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple, NoReturn
 
-from ...core.errors import fail, option, printable
+from ...core.errors import MigrateError, fail, option, printable
 from ..urls import split_url
 from .s3 import asking, client_for
 
@@ -338,6 +338,17 @@ class S3Output:
 
         with suppress(ClientError, BotoCoreError):
             self._client.delete_object(Bucket=self._bucket, Key=self.journal)
+            return True
+        return False
+
+    def remove(self, key: str, run: str) -> bool:
+        """Removes an object that this run has made; whether none of it is there afterwards."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        with suppress(ClientError, BotoCoreError, MigrateError):
+            found = self.head(key)
+            if found is not None and found[1] == run:
+                self._client.delete_object(Bucket=self._bucket, Key=key)
             return True
         return False
 
