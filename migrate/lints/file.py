@@ -25,7 +25,7 @@ _MODELINE = re.compile(r"#\s*yaml-language-server:\s*\$schema=\S")
 
 
 def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
-    """M604 to M611."""
+    """M604 to M611, and M652."""
     for file in fileset.files:
         yield from _place(fileset, file)
         yield from _title(file.loaded.document, file.model.title)
@@ -54,6 +54,14 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
                 )
         for number in (0, 1):
             yield from _unquoted(file.loaded.document, ("edge", number))
+        for number, rule in enumerate(file.model.rules):
+            if rule.guessed:
+                yield finding(
+                    "M652",
+                    f"rule `{rule.name}` was guessed from names",
+                    file.loaded.key_span("rules", number, "guessed"),
+                    "compare values, then remove `guessed: true`",
+                )
     if fileset.layouts is not None and isinstance(fileset.layouts.data, dict):
         yield from _modeline(fileset.layouts, "layouts")
         yield from _title(fileset.layouts, str(fileset.layouts.data.get("title") or ""))

@@ -193,6 +193,18 @@ def test_what_is_not_ready_is_not_sealed(toy: Path) -> None:
     assert not (toy / "rules.lock").exists()
 
 
+def test_a_guessed_rule_keeps_a_lineage_from_being_sealed(toy: Path) -> None:
+    rule = toy / "new" / "rename.yaml"
+    edit(rule, "  - name: weight\n", "  - name: weight\n    guessed: true\n")
+    (found,) = refused(migrate.seal, toy)
+    assert found.code == "M523"
+    assert "rule `weight` was guessed from names" in found.message
+    assert found.spans[0].line == rule.read_text().splitlines().index("    guessed: true") + 1
+    assert not (toy / "rules.lock").exists()
+    edit(rule, "    guessed: true\n", "")
+    assert migrate.seal(toy).exit == 0
+
+
 @pytest.mark.parametrize(
     ("before", "after", "line", "what"),
     [

@@ -114,3 +114,17 @@ def test_a_layout_that_looks_like_a_number_is_quoted(lineage: Lineage) -> None:
         ("layouts.yaml", "2.9: {title: a, note: n}"),
     ]
     assert lineage.codes() == ["M609", "M609"]
+
+
+def test_a_rule_that_names_alone_decided_is_told_until_values_were_compared(
+    lineage: Lineage,
+) -> None:
+    guessed = RULES.replace('"new.{i}.w"}', '"new.{i}.w", guessed: true}')
+    path = lineage.rules(guessed)
+    (finding,) = lineage.found()
+    assert (finding.code, finding.severity) == ("M652", "warning")
+    assert finding.message == "rule `a` was guessed from names"
+    span = finding.spans[0]
+    assert (span.file, span.text[span.column - 1 :][:7]) == (str(path), "guessed")
+    lineage.rules(guessed.replace("guessed: true", "guessed: false"))
+    assert lineage.found() == []
