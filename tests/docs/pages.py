@@ -12,6 +12,8 @@ A page is run from top to bottom in an empty folder:
                               of a rule file
     ```text                   is not run
     <!-- not run: WHY -->     the next block is not run
+    <!-- needs: PACKAGE -->   the next block is not run where the package is not installed
+    <!-- made: FILE -->       the next block stands so in a file that the page has made
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +40,16 @@ KINDS = {"console", "python", "yaml", "json", "toml", "text"}
 # pages whose blocks other tests run, against what they are about
 ELSEWHERE = {"docs/how-to/frameworks.md": "tests/live/test_frameworks.py"}
 
-_MARK = re.compile(r"<!-- (setup|not run): (.+) -->")
+_MARK = re.compile(r"<!-- (setup|not run|needs|made): (.+) -->")
 _NAME = re.compile(r"`([^`]+)`(:| \+)")
 _FENCE = re.compile(r"( *)```(\S*)")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its line, its kind, the file it is written to, and why it is not run."""
+    """A fenced block: its line, its kind, the file it is written to, why it is not run, and the
+    file that it was made in.
+    """
 
     line: int
     kind: str
@@ -52,6 +57,7 @@ class Block:
     name: str = ""
     appended: bool = False
     not_run: str = ""
+    made: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class Setup:
 def steps(text: str) -> Iterator[Block | Setup]:
     """The blocks and marks of a page, in their order."""
     lines = text.splitlines()
-    name = not_run = ""
+    name = not_run = made = ""
     appended = False
     at = 0
     while at < len(lines):
@@ -74,8 +80,12 @@ def steps(text: str) -> Iterator[Block | Setup]:
         if mark := _MARK.fullmatch(line.strip()):
             if mark[1] == "setup":
                 yield Setup(at, mark[2])
-            else:
+            elif mark[1] == "made":
+                made = mark[2]
+            elif mark[1] == "not run":
                 not_run = mark[2]
+            elif find_spec(mark[2]) is None:
+                not_run = f"{mark[2]} is not installed"
         elif found := _NAME.fullmatch(line.strip()):
             name, appended = found[1], found[2] == " +"
         elif fence := _FENCE.fullmatch(line):
@@ -85,11 +95,11 @@ def steps(text: str) -> Iterator[Block | Setup]:
                 at += 1
             at += 1
             text = "\n".join(body) + "\n"
-            yield Block(start, fence[2], text, name, appended, not_run)
-            name = not_run = ""
+            yield Block(start, fence[2], text, name, appended, not_run, made)
+            name = not_run = made = ""
             appended = False
         elif line.strip():
-            name = not_run = ""
+            name = not_run = made = ""
 
 
 def blocks(text: str, kind: str) -> list[Block]:
@@ -114,6 +124,9 @@ def run_page(text: str, folder: Path) -> list[str]:
             SETUPS[step.name](folder)
         elif step.not_run or step.kind == "text":
             continue
+        elif step.made:
+            text = (folder / step.made).read_text(encoding="utf-8")
+            assert step.body in text, f"line {step.line}: {step.made} is\n{text}"
         elif step.name:
             path = folder / step.name
             path.parent.mkdir(parents=True, exist_ok=True)
