@@ -104,7 +104,7 @@ def new(
     else:
         drafts = []
         if index is not None:
-            with closing(opened("index", index, request)) as source:
+            with closing(opened("index", index, request, meta=True)) as source:
                 drafts = scaffold.templates(source.index.tensors)
         made = writing.MadeFile.of(drafts, scaffold.STUB, head, scaffold.examples())
     files, findings = places.publish(place, made.text)

@@ -49,7 +49,9 @@ Live: TypeAlias = "Mapping[str, Any] | torch.nn.Module"
 def opened(
     name: str, path: PathLike | Live, request: Request, *, meta: bool = False, wrapped: bool = True
 ) -> Source:
-    """A checkpoint, state dict or module; `meta` and `wrapped` say what of the latter is taken."""
+    """A checkpoint, state dict or module. `meta`: names, shapes and dtypes will do; `wrapped`: so
+    do subclasses of tensors in memory.
+    """
     if not isinstance(path, (str, os.PathLike)):
         from ..live.module import is_module
         from ..live.module import opened as module_opened
@@ -57,4 +59,4 @@ def opened(
         if isinstance(path, Mapping) or is_module(path):
             return module_opened(path, meta=meta, wrapped=wrapped, at=request.at)
     carry = "carry" in request.allow
-    return formats.open(path_text(name, path), carry=carry, **request.opening)
+    return formats.open(path_text(name, path), carry=carry, headers=meta, **request.opening)

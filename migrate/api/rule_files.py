@@ -54,7 +54,7 @@ def lint(
     source = (
         None
         if index is None
-        else opened("index", index, make_request((), (), (), None, allow, at=at))
+        else opened("index", index, make_request((), (), (), None, allow, at=at), meta=True)
     )
     try:
         headers = None if source is None else source.index

@@ -29,6 +29,12 @@ from .options import as_json, opening, params
     help="te_dtype_numbering=0.8|2.4: how to read a dtype of 7; parts=stages|experts: what the "
     "second number of mp_rank_00_001 counts.",
 )
+@click.option(
+    "--save-index",
+    "save_index",
+    metavar="FILE",
+    help="Write names, shapes and dtypes to a new FILE.json, for commands that read no tensor.",
+)
 @opening()
 @as_json
 def command(
@@ -37,6 +43,7 @@ def command(
     values: bool,
     rules: tuple[str, ...],
     assignments: tuple[str, ...],
+    save_index: str | None,
     allow: tuple[str, ...],
     at: str | None,
     form: str,
@@ -55,6 +62,7 @@ def command(
         expand=expand,
         values=values,
         at=at,
+        save_index=save_index,
     ).to_json()
     render.emit(document, form, render.inspection)
 

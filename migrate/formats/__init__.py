@@ -44,6 +44,8 @@ _DATA, _DCP = ".distcp", "dcp"
 # what Megatron puts beside them
 _COMMON, _MARKER, _TORCH_DIST = "common.pt", "metadata.json", "torch_dist"
 _GGUF_SUFFIX, _GGUF = ".gguf", "gguf"
+# headers alone, which stand for a checkpoint where no bytes are read
+_SAVED_INDEX = "saved_index"
 # of parts with coordinates, and what they and their weights are called
 PARTS = "parts"
 _PART_NAME = re.compile(r"^(?:mp_rank_|model_(?:optim_)?rng\.pt)", re.MULTILINE)
@@ -63,6 +65,7 @@ def open(  # noqa: A001 - formats.open reads well
     parts: str | None = None,
     carry: bool = False,
     side: str | None = None,
+    headers: bool = False,
 ) -> Source:
     """The checkpoint at `path`, opened. M917 (a wrong question) if there is none or no format knows
     it, else M9xx.
@@ -73,7 +76,8 @@ def open(  # noqa: A001 - formats.open reads well
     tensor of which it says so are taken to be alike until `confirm` of the source looks at those
     that are read. `extensions`: torch's registry of stream extensions, whose classes are the
     caller's own code. `carry`: what is outside the allow-list stands in the tree, to be written
-    again. The side files of the folder `side` are taken as if they lay beside it.
+    again. The side files of the folder `side` are taken as if they lay beside it. `headers`: no
+    bytes of tensors are needed, so that a file of headers alone will do; M986 for one otherwise.
     """
     place = find_place(path, allow_links, at)
     notes: tuple[str, ...] = ()
@@ -86,6 +90,10 @@ def open(  # noqa: A001 - formats.open reads well
         chosen = _pick(place)
         with log.phase(f"reading the headers of {printable(place.path, 240)}"):
             source = chosen.open(place)
+        if not headers and chosen.name == _SAVED_INDEX:
+            from .saved_index import refuse
+
+            refuse(place.path)
         if notes:
             source.index = replace(source.index, notes=(*notes, *source.index.notes))
         held = source.index
@@ -110,10 +118,12 @@ def _pick(place: Place) -> Format:
     chunks = named and (metadata_files(named) or any(name.endswith(_DATA) for name in named))
     # no file beside `.metadata` is the checkpoint, and without chunks its format is not asked; nor
     # is that of GGUF files before the others, where no file is called so
-    idle = {_DCP, _TORCH_DIST, PARTS, *(() if named else (_GGUF,))}
+    idle = {_DCP, _TORCH_DIST, PARTS, _SAVED_INDEX, *(() if named else (_GGUF,))}
     asked = (_DCP,) if chunks and not _left_over(place) else [n for n in builtin if n not in idle]
     if _MARKER in place.names or place.path.endswith(METADATA):
         asked = (_TORCH_DIST, *asked)
+    if place.path.endswith(".json") and b'"saved_index"' in place.head(64):
+        asked = (_SAVED_INDEX, *asked)
     if _PART_NAME.search("\n".join(place.names)):
         asked = (PARTS, *asked)
     # third parties are asked only about what no built-in knows: the scan for entry points is slow

@@ -19,7 +19,7 @@ _STATE = {"name": str, "size": int, "mtime_ns": (int, type(None))}
 
 
 def saved_plan(path: PathLike) -> dict[str, Any] | None:
-    """The plan document at `path`; None if the name is not that of a plan file. M115 or M903 if it
+    """The plan document at `path`; None if it is that of a checkpoint. M115 or M903 if it
     holds no plan of ours.
     """
     name = os.fspath(path)
@@ -30,6 +30,9 @@ def saved_plan(path: PathLike) -> dict[str, Any] | None:
             saved: dict[str, Any] = json.load(file)
     except (ValueError, RecursionError) as error:
         fail("M115", f"{name} is not a plan: {error}")
+    # headers of a checkpoint: a checkpoint, whose format says what it lacks
+    if isinstance(saved, dict) and saved.get("kind") == "saved_index":
+        return None
     return checked_plan(saved, name)
 
 
