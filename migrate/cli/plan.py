@@ -34,6 +34,9 @@ from .options import as_json, output_format, params, question, require_savable, 
 @side
 @click.option("--undo", "undo", is_flag=True, help="Plan what `migrate apply --undo DIR` would do.")
 @click.option("--expand", is_flag=True, help="List every tensor in a row of its own.")
+@click.option(
+    "--key", "key", metavar="KEY", help="Show one key of the source or the output instead."
+)
 @click.option("--check", is_flag=True, help="Exit with 1 if there is anything to do.")
 @as_json
 def command(
@@ -56,11 +59,14 @@ def command(
     undo: bool,
     side: str | None,
     expand: bool,
+    key: str | None,
 ) -> int:
     """Show what a migration would do, and save it for review.
 
     It lists every name, shape, size and problem of the result before a tensor is read.
     """
+    if key is not None and output == "-":
+        raise click.UsageError("--key answers on stdout, and so does -o -: give one of them")
     from .. import api
 
     plan = api.plan(
@@ -89,7 +95,12 @@ def command(
                 output, "plan", plan.document["source"]["path"], plan.document["source"]["files"]
             )
             save_document(output, "plan", plan.to_json())
-        render.emit(plan.document, form, render.plan)
+        if key is None:
+            render.emit(plan.document, form, render.plan)
+        else:
+            from . import key_view
+
+            render.emit(plan.key(key).to_json(), form, key_view.key)
         if output and form == "text":
             name = render.word(output)
             click.echo(f"saved {name}; to run exactly this:  migrate apply {name} -o NEW", err=True)

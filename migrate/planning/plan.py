@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import fail, option
 from ..core.spec import BITS, total_bytes
-from ..core.templates import Collapsed, collapse
+from ..core.templates import collapse
 from ..core.types import FORMAT_VERSION
 from ..ops.base import ValueOp
-from ..results import PlanReport
-from ..rules.compiled import DirectedRule
+from ..results import KeyReport, PlanReport
 from ..source.blobs import StoredTensor, chunk_at
 from ..source.grids import WrittenGrid
 from ..source.target import OutputFile, Target
-from .bind import CODING, Followed, Provenance, StepResult
 from .compose import Composition
 from .graph import (
     BLOCKS,
@@ -38,7 +36,7 @@ from .graph import (
     computations,
     kind_of,
 )
-from .pathstate import PathStep
+from .rows import rows_of
 from .sides import SideFiles
 
 if TYPE_CHECKING:
@@ -47,16 +45,11 @@ if TYPE_CHECKING:
     from .request import Request
     from .restoring import Expected, PartsFile
 
-# source keys that are collapsed for the rows; above it a row shows the sources of one of its
-# outputs
-MOST_COLLAPSED = 20_000
 # what a process takes before it does anything, measured; what the libraries add
 INTERPRETER, NUMPY, TORCH = 24 << 20, 10 << 20, 160 << 20
 # a run's buffers, and the size from which it reads a matrix whole (running/geometry)
 STAGES, FILL, WINDOW, WHOLE_MATRIX = 2 << 20, 1 << 20, 64 << 20, 4 << 20
 SHORT_RUN = 2048
-# ops on numbers, which state of optimizers has of its own
-NUMBERS = ("cast", *CODING)
 # what calls may remember of three quarters of the memory that a run has unless it is said
 REMEMBERED = 10**9 * 3 // 4 // MEMOS
 
@@ -87,6 +80,8 @@ class Plan:
     extra: tuple[str, ...] = ()
     # the grid that the output is cut for
     grid: WrittenGrid | None = None
+    # the tensors that are read
+    stored: Mapping[str, StoredTensor] = field(default_factory=dict)
 
     @property
     def written(self) -> Mapping[str, Tensor]:
@@ -109,8 +104,16 @@ class Plan:
         if not each:
             return self
         steps = self.composition.steps
-        rows = [row for step, bound in steps for row in _rows(step, bound, each=True)]
+        rows = [row for step, bound in steps for row in rows_of(step, bound, each=True)]
         return replace(self, document={**self.document, "rows": rows})
+
+    def key(self, key: str) -> KeyReport:
+        """What a key of the output is made of, and what becomes of one of the source: sources, ops,
+        rules, shapes, losses. M115 for a key that is in neither.
+        """
+        from .one_key import report_of
+
+        return report_of(self.composition, self.stored, self.outputs, key)
 
     @property
     def report(self) -> PlanReport:
@@ -216,7 +219,7 @@ def document(
         "params": dict(path_state.params),
         "allow": sorted(request.allow),
         "options": dict(options),
-        "rows": [row for step, bound in composition.steps for row in _rows(step, bound)],
+        "rows": [row for step, bound in composition.steps for row in rows_of(step, bound)],
         "unchanged": _unchanged(composition),
         "target": {
             "folder": target.folder,
@@ -261,134 +264,6 @@ def losses_of(composition: Composition) -> list[dict[str, Any]]:
         }
         for x in composition.losses
     ]
-
-
-def _rows(step: PathStep, bound: StepResult, *, each: bool = False) -> list[dict[str, Any]]:
-    """One row per rule, output template and spec; in the order of the rules. With `sample`, `from`
-    is that of one output only. `each`: one row per output.
-    """
-    lines: Lines = _one_by_one if each else collapse
-    followed: dict[str, dict[str, Followed]] = {}
-    for key, one in bound.followed.items() if each else ():
-        followed.setdefault(one.parameter, {})[key] = one
-    by_rule: dict[int, tuple[DirectedRule, list[str]]] = {}
-    for key, made in bound.provenance.items():
-        by_rule.setdefault(id(made.rule), (made.rule, []))[1].append(key)
-    rows = []
-    budget = MOST_COLLAPSED
-    for rule, keys in by_rule.values():
-        specs = {key: bound.tensors[key].spec for key in keys if key in bound.tensors}
-        groups = lines(list(specs), specs.__getitem__)
-        for group in groups:
-            made = bound.provenance[group.sample]
-            sources, whole = made.keys, group.count == 1
-            if len(groups) == 1 and group.count * len(sources) <= budget:
-                sources, whole = (
-                    tuple(dict.fromkeys(s for key in specs for s in bound.provenance[key].keys)),
-                    True,
-                )
-                budget -= len(sources)
-            rows.append(
-                {
-                    "change": _change(rule, made, group.sample, bound.tensors[group.sample]),
-                    "to": group.text,
-                    "count": group.count,
-                    "spec": str(specs[group.sample]),
-                    "from": [c.text for c in collapse(list(sources))],
-                    "sample": not whole,
-                    "ops": [step.name for step in rule.steps],
-                    "lossy": any(
-                        call.lossy and call.rule == rule.label
-                        for call in computations([bound.tensors[group.sample]])
-                    ),
-                    "rule": rule.name,
-                    "at": str(rule.span),
-                    "leg": f"{step.lineage} {step.start} -> {step.goal}",
-                }
-            )
-            if each:
-                rows += _followed_rows(step, rule, followed.get(group.sample, {}), lines)
-        if bound.followed and not each:
-            own = {key: one for key, one in bound.followed.items() if one.rule is rule}
-            rows += _followed_rows(step, rule, own, lines)
-    for change, table in (
-        ("dropped", bound.dropped),
-        ("redundant", bound.redundant),
-        ("dropped", bound.left_behind),
-    ):
-        gone: dict[int, tuple[DirectedRule, list[str]]] = {}
-        for key, rule in table.items():
-            gone.setdefault(id(rule), (rule, []))[1].append(key)
-        for rule, keys in gone.values():
-            rows += [
-                {
-                    "change": change,
-                    "to": None,
-                    "count": group.count,
-                    "spec": None,
-                    "from": [group.text],
-                    "sample": False,
-                    "ops": [step.name for step in rule.steps],
-                    "rule": rule.name,
-                    "at": str(rule.span),
-                    "leg": f"{step.lineage} {step.start} -> {step.goal}",
-                    "why": "state of the optimizer"
-                    if table is bound.left_behind
-                    else bound.unused.get(group.sample, rule.why),
-                }
-                for group in lines(keys, None)
-            ]
-    return rows
-
-
-Lines = Callable[[Sequence[str], "Callable[[str], Hashable] | None"], list[Collapsed]]
-
-
-def _one_by_one(
-    keys: Sequence[str], tag: Callable[[str], Hashable] | None = None
-) -> list[Collapsed]:
-    return [line for key in keys for line in collapse([key])]
-
-
-def _followed_rows(
-    step: PathStep, rule: DirectedRule, own: Mapping[str, Followed], lines: Lines
-) -> list[dict[str, Any]]:
-    """The rows of optimizer state that goes with the parameters of a rule."""
-    return [
-        {
-            "change": "followed",
-            "to": group.text,
-            "count": group.count,
-            "spec": str(own[group.sample].tensor.spec),
-            "bytes": group.count * own[group.sample].tensor.spec.nbytes,
-            "from": [c.text for c in collapse(list(own[group.sample].keys))],
-            "sample": group.count > 1,
-            "ops": [call.name for call in rule.steps if call.name not in NUMBERS],
-            "lossy": False,
-            "rule": rule.name,
-            "at": str(rule.span),
-            "leg": f"{step.lineage} {step.start} -> {step.goal}",
-        }
-        for group in lines(list(own), lambda key: own[key].tensor.spec)
-    ]
-
-
-def _change(rule: DirectedRule, made: Provenance, key: str, tensor: Tensor) -> str:
-    kinds = {step.op.kind for step in rule.steps}
-    if "make" in kinds:
-        return "added"
-    if any(isinstance(source, ComputedTensor) for source in tensor.sources):
-        return "computed"
-    if "exchange" in kinds:
-        # of several parts, this one is a copy of one
-        return "rearranged"
-    if len(made.keys) > 1:
-        return "merged"
-    if "part" in kinds:
-        return "split"
-    if kinds:
-        return "rearranged"
-    return "unchanged" if made.keys == (key,) else "renamed"
 
 
 def _unchanged(composition: Composition) -> int:

@@ -50,6 +50,9 @@ from .memory import TensorCounts as TensorCounts
 from .plans import ChangedValue as ChangedValue
 from .plans import FileState as FileState
 from .plans import KeptHashes as KeptHashes
+from .plans import KeyReport as KeyReport
+from .plans import KeyStep as KeyStep
+from .plans import KeyTensor as KeyTensor
 from .plans import OutputOptions as OutputOptions
 from .plans import PatchedFile as PatchedFile
 from .plans import PlannedCheck as PlannedCheck

@@ -202,3 +202,41 @@ class PlanReport(DocumentReport):
     warnings: tuple[Diagnostic, ...]
     question: AskedRequest
     free: int
+
+
+class KeyTensor(DocumentPart):
+    """A tensor with its key; `bytes` of its elements."""
+
+    key: str
+    spec: str
+    bytes: int
+
+
+class KeyStep(DocumentPart):
+    """What a rule of an edge makes of which tensors. `to` is None where they go."""
+
+    leg: str
+    change: str
+    from_: tuple[KeyTensor, ...]
+    to: KeyTensor | None
+    ops: tuple[str, ...]
+    lossy: bool
+    rule: str
+    at: str
+    why: str
+
+
+class KeyReport(DocumentReport):
+    """What a plan says of one key: it `before`, in the source, and `after`, in the output, or None
+    where it is not; the `sources` that the output is made of, the `outputs` that the source goes
+    into, the `steps` between them, and what is lost on them.
+    """
+
+    KIND = "key"
+    key: str
+    before: KeyTensor | None
+    after: KeyTensor | None
+    sources: tuple[KeyTensor, ...]
+    outputs: tuple[KeyTensor, ...]
+    steps: tuple[KeyStep, ...]
+    losses: tuple[LostKeys, ...]

@@ -679,6 +679,7 @@ def _plan(
         lost,
         extra,
         grid,
+        with_all_tensors(reading).index.tensors,
     )
 
 
