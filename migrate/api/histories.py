@@ -22,6 +22,7 @@ def history(
     rules: Iterable[PathLike] = (),
     allow: Iterable[str] = (),
     at: str | None = None,
+    counts: bool = False,
 ) -> LineagesReport: ...
 @overload
 def history(
@@ -31,6 +32,7 @@ def history(
     rules: Iterable[PathLike] = (),
     allow: Iterable[str] = (),
     at: str | None = None,
+    counts: bool = False,
 ) -> HistoryReport: ...
 @guarded
 def history(
@@ -40,6 +42,7 @@ def history(
     rules: Iterable[PathLike] = (),
     allow: Iterable[str] = (),
     at: str | None = None,
+    counts: bool = False,
 ) -> HistoryReport | LineagesReport:
     """Read from its stamp what was applied to a checkpoint, or list the known lineages.
 
@@ -50,6 +53,8 @@ def history(
         allow: Permissions: "links", "opaque". Default: none.
         at: The dict of a nested checkpoint that rules work on, as a path such as
             `model.state_dict`. Default: found automatically.
+        counts: Read the rules of each edge: how many there are, and whether they are lossless.
+            Default: False.
 
     Returns:
         A `HistoryReport`; without a path a `LineagesReport`.
@@ -66,6 +71,6 @@ def history(
 
     request = make_request((), (), rules, None, allow, at=at)
     if path is None:
-        return LineagesReport.of(lineages=known_lineages(request.rules, lineage))
+        return LineagesReport.of(lineages=known_lineages(request.rules, lineage, counts=counts))
     with closing(opened("path", path, request)) as source:
-        return describe_history(source, request, lineage)
+        return describe_history(source, request, lineage, counts)

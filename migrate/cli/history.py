@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
-from . import render
+from . import lineage_graph, render
+from .lineage_graph import FORMS
 from .options import as_json, opening
 
 
@@ -12,6 +15,12 @@ from .options import as_json, opening
 @click.argument("checkpoint", required=False)
 @click.option("--lineage", metavar="NAME", help="Only this lineage.")
 @click.option("--rules", "rules", multiple=True, metavar="PATH", help="A folder of lineages.")
+@click.option(
+    "--graph",
+    "graph",
+    type=click.Choice(FORMS),
+    help="Draw the lineages as a graph; with --format json count their rules.",
+)
 @opening()
 @as_json
 def command(
@@ -21,6 +30,7 @@ def command(
     allow: tuple[str, ...],
     at: str | None,
     form: str,
+    graph: str | None,
 ) -> None:
     """Show what was applied to a checkpoint, or all layouts.
 
@@ -28,8 +38,13 @@ def command(
     """
     from .. import api
 
-    document = api.history(checkpoint, lineage=lineage, rules=rules, allow=allow, at=at).to_json()
-    render.emit(document, form, render.history)
+    document = api.history(
+        checkpoint, lineage=lineage, rules=rules, allow=allow, at=at, counts=graph is not None
+    ).to_json()
+    if graph is None:
+        render.emit(document, form, render.history)
+    else:
+        render.emit(document, form, partial(lineage_graph.graph, form=graph))
 
 
 COMMAND = command

@@ -13,6 +13,7 @@ from ..rules.files import LoadedFile
 from ..rules.lineage import Lineage, Matcher, detect, nearest, resolve_goal
 from ..rules.packs import load_edge
 from ..source.index import Index
+from .edge_counts import counts_of
 from .path import find_packs_of, lineages_asked_for, load_given_files, refuse_start_elsewhere
 from .request import Request
 from .sides import ReadSide
@@ -31,8 +32,12 @@ def _folders(rules: Sequence[str]) -> list[str]:
     return list(rules)
 
 
-def known_lineages(rules: Sequence[str], only: str | None) -> list[dict[str, Any]]:
-    """All known lineages with layouts and edges, for people and machines; `only` one of them."""
+def known_lineages(
+    rules: Sequence[str], only: str | None, *, counts: bool = False
+) -> list[dict[str, Any]]:
+    """All known lineages with layouts and edges, for people and machines; `only` one of them.
+    `counts`: the rules of each edge are read and counted.
+    """
     packs = find_packs_of(_folders(rules))
     names = [only] if only is not None else list(packs.lineages()[0])
     out = []
@@ -48,7 +53,12 @@ def known_lineages(rules: Sequence[str], only: str | None) -> list[dict[str, Any
                     for x in lineage.layouts
                 ],
                 "edges": [
-                    {"from": e.source, "to": e.target, "files": [str(f) for f in e.files]}
+                    {
+                        "from": e.source,
+                        "to": e.target,
+                        "files": [str(f) for f in e.files],
+                        **(counts_of(e.files) if counts else {}),
+                    }
                     for e in lineage.edges
                 ],
             }

@@ -20,11 +20,15 @@ class LineageLayout(DocumentPart):
 
 
 class LineageEdge(DocumentPart):
-    """The rule files between two layouts."""
+    """The rule files between two layouts. `rules` and `lossless` are None unless they were asked
+    for with `counts`; `lossless` also where params decide it.
+    """
 
     from_: str
     to: str
     files: tuple[str, ...]
+    rules: int | None
+    lossless: bool | None
 
 
 class LineageReport(DocumentPart):

@@ -221,7 +221,9 @@ def _shortened(value: Any, known: dict[int, Any]) -> Any:
     return known[id(value)]
 
 
-def describe_history(source: Source, request: Request, lineage: str | None) -> HistoryReport:
+def describe_history(
+    source: Source, request: Request, lineage: str | None, counts: bool
+) -> HistoryReport:
     """What the stamp says was applied, and the layouts that the checkpoint stands in."""
     index_hash = source.index.hash()
     stamp, notes = stamps.read_stamp(source.history, index_hash)
@@ -249,7 +251,9 @@ def describe_history(source: Source, request: Request, lineage: str | None) -> H
         **({"declared": [dict(one) for one in stamp.declared]} if stamp.declared else {}),
         layouts=dict(stamp.layouts),
         standing=standing,
-        lineages=[row for name in standing for row in known_lineages(request.rules, name)],
+        lineages=[
+            row for name in standing for row in known_lineages(request.rules, name, counts=counts)
+        ],
         applied=applied,
         notes=[*notes, *stated]
         if source.history is not None
