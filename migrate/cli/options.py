@@ -14,6 +14,8 @@ from ..core.errors import fail, printable
 from ..planning.request import ALLOWANCES, MOST_CHUNKS, OUTPUT_FORMATS
 from ..source.places import holds, require_local
 
+# how a page of a plan begins
+PAGE = b"<!doctype html>\n<!-- migrate plan -->\n"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -192,6 +194,9 @@ def save_document(output: str, kind: str, text: str) -> None:
 def _holds(place: Path, kind: str) -> bool:
     """Whether a file is a document of this kind. Looks at its start before it reads all of it."""
     try:
+        if kind == "page":
+            with place.open("rb") as file:
+                return file.read(len(PAGE)) == PAGE
         with place.open("rb") as file:
             if not file.read(1).startswith(b"{") or f'"kind": "{kind}"'.encode() not in file.read(
                 4096

@@ -37,6 +37,9 @@ from .options import as_json, output_format, params, question, require_savable, 
 @click.option(
     "--key", "key", metavar="KEY", help="Show one key of the source or the output instead."
 )
+@click.option(
+    "--html", "html", metavar="FILE", help="Write a page for a browser, of one file, as well."
+)
 @click.option("--check", is_flag=True, help="Exit with 1 if there is anything to do.")
 @as_json
 def command(
@@ -60,6 +63,7 @@ def command(
     side: str | None,
     expand: bool,
     key: str | None,
+    html: str | None,
 ) -> int:
     """Show what a migration would do, and save it for review.
 
@@ -87,6 +91,12 @@ def command(
         side=side,
         expand=expand,
     )
+    if html is not None:
+        from .plan_page import page
+
+        source = plan.document["source"]
+        require_savable(html, "page", source["path"], source["files"])
+        save_document(html, "page", page(plan))
     if output == "-":
         click.echo(plan.to_json(), nl=False)
     else:

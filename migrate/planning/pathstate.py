@@ -253,6 +253,8 @@ class PathState:
         self._given, self._carried = given, carried
         self.sides = sides
         self.params: dict[str, Any] = {}
+        # where their values are from, for people
+        self.param_sources: dict[str, str] = {}
         # of each step, for the stamp: its params, and how what it did to side files is undone
         self.remembered: list[dict[str, Any]] = []
         self.changes: list[dict[str, Any]] = []
@@ -376,9 +378,11 @@ class PathState:
             )
         for name, value in values.items():
             taken = name in self.params and not same_json(self.params[name], value)
-            self.params[
-                f"{name} ({step.lineage} {step.start} -> {step.goal})" if taken else name
-            ] = value
+            shown = f"{name} ({step.lineage} {step.start} -> {step.goal})" if taken else name
+            self.params[shown] = value
+            origins = (of for of, found in (("given", given), *said) if found.get(name) is not None)
+            other = "the tensors" if name in named else "its default"
+            self.param_sources[shown] = next(origins, other)
         numbering = (
             {PARAMETER: step.memory["params"][PARAMETER]}
             if PARAMETER in step.memory.get("params", {})

@@ -82,6 +82,8 @@ class Plan:
     grid: WrittenGrid | None = None
     # the tensors that are read
     stored: Mapping[str, StoredTensor] = field(default_factory=dict)
+    # where the values of params are from: "given", a side file, the stamp, the tensors, a default
+    param_sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def written(self) -> Mapping[str, Tensor]:

@@ -680,6 +680,7 @@ def _plan(
         extra,
         grid,
         with_all_tensors(reading).index.tensors,
+        path_state.param_sources,
     )
 
 

@@ -19,13 +19,14 @@ def demo(tmp_path: Path) -> Path:
     (folder / "layouts.yaml").write_text(
         f"lineage: demo\ntitle: t\nordered: true\nlayouts:\n{layouts}\n"
     )
+    decided = "  - {name: b, from: b, to: b, via: [{cast: {to: $kind}}]}\n"
     for before, after, text in (
         ("v1", "v2", "rules:\n  - {name: a, from: a, to: b}\n  - {name: c, from: c, to: d}\n"),
         ("v2", "v3", "rules:\n  - {name: b, from: b, to: b, via: [{cast: {to: float16}}]}\n"),
         (
             "v3",
             "v4",
-            "params: {kind: {type: str}}\nrules:\n  - {name: b, from: b, to: b, via: [{cast: {to: $kind}}]}\n",
+            f"params: {{kind: {{type: str}}}}\nrules:\n{decided}",
         ),
     ):
         place = folder / after / "x.yaml"

@@ -1,0 +1,132 @@
+"""`migrate plan --html`: a plan as one page, which needs neither a network nor another file.
+
+The page has the data as JSON by form of keys; rows are made when they are opened. What comes from
+the checkpoint or the rules is only ever text: JSON in an element that no browser runs, put into the
+page as the content of text nodes, under a policy that permits its own script and style alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from base64 import b64encode
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.spec import Spec
+from ..core.templates import collapse, group
+
+if TYPE_CHECKING:
+    from ..planning.plan import Plan
+
+TEMPLATE = Path(__file__).with_suffix(".html")
+# what would end the element or begin another one
+_ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+_UNSHOWN = ("rows", "source", "free", "decided")
+
+
+def page(plan: Plan) -> str:
+    """The text of the page."""
+    template = TEMPLATE.read_text(encoding="utf-8")
+    style, script = (
+        b64encode(hashlib.sha256(found.encode()).digest()).decode()
+        for tag in ("style", "script")
+        for found in re.findall(f"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
+    )
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    head, _, tail = template.replace("{{policy}}", policy).partition("{{data}}")
+    text = json.dumps(data_of(plan), separators=(",", ":")).translate(_ESCAPED)
+    return head + text + tail
+
+
+def data_of(plan: Plan) -> dict[str, Any]:
+    """What the page shows: the plan's document without its rows, keys by number, what is `made` and
+    `gone` on each edge, and both sides folded.
+    """
+    steps = plan.composition.steps
+    every = dict.fromkeys((*plan.stored, *plan.outputs))
+    for _, bound in steps:
+        every.update(dict.fromkeys((*bound.provenance, *bound.followed)))
+    forms = group(every)
+    key: dict[str, int] = {}
+    for form in forms:
+        for name in form.keys:
+            key[name] = len(key)
+    specs, deeds = _Numbers(), _Numbers()
+    return {
+        "plan": {name: said for name, said in plan.document.items() if name not in _UNSHOWN},
+        "origins": dict(plan.param_sources),
+        "source": {n: plan.document["source"][n] for n in ("path", "format", "tensors", "bytes")},
+        "forms": [
+            [form.text, int(form.literal), len(form.keys), [n for ints in form.ints for n in ints]]
+            for form in forms
+        ],
+        "before": _folded({k: at.spec for k, at in plan.stored.items()}, key, specs),
+        "after": _folded({k: at.spec for k, at in plan.outputs.items()}, key, specs),
+        "legs": [_leg(step, bound, key, specs, deeds) for step, bound in steps],
+        "lost": [
+            [loss.kind, loss.rule.name, str(loss.rule.span), loss.why, [key[k] for k in loss.keys]]
+            for loss in plan.composition.losses
+        ],
+        "specs": [[str(spec), spec.nbytes] for spec in specs.known],
+        "deeds": [json.loads(deed) for deed in deeds.known],
+    }
+
+
+class _Numbers:
+    """Things by number, each once."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, int] = {}
+
+    def of(self, thing: Hashable) -> int:
+        return self.known.setdefault(thing, len(self.known))
+
+
+def _folded(tensors: Mapping[str, Spec], key: Mapping[str, int], specs: _Numbers) -> list[Any]:
+    """The lines of a side: text, spec, and the numbers of the keys, those of one form and spec."""
+    lines = []
+    for form in group(tensors):
+        alike: dict[Spec, list[str]] = {}
+        for name in form.keys:
+            alike.setdefault(tensors[name], []).append(name)
+        for spec, names in alike.items():
+            text = ", ".join(line.text for line in collapse(names))
+            lines.append([text, specs.of(spec), [key[name] for name in names]])
+    return lines
+
+
+def _leg(
+    step: Any, bound: Any, key: Mapping[str, int], specs: _Numbers, deeds: _Numbers
+) -> dict[str, Any]:
+    # `--help` imports this module, as all of its folder
+    from ..planning.rows import NUMBERS, change_of, going, leg_of, rounds, why_gone
+
+    made: list[list[int]] = []
+
+    def add(one: Any, name: str, tensor: Any, change: str, ops: Iterable[str], lossy: bool) -> None:
+        rule = one.rule
+        said = [change, rule.name, str(rule.span), list(ops), lossy, rule.why]
+        sources = [key[k] for k in one.keys if k in key]
+        made.append([key[name], specs.of(tensor.spec), deeds.of(json.dumps(said)), *sources])
+
+    for name, one in bound.provenance.items():
+        tensor, ops = bound.tensors[name], [call.name for call in one.rule.steps]
+        change = change_of(one.rule, one, name, tensor)
+        add(one, name, tensor, change, ops, rounds(one.rule, tensor))
+    for name, one in bound.followed.items():
+        ops = [call.name for call in one.rule.steps if call.name not in NUMBERS]
+        add(one, name, one.tensor, "followed", ops, False)
+    gone = []
+    for change, table in going(bound):
+        for name, rule in table.items():
+            ops = [call.name for call in rule.steps]
+            said = [change, rule.name, str(rule.span), ops, False, why_gone(bound, table, name)]
+            if name in key:
+                gone.append([key[name], deeds.of(json.dumps(said))])
+    return {"leg": leg_of(step), "made": made, "gone": gone}
