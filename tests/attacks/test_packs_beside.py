@@ -25,6 +25,8 @@ def downloaded(tmp_path: Path) -> Path:
     text = rules.read_text()
     assert "w1|w3" in text
     rules.write_text(text.replace("w1|w3", "w3|w1"))
+    # an attacker who changes rules throws their lock away as well
+    (tmp_path / "rules" / "hf-mixtral" / "rules.lock").unlink()
     return tmp_path
 
 
