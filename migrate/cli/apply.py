@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from typing import Any
 
 import click
@@ -166,6 +168,8 @@ def execute(
     try:
         with (
             ending_with_the_others(here),
+            # Ray says there that a worker has died, whatever it is told
+            redirect_stdout(sys.stdout if arguments["on"] is None else sys.stderr),
             Progress("writing", silent or not first) as progress,
         ):
             document = call(

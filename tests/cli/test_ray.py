@@ -169,7 +169,12 @@ def test_the_output_does_not_depend_on_the_number_of_workers(
 
 def test_two_workers_say_what_one_process_says(two: Cluster, scene: Scene, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    made = two.run(*scene.words(out))
+    # what ends soon is not told about otherwise
+    code = (
+        "import sys; from migrate.cli import main, terminal; terminal._PATIENCE = 0\n"
+        "sys.exit(main.run(sys.argv[1:]))"
+    )
+    made = ended(two.python(["-c", code, *scene.words(out), "--on", "ray"]))
     assert made.exit == 0, made.err
     assert made.out.startswith(f"published {out}")
     assert "writing 100 %" in made.err
@@ -178,22 +183,21 @@ def test_two_workers_say_what_one_process_says(two: Cluster, scene: Scene, tmp_p
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_worker_that_is_killed_three_times_goes_on(
-    two: Cluster, scene: Scene, tmp_path: Path
-) -> None:
+def test_a_worker_that_is_killed_goes_on(two: Cluster, scene: Scene, tmp_path: Path) -> None:
     out = tmp_path / "out"
     (two.folder / "pause").write_text("1")
     child = two.start(*scene.words(out), "-q", "--format", "json")
     wait_for_tile(out, 0, child)
     killed: set[int] = set()
-    while len(killed) < 3:
-        assert child.poll() is None, child.communicate()
+    # three times, unless the few tiles of its file are all written before
+    while len(killed) < 3 and child.poll() is None:
         pid = holder(out, 0)
         if pid is not None and pid not in killed:
             os.kill(pid, signal.SIGKILL)
             killed.add(pid)
         time.sleep(0.02)
     (two.folder / "pause").unlink()
+    assert killed
     made = ended(child)
     assert made.exit == 0, made.err
     # what was journalled before is not written again
