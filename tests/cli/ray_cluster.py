@@ -1,8 +1,8 @@
 """A Ray cluster of this machine, until the standard input ends: `ray_cluster.py WORKERS FOLDER`.
 
 Its workers import the module `sitecustomize`, which is written here: it has them wait where a test
-says so. In the folder, `pause` holds the seconds after
-each tile, while it is there, and as long as there is a file `hold`, the first that writes the file that it names waits after its first tile.
+says so. In the folder, `pause` holds the seconds after each tile, while it is there, and as long as
+there is a file `hold`, the first that writes the file that it names waits after its first tile.
 """
 
 from __future__ import annotations
