@@ -1,8 +1,8 @@
 """A Ray cluster of this machine, until the standard input ends: `ray_cluster.py WORKERS FOLDER`.
 
 Its workers import the module `sitecustomize`, which is written here: it has them wait where a test
-says so. In the folder, `pause` holds the seconds after each tile, while it is there, and as long as
-there is a file `hold`, the first that writes the file that it names waits after its first tile.
+says so. In the folder, `pause` holds the seconds after each tile, and as long as there is a file
+`hold`, the first that writes the file that it names waits after its first tile.
 """
 
 from __future__ import annotations
@@ -19,11 +19,8 @@ folder = Path({folder!r})
 claim = publish.Partial.claim
 def slowly(self, file, *arguments):
     claim(self, file, *arguments)
-    pause = folder / "pause"
-    if pause.exists():
-        end = time.monotonic() + float(pause.read_text())
-        while pause.exists() and time.monotonic() < end:
-            time.sleep(0.02)
+    if (folder / "pause").exists():
+        time.sleep(float((folder / "pause").read_text()))
     hold = folder / "hold"
     while hold.exists() and hold.read_text() == file and self.data.name == "data":
         time.sleep(0.05)
