@@ -22,7 +22,7 @@ def clean(out: PathLike, *, older_than: str | None = None, dry_run: bool = False
         A `CleanReport`.
 
     Raises:
-        MigrateError: M115 for wrong arguments, M926 for what is no journal of a run, M968 or M969
+        MigrateError: M115 for wrong arguments, M926 for anything but a run's journal, M968 or M969
             where the store refuses or fails.
 
     Example:

@@ -22,7 +22,7 @@ class _Move(NamedTuple):
 def merge_subtrees(lines: Sequence[Line], alone: bool = False) -> list[Line]:
     """The lines with one for each subtree of which all keys that there are move alike.
 
-    A subtree is never the whole checkpoint: a key that nobody thought of would go along. What other
+    A subtree is never the whole checkpoint: an unforeseen key would go along. What other
     rules take from it, by longer patterns, is no part of it. `alone`: subtrees of one key, too.
     """
     counts = _Counts(lines)

@@ -168,7 +168,7 @@ def execute(
     try:
         with (
             ending_with_the_others(here),
-            # Ray says there that a worker has died, whatever it is told
+            # Ray prints there that a worker has died, and no setting prevents it
             redirect_stdout(sys.stdout if arguments["on"] is None else sys.stderr),
             Progress("writing", silent or not first) as progress,
         ):

@@ -357,7 +357,7 @@ def of_any_expert(name: str) -> str:
 
 
 def forms_of_experts(names: tuple[Any, ...]) -> frozenset[Any]:
-    """The names without the numbers of experts, and what is no text as it is."""
+    """The names without the numbers of experts, and anything but text as it is."""
     return frozenset(of_any_expert(name) if type(name) is str else name for name in names)
 
 

@@ -1,7 +1,7 @@
 """What headers say of a checkpoint, as a small JSON file: `migrate inspect CKPT --save-index FILE`.
 
 It stands for the checkpoint wherever names, shapes and dtypes suffice: on a machine without room
-for the weights, in a test, in a report of a problem. Beside them it has what layouts are told by:
+for the weights, in a test, in a report of a problem. Beside them it has what tells layouts apart:
 the stamp, the metadata, and the configuration. Values that are no tensors are left out, and so is
 where the bytes lie.
 

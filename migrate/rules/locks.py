@@ -29,7 +29,7 @@ LOCK = "rules.lock"
 MAX_BYTES = 64 << 20
 _LINE = re.compile(r"(m1:[0-9a-f]{64}) (\S+) (.*)")
 _SHOWN = 8
-# longer values of a rule are cut where a change is told
+# values longer than this are cut in the list of changes
 _LONGEST = 200
 # what a layout says to people, and what belongs to the names of a checkpoint's folder
 _PROSE = ("title", "message", "note", "status")

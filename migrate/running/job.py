@@ -221,7 +221,7 @@ def publish_checkpoint(
 def _require_parts(
     part: RunPart | None, cluster: Cluster | None, ranks: Ranks | None, undo: str | None
 ) -> None:
-    """M115 for what is no part, or cannot be done in parts."""
+    """M115 for a part that does not exist, or a run that cannot be divided."""
     if part is not None and not 0 <= part.number < part.of:
         last = f"0/{part.of} to {part.of - 1}/{part.of}" if part.of > 0 else "I/N, I from 0 on"
         fail("M115", f"there is no part {part}", help=f"parts are {last}")

@@ -292,7 +292,7 @@ def write_on_ray(
 @contextmanager
 def _connected(cluster: Cluster) -> Iterator[Any]:
     """Ray, connected to the cluster, or to one of this machine's cores that is started for it."""
-    # a cluster of this machine alone speaks to nobody
+    # a cluster on this machine alone needs no network
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # what a device of 0 GPUs means, which Ray is about to change
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

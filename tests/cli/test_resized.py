@@ -46,7 +46,7 @@ def test_an_axis_that_grows_takes_back_what_fits_and_keeps_the_rest(tmp_path: Pa
     torch.save({"model": {"a.old": whole}, "step": 3}, path)
     rule = cut(tmp_path)
     done("apply", path, "-o", new, "--rules", rule, "--set", "rows=2", "--set", "of=5")
-    saved = torch.load(new)
+    saved = torch.load(new, weights_only=True)
     assert torch.equal(saved["model"]["a.new"], whole[:2])
     (kept,) = saved["migrate.kept"].values()
     assert torch.equal(kept, whole[2:])
@@ -54,12 +54,12 @@ def test_an_axis_that_grows_takes_back_what_fits_and_keeps_the_rest(tmp_path: Pa
         back = tmp_path / f"back{of}.pt"
         # a stamp says 5, so that this is another way than it
         (tmp_path / "bare.pt").unlink(missing_ok=True)
-        torch.save(torch.load(new), tmp_path / "bare.pt")
+        torch.save(torch.load(new, weights_only=True), tmp_path / "bare.pt")
         done(
             "downgrade", tmp_path / "bare.pt", "-o", back, "--rules", rule,
             "--set", "rows=2", "--set", f"of={of}",
         )  # fmt: skip
-        saved = torch.load(back)
+        saved = torch.load(back, weights_only=True)
         made = saved["model"]["a.old"]
         if rows is None:
             assert torch.equal(made[:5], whole)
@@ -93,7 +93,7 @@ def test_kept_rows_that_do_not_fit_any_more_are_left_and_said(tmp_path: Path) ->
     torch.save({"model": {"a.old": torch.ones(5, 2)}, "step": 3}, path)
     rule = cut(tmp_path)
     done("apply", path, "-o", new, "--rules", rule, "--set", "rows=2", "--set", "of=5")
-    saved = torch.load(new)
+    saved = torch.load(new, weights_only=True)
     saved["model"]["a.new"] = saved["model"]["a.new"].half()
     torch.save(saved, tmp_path / "half.pt")
     done(
@@ -152,10 +152,10 @@ def test_versions_of_modules_without_tensors_and_states_come_back_in_order(tmp_p
 """,
     )
     assert "downgrade: exact" in done("apply", path, "-o", new, "--rules", rule).out
-    made = torch.load(new)["model"]
+    made = torch.load(new, weights_only=True)["model"]
     assert (list(made), list(made._metadata)) == (["n.p.weight"], ["", "n.p"])
     done("downgrade", new, "-o", back, "--rules", rule)
-    made = torch.load(back)["model"]
+    made = torch.load(back, weights_only=True)["model"]
     assert (list(made), list(made._metadata)) == ([*state], [*state._metadata])
     assert made["m.q._extra_state"] is None
     assert vars(made) == {"_metadata": state._metadata}
