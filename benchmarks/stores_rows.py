@@ -28,6 +28,7 @@ from tasks import (
     STORES_MEMORY,
     STORES_PASSED,
     STORES_PRIVATE,
+    STORES_READ,
     STORES_SHORT,
     STORES_STREAMED,
     Limit,
@@ -289,8 +290,26 @@ def far(bench: Bench) -> list[Limit]:
     return [_ratio(f"{title}: of none", found["far"], found["near"], STORES_FAR)]
 
 
+def reading(bench: Bench) -> list[Limit]:
+    """By ranges, as a run reads, and by boto3's client with 16 threads: processor time."""
+    with _started(bench) as store:
+        if store is None:
+            return []
+        prefix = store.hold(LONG)
+        found: dict[str, list[float]] = {"ours": [], "boto3": []}
+        for number in range(bench.args.rounds):
+            for who in list(found)[:: 1 if number % 2 == 0 else -1]:
+                argv = [PYTHON, HERE / "stores_reading.py", who, BUCKET, prefix]
+                seconds, nbytes = json.loads(store.run(argv).taken.stdout)
+                found[who].append(seconds)
+    spread = report.spread(report.ratios(*found.values()))
+    what = f"reading {nbytes / MB:,.0f} MB by ranges: processor time, of boto3 with 16 threads"
+    return [Limit(what, spread[0], STORES_READ, note=f" ({report.shown(spread)})")]
+
+
 ROWS: dict[str, Callable[[Bench], list[Limit]]] = {
     "stores-copies": copies,
     "stores-short": short,
     "stores-far": far,
+    "stores-reading": reading,
 }

@@ -237,6 +237,8 @@ MEGATRON_FIELDS = 1.3
 # makes the same requests; 50 ms a request, of none; MB of --max-memory, and above it
 STORES_COPIED, STORES_PASSED, STORES_STREAMED = 0.4, 0.1, 0.6
 STORES_SHORT, STORES_FAR, STORES_MEMORY, STORES_PRIVATE = 1.05, 1.5, 256, 80.0
+# processor time of reading by ranges, against boto3's client alone
+STORES_READ = 1.3
 # verify against the apply whose output it checks; MB above what it announces: the interpreter, its
 # libraries, the plan
 VERIFY_LAYOUTS, VERIFY_BLOCKS, VERIFY_PRIVATE = 3.0, 2.0, 120.0

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from http.client import HTTPException
 from typing import Any, Final, NoReturn
 
 from ...core.errors import fail, printable
@@ -157,12 +158,22 @@ class S3Prefix:
                 whole = (start, buffer.nbytes) == (0, item.size)
                 if (span is None and not whole) or (span and int(span[1]) != start):
                     refuse_range(self.location + item.path)
+                raw: Any = getattr(body, "_raw_stream", None)
+                # urllib3's own readinto reads into memory of its own and copies, which is a third
+                # of the processor time of a run; the response below it fills the buffer
+                into = getattr(getattr(raw, "_fp", None), "readinto", body.readinto)
                 done = 0
-                try:
-                    while done < buffer.nbytes and (came := body.readinto(buffer[done:])):
+                with suppress(
+                    IncompleteReadError,
+                    ReadTimeoutError,
+                    ResponseStreamingError,
+                    HTTPException,
+                    OSError,
+                ):
+                    while done < buffer.nbytes and (came := into(buffer[done:])):
                         done += came
-                except (IncompleteReadError, ReadTimeoutError, ResponseStreamingError):
-                    return done
+                    if done == buffer.nbytes and hasattr(raw, "release_conn"):
+                        raw.release_conn()
                 return done
 
 
