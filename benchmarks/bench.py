@@ -34,6 +34,7 @@ import megatron_rows
 import memory
 import plans
 import process
+import ray_rows
 import reader
 import report
 import staging
@@ -55,6 +56,7 @@ ROWS = {
     **staging.ROWS,
     **staging_behind.ROWS,
     **stores_rows.ROWS,
+    **ray_rows.ROWS,
 }
 MB = 1_000_000
 

@@ -239,6 +239,8 @@ STORES_COPIED, STORES_PASSED, STORES_STREAMED = 0.4, 0.1, 0.6
 STORES_SHORT, STORES_FAR, STORES_MEMORY, STORES_PRIVATE = 1.05, 1.5, 256, 80.0
 # processor time of reading by ranges, against boto3's client alone
 STORES_READ = 1.3
+# a run by one worker of Ray, against one process; four workers against one, where there are cores
+RAY_OVERHEAD, RAY_FASTER = 1.1, 3.0
 # verify against the apply whose output it checks; MB above what it announces: the interpreter, its
 # libraries, the plan
 VERIFY_LAYOUTS, VERIFY_BLOCKS, VERIFY_PRIVATE = 3.0, 2.0, 120.0
