@@ -7,12 +7,13 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -317,3 +318,47 @@ def test_a_cluster_that_lets_nobody_in(two: Cluster, scene: Scene, tmp_path: Pat
     assert made.exit == 4, made.err
     assert "error[M985]: cannot reach the cluster (--on ray)" in made.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_client_of_a_cluster(scene: Scene, tmp_path: Path) -> None:
+    """`ray://`: this process is no part of the cluster, and speaks to a server of it."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # a slow machine needs more than Ray's 30 seconds
+    waits = {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "300"}
+    waits["RAY_CLIENT_INITIAL_CONNECTION_TIMEOUT_S"] = "300"
+    waits["RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S"] = "300"
+    here = {**os.environ, **token, **waits, "PYTHONPATH": str(ROOT)}
+    here["RAY_USAGE_STATS_ENABLED"] = "0"
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        port, client = one.getsockname()[1], other.getsockname()[1]
+    words = ["start", "--head", "--block", "--num-cpus=2", "--include-dashboard=false"]
+    words += [f"--port={port}", f"--ray-client-server-port={client}", f"--temp-dir={folder}"]
+    words += ["--object-store-memory=80000000"]
+    head = subprocess.Popen(
+        [sys.executable, "-m", "ray.scripts.scripts", *words],
+        env=here,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while head.poll() is None:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", client)):
+                break
+            time.sleep(0.1)
+        command = [sys.executable, "-m", "migrate", *scene.words(tmp_path / "out"), "-q"]
+        command += ["--format", "json", "--on", f"ray://127.0.0.1:{client}"]
+        made = ended(
+            subprocess.Popen(
+                command, env=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
+        assert made.exit == 0, made.out
+        assert unlike(scene.said, made.json) == {}
+        assert scene.made(tmp_path / "out") == scene.wanted
+    finally:
+        head.terminate()
+        head.wait(HANG)
+        shutil.rmtree(folder, ignore_errors=True)
