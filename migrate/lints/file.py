@@ -41,9 +41,10 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
         followed = (text for param in file.model.params.values() for text in param.follows or ())
         used.update(name for text in followed for name in parse_expression(text).names)
         for name, param in file.model.params.items():
-            # one with choices, or with the sizes of tensors, refuses a checkpoint that says others,
-            # one with limits what params say together
-            refuses = (param.choices or param.shape) and (param.value or param.config)
+            # one with choices, or with two places that have to agree, refuses a checkpoint that
+            # says otherwise, one with limits what params say together
+            places = bool(param.shape) + bool(param.value) + bool(param.config)
+            refuses = places > 1 or (param.choices and (param.value or param.config))
             limits = param.maximum is not None and param.follows
             if not (name in used or refuses or limits):
                 yield finding(

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from make_megatron import (
     ITERATION,
     VOCABULARY,
     arguments,
+    as_ranks,
     build,
     compare_logits,
     make,
@@ -326,7 +326,7 @@ def check(name: str, wanted: str) -> dict[str, list[str]]:
                 continue
             tp, pp, _, ep = GRIDS[grid]
             meet = f"file://{folder}/meeting-{grid}"
-            mp.spawn(judge_rank, (name, grid, here, folder, meet), nprocs=tp * pp * ep)
+            as_ranks(judge_rank, (name, grid, here, folder, meet), tp * pp * ep)
             for rank in range(tp * pp * ep):
                 said = json.loads((folder / f"{name}-{grid}-{rank}.json").read_text())
                 for one, found in said.items():

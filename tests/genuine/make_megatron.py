@@ -620,6 +620,16 @@ def work(rank: int, family: str, grid: str, forms: list[str], folder: Path, meet
     dist.destroy_process_group()
 
 
+def as_ranks(work: Any, args: tuple[Any, ...], count: int) -> None:
+    """Runs `work(rank, *args)` for so many ranks, as forks of this process: importing megatron-core
+    takes longer than all else that most of them do.
+    """
+    from megatron.core import dist_checkpointing, parallel_state  # noqa: F401
+    from megatron.core.models.gpt import GPTModel, gpt_layer_specs  # noqa: F401
+
+    mp.start_processes(work, args, nprocs=count, start_method="fork")
+
+
 def make(family: str, folder: Path, only: dict[str, list[str]] | None = None) -> None:
     """All run folders of a family, as `FORMAT-GRID`, and the model beside them; or `only` some."""
     if not (folder / "hf").exists():
@@ -635,7 +645,7 @@ def make(family: str, folder: Path, only: dict[str, list[str]] | None = None) ->
             continue
         with tempfile.TemporaryDirectory() as there:
             meeting = f"file://{there}/meeting"
-            mp.spawn(work, (family, grid, forms, folder, meeting), nprocs=tp * pp * ep)
+            as_ranks(work, (family, grid, forms, folder, meeting), tp * pp * ep)
         print(family, grid, *forms, flush=True)
 
 

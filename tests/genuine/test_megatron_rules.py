@@ -122,16 +122,35 @@ def test_a_reference_folder_says_how_much_padding_there_is(tmp_path: Path) -> No
         ("num_key_value_heads", 4),
         ("head_dim", 8),
         ("intermediate_size", 48),
+        ("rms_norm_eps", 1e-06),
+        ("rope_theta", 500000.0),
     ],
 )
 def test_a_reference_folder_of_another_model_is_refused(
-    field: str, value: int, tmp_path: Path
+    field: str, value: float, tmp_path: Path
 ) -> None:
     said = json.loads((megatron_runs.family("llama") / "hf" / "config.json").read_text())
+    # of its two spellings the other one
+    assert said.pop("rope_parameters")["rope_theta"] == 10000.0
     (tmp_path / "config.json").write_text(json.dumps({**said, field: value}))
     run = megatron_runs.run_folder("llama", "legacy", "tp2")
     with pytest.raises(migrate.MigrateError, match=f"config.json#{field} says {value}") as refused:
         migrate.plan(run, to="megatron-gpt@llama", side=tmp_path)
+    assert "M510" in {d.code for d in refused.value.diagnostics}
+
+
+@pytest.mark.parametrize("family", sorted(megatron_runs.RUNS))
+@pytest.mark.parametrize("field", ["rms_norm_eps", "rope_theta"])
+def test_numbers_that_no_tensor_says_are_compared_in_every_family(
+    family: str, field: str, tmp_path: Path
+) -> None:
+    said = json.loads((megatron_runs.family(family) / "hf" / "config.json").read_text())
+    at = said if field in said else said["rope_parameters"]
+    at[field] *= 2
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    run = megatron_runs.run_folder(family, "legacy", "1")
+    with pytest.raises(migrate.MigrateError, match=rf"{field} says {at[field]}") as refused:
+        migrate.plan(run, to=f"megatron-gpt@{family}", side=tmp_path)
     assert "M510" in {d.code for d in refused.value.diagnostics}
 
 

@@ -92,7 +92,8 @@ def test_a_param_that_refuses_what_a_checkpoint_says_is_used(lineage: Lineage) -
     gate = "{type: bool, value: args.swiglu, choices: [true], default: true}"
     free = "{type: bool, value: args.swiglu, default: true}"
     sized = "{type: int, config: hidden_size, shape: {key: norm.weight}}"
-    lineage.rules(f"params: {{n: {gate}, m: {free}, o: {sized}}}\n" + RULES)
+    both = "{type: float, value: args.norm_epsilon, config: rms_norm_eps}"
+    lineage.rules(f"params: {{n: {gate}, m: {free}, o: {sized}, p: {both}}}\n" + RULES)
     assert [d.message for d in lineage.found("M607")] == ["nothing uses the param `m`"]
 
 
