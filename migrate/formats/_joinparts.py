@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import fail, listed, printable
-from ..source.blobs import Stored
+from ..core.spec import spec
+from ..source.blobs import ChunkedTensor, Stored, StoredTensor
 from ..source.by_part import with_parts
 from ..source.grids import Replica
 from ..source.pickle.jsonform import to_json
@@ -52,6 +53,8 @@ class RankOfParts:
         self.label = label
         self.replicas: dict[str, list[Replica]] = {}
         self._tensors: dict[str, Stored] = {}
+        # what expert groups have of a tensor of all experts
+        self._grouped: dict[str, list[Stored]] = {}
         self._home: dict[str, str] = {}
         first = members[0].content
         values: dict[Any, tuple[Any, str]] = {}
@@ -70,8 +73,17 @@ class RankOfParts:
                 else:
                     self._compare(key, values[key], (value, called))
             for key, stored in one.tensors.items():
-                self._add(key, stored, path, called, tied)
+                # a file holds each tensor in one place
+                if isinstance(stored, Stored):
+                    self._add(key, stored, path, called, tied)
             versions.update(_versions(one))
+        held: dict[str, StoredTensor] = {**self._tensors}
+        for key, several in self._grouped.items():
+            record = values[key][0]
+            held[key] = whole = self._of_groups(key, several)
+            made = record._replace(shape=whole.spec.shape, strides=(whole.spec.shape[1], 1))
+            values[key] = (made, values[key][1])
+            names[id(made)] = key
         table = first.part.table
         if table is None:
             contradict(label, f"{members[0].called} has no dict of tensors")
@@ -87,9 +99,7 @@ class RankOfParts:
         tree = with_parts(tree, beside, members[0].called)
         others, paths = _outside(tree, members)
         places = {key: place for place, key in enumerate(order)}
-        tensors = dict(
-            sorted(self._tensors.items(), key=lambda one: places.get(one[0], len(places)))
-        )
+        tensors = dict(sorted(held.items(), key=lambda one: places.get(one[0], len(places))))
         self.joined = replace(
             first,
             part=tree,
@@ -136,6 +146,9 @@ class RankOfParts:
                 f"{printable(key)} is {there.spec} in {self._home[key]} and {stored.spec} in "
                 f"{called}",
             )
+        if _megatron.GROUPED.fullmatch(key):
+            self._grouped.setdefault(key, [there]).append(stored)
+            return
         self.replicas[key].append(Replica(path, stored, own if own != key else ""))
 
     def _compare(self, key: Any, one: tuple[Any, str], other: tuple[Any, str]) -> None:
@@ -148,6 +161,31 @@ class RankOfParts:
                 self.label,
                 f"{printable(str(key))} is not the same in {one[1]} and in {other[1]}",
             )
+
+    def _of_groups(self, key: str, several: Sequence[Stored]) -> ChunkedTensor:
+        """The tensor of all experts, of which each group's is a run of bytes, and so of rows. M925
+        where it is none.
+        """
+        found, size = _megatron.GROUPED.fullmatch(key), len(several)
+        one = several[0].spec
+        shape = one.shape
+        if found is not None and len(shape) == 2:
+            shape = (shape[0], shape[1] * size) if found[2] == "1" else (shape[0] * size, shape[1])
+        if len(shape) != 2 or shape[0] % size or any(held.strides for held in several):
+            fail(
+                "M925",
+                f"{self.label}: {printable(key)}, of all experts, is {one} in each of {size} "
+                "groups, which is no run of rows of the whole",
+                help="save it with another implementation of experts (`SequentialMLP` or "
+                "Transformer Engine's), or as a distributed checkpoint",
+            )
+        rows = shape[0] // size
+        part = spec(one.dtype, (rows, shape[1]))
+        return ChunkedTensor(
+            spec(one.dtype, shape),
+            tuple(held._replace(spec=part) for held in several),
+            tuple((rows * n, 0) for n in range(size)),
+        )
 
 
 def _outside(tree: FileTree, members: Sequence[Member]) -> tuple[dict[str, Stored], dict[int, str]]:

@@ -40,7 +40,9 @@ _EXPERT = re.compile(
 )
 # stands for the number of any expert
 _ANY = "*"
-_GROUPED = re.compile(r"(?:.+\.)?experts\.weight[12]")
+# GroupedMLP's matrices of all experts of a group, in memory one expert after the other: `weight1`
+# is [hidden, experts * rows] of (experts, hidden, rows), `weight2` [experts * columns, hidden]
+GROUPED = re.compile(r"((?:.+\.)?)experts\.weight([12])", re.ASCII)
 UNTIED = "untie_embeddings_and_output_weights"
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 _FINAL = ("decoder.final_layernorm.", "encoder.final_layernorm.")
@@ -318,7 +320,7 @@ def numbers_in(names: Iterable[str]) -> Numbers:
             if expert := _EXPERT.match(name):
                 experts.add(int(expert["e"]))
                 of_experts.setdefault(_of_any_expert(expert), set()).add(int(expert["e"]))
-            elif not grouped and _GROUPED.fullmatch(name):
+            elif not grouped and GROUPED.fullmatch(name):
                 grouped = name
     lost = next(
         (

@@ -9,18 +9,20 @@ be cut so is known from its keys, before a tensor is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import fail, listed, option, plural, printable
-from ..core.spec import Spec
+from ..core.spec import Spec, spec
 from ..source.by_part import of_part, without_parts
 from ..source.grids import AskedGrid, WrittenGrid
 from ..source.jsontext import collector_paused
 from ..source.paths import HISTORY
-from ..source.pickle.tree import DictNode
+from ..source.pickle.tree import DictNode, TensorRecord
 from ..source.shards import MAX_RANKS, by_rank
-from ..source.target import OutputFile, Target, TargetTree, check_holds
+from ..source.target import OutputFile, Placed, Target, TargetTree, check_holds, output_record
 from ..source.tree import FileTree, tensor_records
 from . import _megatron
 from ._joinparts import with_value
@@ -167,11 +169,8 @@ def _groups(asked: AskedGrid, numbers: _megatron.Numbers, groups: int) -> None:
     """M929 unless experts divide by groups."""
     count = len(numbers.experts)
     if numbers.grouped:
-        _refuse(
-            f"{printable(numbers.grouped)} has all experts in one tensor, and such experts are not "
-            f"dealt out to {groups} groups",
-            "write one group, or give experts tensors of their own",
-        )
+        # how many there are is known from tensors
+        return
     if not count:
         _refuse(
             f"{groups} expert groups of a model without experts",
@@ -310,6 +309,10 @@ class _Cutter:
         # the key of each tensor that is written again -> its own, and how often each was
         self.copies: dict[str, str] = {}
         self._times: dict[str, int] = {}
+        # the key of each group's part of a tensor of all experts, by the identity of its record
+        self._parts: dict[int, tuple[str, TensorRecord]] = {}
+        # of these keys that of the whole, and where in its bytes the part begins
+        self._wholes: dict[str, tuple[str, int]] = {}
 
     def files(self) -> Iterator[OutputFile]:
         """The files, by tensor-parallel rank, stage and expert group."""
@@ -371,6 +374,7 @@ class _Cutter:
         """The pairs by virtual stage, stage and expert group; under None what all groups have."""
         found: dict[tuple[int, int, int | None], _Pairs] = {}
         pairs = tuple(pairs)
+        known = dict(pairs)
         # of modules most have no tensor; parts that were joined have theirs one behind the other
         order = self._order
         if modules:
@@ -380,12 +384,47 @@ class _Cutter:
             place = order.rank(_megatron.form_of(key)) if modules else spot.rank
             stages = range(self._stages) if spot.stage is None else (spot.stage,)
             virtual = range(self._virtual) if spot.virtual is None else (spot.virtual,)
-            for v in virtual:
-                for p in stages:
-                    found.setdefault((v, p, spot.group), []).append((place, spot.local, value))
-        for held in found.values():
-            held.sort(key=_place)
+            held = [(spot.group, value)]
+            if self._count > 1 and _megatron.GROUPED.fullmatch(key) and not modules:
+                held = list(enumerate(self._of_groups(key, value, known)))
+            for v, p, (group, one) in product(virtual, stages, held):
+                found.setdefault((v, p, group), []).append((place, spot.local, one))
+        for dealt in found.values():
+            dealt.sort(key=_place)
         return found
+
+    def _of_groups(self, key: str, value: Any, known: Mapping[Any, Any]) -> Iterator[TensorRecord]:
+        """What each expert group has of a tensor of all experts, whose number the router tells."""
+        found, groups = _megatron.GROUPED.fullmatch(key), self._count
+        whole = self._tree.names.get(id(value), "")
+        router = known.get(f"{found[1]}router.weight") if found is not None else None
+        there = self._specs.get(self._tree.names.get(id(router), ""))
+        held = self._specs.get(whole)
+        if found is None or held is None or len(held.shape) != 2 or there is None:
+            _refuse(
+                f"{printable(key)} has all experts in one tensor, and no router tells how many",
+                "write one group",
+            )
+        if there.shape[0] % groups:
+            _refuse(
+                f"{there.shape[0]} experts of {printable(key)} do not divide by {groups} groups",
+                f"the number of groups can be {_divisors(there.shape[0])}",
+            )
+        at = 1 if found[2] == "1" else 0
+        if held.shape[at] % groups:
+            _refuse(f"{printable(key)}, {held}, does not divide by {groups} groups", None)
+        shape = list(held.shape)
+        shape[at] //= groups
+        part = spec(held.dtype, tuple(shape))
+        for group in range(groups):
+            name = f"{whole}#{group}"
+            while name in self._specs:
+                name += "#"
+            record = output_record(part, value)
+            self._specs[name] = part
+            self._parts[id(record)] = name, record
+            self._wholes[name] = whole, part.nbytes * group
+            yield record
 
     def _spot(self, name: str) -> _Spot:
         known = self._spots.get(name)
@@ -453,12 +492,23 @@ class _Cutter:
         first: dict[str, str] = {}
         there: dict[str, str] = {}
         for record in tensor_records([root]):
+            if id(record) in self._parts:
+                names[id(record)] = self._parts[id(record)][0]
+                continue
             key = self._tree.names[id(record)]
             names[id(record)] = made = self._again(key)
             tied = self._tree.first.get(key, key)
             first[made] = there.setdefault(tied, made)
         tree = TargetTree((), names, {}, first, self._tree.carries)
-        return file(name, FileTree(root, None), self._specs, tree, None)
+        whole = file(name, FileTree(root, None), self._specs, tree, None)
+        if not self._parts:
+            return whole
+        return replace(whole, tensors=tuple(map(self._within, whole.tensors)))
+
+    def _within(self, placed: Placed) -> Placed:
+        """The place as that of a stretch of the whole tensor, if it is of one."""
+        key, start = self._wholes.get(placed.key, (placed.key, placed.start))
+        return placed._replace(key=key, start=start)
 
     def _again(self, key: str) -> str:
         """What a tensor is called in the files, each time otherwise."""

@@ -29,7 +29,7 @@ from ..source.target import Target, TargetTree, check_holds, items_of, plain_par
 from ..source.tree import PARTS, STATE, FileTree, is_state, kept_by_part, tensor_records
 from ._dcpentries import SavedTree, named_anew, unshared
 from ._dcpwrite import EntryPiece, EntryWriter, require_one_rank
-from ._megatron import facts_of, folder_of
+from ._megatron import GROUPED, facts_of, folder_of
 from ._runs import TRACKER, tracker_of
 from ._torchdistkeys import (
     CONTENT,
@@ -70,7 +70,6 @@ _OUTPUT_STATE = f"output_layer.{STATE}"
 # the state of all experts of Transformer Engine's, which is one in its modules
 _OF_ALL = re.compile(rf"(?:.+\.)?experts\.linear_fc[12]\.{STATE}")
 _IN_EXPERTS = ".experts."
-_GROUPED = re.compile(r"(?:.+\.)?experts\.weight[12]")
 _PART = re.compile(r"mp_rank_([0-9]{2,5})(?:_([0-9]{3,5}))?", re.ASCII)
 _FORMAT = "Megatron's torch_dist"
 
@@ -271,7 +270,7 @@ class DistEntries:
                 list(held),
                 f"write another format: {option('output_format', 'safetensors')}",
             )
-        if grouped := [key for key in held if _GROUPED.fullmatch(key)]:
+        if grouped := [key for key in held if GROUPED.fullmatch(key)]:
             spelled = option("params", "experts=te")
             _refuse(
                 "each expert has matrices of its own there, and these are of all",

@@ -606,15 +606,7 @@ def _experts(parts: Sequence[_Part], groups: int, label: str) -> None:
     facts, counts = parts[0].facts, dict[int, str]()
     for part in parts:
         for held in part.numbers:
-            if groups > 1 and held.grouped:
-                fail(
-                    "M925",
-                    f"{label}: {part.called} has all experts of its group in one tensor, "
-                    f"{printable(held.grouped)}, and such groups are not joined",
-                    help="save it with another implementation of experts (`SequentialMLP` or "
-                    "Transformer Engine's), or as a distributed checkpoint",
-                )
-            if not held.experts:
+            if not (held.experts or held.grouped):
                 continue
             if facts.expert_tensor is not None:
                 fail(
@@ -625,6 +617,10 @@ def _experts(parts: Sequence[_Part], groups: int, label: str) -> None:
                     help="save it with expert_tensor_parallel_size equal to "
                     "tensor_model_parallel_size, or as a distributed checkpoint",
                 )
+            if held.grouped and facts.experts is not None and facts.experts % groups:
+                contradict(label, f"args say {facts.experts} experts in {groups} groups")
+            if not held.experts:
+                continue
             if absent := _absent(held.experts):
                 contradict(label, f"{part.called} lacks experts: {listed(absent, 8)}")
             if held.lost:

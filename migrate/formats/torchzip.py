@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from ..core.errors import CheckpointError, Report, fail, listed, printable
 from ..core.spec import BITS, PACKED, Spec
 from ..source import zip_archive
-from ..source.blobs import FileBlob, Stored
+from ..source.blobs import FileBlob, Stored, StoredTensor
 from ..source.index import FileSource, Index, Source
 from ..source.jsontext import collector_paused
 from ..source.paths import HISTORY, MAX_HISTORY, Folder, Place, look_beside, read_history
@@ -475,7 +475,7 @@ class TorchFile:
     """
 
     part: FileTree
-    tensors: dict[str, Stored]
+    tensors: Mapping[str, StoredTensor]
     others: dict[str, Stored]
     names: dict[int, str]
     paths: dict[int, str]

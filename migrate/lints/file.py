@@ -43,7 +43,7 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
         for name, param in file.model.params.items():
             # one with choices, or with two places that have to agree, refuses a checkpoint that
             # says otherwise, one with limits what params say together
-            places = bool(param.shape) + bool(param.value) + bool(param.config)
+            places = sum(map(bool, (param.shape, param.absent, param.value, param.config)))
             refuses = places > 1 or (param.choices and (param.value or param.config))
             limits = param.maximum is not None and param.follows
             if not (name in used or refuses or limits):

@@ -114,6 +114,8 @@ GRIDS = [
     ("mixtral", "ep2", "pp2-ep2", ("pp=2",)),
     ("mixtral", "pp2-ep2", "pp2-vpp2", ("ep=1", "vpp=2")),
     ("qwen3-moe", "ep2", "pp2", ("ep=1", "pp=2")),
+    ("mixtral", "1-grouped", "ep2-grouped", ("ep=2",)),
+    ("mixtral", "ep2-grouped", "1-grouped", ("ep=1",)),
 ]
 
 
@@ -167,6 +169,7 @@ def test_written_as_it_was_it_is_the_same_to_the_bit(tmp_path: Path, name: str, 
         ("qwen3", "pp2-vpp2"),
         ("mixtral", "ep2"),
         ("mixtral", "pp2-ep2"),
+        ("mixtral", "ep2-grouped"),
         ("qwen3-moe", "tp2"),
     ],
 )
@@ -264,6 +267,7 @@ HF = [
     ("qwen2", "tp2-pp2", ("tp=2", "pp=2", "head_dim=4")),
     ("mixtral", "ep2", ("ep=2", "head_dim=4", "experts=local")),
     ("mixtral", "tp2-ep2", ("tp=2", "ep=2", "head_dim=4", "experts=local")),
+    ("mixtral", "ep2-grouped", ("ep=2", "head_dim=4", "experts=grouped")),
 ]
 
 
@@ -417,12 +421,24 @@ def test_a_stamp_whose_grid_is_none_is_ignored(tmp_path: Path, wrong: dict[str, 
     assert "the stamp cannot be read and is ignored" in found.err
 
 
-def test_experts_of_a_group_in_one_tensor_are_not_dealt_out(tmp_path: Path) -> None:
-    model = gpt(2) | {f"decoder.layers.{n}.mlp.experts.weight1": torch.ones(4, 8) for n in (0, 1)}
-    write_run(tmp_path / "run", model, (((0, 1),),), args={})
+@pytest.mark.parametrize(
+    ("router", "columns", "why"),
+    [
+        (None, 8, "has all experts in one tensor, and no router tells how many"),
+        (3, 6, "3 experts of decoder.layers.0.mlp.experts.weight1 do not divide by 2 groups"),
+        (4, 9, "decoder.layers.0.mlp.experts.weight1, float32 [4, 9], does not divide by 2 groups"),
+    ],
+)
+def test_experts_in_one_tensor_that_do_not_divide(
+    tmp_path: Path, router: int | None, columns: int, why: str
+) -> None:
+    block = "decoder.layers.0.mlp"
+    model = gpt(1) | {f"{block}.experts.weight1": torch.ones(4, columns)}
+    if router is not None:
+        model[f"{block}.router.weight"] = torch.ones(router, 4)
+    write_run(tmp_path / "run", model, (((0,),),), args={})
     found = run("plan", tmp_path / "run", *TO[:2], "--set", "ep=2")
-    assert "[M929]" in found.err
-    assert "decoder.layers.0.mlp.experts.weight1 has all experts in one tensor" in found.err
+    assert (found.exit, "[M929]" in found.err, why in found.err) == (2, True, True), found.err
 
 
 def test_what_stands_in_no_stage_that_is_known_is_named(tmp_path: Path) -> None:

@@ -469,6 +469,13 @@ def test_ranks_of_one_stage_have_the_same_keys(tmp_path: Path) -> None:
     assert "decoder.final_layernorm.weight" in refused(tmp_path, "M924")
 
 
+def grouped(root: dict[str, Any]) -> None:
+    """Puts the experts of a layer into one tensor, as GroupedMLP has them."""
+    for key in [key for key in root["model"] if ".local_experts." in key]:
+        del root["model"][key]
+    root["model"]["decoder.layers.0.mlp.experts.weight2"] = torch.ones(4, 4)
+
+
 GROUPS: dict[str, tuple[Callable[..., None], str, tuple[str, ...]]] = {
     "experts that do not divide": (
         lambda name, root: setattr(root["args"], "num_experts", 5),
@@ -536,12 +543,42 @@ GROUPS: dict[str, tuple[Callable[..., None], str, tuple[str, ...]]] = {
         "M925",
         ("2 tensor-parallel ranks and the rest for 1",),
     ),
-    "experts in one tensor": (
+    "experts in one tensor, of another shape": (
         lambda name, root: root["model"].update(
-            {"decoder.layers.0.mlp.experts.weight1": torch.ones(4, 4)}
+            {"decoder.layers.0.mlp.experts.weight1": torch.ones(3, 4)}
+        ),
+        "M925",
+        ("decoder.layers.0.mlp.experts.weight1", "float32 [3, 4] in each of 2 groups"),
+    ),
+    "experts in one tensor, in columns": (
+        lambda name, root: root["model"].update(
+            {"decoder.layers.0.mlp.experts.weight1": torch.ones(4, 4).T}
         ),
         "M925",
         ("decoder.layers.0.mlp.experts.weight1",),
+    ),
+    "experts in one tensor, of unlike groups": (
+        lambda name, root: root["model"].update(
+            {"decoder.layers.0.mlp.experts.weight2": torch.ones(4 + (name == LAST), 4)}
+        ),
+        "M924",
+        ("float32 [4, 4] in mp_rank_00_000 and float32 [5, 4] in mp_rank_00_001",),
+    ),
+    "experts in one tensor that do not divide": (
+        lambda name, root: (
+            grouped(root),
+            setattr(root["args"], "num_experts", 3),
+        ),
+        "M924",
+        ("args say 3 experts in 2 groups",),
+    ),
+    "experts in one tensor with a tensor parallelism of their own": (
+        lambda name, root: (
+            grouped(root),
+            setattr(root["args"], "expert_tensor_parallel_size", 2),
+        ),
+        "M925",
+        ("2 tensor-parallel ranks and the rest for 1",),
     ),
 }
 

@@ -140,16 +140,18 @@ def test_a_reference_folder_of_another_model_is_refused(
 
 
 @pytest.mark.parametrize("family", sorted(megatron_runs.RUNS))
-@pytest.mark.parametrize("field", ["rms_norm_eps", "rope_theta"])
-def test_numbers_that_no_tensor_says_are_compared_in_every_family(
+@pytest.mark.parametrize("field", ["rms_norm_eps", "rope_theta", "tie_word_embeddings"])
+def test_what_a_model_computes_with_is_compared_in_every_family(
     family: str, field: str, tmp_path: Path
 ) -> None:
     said = json.loads((megatron_runs.family(family) / "hf" / "config.json").read_text())
     at = said if field in said else said["rope_parameters"]
-    at[field] *= 2
+    at[field] = not at[field] if field.startswith("tie") else at[field] * 2
     (tmp_path / "config.json").write_text(json.dumps(said))
     run = megatron_runs.run_folder(family, "legacy", "1")
-    with pytest.raises(migrate.MigrateError, match=rf"{field} says {at[field]}") as refused:
+    with pytest.raises(
+        migrate.MigrateError, match=rf"{field} says {json.dumps(at[field])}"
+    ) as refused:
         migrate.plan(run, to=f"megatron-gpt@{family}", side=tmp_path)
     assert "M510" in {d.code for d in refused.value.diagnostics}
 
