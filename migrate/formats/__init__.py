@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMATS", "PARTS", "Format", "as_saved", "describe_entries", "fit_grid", "get", "open",
-    "roots_of_grid", "tree_as_saved",
+    "roots_of_grid", "tree_as_saved", "without_distributed",
 ]  # fmt: skip
 
 
@@ -272,6 +272,15 @@ def roots_of_grid(grid: WrittenGrid, specs: Mapping[str, Any]) -> Callable[[Any,
     from ._partswrite import roots_of
 
     return roots_of(grid, specs)
+
+
+def without_distributed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values beside a model, as JSON, without those that Megatron's distributed format adds to
+    them by itself.
+    """
+    from ._torchdistkeys import without_usual
+
+    return without_usual(values)
 
 
 def describe_entries() -> DescribedEntries:

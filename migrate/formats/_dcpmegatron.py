@@ -28,9 +28,11 @@ from ._torchdistkeys import (
     GATED,
     HALVES,
     STACKS,
+    VERSIONS,
     ModelKey,
     ShardKey,
     Spelling,
+    are_versions,
     part_name,
     ranks_of_parts,
     read_name,
@@ -295,12 +297,19 @@ class _Arranged:
     def tree(self, common: DictNode) -> DictNode:
         """All of it, in the order in which the training script saves."""
         new: dict[str, Any] = {}
+        versions = common.get(VERSIONS)
+        if not are_versions(versions):
+            versions = None
+        else:
+            common = replace(common, pairs=tuple(p for p in common.pairs if p[0] != VERSIONS))
         for path, table in self._tables.items():
             if not path:
                 new.update(table)
                 continue
             keys = in_natural_order(table) if path == _MODEL else list(table)
             node = DictNode("dict", tuple((key, table[key]) for key in keys), None)
+            if path == _MODEL and versions is not None:
+                node = replace(node, kind="OrderedDict", attributes=versions)
             for part in reversed(path[1:]):
                 node = DictNode("dict", ((part, node),), None)
             new[path[0]] = self._merged(path[0], new.get(path[0], node), node)

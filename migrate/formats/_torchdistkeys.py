@@ -30,6 +30,11 @@ _SHARD = re.compile(r"(.+)/shard_([0-9]{1,9}(?:\.[0-9]{1,9})*)_([0-9]{1,9}(?:\.[
 _MEMBER = re.compile(r"(weight|bias)([0-9]{1,9})", re.ASCII)
 # what Megatron says of how a checkpoint is made, and in it that layers are numbered
 CONTENT, _NUMBERED = "content_metadata", "non_homogeneous_layers"
+# the same where it has nothing special to say
+USUAL_CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+# where `common.pt` holds what a state dict has beside its tensors, which Megatron does not save
+VERSIONS = "migrate.versions"
+_OF_MODULES = frozenset({"_metadata", "_metadata_kept"})
 # the place of a number in a key
 _GAP = "\0"
 
@@ -257,6 +262,25 @@ def with_numbers(common: Mapping[str, Any]) -> dict[str, Any]:
         return dict(common)
     pairs = () if content is None else content.pairs
     return {**common, CONTENT: DictNode("dict", (*pairs, (_NUMBERED, True)), None)}
+
+
+def are_versions(attributes: Any) -> bool:
+    """Whether the attributes of a state dict are the versions of its modules and nothing else."""
+    return (
+        type(attributes) is DictNode
+        and bool(attributes.pairs)
+        and all(
+            type(key) is str and key in _OF_MODULES and type(value) is DictNode
+            for key, value in attributes.pairs
+        )
+    )
+
+
+def without_usual(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values beside a model, as JSON, without what every distributed checkpoint has of them."""
+    said = values.get(CONTENT)
+    usual = isinstance(said, dict) and {**said, _NUMBERED: 0} == {**USUAL_CONTENT, _NUMBERED: 0}
+    return {key: value for key, value in values.items() if not (usual and key == CONTENT)}
 
 
 def singles(content: Any) -> bool:

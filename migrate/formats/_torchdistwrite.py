@@ -36,9 +36,12 @@ from ._torchdistkeys import (
     GATED,
     HALVES,
     STACKS,
+    USUAL_CONTENT,
+    VERSIONS,
     EntryKey,
     ShardKey,
     Spelling,
+    are_versions,
     entry_of,
     fused_norm,
     layers_differ,
@@ -56,10 +59,7 @@ _MARKER = (
 )
 _MODEL, _OPTIMIZER, _RANDOM = "model", "optimizer", "rng_state"
 _CHAINED = "chained_"
-# what Megatron says of a checkpoint that it writes, where it has nothing special to say
-_CONTENT = DictNode(
-    "dict", (("singleton_local_shards", False), ("chained_optim_avoid_prefix", True)), None
-)
+_CONTENT = DictNode("dict", tuple(USUAL_CONTENT.items()), None)
 # linear layers, each of which has an extra state: None, where it is Megatron's own
 _LINEAR = re.compile(
     r"(?:decoder|encoder)\.layers\.[0-9]+\..*"
@@ -144,14 +144,20 @@ def saved_part(part: FileTree) -> tuple[FileTree, list[str]]:
     if table is None or type(root) is not DictNode or part.at not in ((), (_MODEL,)):
         where = "the checkpoint is no dict" if part.at is None else f"it is `{'.'.join(part.at)}`"
         fail("M916", f"{_FORMAT} has the model under `{_MODEL}`, and {printable(where)}")
-    lost = ["`_metadata` of the model"] * (table.attributes is not None)
+    attributes = table.attributes if are_versions(table.attributes) else None
+    lost = ["attributes of the model"] * (table.attributes is not attributes)
     pairs = dict(root.pairs) if part.at else {_MODEL: table}
     if any(type(key) is not str for key in (*pairs, *(key for key, _ in table.pairs))):
         fail("M916", f"{_FORMAT} has keys that are texts, and nothing else")
     pairs.setdefault(CONTENT, _CONTENT)
     if _uneven(table.pairs):
         pairs = with_numbers(pairs)
-    pairs[_MODEL] = DictNode("dict", tuple(_completed(dict(table.pairs)).items()), None)
+    pairs[_MODEL] = DictNode(
+        "dict" if attributes is None else "OrderedDict",
+        tuple(_completed(dict(table.pairs)).items()),
+        None,
+        attributes,
+    )
     kind = "dict" if part.at == () else root.kind
     return FileTree(DictNode(kind, tuple(pairs.items()), None), (_MODEL,)), lost
 
@@ -260,6 +266,8 @@ class DistEntries:
                 pairs.append((key, self._optimizer(key, value, held)))
             elif key != _MODEL:
                 pairs.append((key, value))
+        if model.attributes is not None:
+            pairs.append((VERSIONS, DictNode("dict", model.attributes.pairs, None)))
         self.common = DictNode(root.kind, tuple(pairs), None)
 
     def _check(self, held: Mapping[str, Any]) -> None:

@@ -141,13 +141,16 @@ def values_for(
         return values
     here = values_of(source.index.tree.parts[0])
     before, after = values or (here, here)
-    args = after.get(ARGS) if after else None
-    if not (after and isinstance(args, dict) and isinstance(args.get(_SAVED_AS), str)):
+    if not after:
         return values
-    said: dict[str, Any] = {_SAVED_AS: _PARTS if grid else WHOLE_TENSORS}
-    if type(args.get(_DISTRIBUTED)) is bool:
-        said[_DISTRIBUTED] = not grid
-    return values if args == {**args, **said} else (before, {**after, ARGS: {**args, **said}})
+    made = formats.without_distributed(after) if grid else after
+    args = made.get(ARGS)
+    if isinstance(args, dict) and isinstance(args.get(_SAVED_AS), str):
+        said: dict[str, Any] = {_SAVED_AS: _PARTS if grid else WHOLE_TENSORS}
+        if type(args.get(_DISTRIBUTED)) is bool:
+            said[_DISTRIBUTED] = not grid
+        made = {**made, ARGS: {**args, **said}}
+    return values if made == after else (before, made)
 
 
 def cut_of(made: Index, opened: Source, path: MigrationPath) -> CutParts:
