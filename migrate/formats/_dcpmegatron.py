@@ -27,6 +27,7 @@ from ._torchdistkeys import (
     EXPERTS,
     GATED,
     HALVES,
+    OF_EXPERT,
     STACKS,
     VERSIONS,
     ModelKey,
@@ -37,6 +38,7 @@ from ._torchdistkeys import (
     ranks_of_parts,
     read_name,
     read_shard,
+    says_nothing,
     with_numbers,
 )
 
@@ -228,8 +230,25 @@ class _Arranged:
             self._note(key, name, counts)
 
         model = self._tables.get(_MODEL, {})
+        self._gather_states(model)
         if any(key.startswith(STACKS) and is_state(key) for key in model):
             model.setdefault(_LEFT_OUT, None)
+
+    def _gather_states(self, model: dict[str, Any]) -> None:
+        """Gives groups of experts one state, as their module has it, where none of theirs says
+        anything.
+        """
+        groups: dict[str, list[str]] = {}
+        for key in model if not self._spelling.experts else ():
+            if EXPERTS in key and is_state(key) and (found := OF_EXPERT.fullmatch(key)):
+                groups.setdefault(f"{found[1]}.{STATE}", []).append(key)
+        for joint, keys in groups.items():
+            states = [model[key] for key in keys]
+            alike = all(map(says_nothing, states)) and len(set(map(type, states))) == 1
+            if alike and joint not in model:
+                model[joint] = states[0]
+                for key in keys:
+                    del model[key]
 
     def check(self) -> None:
         """Problems for layers and experts that are missing, or differ in number."""

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..source.pickle.tree import DictNode, ListNode
+from ..source.pickle.tree import DictNode, ListNode, TensorRecord
 from ..source.tree import STATE, kept_by_part
 from ._megatron import SIZES
 
@@ -28,6 +28,8 @@ _NORMS = {
 }
 _SHARD = re.compile(r"(.+)/shard_([0-9]{1,9}(?:\.[0-9]{1,9})*)_([0-9]{1,9}(?:\.[0-9]{1,9})*)")
 _MEMBER = re.compile(r"(weight|bias)([0-9]{1,9})", re.ASCII)
+# the state of an expert among those of one group of linear layers, and before it their module
+OF_EXPERT = re.compile(rf"((?:.+\.)?experts\.linear_fc[12])\.([0-9]{{1,9}})\.{STATE}", re.ASCII)
 # what Megatron says of how a checkpoint is made, and in it that layers are numbered
 CONTENT, _NUMBERED = "content_metadata", "non_homogeneous_layers"
 # the same where it has nothing special to say
@@ -189,6 +191,13 @@ def _take_expert(parts: list[str], apart: bool) -> int | None:
     if number is not None:
         parts[at:] = [EXPERTS, *([str(number)] if apart else []), *rest]
     return number
+
+
+def says_nothing(state: Any) -> bool:
+    """Whether an extra state is None or, as Transformer Engine writes it without FP8, empty: that
+    of a group of experts is the state of each of them then.
+    """
+    return state is None or (type(state) is TensorRecord and state.shape == (0,))
 
 
 class ShardKey(NamedTuple):

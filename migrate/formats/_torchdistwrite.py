@@ -47,6 +47,7 @@ from ._torchdistkeys import (
     layers_differ,
     ranks_of_parts,
     read_name,
+    says_nothing,
     singles,
     with_numbers,
 )
@@ -63,7 +64,7 @@ _CONTENT = DictNode("dict", tuple(USUAL_CONTENT.items()), None)
 # linear layers, each of which has an extra state: None, where it is Megatron's own
 _LINEAR = re.compile(
     r"(?:decoder|encoder)\.layers\.[0-9]+\..*"
-    r"linear_[a-z0-9_]+\.weight([0-9]*)",
+    r"linear_[a-z0-9_]+\.weight[0-9]*",
     re.ASCII,
 )
 _OUTPUT_STATE = f"output_layer.{STATE}"
@@ -178,19 +179,16 @@ def _uneven(pairs: Sequence[tuple[str, Any]]) -> bool:
 
 def _completed(held: Mapping[str, Any]) -> dict[str, Any]:
     """The model's dict with the states that Megatron asks for in each linear layer: None, where it
-    has none at all, and None for each expert, where those of experts are None in whatever modules.
+    has none at all, and None for all experts, where theirs are None in whatever modules.
     """
     made = dict(held)
     states = [key for key in held if is_state(key)]
-    linear = {
-        # a group of linear layers has a state for each
-        f"{key.rpartition('.')[0]}{found[1] and f'.{found[1]}'}.{STATE}": None
-        for key in held
-        if (found := _LINEAR.fullmatch(key)) is not None
-    }
+    # a group of linear layers has one state
+    linear = {f"{key.rpartition('.')[0]}.{STATE}": None for key in held if _LINEAR.fullmatch(key)}
+    experts = [key for key in states if _IN_EXPERTS in key]
     if not states:
         made.update(linear)
-    elif experts := [key for key in states if _IN_EXPERTS in key and held[key] is None]:
+    elif experts and all(held[key] is None for key in experts):
         for key in experts:
             del made[key]
         linear = {key: None for key in linear if _IN_EXPERTS in key}
@@ -285,8 +283,13 @@ class DistEntries:
                 grouped,
                 f"take them apart: {spelled}",
             )
-        if joint := [key for key in held if _OF_ALL.fullmatch(key)]:
-            _refuse("each expert has a state of its own there, and these are of all", joint)
+        if joint := [k for k in held if _OF_ALL.fullmatch(k) and not says_nothing(held[k])]:
+            _refuse(
+                "each expert has a state of its own there, and these are of all",
+                joint,
+                "leave them out by a rule of your own (`drop`), or write another format: "
+                f"{option('output_format', 'torch')}",
+            )
         if objects := [key for key, value in held.items() if type(value) is Composite]:
             _refuse("it has no tensors that are objects", objects, "dequantize them")
         if others := [
@@ -324,10 +327,10 @@ class DistEntries:
         tensors: list[_Layered] = []
         states: list[_Layered] = []
         for key, value in held.items():
-            if key != _OUTPUT_STATE or value is not None:
-                (states if is_state(key) else tensors).append(
-                    _Layered(key, self._entry(key), value)
-                )
+            if not is_state(key):
+                tensors.append(_Layered(key, self._entry(key), value))
+            elif key != _OUTPUT_STATE or value is not None:
+                states += [_Layered(key, self._entry(one), value) for one in _of_each(key, held)]
         for name, several in _grouped(tensors):
             self._tensor(name, several)
         for name, several in _grouped(states):
@@ -431,6 +434,16 @@ class DistEntries:
 
 def _without(node: DictNode, key: str) -> DictNode:
     return replace(node, pairs=tuple(pair for pair in node.pairs if pair[0] != key))
+
+
+def _of_each(state: str, held: Mapping[str, Any]) -> Iterable[str]:
+    """The states that one of a group of experts becomes; any other itself."""
+    if not _OF_ALL.fullmatch(state):
+        return (state,)
+    module, count = state.removesuffix(STATE), 0
+    while f"{module}weight{count}" in held:
+        count += 1
+    return [f"{module}{expert}.{STATE}" for expert in range(count)] or (state,)
 
 
 def _listed(value: Any) -> ListNode:

@@ -419,6 +419,25 @@ def test_extra_states_belong_to_their_modules(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("odd", [None, torch.ones(1, dtype=torch.uint8)])
+def test_states_of_experts_are_one_only_where_none_says_anything(odd: Any, tmp_path: Path) -> None:
+    experts = "decoder.layers.mlp.experts.experts.linear_fc1"
+    state: dict[str, Any] = {f"{experts}.weight": seeded(2, 2, 3)}
+    for layer in range(2):
+        for expert in range(2):
+            other = (layer, expert) == (1, 1)
+            held = odd if other else torch.empty(0, dtype=torch.uint8)
+            state[f"{experts}._extra_state/shard_{layer}.{expert}_2.2"] = [held]
+    with formats.open(made(tmp_path / "c", state)) as source:
+        assert source.index.tree is not None
+        model = source.index.tree.parts[0].root.get("model")
+        assert [key for key, _ in model.pairs if "experts" in key and "_extra" in key] == [
+            "decoder.layers.0.mlp.experts.linear_fc1._extra_state",
+            "decoder.layers.1.mlp.experts.linear_fc1.0._extra_state",
+            "decoder.layers.1.mlp.experts.linear_fc1.1._extra_state",
+        ]
+
+
 class TestWhatContradictsItself:
     """Each is refused, and names what is wrong."""
 

@@ -449,7 +449,7 @@ EXPERTS = ("pre_mlp_layernorm.weight", "pre_mlp_layernorm._extra_state", "mlp.ro
 TE = {"transformer_impl": "transformer_engine", "moe_grouped_gemm": True}
 
 
-@pytest.mark.parametrize("kind", ["dense", "experts"])
+@pytest.mark.parametrize("kind", ["dense", "None", "empty"])
 def test_the_names_of_transformer_engine(kind: str, tmp_path: Path) -> None:
     names = (*ATTENTION, *(DENSE if kind == "dense" else EXPERTS))
     one: dict[str, Any] = {
@@ -458,9 +458,10 @@ def test_the_names_of_transformer_engine(kind: str, tmp_path: Path) -> None:
         else seeded(2, 3) + number
         for number, name in enumerate(names)
     }
-    if kind == "experts":
+    if kind != "dense":
         # one state for all, which says nothing
-        one |= {f"mlp.experts.linear_fc{n}._extra_state": None for n in (1, 2)}
+        nothing = None if kind == "None" else torch.empty(0, dtype=torch.uint8)
+        one |= {f"mlp.experts.linear_fc{n}._extra_state": nothing for n in (1, 2)}
     model = {**layers(one, one), "decoder.final_layernorm._extra_state": None}
     state = {"args": argparse.Namespace(**TE, num_layers=2), "model": model}
     torch.save(state, tmp_path / "in.pt")
@@ -469,7 +470,16 @@ def test_the_names_of_transformer_engine(kind: str, tmp_path: Path) -> None:
     after = held(written(tmp_path / "out"))
     in_layers = {name for name in names if not name.endswith("_extra_state")}
     states = {f"{name}/shard_{n}_2" for name in set(names) - in_layers for n in range(2)}
-    if kind == "experts":
+    if kind != "dense":
+        of_experts = {
+            key: held for key, (held,) in after.values.items() if ".experts.experts." in key
+        }
+        assert len(of_experts) == 8
+        assert plain(of_experts) == dict.fromkeys(of_experts, plain(nothing))
+        with formats.open(tmp_path / "out") as source:
+            assert source.index.tree is not None
+            read = source.index.tree.parts[0].root.get("model")
+            assert {key for key, _ in read.pairs} == {*model, "output_layer._extra_state"}
         in_layers = {
             name[:-1].replace("experts.", "experts.experts.") if "experts." in name else name
             for name in in_layers
@@ -492,8 +502,9 @@ def test_the_names_of_transformer_engine(kind: str, tmp_path: Path) -> None:
 def test_the_state_of_all_experts_is_not_taken_apart(tmp_path: Path) -> None:
     one = {f"{FC1}.weight0": seeded(4, 2), f"{FC1}._extra_state": torch.ones(4, dtype=torch.uint8)}
     torch.save({"model": layers(one)}, tmp_path / "in.pt")
-    with pytest.raises(MigrateError, match="each expert has a state of its own there"):
+    with pytest.raises(MigrateError, match="each expert has a state of its own there") as caught:
         migrate.apply(tmp_path / "in.pt", tmp_path / "out", output_format="torch_dist")
+    assert "leave them out by a rule" in str(caught.value)
 
 
 def test_layers_that_are_not_alike_are_numbered(tmp_path: Path) -> None:
