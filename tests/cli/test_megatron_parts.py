@@ -204,6 +204,41 @@ def test_optimizer_state_is_left_out_by_a_word_only(tmp_path: Path, where: str, 
     assert found["carried"]["tensors"] == 0
 
 
+ADAM = {
+    "state": {0: {"step": 1, "exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2)}},
+    "param_groups": [{"params": [0], "lr": 0.1}],
+}
+FLIP = RENAME.replace('w"}', 'w", via: [{flip: {dim: 0}}]}')
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"optimizer": ADAM, "fp32_from_fp16_params": [[torch.ones(2)]], "grad_scaler": {}},
+        [ADAM, ADAM],
+        {"fp32_from_fp16_params": [[torch.ones(2)]]},
+        {"param_state": {0: {"exp_avg": torch.ones(2)}}},
+        {"distributed.dp_group_idx_0.gbuf_idx_0.param": torch.ones(2)},
+    ],
+    ids=["of 16 bits", "several", "masters alone", "state alone", "buckets"],
+)
+@pytest.mark.parametrize("stages", [(((0, 1, 2, 3),),), EVEN], ids=["one part", "two"])
+def test_no_spelling_of_optimizer_state_goes_stale_in_silence(
+    tmp_path: Path, held: Any, stages: Any
+) -> None:
+    def change(name: str, root: dict[str, Any]) -> None:
+        root["optimizer"] = held
+
+    write_run(tmp_path / "run", whole_model(4), stages, args={}, change=change)
+    args: list[Any] = ["apply", tmp_path / "run", "-o", tmp_path / "out", "--no-fsync"]
+    args += ["--output-format", "safetensors", "--rules", rules(tmp_path, FLIP), "--allow", "drop"]
+    assert "optimizer" in failed(3, "M410", *args)
+    done(*args, "--set", "optimizer=drop")
+    found = done("inspect", tmp_path / "out", "--format", "json").json
+    assert found["carried"]["tensors"] == 0
+    assert not any("optim" in item["path"] for item in found["items"])
+
+
 def loaded(path: Path) -> Any:
     with torch.serialization.safe_globals([Namespace]):
         return torch.load(path, weights_only=True)
