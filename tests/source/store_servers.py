@@ -1,4 +1,6 @@
-"""Stores that tests start: moto's S3 in a child process, a web server with ranges, a small hub."""
+"""Stores that tests start: moto's S3 in a child process, or a proxy there before the server of
+others, a web server with ranges, a small hub.
+"""
 
 from __future__ import annotations
 
@@ -69,9 +71,10 @@ class S3:
 
 
 @contextmanager
-def s3_server() -> Iterator[S3]:
+def s3_server(*of: str) -> Iterator[S3]:
+    """moto, or a proxy of the server that has this URL."""
     child = subprocess.Popen(
-        [sys.executable, str(SERVE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(SERVE), *of], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         assert child.stdout is not None
