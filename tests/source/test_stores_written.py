@@ -442,6 +442,21 @@ def test_every_request_of_a_run_may_fail_in_every_way(s3: S3, made: Path, tmp_pa
     fail_each_request(s3, tmp_path, made, [(kind,) for kind in FAILED])
 
 
+@pytest.mark.parametrize("forbidden", ["^PUT .*journal", "^POST .*uploads", "partNumber="])
+def test_a_user_who_may_read_and_not_write_is_told_what_writing_needs(
+    s3: S3, local: Path, made: Path, tmp_path: Path, forbidden: str
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    s3.spoil(forbid=forbidden)
+    said = refused("M968", source, out, rules=[made], copy="never")
+    assert f"{tmp_path.name}/new" in said
+    assert "s3:PutObject" in said
+    s3.spoil()
+    assert not held(s3, f"{tmp_path.name}/new/")
+    migrate.apply(source, out, rules=[made], resume=True, copy="never")
+    assert not uploads(s3, tmp_path.name)
+
+
 def test_no_secret_is_written_anywhere(s3: S3, local: Path, made: Path, tmp_path: Path) -> None:
     source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
     s3.spoil(fail="*1=partNumber=")
