@@ -108,6 +108,12 @@ constraints:
 	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq torch==2.6.0 numpy
 	@touch $@
 
+# a server of S3 for the mark servers; it pins another botocore than the tests have
+.venv-ministack/.ready:
+	$(environment)
+	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq ministack==1.5.33
+	@touch $@
+
 # the libraries that make tests/data/genuine, and that make bench compares number formats with; ModelOpt's own requirements exclude transformers as it is
 .venv-peers/.ready: pyproject.toml constraints.txt
 	$(environment)
@@ -173,5 +179,5 @@ lint: .venv-test/.lint
 	.venv-test/bin/mypy
 
 clean:
-	rm -rf .venv-test .venv-oldest .venv-newest .venv-peers .venv-megatron .venv-demo .venv-lint demo wheels bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv-test .venv-oldest .venv-newest .venv-ministack .venv-peers .venv-megatron .venv-demo .venv-lint demo wheels bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -111,7 +111,8 @@ def apply(
         path: A checkpoint, a state dict, a module, or a saved plan (a file ending in .json), which
             is planned again and must give the same digest.
         out: The new checkpoint, which must not exist: one file if the name ends in .safetensors,
-            .pt, .pth, .bin or .ckpt, else a folder; or an `s3://` URL of such a name. Default:
+            .pt, .pth, .bin or .ckpt, else a folder; or an `s3://` URL of such a name, or
+            `hf://ORG/MODEL` for a pull request, `hf://ORG/MODEL@BRANCH` for a commit. Default:
             None, for a state dict or a module that is migrated in memory.
         to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then
             determine what is done.

@@ -248,6 +248,8 @@ def _interrupted(output: str, stood: bool, again: str) -> str:
     """What is left of an interrupted run, which goes on with the option `again`; `stood`: there was
     something at `output` before it.
     """
+    if output.startswith("hf://"):
+        return "interrupted; nothing was committed: run the same command with --resume to go on"
     if is_url(output):
         where = safe(shown_url(output))
         return (

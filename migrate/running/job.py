@@ -14,7 +14,7 @@ from ..planning.path import remarks
 from ..planning.request import Request, output_format_of, path_text, shape_of
 from ..planning.savedplan import checked_plan, request_of, require_source, require_unchanged
 from ..results import ApplyReport, PartReport, PlanReport
-from ..source.places import output_in_store, require_local, same_location
+from ..source.places import output_in_store, output_on_hub, require_local, same_location
 from .prepare import is_folder, plan_for, what_is_read
 from .publish import PARTS, check_place, partial_folder
 from .resources import RunOptions, RunResult
@@ -63,6 +63,26 @@ def write_checkpoint(
     if kept_at is not None:
         require_local(kept_at)
     # hardly any path has a colon in front of a slash
+    hub = output_on_hub(where) if where is not None and ":/" in where else None
+    if hub is not None:
+        from .hub_run import write_to_hub
+
+        if part is not None or cluster is not None or (ranks is not None and ranks.world > 1):
+            fail("M115", "several processes write to a folder of one file system, not to the Hub")
+        return write_to_hub(
+            hub,
+            lambda place: write_checkpoint(
+                opened,
+                place,
+                request,
+                options,
+                saved=saved,
+                dry_run=dry_run,
+                changed=changed,
+                undo=undo,
+                planned=planned,
+            ),
+        )
     stored = output_in_store(where) if where is not None and ":/" in where else None
     place = None if where is None else Path(where if stored is None else stored.name)
     shared = part is not None or cluster is not None

@@ -17,6 +17,7 @@ from .paths import Folder, Place
 from .urls import how_to_fetch, is_url, shown_url
 
 if TYPE_CHECKING:
+    from .stores.hub_output import HubOutput
     from .stores.s3_uploads import S3Output
 
 
@@ -152,6 +153,15 @@ def require_local(path: str, what: str = "this is written to this machine only")
         )
 
 
+def output_on_hub(path: str) -> HubOutput | None:
+    """The repository of the Hub that a URL names as an output; None for any other place."""
+    if ":/" not in path or not _in_store(path):
+        return None
+    from .stores import open_hub
+
+    return open_hub(path)
+
+
 def output_in_store(path: str) -> S3Output | None:
     """The output that a URL names; None for a path. M115 for a store that is only read."""
     if ":/" not in path or not _in_store(path):
@@ -160,5 +170,5 @@ def output_in_store(path: str) -> S3Output | None:
 
     found = open_output(path)
     if found is None:
-        require_local(path, "of the stores S3 alone is written to")
+        require_local(path, "of the stores S3 and the Hub alone are written to")
     return found

@@ -17,11 +17,27 @@ def started_s3() -> Iterator[object]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def started_other(request: pytest.FixtureRequest) -> Iterator[object]:
+    """The server of others whose name is the parameter, behind a proxy."""
+    from bucket_servers import STARTED, missing
+    from store_servers import s3_server
+
+    if (why := missing(request.param)) is not None:
+        pytest.skip(why)
+    with STARTED[request.param]() as running, s3_server(running.url) as found:
+        yield found
+
+
 @pytest.fixture
-def s3(started_s3: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[object]:
+def s3(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[object]:
     """The S3 server, as boto3 finds it by its environment; each test has keys of its own."""
     from store_servers import S3
 
+    name = "started_other" if "started_other" in request.fixturenames else "started_s3"
+    started_s3 = request.getfixturevalue(name)
     assert isinstance(started_s3, S3)
     for name, value in {
         "AWS_ENDPOINT_URL": started_s3.url,

@@ -1,13 +1,15 @@
-"""A child process: moto's S3, with a log of its requests and with faults on demand.
+"""A child process: moto's S3, or a proxy of another server, with a log of its requests and with
+faults on demand.
 
-    python serve_s3.py        prints the port it listens on, and serves until its stdin is closed
+    python serve_s3.py [URL]    prints the port it listens on, and serves until its stdin is closed
 
 `GET /__log` answers with [method, path, range, bytes sent] of each request since the last one.
 `GET /__fault?KIND=PATTERN` has the next requests whose method and path match answered wrongly, or,
 with `*N=PATTERN`, the one after N that match:
 `truncate` cuts the body in half, `whole` ignores the range, `flip` changes a byte on the way in;
 `shift` copies the range one byte before the one asked for;
-`fail` answers 500, `moved` 301, `forbid` 403; `hold` does nothing and `late` what was asked, and
+`fail` answers 500, `slow` 503, `stale` 412, `moved` 301, `forbid` 403, `reject` 400;
+`drop` does nothing and ends the connection; `hold` does nothing and `late` what was asked, and
 neither answers. `GET /__held` answers when such a request has come.
 What comes in is compared with its checksum, as S3 does.
 """
@@ -16,9 +18,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import http.client
 import io
 import json
 import re
+import socket
 import sys
 import threading
 import zlib
@@ -26,13 +30,27 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from awscrt import checksums
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 _ANSWERS = {
     "fail": ("500 Internal Server Error", "InternalError"),
+    "slow": ("503 Slow Down", "SlowDown"),
+    "stale": ("412 Precondition Failed", "PreconditionFailed"),
     "moved": ("301 Moved Permanently", "PermanentRedirect"),
+    "reject": ("400 Bad Request", "InvalidRequest"),
     "forbid": ("403 Forbidden", "AccessDenied"),
+}
+
+
+_OF_A_CONNECTION = ("connection", "date", "keep-alive", "server", "transfer-encoding")
+
+
+_SUMS: dict[str, Callable[[bytes], bytes]] = {
+    "X_AMZ_CHECKSUM_CRC32": lambda data: zlib.crc32(data).to_bytes(4, "big"),
+    "X_AMZ_CHECKSUM_CRC32C": lambda data: checksums.crc32c(data).to_bytes(4, "big"),
+    "X_AMZ_CHECKSUM_CRC64NVME": lambda data: checksums.crc64nvme(data).to_bytes(8, "big"),
+    "CONTENT_MD5": lambda data: hashlib.md5(data).digest(),
 }
 
 
@@ -41,6 +59,37 @@ class Quiet(WSGIRequestHandler):
 
     def log(self, *_: Any) -> None:
         pass
+
+
+class Forwarded:
+    """An application that passes each request on as it is signed, and each answer back."""
+
+    def __init__(self, url: str) -> None:
+        self._address, self._kept = url.removeprefix("http://"), threading.local()
+
+    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        body = environ["wsgi.input"].read(length) if length else b""
+        headers = {
+            name.removeprefix("HTTP_").replace("_", "-"): value
+            for name, value in environ.items()
+            if name.startswith("HTTP_") and name not in ("HTTP_CONNECTION", "HTTP_EXPECT")
+        }
+        headers["Content-Length"] = str(length)
+        if kind := environ.get("CONTENT_TYPE"):
+            headers["Content-Type"] = kind
+        connection = http.client.HTTPConnection(self._address)
+        try:
+            connection.request(environ["REQUEST_METHOD"], environ["REQUEST_URI"], body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        finally:
+            connection.close()
+        named = [pair for pair in answer.getheaders() if pair[0].lower() not in _OF_A_CONNECTION]
+        if answer.getheader("Content-Length") is None:
+            named.append(("Content-Length", str(len(content))))
+        start(f"{answer.status} {answer.reason}", named)
+        return [content]
 
 
 class Watched:
@@ -77,6 +126,8 @@ class Watched:
             name += f"?{query}"
         if "HTTP_X_AMZ_COPY_SOURCE" in environ:
             name += "&copy"
+        if method == "POST" and "HTTP_X_AMZ_CHECKSUM_ALGORITHM" in environ:
+            name += f"&{environ['HTTP_X_AMZ_CHECKSUM_ALGORITHM']}"
         fault = self._fault(name)
         if method == "PUT" and not self._right(environ, fault == "flip"):
             self._note(method, path, asked, 0)
@@ -95,6 +146,9 @@ class Watched:
             body = f"<Error><Code>{code}</Code><Message/></Error>".encode()
             start(status, [("Content-Length", str(len(body))), ("Content-Type", "text/xml")])
             return [b"" if method == "HEAD" else body]
+        if fault == "drop":
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise ConnectionResetError(name)
         if fault in ("hold", "late"):
             if fault == "late":
                 b"".join(self._application(environ, lambda *_: None))
@@ -133,17 +187,16 @@ class Watched:
 
     def _right(self, environ: dict[str, Any], flip: bool) -> bool:
         """Whether a body that comes in is what its checksum says; with `flip` it is changed."""
-        crc, md5 = (environ.get(f"HTTP_{n}") for n in ("X_AMZ_CHECKSUM_CRC32", "CONTENT_MD5"))
+        said = {name: environ[f"HTTP_{name}"] for name in _SUMS if f"HTTP_{name}" in environ}
         length = int(environ.get("CONTENT_LENGTH") or 0)
-        if environ.get("HTTP_TRANSFER_ENCODING") or not (flip or crc or md5):
+        if environ.get("HTTP_TRANSFER_ENCODING") or not (flip or said):
             return True
         data = bytearray(environ["wsgi.input"].read(length))
         if flip and data:
             data[len(data) // 2] ^= 1
         environ["wsgi.input"] = io.BytesIO(data)
-        if crc is not None and base64.b64decode(crc) != zlib.crc32(data).to_bytes(4, "big"):
-            return False
-        return md5 is None or base64.b64decode(md5) == hashlib.md5(data).digest()
+        content = bytes(data)
+        return all(base64.b64decode(value) == _SUMS[name](content) for name, value in said.items())
 
     def _note(self, method: str, path: str, asked: str, sent: int) -> None:
         with self._lock:
@@ -151,8 +204,15 @@ class Watched:
 
 
 def main() -> None:
-    application = Watched(DomainDispatcherApplication(create_backend_app))
-    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=Quiet)
+    if sys.argv[1:]:
+        application: Any = Forwarded(sys.argv[1])
+    else:
+        from moto.moto_server import werkzeug_app as moto
+
+        # which it takes from a package of that name, and without it computes another one
+        sys.modules["crc32c"] = checksums
+        application = moto.DomainDispatcherApplication(moto.create_backend_app)
+    server = make_server("127.0.0.1", 0, Watched(application), threaded=True, request_handler=Quiet)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_port, flush=True)
     sys.stdin.read()

@@ -1,7 +1,10 @@
-"""Stores that tests start: moto's S3 in a child process, a web server with ranges, a small hub."""
+"""Stores that tests start: moto's S3 in a child process, or a proxy there before the server of
+others, a web server with ranges, a small hub.
+"""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -18,7 +21,7 @@ from urllib.parse import unquote, urlencode
 from urllib.request import urlopen
 
 SERVE = Path(__file__).parent / "serve_s3.py"
-COMMIT, MOVED = "a" * 40, "b" * 40
+COMMIT, MOVED, MADE = "a" * 40, "b" * 40, "c" * 40
 
 
 class Sent(NamedTuple):
@@ -69,9 +72,10 @@ class S3:
 
 
 @contextmanager
-def s3_server() -> Iterator[S3]:
+def s3_server(*of: str) -> Iterator[S3]:
+    """moto, or a proxy of the server that has this URL."""
     child = subprocess.Popen(
-        [sys.executable, str(SERVE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(SERVE), *of], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         assert child.stdout is not None
@@ -162,13 +166,44 @@ def web_server(root: Path, ranges: bool = True) -> Any:
     return serving(partial(Files, root=root, ranges=ranges))
 
 
-class Hub(Files):
-    """A hub of one repository, `org/model`, whose `main` is the commit `at[0]`; `org/old` has moved
-    there and `org/gated` is gated. Weights are on another host, as on the real one.
+class Pushed:
+    """What a hub was sent: tips of branches that were made, each commit as what it went to and its
+    operations, and large files by their hash.
     """
 
-    def __init__(self, *arguments: Any, root: Path, at: list[str], other: str) -> None:
-        self.at, self.other = at, other
+    def __init__(self) -> None:
+        self.branches: dict[str, str] = {}
+        self.commits: list[tuple[str, list[dict[str, Any]]]] = []
+        self.large: dict[str, bytes] = {}
+        self.forbidden = False
+
+    def files(self) -> dict[str, bytes]:
+        """The files of the only commit."""
+        ((_, operations),) = self.commits
+        found = {}
+        for one in operations:
+            value = one["value"]
+            if one["key"] == "file":
+                found[value["path"]] = base64.b64decode(value["content"])
+            elif one["key"] == "lfsFile":
+                found[value["path"]] = self.large[value["oid"]]
+        return found
+
+    def removed(self) -> set[str]:
+        ((_, operations),) = self.commits
+        return {one["value"]["path"] for one in operations if one["key"] == "deletedFile"}
+
+
+class Hub(Files):
+    """A hub of one repository, `org/model`, whose `main` is the commit `at[0]`; `org/old` has moved
+    there and `org/gated` is gated. Weights are on another host, as on the real one. What is
+    committed is kept in `pushed`.
+    """
+
+    def __init__(
+        self, *arguments: Any, root: Path, at: list[str], other: str, pushed: Pushed
+    ) -> None:
+        self.at, self.other, self.pushed = at, other, pushed
         super().__init__(*arguments, root=root)
 
     def tree(self) -> list[dict[str, Any]]:
@@ -193,9 +228,10 @@ class Hub(Files):
         if path.startswith("/api/models/org/model/tree/"):
             return self.json(self.tree())
         if found := re.fullmatch(r"/api/models/org/(model|old)(?:/revision/(.+))?", path):
-            if (found[2] or "main") not in ("main", *self.at):
+            if (found[2] or "main") not in ("main", *self.at, *self.pushed.branches):
                 return self.answer(404, X_Error_Code="RevisionNotFound")
             sha = self.at[0] if found[2] in (None, "main") else found[2]
+            sha = self.pushed.branches.get(sha, sha)
             return self.json({"id": "org/model", "sha": sha, "siblings": [], "tags": []})
         found = re.fullmatch(r"/org/model/resolve/([^/]+)/(.+)", path)
         if found is None or found[1] not in self.at:
@@ -213,9 +249,53 @@ class Hub(Files):
 
     do_HEAD = do_GET
 
+    def do_POST(self) -> None:
+        path, _, query = self.path.partition("?")
+        length = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(length)
+        path, pushed = unquote(path), self.pushed
+        if self.headers.get("Authorization") != "Bearer hf_planted" or pushed.forbidden:
+            return self.answer(403)
+        if found := re.fullmatch("/api/models/org/model/branch/(.+)", path):
+            pushed.branches[found[1]] = self.at[0]
+            return self.answer(200)
+        if path.startswith("/api/models/org/model/preupload/"):
+            asked = json.loads(body)["files"]
+            modes = {True: "lfs", False: "regular"}
+            files = [
+                {
+                    "path": one["path"],
+                    "uploadMode": modes[one["path"].endswith(".safetensors")],
+                    "shouldIgnore": False,
+                }
+                for one in asked
+            ]
+            return self.json({"files": files})
+        if path == "/org/model.git/info/lfs/objects/batch":
+            objects = [
+                {**one, "actions": {"upload": {"href": f"{self.other}/{one['oid']}"}}}
+                for one in json.loads(body)["objects"]
+            ]
+            return self.json({"objects": objects, "transfer": "basic"})
+        found = re.fullmatch("/api/models/org/model/commit/(.+)", path)
+        if found is None:
+            return self.answer(404)
+        lines = [json.loads(line) for line in body.splitlines()]
+        tip = pushed.branches.get(found[1], self.at[0])
+        if lines[0]["value"].get("parentCommit", tip) != tip:
+            return self.answer(412)
+        to = "pull request" if "create_pr=1" in query else found[1]
+        pushed.commits.append((to, lines[1:]))
+        made = {"commitUrl": f"{self.server.url}/org/model/commit/{MADE}", "commitOid": MADE}
+        return self.json({**made, "pullRequestUrl": f"{self.server.url}/org/model/discussions/7"})
+
 
 class Elsewhere(Files):
     """Where the hub keeps weights: no token is to arrive there."""
+
+    def __init__(self, *arguments: Any, root: Path, pushed: Pushed | None = None) -> None:
+        self.pushed = pushed or Pushed()
+        super().__init__(*arguments, root=root)
 
     def do_GET(self) -> None:
         if self.headers.get("Authorization"):
@@ -224,6 +304,21 @@ class Elsewhere(Files):
 
     do_HEAD = do_GET
 
+    def _chunk(self) -> bytes:
+        found = self.rfile.read(int(self.rfile.readline(), 16))
+        self.rfile.readline()
+        return found
+
+    def do_PUT(self) -> None:
+        if (length := self.headers.get("Content-Length")) is not None:
+            body = self.rfile.read(int(length))
+        else:
+            body = b"".join(iter(self._chunk, b""))
+        right = hashlib.sha256(body).hexdigest() == self.path.lstrip("/")
+        if right:
+            self.pushed.large[self.path.lstrip("/")] = body
+        self.answer(200 if right else 400)
+
 
 class HubServers(NamedTuple):
     """The hub, what it keeps weights on, and the commits that it knows, that of `main` first."""
@@ -231,13 +326,14 @@ class HubServers(NamedTuple):
     hub: Served
     weights: Served
     at: list[str]
+    pushed: Pushed
 
 
 @contextmanager
 def hub_server(root: Path) -> Iterator[HubServers]:
-    at = [COMMIT]
+    at, pushed = [COMMIT], Pushed()
     # another name of the host is another host
-    with serving(partial(Elsewhere, root=root)) as weights:
+    with serving(partial(Elsewhere, root=root, pushed=pushed)) as weights:
         other = f"http://localhost:{weights.server_port}"
-        with serving(partial(Hub, root=root, at=at, other=other)) as hub:
-            yield HubServers(hub, weights, at)
+        with serving(partial(Hub, root=root, at=at, other=other, pushed=pushed)) as hub:
+            yield HubServers(hub, weights, at, pushed)

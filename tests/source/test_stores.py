@@ -165,9 +165,9 @@ def test_one_file_of_a_store_is_a_checkpoint(url: str, tmp_path: Path, local: Pa
     assert migrate.diff(f"{url.rstrip('/')}{'@main' * url.startswith('hf')}/{name}", local / name)
 
 
-@pytest.mark.parametrize("target", ["gs://bucket/new", "hf://org/new", "memory://new"])
+@pytest.mark.parametrize("target", ["gs://bucket/new", "az://bucket/new", "memory://new"])
 @pytest.mark.parametrize("as_path", [False, True])
-def test_of_all_stores_s3_alone_is_written_to(
+def test_of_all_stores_s3_and_the_hub_alone_are_written_to(
     target: str, as_path: bool, local: Path, made: Path, tmp_path: Path
 ) -> None:
     out = Path(target) if as_path else target

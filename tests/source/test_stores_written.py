@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import signal
 import subprocess
 import sys
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,11 @@ def unfinished(out: str, left: dict[str, bytes], expected: dict[str, bytes]) -> 
         migrate.inspect(out)
         assert expected.keys() - left.keys() == {"model.safetensors.index.json"}
     assert left.items() < expected.items()
+
+
+def coded(crc: int, length: int) -> str:
+    """A checksum as S3 writes it."""
+    return base64.b64encode(crc.to_bytes(length, "big")).decode()
 
 
 @pytest.fixture
@@ -136,7 +143,7 @@ def test_what_is_there_is_never_replaced(s3: S3, local: Path, made: Path, tmp_pa
     source = s3.put(local, f"{tmp_path.name}/old")
     assert "overlap" in refused("M904", source, f"{source}/new", rules=[made])
     assert "names a whole bucket" in refused("M115", local, "s3://bucket", rules=[made])
-    assert "S3 alone" in refused("M115", local, "gs://bucket/new", rules=[made])
+    assert "S3 and the Hub alone" in refused("M115", local, "gs://bucket/new", rules=[made])
 
 
 def test_an_object_that_appears_during_the_run_is_not_replaced(
@@ -167,16 +174,53 @@ def test_a_store_that_forbids_copies_is_streamed_to(
     assert held(s3, f"{tmp_path.name}/new/") == tree(tmp_path / "here")
 
 
+# what the server does not know, and what parts carry then
+SUMS = {"&NONE": "CRC64NVME", "&CRC64": "CRC32C", "&CRC": "MD5"}
+
+
+@pytest.mark.parametrize("unknown", SUMS)
+def test_parts_carry_the_best_checksum_that_the_store_knows(
+    s3: S3, local: Path, made: Path, tmp_path: Path, unknown: str
+) -> None:
+    from awscrt import checksums
+
+    out, key = f"s3://bucket/{tmp_path.name}/new", f"{tmp_path.name}/new/model.safetensors"
+    s3.spoil(reject=unknown)
+    report = migrate.apply(local, out, rules=[made])
+    assert report.store.checksum == SUMS[unknown]
+    found = s3.client.head_object(Bucket="bucket", Key=key, ChecksumMode="ENABLED")
+    content = held(s3, key)[""]
+    if SUMS[unknown] == "MD5":
+        assert "ChecksumCRC32C" not in found
+    elif SUMS[unknown] == "CRC32C":
+        assert found["ChecksumCRC32C"] == coded(checksums.crc32c(content), 4)
+    else:
+        assert found["ChecksumCRC64NVME"] == coded(checksums.crc64nvme(content), 8)
+
+
+@pytest.mark.parametrize("unknown", SUMS)
 def test_what_was_changed_on_the_way_is_refused_by_the_store(
-    s3: S3, local: Path, made: Path, tmp_path: Path
+    s3: S3, local: Path, made: Path, tmp_path: Path, unknown: str
 ) -> None:
     out = f"s3://bucket/{tmp_path.name}/new"
-    s3.spoil(flip="partNumber=")
+    s3.spoil(reject=unknown, flip="partNumber=")
     assert "BadDigest" in refused("M969", local, out, rules=[made])
     s3.spoil()
     assert not held(s3, f"{tmp_path.name}/new/")
-    migrate.apply(local, out, rules=[made], resume=True)
+    assert migrate.apply(local, out, rules=[made], resume=True).store.checksum == SUMS[unknown]
     assert migrate.verify(out, source=local, rules=[made]).equal
+
+
+def test_without_the_crt_parts_carry_what_the_standard_library_computes(
+    s3: S3, local: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_uploads, "find_spec", lambda name: None)
+    out, key = f"s3://bucket/{tmp_path.name}/new", f"{tmp_path.name}/new/model.safetensors"
+    assert migrate.apply(local, out, rules=[made]).store.checksum == "CRC32"
+    found = s3.client.head_object(Bucket="bucket", Key=key, ChecksumMode="ENABLED")
+    assert found["ChecksumCRC32"] == coded(zlib.crc32(held(s3, key)[""]), 4)
+    s3.spoil(flip="partNumber=")
+    assert "BadDigest" in refused("M969", local, f"{out}-again", rules=[made])
 
 
 def test_an_object_that_is_replaced_during_the_run_is_named_and_nothing_appears(
@@ -353,32 +397,64 @@ def test_what_is_left_over_is_listed_and_thrown_away(
     migrate.apply(local, out, rules=[made])
 
 
-def test_every_request_of_a_run_may_fail(s3: S3, made: Path, tmp_path: Path) -> None:
-    """Each request is failed once: there is nothing that a reader takes, or all, and then it goes
-    on.
+# how a request fails: it is not answered, wrongly, or in part
+FAILED = ("fail", "drop", "slow", "stale", "truncate", "moved")
+
+
+def fail_each_request(s3: S3, folder: Path, made: Path, ways: list[tuple[str, ...]]) -> None:
+    """Each request is failed once, in the ways in turn: there is nothing that a reader takes, or
+    all, and then it goes on.
     """
-    local = shards(tmp_path / "small", rows=20)
-    migrate.apply(local, tmp_path / "here", rules=[made])
-    expected = tree(tmp_path / "here")
+    local = shards(folder / "small", rows=20)
+    source = s3.put(local, f"{folder.name}/small")
+    migrate.apply(local, folder / "here", rules=[made])
+    expected = tree(folder / "here")
     s3.log()
-    migrate.apply(local, f"s3://bucket/{tmp_path.name}/new", rules=[made])
-    count = sum(f"{tmp_path.name}/new" in one.path for one in s3.log())
-    assert count > 15
-    for at in range(count):
-        prefix = f"{tmp_path.name}/new{at}"
-        s3.spoil(fail=f"*{at}={prefix}")
-        with suppress(MigrateError):
-            migrate.apply(local, f"s3://bucket/{prefix}", rules=[made])
-        if held(s3, f"{prefix}/") != expected or held(s3, f"{prefix}.migrate-partial/"):
-            if (left := held(s3, f"{prefix}/")) and left != expected:
-                unfinished(f"s3://bucket/{prefix}", left, expected)
+    migrate.apply(source, f"s3://bucket/{folder.name}/new", rules=[made])
+    asked = [one.path for one in s3.log()]
+    assert len(asked) > 30
+    for how in ways:
+        for at in range(len(asked)):
+            prefix, kind = f"{folder.name}/new-{how[0]}{at}", how[at % len(how)]
+            out = f"s3://bucket/{prefix}"
+            s3.spoil(**{kind: f"*{at}=^[A-Z]+ /bucket"})
+            with suppress(MigrateError):
+                migrate.apply(source, out, rules=[made])
             s3.spoil()
+            left = held(s3, f"{prefix}/")
             if left != expected:
-                migrate.apply(local, f"s3://bucket/{prefix}", rules=[made], resume=True)
+                if left:
+                    unfinished(out, left, expected)
+                migrate.apply(source, out, rules=[made], resume=True)
             else:
-                migrate.clean(f"s3://bucket/{prefix}")
-        assert held(s3, f"{prefix}/") == expected, at
-        assert not uploads(s3, prefix), at
+                migrate.clean(out)
+            assert held(s3, f"{prefix}/") == expected, (kind, at)
+            assert not uploads(s3, prefix), (kind, at)
+            assert not held(s3, f"{prefix}.migrate-partial/"), (kind, at)
+
+
+def test_every_request_of_a_run_may_fail(s3: S3, made: Path, tmp_path: Path) -> None:
+    fail_each_request(s3, tmp_path, made, [FAILED])
+
+
+@pytest.mark.campaign
+def test_every_request_of_a_run_may_fail_in_every_way(s3: S3, made: Path, tmp_path: Path) -> None:
+    fail_each_request(s3, tmp_path, made, [(kind,) for kind in FAILED])
+
+
+@pytest.mark.parametrize("forbidden", ["^PUT .*journal", "^POST .*uploads", "partNumber="])
+def test_a_user_who_may_read_and_not_write_is_told_what_writing_needs(
+    s3: S3, local: Path, made: Path, tmp_path: Path, forbidden: str
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    s3.spoil(forbid=forbidden)
+    said = refused("M968", source, out, rules=[made], copy="never")
+    assert f"{tmp_path.name}/new" in said
+    assert "s3:PutObject" in said
+    s3.spoil()
+    assert not held(s3, f"{tmp_path.name}/new/")
+    migrate.apply(source, out, rules=[made], resume=True, copy="never")
+    assert not uploads(s3, tmp_path.name)
 
 
 def test_no_secret_is_written_anywhere(s3: S3, local: Path, made: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
     s3       S3 and what speaks its protocol, through boto3: the extra `s3`
              (`s3_uploads`: what is written there)
     hub      models and datasets of the Hub, at one commit, through huggingface_hub: the extra `hub`
+             (`hub_output`: what is committed there)
     systems  all other protocols, through fsspec: the extra `stores`
 
 Each is a `Store` in a module of its own, imported when a URL asks for it. Signatures, credentials,
@@ -19,6 +20,7 @@ from ..urls import Url, split_url
 from .objects import Located, StoreFolder
 
 if TYPE_CHECKING:
+    from .hub_output import HubOutput
     from .s3_uploads import S3Output
 
 HUB, S3 = "hf", ("s3", "s3a")
@@ -43,8 +45,17 @@ def open_folder(text: str) -> Folder:
     return _folder(_locate(split_url(text)))
 
 
+def open_hub(text: str) -> HubOutput | None:
+    """The repository that a URL names as an output; None for another store."""
+    if split_url(text).scheme != HUB:
+        return None
+    from .hub_output import HubOutput
+
+    return HubOutput(text)
+
+
 def open_output(text: str) -> S3Output | None:
-    """Where a URL as an output leads; None for stores that are only read."""
+    """The bucket that a URL as an output leads to; None for stores that are only read."""
     if split_url(text).scheme not in S3:
         return None
     from .s3_uploads import S3Output

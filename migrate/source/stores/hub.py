@@ -31,11 +31,11 @@ def locate(url: Url) -> Located:
         import huggingface_hub as hub
     except ImportError:
         refuse_without("huggingface_hub", "hub", shown)
-    kind, repo, revision, path = _parts(url)
+    kind, repo, revision, path = split_names(url)
     offline = hub.is_offline_mode()
     commit, files = revision, dict[str, RemoteObject]()
     if not offline:
-        with _asking(shown):
+        with asking(shown):
             api = hub.HfApi()
             found = api.repo_info(repo, repo_type=kind, revision=revision)
             if found.id != repo:
@@ -69,7 +69,7 @@ def locate(url: Url) -> Located:
     return Located(commits.below(path), None, copy and os.path.join(copy, path))
 
 
-def _parts(url: Url) -> tuple[str, str, str | None, str]:
+def split_names(url: Url) -> tuple[str, str, str | None, str]:
     """Kind, repository, revision and path of a URL."""
     names = [part for part in url.rest.split("/") if part]
     kind = _KINDS.get(names[0], "model") if names else "model"
@@ -151,7 +151,7 @@ class HubCommit:
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
 
         name = self.location + item.path
-        with _asking(name):
+        with asking(name):
             url = hub.hf_hub_url(
                 self._repo, self._root + item.path, repo_type=self._kind, revision=self._commit
             )
@@ -184,7 +184,7 @@ class HubCommit:
 
 
 @contextmanager
-def _asking(shown: str) -> Iterator[None]:
+def asking(shown: str) -> Iterator[None]:
     """Raises what the library raises as diagnostics. Its own words are left out: they hold URLs."""
     from huggingface_hub import errors as found
 

@@ -1,0 +1,130 @@
+"""Buckets on servers that are not moto: what each of them is for, and the whole of a run.
+
+ministack honours every condition, that on copies too; Ceph's gateway enforces what a part may be,
+and ignores the conditions on copies and on the completion of an upload.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bucket_servers import STARTED
+from store_servers import S3
+from stored_checkpoint import rule
+from test_stores_written import refused, tree
+from written_stores import held, large, uploads
+
+import migrate
+from migrate.source.stores import s3_uploads
+
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.parametrize("started_other", sorted(STARTED), indirect=True),
+    pytest.mark.usefixtures("started_other"),
+]
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    return large(tmp_path / "old")
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    return rule(tmp_path)
+
+
+@pytest.mark.parametrize("copy", ["auto", "never"])
+def test_a_run_from_bucket_to_bucket_and_back(
+    s3: S3, local: Path, made: Path, tmp_path: Path, copy: str
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    options: Any = {"rules": [made], "max_shard_size": "15MB"}
+    migrate.apply(local, tmp_path / "here", **options)
+    report = migrate.apply(source, out, **options, copy=copy)
+    assert (report.store.copied > 10 << 20) == (copy == "auto")
+    assert (report.store.copied == 0) == (copy == "never")
+    # neither has a checksum of the whole object that is made of parts
+    assert report.store.checksum == "MD5"
+    assert held(s3, f"{tmp_path.name}/new/") == tree(tmp_path / "here")
+    assert migrate.diff(out, tmp_path / "here").equal
+    assert migrate.verify(out, source=source, rules=[made]).equal
+    migrate.downgrade(out, f"{out}-back", rules=[made], copy=copy)
+    assert migrate.diff(f"{out}-back", local).tensors_equal
+    assert not uploads(s3, tmp_path.name)
+    assert not held(s3, f"{tmp_path.name}/new.migrate-partial")
+
+
+def test_a_run_that_fails_goes_on_or_is_thrown_away(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    options: Any = {"rules": [made], "max_shard_size": "15MB"}
+    foreign = s3.client.create_multipart_upload(
+        Bucket="bucket", Key=f"{tmp_path.name}/new/model-00001-of-00002.safetensors"
+    )["UploadId"]
+    for again in (False, True):
+        # the second that is copied
+        s3.spoil(fail="*1=partNumber=.*&copy")
+        refused("M969", source, out, **options)
+        s3.spoil()
+        assert not held(s3, f"{tmp_path.name}/new/")
+        assert len(uploads(s3, tmp_path.name)) == 3
+        if not again:
+            found = migrate.clean(out)
+            assert found.removed
+            assert sum(one.bytes for one in found.uploads) > 5 << 20
+            assert [one["UploadId"] for one in uploads(s3, tmp_path.name)] == [foreign]
+    s3.log()
+    report = migrate.apply(source, out, **options, resume=True)
+    sent = [one for one in s3.log() if one.method == "PUT" and one.path.endswith(".safetensors")]
+    assert 0 < len(sent) < report.store.parts
+    migrate.apply(local, tmp_path / "here", **options)
+    assert held(s3, f"{tmp_path.name}/new/") == tree(tmp_path / "here")
+    assert [one["UploadId"] for one in uploads(s3, tmp_path.name)] == [foreign]
+    s3.client.abort_multipart_upload(
+        Bucket="bucket",
+        Key=f"{tmp_path.name}/new/model-00001-of-00002.safetensors",
+        UploadId=foreign,
+    )
+
+
+def test_what_appeared_meanwhile_is_not_replaced(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    """Asked for before each completion, where the condition on it is ignored."""
+    out, key = f"s3://bucket/{tmp_path.name}/new", f"{tmp_path.name}/new/model.safetensors"
+
+    def appear(done: int, total: int) -> None:
+        s3.client.put_object(Bucket="bucket", Key=key, Body=b"mine")
+
+    assert "appeared" in refused("M904", local, out, rules=[made], progress=appear)
+    assert held(s3, key) == {"": b"mine"}
+    s3.client.delete_object(Bucket="bucket", Key=key)
+    migrate.clean(out)
+    assert not uploads(s3, tmp_path.name)
+
+
+def test_an_object_that_is_replaced_before_it_is_copied_stops_the_run(
+    s3: S3, local: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    shard = "model-00002-of-00002.safetensors"
+    begin = s3_uploads.S3Output.begin
+
+    def replace_first(output: s3_uploads.S3Output, key: str, run: str) -> str:
+        body = bytearray((local / shard).read_bytes())
+        body[-1] ^= 1
+        s3.client.put_object(Bucket="bucket", Key=f"{tmp_path.name}/old/{shard}", Body=bytes(body))
+        return begin(output, key, run)
+
+    before = hashlib.md5((local / shard).read_bytes()).hexdigest()
+    monkeypatch.setattr(s3_uploads.S3Output, "begin", replace_first)
+    said = refused("M905", source, out, rules=[made])
+    assert shard in said
+    assert before in said
+    assert not held(s3, f"{tmp_path.name}/new")
+    assert not uploads(s3, tmp_path.name)
