@@ -42,7 +42,7 @@ def new(
 
     Args:
         out: `LINEAGE/TO/SLUG`, or the path of a rule file without a lineage, which ends in `.yaml`.
-            With `pack` it may be left out.
+            Default: None, with `pack` alone: an example.
         from_: The layout that the edge begins in. Default: the layout before it, or that of the
             last edge that leads to it.
         index: A checkpoint whose key templates are listed under `keep`, to be deleted and moved.
@@ -61,8 +61,7 @@ def new(
             False.
         rules: The folder of lineages that the file goes to. Default: "rules".
         pack: The folder of a new pack, named as its distribution, that the file goes to: with a
-            `pyproject.toml`, tests, checks for CI and a README. Without `out` it gets an example.
-            Default: None.
+            `pyproject.toml`, tests, checks for CI and a README. Default: None.
         allow: Permissions to open that checkpoint: "links", "opaque". Default: none.
         at: The dict of a nested checkpoint that rules work on, as a path such as
             `model.state_dict`. Default: found automatically.

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import fail, printable
+from ..source import yaml
 from ..source.registry import canonical
 from .relations import RuleDraft
 from .writing import FileHead, MadeFile
 
+FILES = Path(__file__).with_name("pack.yaml")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 # what the names of packs end in, and those of lineages do not
 _ENDINGS = re.compile(r"-(?:rules|rulepack|pack|layouts|migrations)$")
@@ -54,7 +56,8 @@ class PackFolder:
         def filled(text: str) -> str:
             return re.sub(f"<({'|'.join(words)})>", lambda found: words[found[1]], text)
 
-        return {self.folder / filled(path): filled(text) for path, text in _FILES.items()}
+        files = yaml.core(yaml.parse(FILES.read_text(encoding="utf-8"), str(FILES)).data)
+        return {self.folder / filled(path): filled(text) for path, text in files.items()}
 
 
 def pack_folder(place: str) -> PackFolder:
@@ -117,114 +120,3 @@ _TESTS: list[Mapping[str, Any]] = [
         },
     }
 ]
-
-_FILES = {
-    "pyproject.toml": """\
-[build-system]
-requires = ["hatchling>=1.25"]
-build-backend = "hatchling.build"
-
-[project]
-name = "<name>"
-version = "0.1.0"
-description = "Layouts of checkpoints, for migrate"
-readme = "README.md"
-requires-python = ">=3.10"
-dependencies = ["ckpt-migrate>=0.1"]
-
-# the package and, behind the colon, the folder inside of it; it is found without an import
-[project.entry-points."migrate.rulepacks"]
-"<name>" = "<package>:rules"
-
-[tool.hatch.build.targets.wheel]
-packages = ["<package>"]
-
-[tool.pytest.ini_options]
-testpaths = ["<rules>", "tests"]
-""",
-    "README.md": """\
-# <name>
-
-Rules for `migrate` (on PyPI: `ckpt-migrate`) that bring checkpoints from one layout to another.
-
-    pip install <name>
-    migrate plan CHECKPOINT --to <lineage>@<goal>
-    migrate apply CHECKPOINT -o NEW --to <lineage>@<goal>
-
-## Working on it
-
-The rules are in `<rules>`, a folder for each lineage.
-
-    migrate schema -o schemas   # for completion in editors
-    migrate new <lineage>/<goal>/another --rules <rules>
-
-    pip install -e . pytest
-    migrate lint <rules>
-    pytest
-
-Before a release, seal what the rules mean and commit the lock:
-
-    migrate seal --rules <rules>
-
-From then on a sealed file cannot change unnoticed; a change gets a file of its own.
-""",
-    ".gitignore": """\
-/dist/
-/schemas/
-__pycache__/
-""",
-    ".github/workflows/rules.yml": """\
-name: rules
-on: [push, pull_request]
-jobs:
-  rules:
-    runs-on: ubuntu-latest
-    steps:
-      - uses: actions/checkout@v4
-      - uses: actions/setup-python@v5
-        with: {python-version: "3.12"}
-      - run: pip install . pytest
-      - run: migrate lint <rules> --format github
-      - run: migrate seal --check --rules <rules>
-        if: hashFiles('<rules>/*/rules.lock') != ''
-      - run: pytest
-""",
-    # the hooks of migrate's `.pre-commit-hooks.yaml`, of whatever release pip installs
-    ".pre-commit-config.yaml": """\
-repos:
-  - repo: local
-    hooks:
-      - id: migrate-lint
-        name: migrate lint
-        entry: migrate lint
-        language: python
-        additional_dependencies: ["ckpt-migrate>=0.1"]
-        files: ^<rules>/.*\\.yaml$
-      - id: migrate-test
-        name: migrate test
-        entry: migrate test <rules>
-        language: python
-        additional_dependencies: ["ckpt-migrate>=0.1"]
-        files: ^<rules>/.*\\.yaml$
-        pass_filenames: false
-""",
-    "<package>/__init__.py": "",
-    "tests/test_pack.py": '''\
-"""What users of the pack get. Its rule files have tests of their own, which pytest runs too."""
-
-from pathlib import Path
-
-import migrate
-
-RULES = Path(__file__).resolve().parents[1] / "<package>" / "rules"
-
-
-def test_lint_finds_nothing():
-    assert migrate.lint([RULES]).diagnostics == ()
-
-
-def test_the_installed_pack_has_every_lineage():
-    installed = {lineage.name for lineage in migrate.history(rules=["pack:<name>"]).lineages}
-    assert {file.parent.name for file in RULES.glob("*/layouts.yaml")} <= installed
-''',
-}
