@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @guarded
 def new(
-    out: PathLike,
+    out: PathLike | None = None,
     *,
     from_: str | None = None,
     index: PathLike | None = None,
@@ -34,6 +34,7 @@ def new(
     answers: Mapping[str, str] | None = None,
     partial: bool = False,
     rules: PathLike = "rules",
+    pack: PathLike | None = None,
     allow: Iterable[str] = (),
     at: str | None = None,
 ) -> NewReport:
@@ -41,6 +42,7 @@ def new(
 
     Args:
         out: `LINEAGE/TO/SLUG`, or the path of a rule file without a lineage, which ends in `.yaml`.
+            Default: None, with `pack` alone: an example.
         from_: The layout that the edge begins in. Default: the layout before it, or that of the
             last edge that leads to it.
         index: A checkpoint whose key templates are listed under `keep`, to be deleted and moved.
@@ -58,6 +60,8 @@ def new(
         partial: Write the rules that were found although some tensors are not explained. Default:
             False.
         rules: The folder of lineages that the file goes to. Default: "rules".
+        pack: The folder of a new pack, named as its distribution, that the file goes to: with a
+            `pyproject.toml`, tests, checks for CI and a README. Default: None.
         allow: Permissions to open that checkpoint: "links", "opaque". Default: none.
         at: The dict of a nested checkpoint that rules work on, as a path such as
             `model.state_dict`. Default: found automatically.
@@ -76,9 +80,20 @@ def new(
     """
     from ..authoring import new as places
     from ..authoring import scaffold, writing
+    from ..authoring.pack import example, pack_folder
 
-    name = path_text("out", out)
-    if name.endswith(SUFFIXES):
+    name = None if out is None else path_text("out", out)
+    if pack is not None:
+        if rules != "rules" or (name or "").endswith(SUFFIXES):
+            fail(
+                "M115",
+                f"{option('pack')} says where the rule file goes",
+                help="name LINEAGE/TO/SLUG",
+            )
+        place = places.in_pack(name, from_, pack_folder(path_text("pack", pack)))
+    elif name is None:
+        fail("M115", "nothing is named", help=f"LINEAGE/TO/SLUG, or {option('pack', 'NAME')}")
+    elif name.endswith(SUFFIXES):
         place = places.alone(Path(name), from_)
     else:
         place = places.in_lineage(name, from_, Path(path_text("rules", rules)))
@@ -101,6 +116,8 @@ def new(
     elif from_transformers is not None:
         with closing(opened("from_transformers", from_transformers, request)) as source:
             made = _imported(source, cls, reverse, head)
+    elif name is None and index is None:
+        made = example(head)
     else:
         drafts = []
         if index is not None:

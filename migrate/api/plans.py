@@ -43,8 +43,8 @@ def plan(
             determine what is done.
         from_: Layouts that the checkpoint is in. Default: none; read from its stamp, else detected
             from keys, shapes and `config.json`.
-        rules: Rule files, applied as they are, or one folder of lineages that is searched first.
-            Default: none.
+        rules: Rule files, applied as they are, or one folder of lineages that is searched first, or
+            `pack:NAME` for the installed pack of that name. Default: none.
         params: Values of the rules' params, by name. Default: none; they are read from the
             checkpoint.
         allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose

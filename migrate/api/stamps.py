@@ -34,7 +34,7 @@ def stamp(
     out: PathLike | None = None,
     *,
     why: str | None = None,
-    rules: PathLike | None = None,
+    rules: PathLike | Iterable[PathLike] = (),
     allow: Iterable[str] = (),
     at: str | None = None,
 ) -> StampReport:
@@ -49,7 +49,8 @@ def stamp(
         out: The stamped copy of a single file, which must not exist. Default: None, for a folder.
         why: The reason, kept in the stamp, for a layout whose signs the checkpoint lacks; with
             `allow={"other-layout"}` only. Default: None.
-        rules: A folder of lineages that is searched first. Default: none.
+        rules: A folder of lineages that is searched first, or `pack:NAME` for an installed pack.
+            Default: none.
         allow: Permissions: "other-layout", "links". Default: none.
         at: The dict of a nested checkpoint that rules work on, as a path such as
             `model.state_dict`. Default: found automatically.
@@ -70,7 +71,7 @@ def stamp(
     require_local(place)
     allowed = {allow} if isinstance(allow, str) else set(allow)
     others = allowed - {OTHER_LAYOUT}
-    request = make_request((), (), () if rules is None else (rules,), None, others, at=at)
+    request = make_request((), (), rules, None, others, at=at)
     if (why is not None) != (OTHER_LAYOUT in allowed):
         fail(
             "M115",

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,6 +20,7 @@ from ..rules.files import LAYOUTS
 from ..rules.lineage import Lineage
 from ..rules.packs import built_in, read_lineage
 from . import scaffold
+from .pack import PackFolder, example_layouts
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NUMBERED = re.compile(r"(.*?)([0-9]+)")
@@ -28,7 +29,8 @@ _NUMBERED = re.compile(r"(.*?)([0-9]+)")
 @dataclass(frozen=True, slots=True)
 class NewFile:
     """Where a rule file goes and what it is called; `layouts` is None where the lineage has its
-    own, or where the file stands alone. `home` is the folder of its lineage.
+    own, or where the file stands alone. `home` is the folder of its lineage, `around` are the files
+    of a new pack around it.
     """
 
     file: Path
@@ -37,10 +39,11 @@ class NewFile:
     edge: tuple[str, str]
     home: Path | None
     layouts: str | None
+    around: Mapping[Path, str] = field(default_factory=dict)
 
     @property
     def schema(self) -> str:
-        return scaffold.schema_path(3 if self.home else 1, "rulefile")
+        return scaffold.schema_path((3 if self.home else 1) + bool(self.around), "rulefile")
 
     @property
     def slug(self) -> str:
@@ -55,8 +58,26 @@ def alone(file: Path, start: str | None) -> NewFile:
     return NewFile(file, f"local/new/{slug}", "local", (start or "old", "new"), None, None)
 
 
-def in_lineage(name: str, start: str | None, root: Path) -> NewFile:
-    """The place of LINEAGE/TO/SLUG below `root`; M904 for a file that is there."""
+def in_pack(name: str | None, start: str | None, pack: PackFolder) -> NewFile:
+    """The place of LINEAGE/TO/SLUG in a new pack, without a name that of its example; M904 where a
+    file of the pack is there.
+    """
+    place = in_lineage(name or pack.example, start, pack.rules, deeper=1)
+    lineage, goal, _ = place.id.split("/")
+    around = pack.files(lineage, goal)
+    for file in around:
+        if file.exists():
+            _refuse_existing(file)
+    layouts = place.layouts
+    if name is None and layouts is not None:
+        layouts = example_layouts(layouts)
+    return replace(place, around=around, layouts=layouts)
+
+
+def in_lineage(name: str, start: str | None, root: Path, deeper: int = 0) -> NewFile:
+    """The place of LINEAGE/TO/SLUG below `root`; M904 for a file that is there. Schemas are looked
+    for beside `root`, or `deeper` folders above.
+    """
     parts = name.split("/")
     if len(parts) != 3 or not all(_PART.fullmatch(part) for part in parts):
         fail(
@@ -86,7 +107,7 @@ def in_lineage(name: str, start: str | None, root: Path) -> NewFile:
     start = start or _before(goal)
     if start == goal:
         fail("M115", f"an edge leads from one layout to another, not from `{goal}` to itself")
-    text = scaffold.layouts_text(lineage, start, goal, scaffold.schema_path(2, "layouts"))
+    text = scaffold.layouts_text(lineage, start, goal, scaffold.schema_path(2 + deeper, "layouts"))
     return NewFile(file, name, lineage, (start, goal), home, text)
 
 
@@ -136,6 +157,7 @@ def publish(place: NewFile, text: str) -> tuple[list[Path], list[Diagnostic]]:
         files = {place.home / LAYOUTS: place.layouts, **files}
     with TemporaryDirectory(prefix="migrate-new-") as made:
         findings = _checked(place, files, Path(made))
+    files = {**place.around, **files}
     _written(files)
     return list(files), findings
 

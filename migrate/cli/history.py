@@ -8,13 +8,13 @@ import click
 
 from . import lineage_graph, render
 from .lineage_graph import FORMS
-from .options import as_json, opening
+from .options import as_json, opening, places_of_rules
 
 
 @click.command()
 @click.argument("checkpoint", required=False)
 @click.option("--lineage", metavar="NAME", help="Only this lineage.")
-@click.option("--rules", "rules", multiple=True, metavar="PATH", help="A folder of lineages.")
+@places_of_rules("A folder of lineages.")
 @click.option(
     "--graph",
     "graph",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from . import render
-from .options import as_json, opening, params
+from .options import as_json, opening, params, places_of_rules
 
 
 @click.command()
@@ -14,13 +14,7 @@ from .options import as_json, opening, params
 @click.option(
     "--values", is_flag=True, help="List every value that is not a tensor, alike ones once."
 )
-@click.option(
-    "--rules",
-    "rules",
-    multiple=True,
-    metavar="PATH",
-    help="A folder of lineages to detect as well.",
-)
+@places_of_rules("A folder of lineages to detect as well.")
 @click.option(
     "--set",
     "assignments",

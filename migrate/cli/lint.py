@@ -27,6 +27,19 @@ from .terminal import safe, say
     "--ignore", "ignore", multiple=True, metavar="CODES", help="Show all findings but these."
 )
 @click.option(
+    "--fix",
+    "fix",
+    is_flag=True,
+    help="First mend what has one answer: schema line, requires, quotes, order of keep, misspelt "
+    "fields.",
+)
+@click.option(
+    "--since",
+    "since",
+    metavar="REF",
+    help="Look only at files that changed since this commit of their git repository.",
+)
+@click.option(
     "--index",
     "index",
     metavar="CKPT",
@@ -47,6 +60,8 @@ def command(
     paths: tuple[str, ...],
     select: tuple[str, ...],
     ignore: tuple[str, ...],
+    fix: bool,
+    since: str | None,
     index: str | None,
     allow: tuple[str, ...],
     at: str | None,
@@ -61,7 +76,7 @@ def command(
     from .. import api
 
     document = api.lint(
-        paths, select=select, ignore=ignore, index=index, allow=allow, at=at
+        paths, select=select, ignore=ignore, index=index, fix=fix, since=since, allow=allow, at=at
     ).to_json()
     if form == "json":
         click.echo(json.dumps(document, indent=1))
@@ -75,7 +90,7 @@ def command(
 
 def text(document: Mapping[str, Any]) -> str:
     """Each finding as rustc would draw it, and a line that counts them."""
-    out = []
+    out = [f"{one['file']}: fixed {', '.join(one['fixes'])}" for one in safe(document)["fixed"]]
     for d in document["diagnostics"]:
         out += [render.diagnostic(d), ""]
     return "\n".join([*out, _summary(document)])

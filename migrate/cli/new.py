@@ -73,6 +73,12 @@ from .terminal import safe
     show_default=True,
     help="The folder of lineages that the file goes to.",
 )
+@click.option(
+    "--pack",
+    "pack",
+    metavar="NAME",
+    help="Make a folder to publish, with a pyproject.toml, tests and CI, that the file goes to.",
+)
 @opening(
     folder="that checkpoint's folder",
     place="The dict of that checkpoint, if nested, that rules work on, e.g. model.state_dict.",
@@ -91,6 +97,7 @@ def command(
     answers: tuple[str, ...],
     partial: bool,
     rules: str,
+    pack: str | None,
     allow: tuple[str, ...],
     at: str | None,
     form: str,
@@ -98,17 +105,18 @@ def command(
     """Write a rule file, to fill in or imported.
 
     It goes to rules/LINEAGE/TO/SLUG.yaml; a lineage that is new gets its layouts.yaml as well. What
-    is written has been loaded and linted, and nothing is ever replaced.
+    is written has been loaded and linted, and nothing is ever replaced. With --pack NAME alone, an
+    example is written.
     """
     from .. import api
 
-    if (name is None) == (output is None):
-        raise click.UsageError("name LINEAGE/TO/SLUG, or a file with -o")
+    if (name is None) == (output is None) and (pack is None or output is not None):
+        raise click.UsageError("name LINEAGE/TO/SLUG, a file with -o, or a pack with --pack")
     if output is not None and not output.endswith((".yaml", ".yml")):
         raise click.UsageError("-o takes a file that ends in .yaml")
     said = dict(_answer(text) for text in answers)
     document = api.new(
-        name or output or "",
+        name or output,
         from_=from_,
         index=index,
         from_transformers=from_transformers,
@@ -119,6 +127,7 @@ def command(
         answers=said,
         partial=partial,
         rules=rules,
+        pack=pack,
         allow=allow,
         at=at,
     ).to_json()

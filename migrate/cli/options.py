@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
 from ..core.errors import fail, printable
+from ..core.types import PACK
 from ..planning.request import ALLOWANCES, MOST_CHUNKS, OUTPUT_FORMATS
 from ..source.places import holds, require_local
 
@@ -93,8 +96,64 @@ def opening(
     return decorate
 
 
+def places_of_rules(text: str) -> Callable[[F], F]:
+    """`--rules`, whose help is `text`, `--pack` and `--no-packs`: where rules are looked for. The
+    command gets an installed pack among its `rules`.
+    """
+
+    def decorate(command: F) -> F:
+        @wraps(command)
+        def merged(*, rules: tuple[str, ...], packs: tuple[str, ...], **rest: Any) -> Any:
+            return command(rules=(*rules, *(f"{PACK}{name}" for name in packs)), **rest)
+
+        for option in reversed(
+            (
+                click.option("--rules", "rules", multiple=True, metavar="PATH", help=text),
+                click.option(
+                    "--pack",
+                    "packs",
+                    multiple=True,
+                    metavar="NAME",
+                    help="An installed pack whose lineages come first, by its distribution.",
+                ),
+                click.option(
+                    "--no-packs",
+                    is_flag=True,
+                    expose_value=False,
+                    callback=_without_packs,
+                    help="Leave out what installed packages declare: packs, ops, formats, codecs.",
+                ),
+            )
+        ):
+            merged = option(merged)
+        return cast("F", merged)
+
+    return decorate
+
+
+def _without_packs(context: click.Context, _: click.Parameter, value: bool) -> None:
+    """The variable is what the processes of a run inherit."""
+    if value:
+        context.with_resource(_variable("MIGRATE_DISABLE_PACKS", "all"))
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 def question(command: F) -> F:
-    """The options that say what is asked: --to, --from, --rules, --set, --at, --allow."""
+    """The options that say what is asked: --to, --from, --rules, --pack, --no-packs, --set, --at,
+    --allow.
+    """
     for option in reversed(
         (
             click.option(
@@ -111,13 +170,7 @@ def question(command: F) -> F:
                 metavar="LAYOUT",
                 help="Layout the checkpoint is in, if it cannot be detected. Repeatable.",
             ),
-            click.option(
-                "--rules",
-                "rules",
-                multiple=True,
-                metavar="PATH",
-                help="A rule file, which is then applied, or a folder of lineages.",
-            ),
+            places_of_rules("A rule file, which is then applied, or a folder of lineages."),
             click.option(
                 "--set",
                 "assignments",

@@ -10,7 +10,7 @@ import click
 
 from ..core.errors import plural, printable
 from . import render
-from .options import as_json
+from .options import as_json, opening, require_savable, save_document
 from .terminal import safe
 
 
@@ -33,8 +33,28 @@ from .terminal import safe
     is_flag=True,
     help="Print the path of the included schemas, for an editor's settings.",
 )
+@click.option(
+    "--for",
+    "checkpoint",
+    metavar="CKPT",
+    help="Print the schema of rule files that completes this checkpoint's keys in from and keep; "
+    "with -o into a FILE.json.",
+)
+@opening(
+    folder="that checkpoint's folder",
+    place="The dict of that checkpoint, if nested, that rules work on, e.g. model.state_dict.",
+)
 @as_json
-def command(name: str | None, check: bool, output: str | None, where: bool, form: str) -> int:
+def command(
+    name: str | None,
+    check: bool,
+    output: str | None,
+    where: bool,
+    checkpoint: str | None,
+    allow: tuple[str, ...],
+    at: str | None,
+    form: str,
+) -> int:
     """Print or write the JSON schemas of rule files and answers.
 
     NAME is rulefile, layouts or the kind of an answer; its schema is printed. Without NAME
@@ -42,6 +62,10 @@ def command(name: str | None, check: bool, output: str | None, where: bool, form
     """
     from ..rules import schema
 
+    if checkpoint is not None:
+        if name not in (None, "rulefile") or check or where:
+            raise click.UsageError("--for makes the schema of rule files, and goes with -o alone")
+        return _made_for(checkpoint, output, allow, at)
     if where:
         if check or output is not None:
             raise click.UsageError("--path takes neither -o nor --check")
@@ -59,6 +83,30 @@ def command(name: str | None, check: bool, output: str | None, where: bool, form
     document = schema.check_schemas(name, folder=folder, write=output is not None and not check)
     render.emit(document, form, text)
     return 1 if check and not document["current"] else 0
+
+
+def _made_for(checkpoint: str, output: str | None, allow: tuple[str, ...], at: str | None) -> int:
+    from ..api.schemas import schema_for
+    from ..rules.schema import dump_schema
+
+    if output is not None and not _is_rule_schema(Path(output)):
+        require_savable(output, "schema", checkpoint)
+    made = dump_schema(schema_for(checkpoint, allow=allow, at=at))
+    if output is None:
+        click.echo(made, nl=False)
+    else:
+        save_document(output, "schema", made)
+        click.echo(f"{printable(output, 4096)}: written")
+    return 0
+
+
+def _is_rule_schema(place: Path) -> bool:
+    """Whether a schema that `--for` made lies there, which another one may replace."""
+    try:
+        with place.open("rb") as file:
+            return b'"title": "migrate rule file"' in file.read(200)
+    except OSError:
+        return False
 
 
 def text(document: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from . import render
-from .options import as_json
+from .options import as_json, places_of_rules
 from .terminal import safe
 
 
@@ -16,7 +16,7 @@ from .terminal import safe
 @click.argument("checkpoint")
 @click.argument("layout", metavar="LINEAGE@LAYOUT")
 @click.option("-o", "--output", metavar="COPY", help="The stamped copy of a single file.")
-@click.option("--rules", metavar="DIR", help="A folder of lineages that is searched first.")
+@places_of_rules("A folder of lineages that is searched first.")
 @click.option(
     "--allow",
     "allow",
@@ -33,7 +33,7 @@ def command(
     checkpoint: str,
     layout: str,
     output: str | None,
-    rules: str | None,
+    rules: tuple[str, ...],
     allow: tuple[str, ...],
     why: str | None,
     at: str | None,

@@ -14,6 +14,8 @@ __version__ = "0.1.0"
 PathLike: TypeAlias = "str | os.PathLike[str]"
 # called with bytes that are done and bytes in all
 Progress: TypeAlias = Callable[[int, int], None]
+# before the name of an installed pack, where a folder of lineages could stand
+PACK = "pack:"
 # of each JSON document that a command answers with, of plans and of stamps
 FORMAT_VERSION = "1.0"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from ..core.errors import Diagnostic, Span
 from ..core.notation import parse_expression
@@ -53,8 +52,7 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
                     file.loaded.key_span("params", name),
                     "remove it",
                 )
-        for number in (0, 1):
-            yield from _unquoted(file.loaded.document, ("edge", number))
+        yield from map(_number, find_numbers(file.loaded.document))
         for number, rule in enumerate(file.model.rules):
             if rule.guessed:
                 yield finding(
@@ -66,10 +64,8 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
     if fileset.layouts is not None and isinstance(fileset.layouts.data, dict):
         yield from _modeline(fileset.layouts, "layouts")
         yield from _title(fileset.layouts, str(fileset.layouts.data.get("title") or ""))
-        for name in fileset.lineage.names if fileset.lineage else ():
-            span = fileset.layouts.key_span(("layouts", name))
-            if _is_number(name) and span.text[span.column - 1 : span.column] not in ("'", '"'):
-                yield _number(name, span)
+        if fileset.lineage:
+            yield from map(_number, find_numbers(fileset.layouts, layouts=True))
 
 
 def _place(fileset: FileSet, file: CompiledFile) -> Iterator[Diagnostic]:
@@ -113,8 +109,13 @@ def _title(document: yaml.Document, title: str) -> Iterator[Diagnostic]:
         )
 
 
+def has_modeline(document: yaml.Document) -> bool:
+    """Whether one of the first lines tells editors the schema."""
+    return any(_MODELINE.match(line.lstrip()) for line in document.lines[:5])
+
+
 def _modeline(document: yaml.Document, schema: str) -> Iterator[Diagnostic]:
-    if not any(_MODELINE.match(line.lstrip()) for line in document.lines[:5]):
+    if not has_modeline(document):
         first = document.lines[0] if document.lines else ""
         hint = f"begin with `# yaml-language-server: $schema=…/{schema}.schema.json`"
         yield finding(
@@ -125,19 +126,25 @@ def _modeline(document: yaml.Document, schema: str) -> Iterator[Diagnostic]:
         )
 
 
-def _unquoted(document: yaml.Document, path: tuple[str | int, ...]) -> Iterator[Diagnostic]:
-    value: Any = document.data
-    for step in path:
-        value = value[step]
-    if isinstance(value, yaml.PlainScalar) and _is_number(value):
-        yield _number(value, document.span(path))
+def find_numbers(document: yaml.Document, layouts: bool = False) -> Iterator[Span]:
+    """Where layouts stand unquoted that are numbers to other readers: in the edge of a rule file,
+    or as the names in a layouts.yaml.
+    """
+    if layouts:
+        spans = [document.key_span(("layouts", name)) for name in document.data["layouts"]]
+    else:
+        spans = [document.span(("edge", number)) for number in (0, 1)]
+    for span in spans:
+        if _is_number(span.text[span.column - 1 : span.column - 1 + span.length]):
+            yield span
 
 
 def _is_number(text: str) -> bool:
     return isinstance(yaml.core(yaml.PlainScalar(text)), (int, float))
 
 
-def _number(name: str, span: Span) -> Diagnostic:
+def _number(span: Span) -> Diagnostic:
+    name = span.text[span.column - 1 : span.column - 1 + span.length]
     return finding(
         "M609",
         f"layout `{name}` is not quoted",

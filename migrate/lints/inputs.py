@@ -67,9 +67,9 @@ def read_inputs(paths: Sequence[PathLike]) -> LintInput:
     report = Report()
     # a file outside a lineage's folder has no siblings
     homes: dict[tuple[Path | None, Path | None], dict[str, Path]] = {}
-    for path in dict.fromkeys(found for given in paths for found in _files(given)):
+    for path in files_at(paths):
         home = _home(path)
-        homes.setdefault((home, None if home else path), {})[_name(path)] = path
+        homes.setdefault((home, None if home else path), {})[name_of(path)] = path
     asked: dict[str, yaml.Document | None] = {}
     filesets = []
     for (home, _), files in homes.items():
@@ -87,6 +87,13 @@ def read_inputs(paths: Sequence[PathLike]) -> LintInput:
         if not d.spans or any(s.file in asked or Path(s.file).name == LAYOUTS for s in d.spans)
     ]
     return LintInput(tuple(filesets), asked, tuple(found))
+
+
+def files_at(paths: Iterable[PathLike]) -> list[Path]:
+    """The rule files and layouts that the paths name, and those in the folders that they name; M115
+    for a path that is neither.
+    """
+    return list(dict.fromkeys(found for given in paths for found in _files(given)))
 
 
 def _files(given: PathLike) -> list[Path]:
@@ -124,7 +131,7 @@ def _home(path: Path) -> Path | None:
     return next((folder for folder in list(path.parents)[:3] if (folder / LAYOUTS).is_file()), None)
 
 
-def _name(path: Path) -> str:
+def name_of(path: Path) -> str:
     """What messages call the file: its path from the working directory, if it lies below it."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
@@ -133,8 +140,8 @@ def _name(path: Path) -> str:
 def _fileset(home: Path | None, files: Mapping[str, Path], report: Report) -> FileSet:
     if home is None:
         return FileSet(None, None, None, _compile_all([Path(name) for name in files], report))
-    place = Path(_name(home))
-    rules = [Path(_name(path)) for path in _files(home) if path.name != LAYOUTS]
+    place = Path(name_of(home))
+    rules = [Path(name_of(path)) for path in _files(home) if path.name != LAYOUTS]
     lineage = None
     pack = Pack(str(place), "local", place)
     try:

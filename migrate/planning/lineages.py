@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import fail, option, printable
+from ..core.types import PACK
 from ..extra_state.states import States
 from ..rules.files import LoadedFile
 from ..rules.lineage import Lineage, Matcher, detect, nearest, resolve_goal
@@ -22,7 +23,7 @@ from .sides import ReadSide
 def _folders(rules: Sequence[str]) -> list[str]:
     """The folders of lineages, where only such can be meant; M115 for anything else."""
     for given in rules:
-        if not Path(given).is_dir():
+        if not (given.startswith(PACK) or Path(given).is_dir()):
             what = "is a file" if Path(given).exists() else "does not exist"
             fail(
                 "M115",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..core.errors import MigrateError, did_you_mean, fail, listed, option, printable, raise_all
-from ..core.types import PathLike
+from ..core.types import PACK, PathLike
 from ..source.places import full_location
 from ..source.torn_tensors import REQUANTIZE
 
@@ -69,13 +69,13 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Request:
     """`backwards`: a downgrade; None: whichever way leads there. `rules` are rule files, applied as
-    they are, and at most one folder of lineages. `at` is the dict in a nested checkpoint that rules
-    work on; `output_format` the name of the format to write; `chunks` for how many ranks tensors
-    are cut, in a format that cuts them. None: not said. `rewrite`: data files are written anew even
-    where names alone change. `undo`: what the way back does not bring back is kept, or, backwards,
-    is there. `side` is a folder whose side files are taken as if they lay beside the checkpoint.
-    `declared` is what the stamp of a copy says without a migration: `lineage`, `layout` and, where
-    signs speak against it, `why`.
+    they are, and at most one folder of lineages or `pack:NAME`, an installed pack. `at` is the dict
+    in a nested checkpoint that rules work on; `output_format` the name of the format to write;
+    `chunks` for how many ranks tensors are cut, in a format that cuts them. None: not said.
+    `rewrite`: data files are written anew even where names alone change. `undo`: what the way back
+    does not bring back is kept, or, backwards, is there. `side` is a folder whose side files are
+    taken as if they lay beside the checkpoint. `declared` is what the stamp of a copy says without
+    a migration: `lineage`, `layout` and, where signs speak against it, `why`.
     """
 
     to: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class Request:
     @property
     def files(self) -> list[Path]:
         """The rule files given by hand."""
-        return [Path(r) for r in self.rules if not Path(r).is_dir()]
+        return [Path(r) for r in self.rules if not (r.startswith(PACK) or Path(r).is_dir())]
 
     @property
     def opening(self) -> dict[str, Any]:
@@ -127,14 +127,14 @@ class Request:
 
     @property
     def folders(self) -> list[str]:
-        return [r for r in self.rules if Path(r).is_dir()]
+        return [r for r in self.rules if r.startswith(PACK) or Path(r).is_dir()]
 
     def to_json(self) -> dict[str, Any]:
-        """The request as a plan holds it; rules by absolute path."""
+        """The request as a plan holds it; rules by absolute path, or by the name of their pack."""
         return {
             "to": list(self.to),
             "from": list(self.from_),
-            "rules": [os.path.abspath(r) for r in self.rules],
+            "rules": [r if r.startswith(PACK) else os.path.abspath(r) for r in self.rules],
             "params": dict(self.params),
             "allow": sorted(self.allow),
             "backwards": self.backwards,
@@ -150,7 +150,7 @@ class Request:
 def make_request(
     to: str | Iterable[str],
     from_: str | Iterable[str],
-    rules: Iterable[PathLike],
+    rules: PathLike | Iterable[PathLike],
     params: Mapping[str, Any] | None,
     allow: Iterable[str],
     *,

@@ -7,12 +7,20 @@ from ..core.errors import Diagnostic
 from .shared import DocumentReport
 
 
+class FixedRuleFile(DocumentPart):
+    """A file that lint mended, and what it did."""
+
+    file: str
+    fixes: tuple[str, ...]
+
+
 class LintReport(DocumentReport):
     """The findings of lint: `exit` is 0, 1 with findings, 2 if a file cannot be loaded."""
 
     KIND = "lint"
     exit: int
     files: tuple[str, ...]
+    fixed: tuple[FixedRuleFile, ...]
     suppressed: int
     diagnostics: tuple[Diagnostic, ...]
 

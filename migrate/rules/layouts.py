@@ -379,7 +379,11 @@ class LayoutsFile(Model):
 
 def load_layouts(path: Any, report: Report) -> Lineage | None:
     """The lineage that a `layouts.yaml` describes, without edges; None if problems were found."""
-    document = yaml.read_file(path, report)
+    return read_layouts(yaml.read_file(path, report), report)
+
+
+def read_layouts(document: yaml.Document, report: Report) -> Lineage | None:
+    """`load_layouts` of what was read already."""
     if not document.whole:
         return None
     if isinstance(document.data, dict) and (problem := unmet(document.data.get("requires"))):

@@ -7,7 +7,8 @@ worked in while it is installed.
 
 A pack is a folder of `<lineage>/layouts.yaml` and `<lineage>/<to>/<slug>.yaml`, and nothing but
 data: an installed one is located without importing its package, so listing and linting packs runs
-no foreign code. A pack that cannot be read is reported and harms no other. Of a lineage's rule
+no foreign code. A pack that cannot be read is reported and harms no other, and
+`MIGRATE_DISABLE_PACKS` leaves installed ones out. Of a lineage's rule
 files only the edge is looked at until a way along it is asked for.
 """
 
@@ -31,9 +32,9 @@ from ..core.errors import (
     option,
     printable,
 )
-from ..core.types import FORMAT_VERSION, PathLike
+from ..core.types import FORMAT_VERSION, PACK, PathLike
 from ..source import yaml
-from ..source.registry import declared
+from ..source.registry import CODE, LEFT_OUT, canonical, declared, distribution_of, left_out
 from .files import LAYOUTS as LAYOUTS
 from .files import LoadedFile, shipped_files, shipped_folder, shipped_lineage
 from .files import files_below as files_below
@@ -52,7 +53,8 @@ DEEPEST = 4
 class Pack:
     """One folder of lineages. `origin` is local, built-in or installed; `error`: why it is empty.
 
-    `named`: it was asked for, so its lineages come before all others of their names.
+    `named`: it was asked for, so its lineages come before all others of their names. `called` are
+    the names that an installed one can be asked for by: its distribution's and its entry's.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Pack:
     version: str = ""
     error: str = ""
     named: bool = False
+    called: tuple[str, ...] = ()
 
     @cached_property
     def lineages(self) -> dict[str, Path]:
@@ -193,7 +196,7 @@ class Packs:
             if not home.named and len(having) > 1:
                 # those that ship were checked when they were packaged
                 home = next((pack for pack in having if pack.origin == "built-in"), home)
-                _refuse_unlike(name, home, [pack for pack in having if pack is not home])
+                _refuse_unlike(name, home, [p for p in having if p is not home], self.installed)
             self._homes[name] = home
         return self._homes[name]
 
@@ -209,14 +212,16 @@ class Packs:
         fail("M507", f"there is no lineage `{printable(name)}`", notes=tuple(notes), help=hint)
 
 
-def _refuse_unlike(name: str, home: Pack, others: Sequence[Pack]) -> None:
+def _refuse_unlike(
+    name: str, home: Pack, others: Sequence[Pack], installed: Sequence[Pack]
+) -> None:
     """M508 where one of the other packs has a lineage of the name that does something else."""
     own = home.lineages[name]
     unlike = [pack for pack in others if not _alike(name, own, pack.lineages[name])]
     if not unlike:
         return
     packs = [home, *unlike]
-    folders = [option("rules", printable(str(p.lineages[name].parent), 300)) for p in packs]
+    ways = dict.fromkeys(_way_to(pack, name, installed) for pack in packs)
     fail(
         "M508",
         f"lineage `{printable(name)}` is defined by {listed([str(pack) for pack in packs])}, "
@@ -224,21 +229,35 @@ def _refuse_unlike(name: str, home: Pack, others: Sequence[Pack]) -> None:
         notes=tuple(
             f"{pack} has it in {printable(str(pack.lineages[name]), 300)}" for pack in packs
         ),
-        help=f"name the one you mean: {' or '.join(dict.fromkeys(folders))}; or remove the other "
-        "one",
+        help=f"name the one you mean: {' or '.join(ways)}; or remove the other one",
     )
+
+
+def _way_to(pack: Pack, name: str, installed: Sequence[Pack]) -> str:
+    """How the pack is named that has this lineage: by its own name or by its folder."""
+    if word := _name_for(pack, installed):
+        return installed_option(printable(word))
+    return option("rules", printable(str(pack.lineages[name].parent), 300))
+
+
+def installed_option(word: str) -> str:
+    """How an installed pack is asked for: `--pack NAME`, or in Python `rules="pack:NAME"`."""
+    flag = option("pack", word)
+    return flag if flag.startswith("--") else option("rules", f"{PACK}{word}")
 
 
 def find_packs(
     rules: Path | str | None = None, *, cwd: Path | str = ".", installed: bool = True
 ) -> Packs:
-    """The packs to search: the folder `rules` if one is named, `./rules` if it is there, then the
-    built-in and installed ones.
+    """The packs to search: the folder `rules` or the installed `pack:NAME` if one is named,
+    `./rules` if it is there, then the built-in and installed ones.
 
     A rule file in place of a folder is for `load_files`: anything but a folder is M507 here.
     """
     local = []
-    if rules is not None:
+    if isinstance(rules, str) and rules.startswith(PACK):
+        local.append(_named(rules.removeprefix(PACK)))
+    elif rules is not None:
         if not Path(rules).is_dir():
             fail(
                 "M507",
@@ -261,8 +280,7 @@ def list_packs(rules: Iterable[PathLike] = ()) -> dict[str, Any]:
     """Where rules are looked for, in order, with each place's lineages and what these are; M507
     where no folder is.
     """
-    folders = [Path(rule) for rule in rules]
-    first = [pack for folder in folders for pack in find_packs(folder).local[:1]]
+    first = [pack for rule in rules for pack in find_packs(os.fspath(rule)).local[:1]]
     beside = [pack for pack in find_packs().all if all(pack.folder != own.folder for own in first)]
     every = (*first, *beside)
     out = [
@@ -278,7 +296,36 @@ def list_packs(rules: Iterable[PathLike] = ()) -> dict[str, Any]:
         for pack in every
     ]
     warnings = [lost.to_json() for pack in every if (lost := pack.astray()) is not None]
-    return {"format_version": FORMAT_VERSION, "kind": "packs", "packs": out, "warnings": warnings}
+    warnings += [replace(one, severity="warning").to_json() for one in _at_odds(every)]
+    return {
+        "format_version": FORMAT_VERSION,
+        "kind": "packs",
+        "packs": out,
+        "code": [
+            {
+                "group": group,
+                "name": entry.name,
+                "distribution": distribution_of(entry),
+                "version": entry.dist.version if entry.dist is not None else "",
+                "value": entry.value,
+            }
+            for group in CODE
+            for entry in declared(group)
+        ],
+        "left_out": left_out(),
+        "warnings": warnings,
+    }
+
+
+def _at_odds(every: Sequence[Pack]) -> Iterator[Diagnostic]:
+    """M508 for each lineage that packs differ in of which none is preferred."""
+    packs = Packs(tuple(pack for pack in every if pack.origin == "local"), scan=False)
+    packs._installed = tuple(pack for pack in every if pack.origin == "installed")
+    for name in dict.fromkeys(name for pack in packs.all for name in pack.lineages):
+        try:
+            packs.home(name)
+        except MigrateError as error:
+            yield from error.diagnostics
 
 
 def _content(name: str, home: Path) -> dict[str, Any] | None:
@@ -320,11 +367,56 @@ def _scan() -> Iterator[Pack]:
         yield _located(entry)
 
 
+def _named(word: str) -> Pack:
+    """The installed pack that is called so; M507 if there is none, M508 if there are several."""
+    every = tuple(_scan())
+    found = _called(word, every)
+    if len(found) > 1:
+        ways = [installed_option(one) for pack in found if (one := _name_for(pack, every))]
+        fail(
+            "M508",
+            f"{len(found)} installed packs are called `{printable(word)}`",
+            notes=tuple(f"{pack} in {printable(str(pack.folder), 300)}" for pack in found),
+            help=f"name one of them: {' or '.join(ways)}"
+            if ways
+            else f"name its folder: {option('rules', 'DIR')}",
+        )
+    if not found:
+        known = list(dict.fromkeys(name for pack in every for name in pack.called))
+        fail(
+            "M507",
+            f"no installed pack is called `{printable(word)}`",
+            notes=tuple(f"{LEFT_OUT} leaves {name} out" for name in left_out()),
+            help=did_you_mean(word, known)
+            or (
+                f"there are {listed(known)}" if known else "`migrate packs` lists what is installed"
+            ),
+        )
+    if found[0].error:
+        fail("M507", f"pack {found[0]} cannot be used: {printable(found[0].error, 300)}")
+    return replace(found[0], named=True)
+
+
+def _called(word: str, packs: Iterable[Pack]) -> list[Pack]:
+    """The packs that are called so; a distribution has its name for itself, and entries of several
+    may share theirs.
+    """
+    every, name = tuple(packs), canonical(word)
+    return [p for p in every if p.called[:1] == (name,)] or [p for p in every if name in p.called]
+
+
+def _name_for(pack: Pack, installed: Iterable[Pack]) -> str | None:
+    """The name that this installed pack alone is called by."""
+    every = tuple(installed)
+    return next((word for word in pack.called if _called(word, every) == [pack]), None)
+
+
 def _located(entry: EntryPoint) -> Pack:
     """The folder that `package` or `package:folder.below` names, found without an import."""
-    distribution = entry.dist.name if entry.dist is not None else "an unknown distribution"
+    distribution = distribution_of(entry)
     version = entry.dist.version if entry.dist is not None else ""
     label = f"{entry.name} ({distribution})"
+    called = (canonical(distribution), canonical(entry.name))
     try:
         # `module` and `attr` of an entry point take names of Python only, and folders have others
         package, _, inside = (part.strip() for part in entry.value.split("[")[0].partition(":"))
@@ -334,14 +426,15 @@ def _located(entry: EntryPoint) -> Pack:
         spec = importlib.util.find_spec(top)
         places = list(spec.submodule_search_locations or ()) if spec else []
     except Exception as error:  # noqa: BLE001 - what an installed finder raises is its own affair, and never fatal here
-        return Pack(label, "installed", None, version, f"{type(error).__name__}: {error}")
+        return Pack(
+            label, "installed", None, version, f"{type(error).__name__}: {error}", called=called
+        )
     for place in places:
         folder = Path(place, *below)
         if folder.is_dir():
-            return Pack(label, "installed", folder, version)
-    return Pack(
-        label, "installed", None, version, f"{entry.value} is not a folder of an installed package"
-    )
+            return Pack(label, "installed", folder, version, called=called)
+    lost = f"{entry.value} is not a folder of an installed package"
+    return Pack(label, "installed", None, version, lost, called=called)
 
 
 def _same(one: Path, other: Path | None) -> bool:

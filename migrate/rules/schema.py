@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from functools import cache, partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from ..core.errors import did_you_mean, fail, listed, printable
 from ..core.types import FORMAT_VERSION, PathLike
 from ..ops.base import OpCall
 from ..source import yaml
-from . import arguments, steps
+from . import arguments, snippets, steps
 from .fields import TEXT, match_whole
 from .layouts import LayoutsFile
 from .model import RuleFile
@@ -105,20 +105,33 @@ class _Generator(GenerateJsonSchema):
         return made if pattern is None else {**made, "propertyNames": {"pattern": pattern}}
 
 
-def rule_file() -> dict[str, Any]:
-    """The schema of a rule file, with the ops that are built in."""
+def rule_file(templates: Sequence[str] = ()) -> dict[str, Any]:
+    """The schema of a rule file, with the ops that are built in. `templates` are the keys of one
+    checkpoint as patterns: what editors complete in `from` and `keep`.
+    """
     schema = _of(RuleFile, "migrate rule file")
     # a step of `via`, which pydantic calls as the class that it is read into
     made = {"Step": _step(), "NumberFormat": _cleaned(steps.number_format(_Generator))}
     schema["$defs"].pop(OpCall.__name__)
     schema["$defs"] = made | schema["$defs"]
-    schema["$defs"]["Rule"]["properties"]["via"]["items"] = {"$ref": "#/$defs/Step"}
+    rule = schema["$defs"]["Rule"]
+    rule["properties"]["via"]["items"] = {"$ref": "#/$defs/Step"}
+    rule["defaultSnippets"] = snippets.offered(snippets.RULES)
+    schema["$defs"]["RuleTest"]["defaultSnippets"] = snippets.offered(snippets.TESTS)
+    schema["defaultSnippets"] = snippets.offered(snippets.RULE_FILE)
+    if templates:
+        # examples refuse nothing, and editors offer them where a value is typed
+        sides = rule["properties"]["from"]
+        kept = schema["properties"]["keep"]["items"]
+        for place in (sides, sides["items"], sides["additionalProperties"], kept):
+            place["examples"] = list(templates)
     return schema
 
 
 def layouts() -> dict[str, Any]:
     """The schema of a `layouts.yaml`."""
-    return _of(LayoutsFile, "migrate layouts")
+    made = _of(LayoutsFile, "migrate layouts")
+    return {**made, "defaultSnippets": snippets.offered(snippets.LAYOUTS)}
 
 
 def document(kind: str) -> dict[str, Any]:
@@ -300,6 +313,7 @@ def _step() -> dict[str, Any]:
         properties[name] = {
             "title": name,
             "description": ops.get(name).summary,
+            "markdownDescription": snippets.hover(name),
             **fields,
             "type": kind,
             **shown,
@@ -314,6 +328,7 @@ def _step() -> dict[str, Any]:
         "minProperties": 1,
         "maxProperties": 1,
         "pattern": match_whole("|".join(re.escape(name) for name in bare) or "(?!)"),
+        "defaultSnippets": snippets.steps(),
     }
 
 

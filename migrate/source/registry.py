@@ -3,7 +3,8 @@
 A built-in is known by the name of its module file, so listing the names imports nothing and a new
 one needs no table. Entry points are scanned only when a name is not built in or when all names are
 wanted: the scan costs milliseconds per installed distribution. A third party never replaces a
-built-in, and one that fails harms only itself.
+built-in, and one that fails harms only itself. `MIGRATE_DISABLE_PACKS` leaves third parties out:
+all of them, or the distributions that it names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib
 import importlib.util
 import os
 import pkgutil
+import re
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
+
+# the groups of entry points that are code; rule packs are data
+CODE = ("migrate.ops", "migrate.codecs", "migrate.formats")
+LEFT_OUT = "MIGRATE_DISABLE_PACKS"
+ALL = "all"
 
 
 class Broken(NamedTuple):
@@ -122,13 +129,13 @@ class Registry(Generic[T]):
                     entries[entry.name] = entry
                 elif entry.value != entries[entry.name].value:
                     self._report(
-                        entry, f"{_distribution(entries[entry.name])} declares the same name"
+                        entry, f"{distribution_of(entries[entry.name])} declares the same name"
                     )
             self._entries = entries
         return self._entries
 
     def _report(self, entry: EntryPoint, error: str) -> Broken:
-        broken = Broken(entry.name, _distribution(entry), error)
+        broken = Broken(entry.name, distribution_of(entry), error)
         self._broken[broken.name, broken.distribution] = broken
         return broken
 
@@ -139,11 +146,25 @@ def declared(group: str) -> list[EntryPoint]:
     `importlib.metadata` costs as much as the rest of a small command, and mostly there is nothing
     to find: so the files that would declare the group are looked through as text first.
     """
-    if not any(_may_declare(folder, group) for folder in sys.path):
+    without = left_out() if os.environ.get(LEFT_OUT) else []
+    if ALL in without or not any(_may_declare(folder, group) for folder in sys.path):
         return []
     from importlib.metadata import entry_points
 
-    return sorted(entry_points(group=group), key=lambda e: (e.name, _distribution(e), e.value))
+    found = [e for e in entry_points(group=group) if canonical(distribution_of(e)) not in without]
+    return sorted(found, key=lambda e: (e.name, distribution_of(e), e.value))
+
+
+def left_out() -> list[str]:
+    """What `MIGRATE_DISABLE_PACKS` names: distributions, or `all` of them, as which 1 counts."""
+    said = os.environ.get(LEFT_OUT, "")
+    names = [canonical(word) for word in said.split(",") if word.strip() not in ("", "0")]
+    return [ALL] if not {ALL, "1"}.isdisjoint(names) else names
+
+
+def canonical(name: str) -> str:
+    """The name of a distribution as it is compared: `Acme_Rules` is `acme-rules`."""
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
 def _may_declare(folder: str, group: str) -> bool:
@@ -172,5 +193,6 @@ def _may_declare(folder: str, group: str) -> bool:
     return False
 
 
-def _distribution(entry: Any) -> str:
+def distribution_of(entry: Any) -> str:
+    """The name of the distribution that declares an entry point."""
     return entry.dist.name if entry.dist is not None else "unknown distribution"

@@ -229,6 +229,37 @@ def test_a_lock_that_is_none_is_refused_with_its_line(
         assert found.spans[0].line == line
 
 
+@pytest.mark.parametrize("marker", ["=======", ">>>>>>> theirs", "||||||| base"])
+def test_every_marker_of_a_merge_is_named_wherever_it_stands(toy: Path, marker: str) -> None:
+    migrate.seal(toy)
+    lock = toy / "rules.lock"
+    text = lock.read_text().splitlines()
+    lock.write_text("\n".join([*text[:2], marker, *text[2:], ""]))
+    before = lock.read_bytes()
+    for check in (True, False):
+        (found,) = refused(migrate.seal, toy, check=check)
+        assert (found.code, found.spans[0].line) == ("M522", 3)
+        assert "conflict marker" in found.message
+    assert lock.read_bytes() == before
+
+
+def test_sealing_tells_of_sealed_files_that_are_gone_and_forgets_them_on_request_only(
+    toy: Path,
+) -> None:
+    more = RULE.replace("toy/new/rename", "toy/new/bias").replace("weight", "bias")
+    (toy / "new" / "bias.yaml").write_text(more)
+    migrate.seal(toy)
+    before = (toy / "rules.lock").read_bytes()
+    (toy / "new" / "bias.yaml").unlink()
+    checked = migrate.seal(toy, check=True)
+    assert checked.exit == 1
+    assert [d.message for d in checked.diagnostics] == ["`toy/new/bias` was sealed and is gone"]
+    assert [d.code for d in refused(migrate.seal, toy)] == ["M521"]
+    assert (toy / "rules.lock").read_bytes() == before
+    migrate.seal(toy, replace=True)
+    assert migrate.seal(toy, check=True).exit == 0
+
+
 def test_a_lock_that_is_empty_or_has_an_id_twice_is_refused(toy: Path) -> None:
     migrate.seal(toy)
     lock = toy / "rules.lock"

@@ -95,13 +95,103 @@ def test_two_distributions_that_differ_are_refused_and_both_ways_out_are_shown(
     assert refused.err.startswith(
         "error[M508]: lineage `acme` is defined by acme (acme-copy) 3.0, acme (acme-rules) 1.0"
     )
-    for place in (one / "acme_rules", other / "acme_copy"):
+    for place, name in ((one / "acme_rules", "acme-rules"), (other / "acme_copy", "acme-copy")):
         assert f"has it in {place}/rules/acme" in refused.err
-        assert f"--rules {place}/rules" in refused.err
-        # what the help says works
+        assert f"--pack {name}" in refused.err
+        # what the help says works, and so does the folder
+        made = migrate(work, [one, other], *PLAN, "--pack", name)
+        assert made.exit == 0, made.err
+        assert f"installed acme ({name})" in made.out
         assert migrate(work, [one, other], *PLAN, "--rules", f"{place}/rules").exit == 0
+    # the entries of both are called acme
+    either = migrate(work, [one, other], *PLAN, "--pack", "acme")
+    assert either.exit == 2
+    assert "2 installed packs are called `acme`" in either.err
+    assert "--pack acme-copy or --pack acme-rules" in either.err
+    listed = migrate(work, [one, other], "packs")
+    assert listed.exit == 0
+    assert "warning[M508]: lineage `acme` is defined by" in listed.err
     # and nothing else is stopped
     assert migrate(work, [one, other], "history", "--lineage", "hf-mixtral").exit == 0
+
+
+def test_a_pack_that_was_asked_for_stays_so_in_a_saved_plan_and_in_a_stamp(
+    tmp_path: Path, work: Path
+) -> None:
+    one = install(tmp_path / "one", "acme-rules", "acme_rules", "1.0", "new")
+    other = install(tmp_path / "other", "acme-copy", "acme_copy", "3.0", "other")
+    path = [one, other]
+    saved = migrate(work, path, *PLAN, "--pack", "acme_copy", "-o", "plan.json")
+    assert saved.exit == 0, saved.err
+    applied = migrate(work, path, "apply", "plan.json", "-o", "NEW.safetensors")
+    assert applied.exit == 0, applied.err
+    told = migrate(work, path, "history", "NEW.safetensors", "--pack", "acme-copy")
+    assert "from an installed pack, acme (acme-copy) 3.0" in told.out
+    assert "other.w" in migrate(work, path, "inspect", "NEW.safetensors", "--no-packs").out
+
+
+def test_installed_packs_can_be_left_out(
+    tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = install(tmp_path / "one", "acme-rules", "acme_rules", "1.0", "new")
+    other = install(tmp_path / "other", "acme-copy", "acme_copy", "3.0", "other")
+    path = [one, other]
+    monkeypatch.setenv("MIGRATE_DISABLE_PACKS", "Acme_Copy")
+    assert "new.w" in migrate(work, path, *PLAN).out
+    lost = migrate(work, path, *PLAN, "--pack", "acme-copy")
+    assert (lost.exit, lost.codes if lost.out else []) == (2, [])
+    assert "MIGRATE_DISABLE_PACKS leaves acme-copy out" in lost.err
+    listed = migrate(work, path, "packs")
+    assert "left out of what is installed: acme-copy" in listed.out
+    monkeypatch.setenv("MIGRATE_DISABLE_PACKS", "1")
+    assert "error[M507]: there is no lineage `acme`" in migrate(work, path, *PLAN).err
+    monkeypatch.delenv("MIGRATE_DISABLE_PACKS")
+    assert "error[M507]: there is no lineage `acme`" in migrate(work, path, *PLAN, "--no-packs").err
+    assert migrate(work, path, "packs", "--no-packs", "--format", "json").json["left_out"] == [
+        "all"
+    ]
+
+
+def test_an_installed_pack_is_held_against_its_own_lock(tmp_path: Path, work: Path) -> None:
+    site = install(tmp_path / "site", "acme-rules", "acme_rules", "1.0", "new")
+    rule = site / "acme_rules" / "rules" / "acme" / "v2" / "rename.yaml"
+    tests = "\ntests: [{name: t, given: {old.w: {shape: [2]}}, expect: {new.w: {shape: [2]}}}]\n"
+    rule.write_text(rule.read_text() + tests)
+    sealed = migrate(work, [site], "seal", "--rules", f"{site}/acme_rules/rules")
+    assert sealed.exit == 0, sealed.err
+    assert migrate(work, [site], *PLAN).exit == 0
+    rule.write_text(rule.read_text().replace("new.", "newer."))
+    changed = migrate(work, [site], *PLAN)
+    assert changed.exit == 2
+    assert changed.err.startswith("error[M521]: `acme/v2/rename` means something else")
+    # and nothing else is stopped
+    assert migrate(work, [site], "history", "--lineage", "hf-mixtral").exit == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("acme_gone:rules", "acme_gone:rules is not a folder of an installed package"),
+        ("acme_rules:gone", "acme_rules:gone is not a folder of an installed package"),
+        ("acme_rules:../other", "has a slash"),
+    ],
+)
+def test_a_pack_that_points_nowhere_is_reported_and_hurts_no_other(
+    tmp_path: Path, work: Path, value: str, why: str
+) -> None:
+    site = install(tmp_path / "site", "acme-rules", "acme_rules", "1.0", "new")
+    lost = tmp_path / "lost" / "lost-1.0.dist-info"
+    lost.mkdir(parents=True)
+    (lost / "METADATA").write_text("Metadata-Version: 2.1\nName: lost\nVersion: 1.0\n")
+    (lost / "entry_points.txt").write_text(f"[migrate.rulepacks]\nlost = {value}\n")
+    path = [site, lost.parent]
+    listed = migrate(work, path, "packs")
+    assert listed.exit == 0
+    assert f"cannot be used: {why}" in listed.out.replace(f"ValueError: {value} ", "")
+    assert migrate(work, path, *PLAN).exit == 0
+    asked = migrate(work, path, *PLAN, "--pack", "lost")
+    assert asked.exit == 2
+    assert "error[M507]: pack lost (lost) 1.0 cannot be used" in asked.err
 
 
 OP = """
@@ -182,6 +272,33 @@ def test_an_op_that_imports_the_contract_from_its_old_place_works_and_is_warned_
         "error[M102]: operation `old_reverse` cannot be loaded: old_reverse of old-ops: "
         "DeprecationWarning"
     )
+
+
+def test_code_that_packages_declare_is_listed_with_its_distribution_and_not_imported(
+    work: Path, plugins: list[Path]
+) -> None:
+    for file in plugins[0].glob("*.py"):
+        file.write_text("raise SystemExit('imported')\n")
+    told = migrate(work, plugins, "packs", "-v")
+    assert told.exit == 0, told.err
+    lines = told.out.splitlines()
+    first = lines.index("code, imported when a rule or a checkpoint asks for it:")
+    assert [line.split() for line in lines[first + 1 :]] == [
+        ["op", "old_reverse", "old-ops", "1.0", "old_ops:OP"],
+        ["codec", "old-codec", "old-codecs", "1.0", "old_codecs:CODEC"],
+        ["format", "old_format", "old-formats", "1.0", "old_formats:FORMAT"],
+    ]
+    assert "old_reverse" not in migrate(work, plugins, "packs").out
+    left = migrate(work, plugins, "packs", "-v", "--no-packs")
+    assert left.out.endswith(
+        "left out of what is installed: all\nno installed package declares code\n"
+    )
+    (work / "op.yaml").write_text(
+        HEAD + 'rules: [{name: r, from: "{k...}.w", to: "{k}.v", via: [{old_reverse: {}}]}]\n'
+    )
+    without = migrate(work, plugins, "plan", "OLD.safetensors", "--rules", "op.yaml", "--no-packs")
+    assert without.exit == 2
+    assert "error[M102]" in without.err
 
 
 @pytest.mark.parametrize("verb", ["lint", "test"])
