@@ -15,17 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import Diagnostic, MigrateError, listed, option, plural, printable
 from ..planning.stored import stored_tensor
+from ..running.resources import MAX_MEMORY
 from . import scaffold, writing
 from .compact import compact
+from .configured_numbers import NamedNumbers, named_numbers
 from .infer import infer
+from .infer.compared import require_memory
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor
     from ..source.index import Source
     from .infer import Inferred
-    from .infer.names import Question
+    from .infer.names import Ask, Question
     from .relations import Relation, RuleDraft
 
+# how many times the elements of a rule's tensors are held when an example is made of them
+_HELD = 3
 _WHY = "the same weights in another layout"
 
 
@@ -51,19 +56,24 @@ def made_file(
     *,
     headers: bool = False,
     answers: Mapping[str, str] | None = None,
+    ask: Ask | None = None,
     partial: bool = False,
+    max_memory: int = MAX_MEMORY,
 ) -> writing.MadeFile:
     """The rule file from `old` to `new`. UndecidedError for what has to be asked and, unless it may
     be `partial`, for what nothing explains; also if the file does not make the new checkpoint.
     """
-    found = infer(old, new, headers=headers, answers=answers)
+    if not headers:
+        require_memory((old, new), max_memory)
+    found = infer(old, new, headers=headers, answers=answers, ask=ask)
     _require_answers(found, partial, headers)
     relations = found.relations
-    drafts = compact(relations)
-    header = replace(header, why=header.why or _WHY)
+    named = named_numbers(relations, old, new)
+    drafts = compact(named.relations, params=named.values)
+    header = replace(header, why=header.why or _WHY, params=named.params)
     tests: Sequence[Mapping[str, Any]] = ()
     if not headers:
-        tests = _tests(drafts, found, old, new, header)
+        tests = _tests(drafts, named, old, new, header, max_memory)
     text = writing.text(drafts, header, tests or scaffold.STUB)
     if not headers:
         _require_proof(text, old, new, relations)
@@ -78,14 +88,21 @@ def made_file(
 
 
 def _tests(
-    drafts: Sequence[RuleDraft], found: Inferred, old: Source, new: Source, header: writing.FileHead
+    drafts: Sequence[RuleDraft],
+    found: NamedNumbers,
+    old: Source,
+    new: Source,
+    header: writing.FileHead,
+    max_memory: int,
 ) -> Sequence[Mapping[str, Any]]:
     from ..running.eager import read_elements
     from .examples import made_tests
 
     specs = {key: at.spec for key, at in old.index.tensors.items()}
     read = (lambda key: read_elements(old, key)), (lambda key: read_elements(new, key))
-    return made_tests(drafts, found.relations, specs, read, header).tests
+    return made_tests(
+        drafts, found.relations, specs, read, header, found.values, max_memory // _HELD
+    ).tests
 
 
 def _require_answers(found: Inferred, partial: bool, headers: bool) -> None:

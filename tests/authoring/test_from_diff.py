@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import migrate
 from migrate.authoring.from_diff import UndecidedError
+from migrate.authoring.infer.names import Question
 
 Arrays = dict[str, np.ndarray]
 
@@ -117,3 +119,113 @@ def test_tensors_whose_elements_repeat_get_an_example_of_every_rule(tmp_path: Pa
     # lint finds no near mistake that the test would not notice
     assert [d.message for d in report.diagnostics] == []
     assert migrate.test(file).passed
+
+
+def experts(folder: Path, seed: int, count: int, said: Mapping[str, int], new: bool) -> None:
+    """A folder of experts, one by one or stacked, with a config.json."""
+    dice = np.random.default_rng(seed)
+    one = {f"l.{n}.e.{e}.w": dice.standard_normal((8, 6)) for n in range(2) for e in range(count)}
+    arrays = {key: array.astype("f4") for key, array in one.items()}
+    if new:
+        arrays = {
+            f"l.{n}.e": np.stack([arrays[f"l.{n}.e.{e}.w"] for e in range(count)]) for n in range(2)
+        }
+    folder.mkdir()
+    save_file(arrays, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(said))
+
+
+def test_a_number_that_the_configuration_has_one_name_for_becomes_a_param(tmp_path: Path) -> None:
+    old, new, file = tmp_path / "old", tmp_path / "new", tmp_path / "made.yaml"
+    experts(old, 1, 4, {"num_experts": 4, "hidden_size": 8, "eos_token_id": 4}, new=False)
+    experts(new, 1, 4, {"num_experts": 4}, new=True)
+    report = migrate.new(file, from_diff=(old, new))
+    assert "count: $num_experts" in file.read_text()
+    assert (report.counts.rules, migrate.test(file).passed) == (1, True)
+    # and holds for a model of another size
+    experts(tmp_path / "larger", 2, 6, {"num_experts": 6}, new=False)
+    experts(tmp_path / "wanted", 2, 6, {"num_experts": 6}, new=True)
+    migrate.apply(tmp_path / "larger", tmp_path / "got", rules=[file])
+    got, wanted = (load_file(tmp_path / side / "model.safetensors") for side in ("got", "wanted"))
+    assert got.keys() == wanted.keys()
+    assert all(np.array_equal(got[key], array) for key, array in wanted.items())
+
+
+def test_a_number_of_two_names_stays_and_a_comment_names_them(tmp_path: Path) -> None:
+    old, new, file = tmp_path / "old", tmp_path / "new", tmp_path / "made.yaml"
+    experts(old, 1, 4, {"num_experts": 4, "num_heads": 4}, new=False)
+    experts(new, 1, 4, {}, new=True)
+    migrate.new(file, from_diff=(old, new))
+    text = file.read_text()
+    assert "count: 4" in text
+    assert "# 4 is num_experts and num_heads in config.json" in text
+
+
+def test_questions_are_asked_one_by_one_and_an_answer_decides_others(tmp_path: Path) -> None:
+    ones = np.ones(8, "f4")
+    old = {f"l.{i}.{w}_norm": ones for i in range(2) for w in ("input", "post")}
+    new = {f"b.{i}.norm{n}": ones for i in range(2) for n in (1, 2)}
+    asked = []
+
+    def ask(question: Question) -> int:
+        asked.append(question.target)
+        return [pattern for pattern, _ in question.candidates].index("l.{n:int}.input_norm")
+
+    file = tmp_path / "made.yaml"
+    report = migrate.new(file, from_diff=(old, new), ask=ask)
+    assert asked == ["b.{n:int}.norm1"]
+    # what a person said is no guess; what is left then was never compared
+    assert (report.counts.rules, report.counts.guessed) == (2, 1)
+    with pytest.raises(UndecidedError, match="M993"):
+        migrate.new(tmp_path / "open.yaml", from_diff=(old, new), ask=lambda question: None)
+
+
+@pytest.mark.heavy
+def test_a_tensor_that_would_have_to_be_held_needs_the_memory(tmp_path: Path) -> None:
+    import torch
+
+    state = {"a": torch.zeros(2048, 2048, dtype=torch.float32).T.contiguous().T}
+    torch.save(state, tmp_path / "old.pt")
+    with pytest.raises(migrate.MigrateError, match=r"M919.*do not lie in order"):
+        migrate.new(tmp_path / "m.yaml", from_diff=(tmp_path / "old.pt", state), max_memory="16MB")
+
+
+MODEL = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj = torch.nn.Linear(6, 8)
+
+def refusing():
+    raise RuntimeError("no model today")
+"""
+
+
+@pytest.mark.heavy
+def test_a_module_that_code_makes_gives_names_and_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "toy_release.py").write_text(MODEL)
+    save_file(
+        {"old_proj.weight": np.zeros((8, 6), "f4"), "old_proj.bias": np.zeros(8, "f4")},
+        tmp_path / "old.safetensors",
+    )
+    file, name = tmp_path / "made.yaml", "module:toy_release"
+    pair = tmp_path / "old.safetensors", f"{name}:Model"
+    for options, said in (
+        ({"headers": True}, "would run code"),
+        ({"allow": ["code"]}, "has no values"),
+    ):
+        with pytest.raises(migrate.MigrateError, match=said):
+            migrate.new(file, from_diff=pair, **options)
+    for wrong, said in (
+        (f"{name}:refusing", "no model today"),
+        ("module:nowhere.at:all", "nowhere"),
+    ):
+        with pytest.raises(migrate.MigrateError, match=said):
+            migrate.new(file, from_diff=(pair[0], wrong), headers=True, allow=["code"])
+    report = migrate.new(file, from_diff=pair, headers=True, allow=["code"])
+    assert (report.counts.rules, report.counts.guessed) == (1, 1)

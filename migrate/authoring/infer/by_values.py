@@ -111,7 +111,7 @@ class Search:
 
 
 def search(
-    old: Source, new: Source, answers: Mapping[str, str]
+    old: Source, new: Source, answers: Mapping[str, str], ask: names.Ask | None = None
 ) -> tuple[Search, list[Unexplained]]:
     """All that values and, where these leave it open, names say."""
     olds, news = ({k: t.spec for k, t in side.index.tensors.items()} for side in (old, new))
@@ -137,7 +137,8 @@ def search(
     if found.news:
         _scaled(found)
     _by_analogy(found)
-    _settle_doubtful(found, ask=True)
+    _settle_doubtful(found)
+    _settle_by_names(found, ask)
     asked = {key for question in found.questions for key in question.keys}
     rest = [
         Unexplained(
@@ -251,24 +252,34 @@ def _place(source: Source, key: str) -> Any:
     return None if shared is None else (shared, at.offset)
 
 
-def _settle_doubtful(found: Search, ask: bool = False) -> None:
-    """Equal tensors, by names: first those that are certain, and at last by questions."""
+def _settle_doubtful(found: Search) -> None:
+    """Equal tensors, by names of which the others leave no doubt."""
     for one, other in found.doubtful.values():
         for key in [k for k in other if k in one and k in found.olds and k in found.news]:
             found.add(Relation((key,), (key,)))
-    labels_old = {
-        k: label for label, (one, _) in found.doubtful.items() for k in one if k in found.olds
-    }
-    labels_new = {
-        k: label for label, (_, other) in found.doubtful.items() for k in other if k in found.news
-    }
+    labels_old, labels_new = _open_labels(found)
     for old, new in names.learned(found.relations, labels_old, labels_new):
         found.add(Relation((old,), (new,)))
-        labels_old.pop(old)
-        labels_new.pop(new)
-    if not ask:
-        return
-    pairs, questions = names.match(labels_old, labels_new)
+
+
+_Labels = dict[str, tuple[str, Shape, bytes]]
+
+
+def _open_labels(found: Search) -> tuple[_Labels, _Labels]:
+    """The keys of either side that are left among equal ones, and which those are."""
+    olds = {k: label for label, (one, _) in found.doubtful.items() for k in one if k in found.olds}
+    news = {
+        k: label for label, (_, other) in found.doubtful.items() for k in other if k in found.news
+    }
+    return olds, news
+
+
+def _settle_by_names(found: Search, ask: names.Ask | None) -> None:
+    """Equal tensors, by names that come nearest, and by questions."""
+    labels_old, labels_new = _open_labels(found)
+    pairs, told, questions = names.match(labels_old, labels_new, ask)
+    for old, new in told:
+        found.add(Relation((old,), (new,)))
     for old, new in pairs:
         found.add(Relation((old,), (new,), guessed=True, note="equal tensors, told apart by names"))
     found.questions += questions

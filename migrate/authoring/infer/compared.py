@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ... import ops
+from ...core.errors import Report, option, printable
 from ...core.spec import BITS, Spec, spec
 from ...elements.raw import carrier
 from ...running.eager import read_elements, read_stretch
@@ -19,6 +20,7 @@ from ...source.blobs import rows_of
 if TYPE_CHECKING:
     import numpy as np
 
+    from ...source.blobs import StoredTensor
     from ...source.index import Source
 
     Array = np.ndarray[Any, Any]
@@ -56,7 +58,7 @@ class ComparedTensor:
 
         held = self.held
         size = held.numel
-        if BITS[held.dtype] < 8 or rows_of(self.source.index.tensors[self.key]) is None:
+        if not _in_order(self.source.index.tensors[self.key]):
             flat = self.read().reshape(-1)
             step = max(1, STRETCH // flat.itemsize)
             for start in range(0, size, step):
@@ -80,6 +82,26 @@ class ComparedTensor:
 
     def _after(self, array: Array) -> Array:
         return computed(self.before, array, self.held.dtype)[0] if self.before else array
+
+
+def _in_order(stored: StoredTensor) -> bool:
+    return BITS[stored.spec.dtype] >= 8 and rows_of(stored) is not None
+
+
+def require_memory(sources: Sequence[Source], most: int) -> None:
+    """M919 for tensors that have to be held whole and take more."""
+    report = Report()
+    for source in sources:
+        for key, stored in source.index.tensors.items():
+            nbytes = 2 * stored.spec.numel * max(1, BITS[stored.spec.dtype] // 8)
+            if nbytes > most and not _in_order(stored):
+                report.add(
+                    "M919",
+                    f"the elements of {printable(key)} do not lie in order; to read them takes "
+                    f"{nbytes} bytes, the limit is {most}",
+                    help=f"give {option('max_memory', nbytes)} or more",
+                )
+    report.check()
 
 
 def computed(texts: OpTexts, array: Array, dtype: str) -> tuple[Array, str]:
