@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.spec import Spec
-from ..core.templates import Form, Template, form_of, group, merge
+from ..core.templates import SLOT, Form, Template, group, merge
 from ..source.jsontext import collector_paused
 
 if TYPE_CHECKING:
@@ -96,6 +96,8 @@ def _folded(
     """The lines of a side: text, spec, and the numbers of the keys, those of one form and spec."""
     lines, number = [], count()
     for form in forms:
+        segments = tuple(form.text.split("."))
+        slots = tuple(i for i, text in enumerate(segments) if text == SLOT and not form.literal)
         alike: dict[Spec, tuple[Form, list[int]]] = {}
         last = None
         for name, ints, here in zip(form.keys, form.ints, number, strict=False):
@@ -104,7 +106,7 @@ def _folded(
                 continue
             if tensor.spec is not last:
                 last = tensor.spec
-                part, numbers = alike.setdefault(last, (form_of(form), []))
+                part, numbers = alike.setdefault(last, (Form(segments, slots, None), []))
             part.keys.append(name)
             part.ints.append(ints)
             numbers.append(here)

@@ -13,7 +13,7 @@ and the caller does that.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice, pairwise, repeat, takewhile
 from math import prod
@@ -602,13 +602,6 @@ def _safe(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def form_of(template: Template) -> Form:
-    """The form of a template's keys, with none of them."""
-    segments = tuple(template.text.split("."))
-    slots = [i for i, segment in enumerate(segments) if segment == SLOT]
-    return Form(segments, () if template.literal else tuple(slots), None)
-
-
 def collapse(keys: Sequence[str], tag: Callable[[str], Hashable] | None = None) -> list[Collapsed]:
     """The keys for printing, those of one form on one line, in order of first appearance.
 
@@ -616,15 +609,20 @@ def collapse(keys: Sequence[str], tag: Callable[[str], Hashable] | None = None) 
     """
     forms: dict[tuple[int, Hashable], Form] = {}
     for number, template in enumerate(group(keys)):
-        plain = form_of(template)
+        segments = tuple(template.text.split("."))
+        slots = (
+            ()
+            if template.literal
+            else tuple(i for i, segment in enumerate(segments) if segment == SLOT)
+        )
         if tag is None:
-            forms[number, None] = replace(plain, keys=template.keys, ints=template.ints)
+            forms[number, None] = Form(segments, slots, None, template.keys, template.ints)
             continue
         for key, ints in zip(template.keys, template.ints, strict=True):
             value = tag(key)
             form = forms.get((number, value))
             if form is None:
-                form = forms[number, value] = replace(plain, tag=value, keys=[], ints=[])
+                form = forms[number, value] = Form(segments, slots, value, [], [])
             form.keys.append(key)
             form.ints.append(ints)
     return merge(forms.values())

@@ -42,7 +42,7 @@ class ComparedTensor:
     before: OpTexts = ()
 
     @property
-    def held(self) -> Spec:
+    def stored_spec(self) -> Spec:
         """What it is in the file."""
         return self.source.index.tensors[self.key].spec
 
@@ -56,7 +56,7 @@ class ComparedTensor:
         """
         import numpy as np
 
-        held = self.held
+        held = self.stored_spec
         size = held.numel
         if not _in_order(self.source.index.tensors[self.key]):
             flat = self.read().reshape(-1)
@@ -81,7 +81,7 @@ class ComparedTensor:
             yield start, min(step, size - start), into[: stop - start]
 
     def _after(self, array: Array) -> Array:
-        return computed(self.before, array, self.held.dtype)[0] if self.before else array
+        return computed(self.before, array, self.stored_spec.dtype)[0] if self.before else array
 
 
 def _in_order(stored: StoredTensor) -> bool:

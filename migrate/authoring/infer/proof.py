@@ -107,28 +107,28 @@ class StreamedComparison:
         return None
 
     def compare(
-        self, key: str, made: Tensor, wanted: Tensor, head: OpTexts = ()
+        self, key: str, tensor: Tensor, wanted: Tensor, head: OpTexts = ()
     ) -> ElementDifference | None:
-        """Where `made` of the old checkpoint is not, after the ops of `head`, what is `wanted` of
+        """Where `tensor` of the old checkpoint is not, after the ops of `head`, what is `wanted` of
         the new one.
         """
         import numpy as np
 
         size = wanted.spec.numel
-        dtype = after(head, made.spec.dtype)
-        if made.spec.shape != wanted.spec.shape or dtype != wanted.spec.dtype:
+        dtype = after(head, tensor.spec.dtype)
+        if tensor.spec.shape != wanted.spec.shape or dtype != wanted.spec.dtype:
             return ElementDifference(key, (), size)
-        kinds = carrier(made.spec.dtype), carrier(wanted.spec.dtype)
-        gathers = self._gathers(made, wanted)
+        kinds = carrier(tensor.spec.dtype), carrier(wanted.spec.dtype)
+        gathers = self._gathers(tensor, wanted)
         first, count = None, 0
         for start in range(0, size, _STEP):
             stop = min(size, start + _STEP)
             sides = []
-            for gather, tensor, kind in zip(gathers, (made, wanted), kinds, strict=True):
+            for gather, side, kind in zip(gathers, (tensor, wanted), kinds, strict=True):
                 each = np.dtype(kind).itemsize
-                gather.fill(tensor, start * each, stop * each, 0)
+                gather.fill(side, start * each, stop * each, 0)
                 sides.append(np.frombuffer(gather.buffer, kind, stop - start))
-            here = computed(head, sides[0], made.spec.dtype)[0] if head else sides[0]
+            here = computed(head, sides[0], tensor.spec.dtype)[0] if head else sides[0]
             unequal = here != sides[1]
             if unequal.any():
                 if first is None:
