@@ -49,6 +49,9 @@ def named_numbers(relations: Iterable[Relation], old: Source, new: Source) -> Na
     used: dict[str, str] = {}
     out = []
     for relation in relations:
+        if not relation.ops:
+            out.append(relation)
+            continue
         doubts: dict[int, list[str]] = {}
 
         def named(value: Any, doubts: dict[int, list[str]] = doubts) -> Any:

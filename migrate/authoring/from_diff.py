@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import Diagnostic, MigrateError, listed, option, plural, printable
 from ..planning.stored import stored_tensor
 from ..running.resources import MAX_MEMORY
+from ..source.jsontext import collector_paused
 from . import scaffold, writing
 from .compact import compact
 from .configured_numbers import NamedNumbers, named_numbers
@@ -49,6 +50,7 @@ class UndecidedError(MigrateError):
         return type(self), (self.diagnostics, self.questions)
 
 
+@collector_paused()
 def made_file(
     old: Source,
     new: Source,
