@@ -33,6 +33,7 @@ from .samples import (
     sampling,
     single_elements,
 )
+from .wholes import through_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -439,8 +440,10 @@ def _solve(
     links: Mapping[tuple[int, int], Pairs],
     bits: int,
 ) -> None:
-    """The relation of tensors that share elements, one of either side at least being one only."""
+    """The relation of tensors that share elements."""
     if min(len(olds), len(news)) > 1:
+        if _solve_through_whole(found, olds, news, links):
+            return
         for tensor in news:
             found.why[tensor.key] = (
                 f"shares elements with {names.some(t.key for t in olds)}, which "
@@ -486,6 +489,8 @@ def _solve(
             Relation((olds[0].key,), (news[0].key,), (*olds[0].before, *rolled))
         ):
             return
+    if max(len(olds), len(news)) > 1 and _solve_through_whole(found, olds, news, links):
+        return
     part, count = max(shares, key=lambda s: s[1])
     for tensor in news:
         one = (
@@ -497,6 +502,21 @@ def _solve(
             tensor.key,
             f"is nearest to {names.some(t.key for t in olds)}: {one}, but no ops say how they lie",
         )
+
+
+def _solve_through_whole(
+    found: Search,
+    olds: Sequence[ComparedTensor],
+    news: Sequence[ComparedTensor],
+    links: Mapping[tuple[int, int], Pairs],
+) -> bool:
+    """Whether one side, laid side by side, says how the other is made or cut."""
+    for relation, back in through_whole(olds, news, links):
+        if back is not None and not _holds(found.back, back):
+            continue
+        if found.prove(relation):
+            return True
+    return False
 
 
 def _as_another(
@@ -573,10 +593,7 @@ def _around(
     join = [{"pad": given} if given else op for op, given in zip(layout.join, pad, strict=True)]
     keys = tuple(parts[k].key for k in layout.order)
     back = Relation(keys, (whole.key,), tuple(join))
-    try:
-        return value if found.back.difference(back) is None else None
-    except (OpError, ValueError):
-        return None
+    return value if _holds(found.back, back) else None
 
 
 def _rolled(shape: Shape, pairs: Pairs) -> OpTexts | None:
@@ -701,15 +718,15 @@ def _by_analogy(found: Search) -> None:
                 like is not None
                 and all(k in found.olds for k in like.sources)
                 and all(k in found.news for k in like.targets)
-                and _holds(found, like)
+                and _holds(found.compare, like)
             ):
                 fitting.setdefault((like.sources, like.targets, repr(like.ops)), like)
         if len(fitting) == 1:
             found.add(next(iter(fitting.values())))
 
 
-def _holds(found: Search, relation: Relation) -> bool:
+def _holds(compare: proof.StreamedComparison, relation: Relation) -> bool:
     try:
-        return found.compare.difference(relation) is None
+        return compare.difference(relation) is None
     except (OpError, MigrateError, ValueError, IndexError):
         return False
