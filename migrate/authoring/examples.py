@@ -24,6 +24,7 @@ from ..core.spec import Spec
 from ..core.templates import group
 from ..lints.inputs import FileSet
 from ..lints.shape import find_problems
+from ..ops.dequantize import CodecOp
 from ..rules.loading import load_document
 from ..ruletests.binding import CompiledFile, RefusedTest, bind_test, compiled
 from ..ruletests.checks import compare
@@ -149,7 +150,8 @@ def _inside(array: Elements, elements: Elements) -> Elements:
         found: Elements = np.isin(array, elements)
         return found
     known = np.zeros(1 << 8 * array.itemsize, bool)
-    known[elements] = True
+    # what is cast may have been wider
+    known[elements[elements < known.size]] = True
     flat = array.reshape(-1)
     out: Elements = np.empty(array.size, bool)
     for at in range(0, flat.size, _AT_ONCE):
@@ -262,7 +264,8 @@ def _cut(
     """
     import numpy as np
 
-    if any(ops.get(name).kind == "make" for op in relation.ops for name in op):
+    calls = [ops.get(name) for op in relation.ops for name in op]
+    if any(op.kind == "make" or isinstance(op, CodecOp) for op in calls):
         return None
     sources, targets = _fewer(relation, params, few)
     sizes = [specs[key].shape for key in sources]

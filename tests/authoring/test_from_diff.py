@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commandline import run
+from raw_states import opened
 from safetensors.numpy import load_file, save_file
 
 import migrate
 from migrate.authoring.from_diff import UndecidedError
+from migrate.authoring.infer import infer
 from migrate.authoring.infer.names import Question
 
 Arrays = dict[str, np.ndarray]
@@ -229,3 +231,83 @@ def test_a_module_that_code_makes_gives_names_and_shapes(
             migrate.new(file, from_diff=(pair[0], wrong), headers=True, allow=["code"])
     report = migrate.new(file, from_diff=pair, headers=True, allow=["code"])
     assert (report.counts.rules, report.counts.guessed) == (1, 1)
+
+
+def stored(state: Mapping[str, tuple[str, np.ndarray]]) -> bytes:
+    """A safetensors file of raw elements."""
+    names = {"float8_e4m3fn": "F8_E4M3", "float32": "F32", "bfloat16": "BF16"}
+    header, data = {}, b""
+    for key, (dtype, array) in state.items():
+        ends = [len(data), len(data) + array.nbytes]
+        header[key] = {"dtype": names[dtype], "shape": array.shape, "data_offsets": ends}
+        data += array.tobytes()
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def test_encoded_weights_are_decoded_by_the_codecs_own_tables_or_named(tmp_path: Path) -> None:
+    dice = np.random.default_rng(4)
+    codes = dice.integers(0, 0x78, (256, 128)).astype("u1")
+    scales = np.exp2(dice.integers(-3, 3, (2, 1))).astype("f4")
+    old = {
+        "m.weight": ("float8_e4m3fn", codes),
+        "m.weight_scale_inv": ("float32", scales.view("<u4")),
+    }
+    # the definition of the format: four bits of exponent, three of mantissa
+    powers, fractions = codes >> 3, (codes & 7) / 8
+    numbers = np.where(powers, np.exp2(powers - 7.0) * (1 + fractions), np.exp2(-6.0) * fractions)
+    numbers = (numbers * scales.repeat(128, 0)).astype("<f4")
+    plain = {"m.weight": ("bfloat16", (numbers.view("<u4") >> 16).astype("<u2"))}
+    (relation,) = infer(opened(old), opened(plain)).relations
+    assert relation.roles == ("weight", "scale")
+    assert relation.ops[0]["dequantize"]["codec"] == "fp8-block"
+    for name, state in (("old", old), ("new", plain)):
+        (tmp_path / f"{name}.safetensors").write_bytes(stored(state))
+    file = tmp_path / "made.yaml"
+    report = migrate.new(
+        file, from_diff=(tmp_path / "old.safetensors", tmp_path / "new.safetensors")
+    )
+    assert (report.counts.rules, report.counts.guessed) == (1, 0)
+    assert "dequantize: {codec: fp8-block, dtype: bfloat16" in file.read_text()
+    other = {"m.weight": ("bfloat16", plain["m.weight"][1][::-1])}
+    (rest,) = infer(opened(old), opened(other)).unexplained
+    assert "encoded as fp8-block" in rest.why
+    back = infer(opened(plain), opened(old)).unexplained
+    assert {one.key for one in back} == set(old)
+    assert all("fp8-block: a rule with `quantize`" in one.why for one in back)
+
+
+def test_a_cast_and_a_move_at_once(tmp_path: Path) -> None:
+    dice = np.random.default_rng(8)
+    old = {f"l.{n}.w": dice.standard_normal((12, 16)).astype("f4") for n in range(2)}
+    new = {f"b.{n}.w": np.ascontiguousarray(old[f"l.{n}.w"].T.astype("f2")) for n in range(2)}
+    file = tmp_path / "made.yaml"
+    report = migrate.new(file, from_diff=(old, new))
+    assert report.counts.rules == 1
+    other = {key: dice.standard_normal((12, 16)).astype("f4") for key in old}
+    save_file(other, tmp_path / "other.safetensors")
+    made = tmp_path / "made.safetensors"
+    migrate.apply(tmp_path / "other.safetensors", made, rules=[file], allow={"lossy"})
+    got = load_file(made)
+    for n in range(2):
+        assert np.array_equal(got[f"b.{n}.w"], other[f"l.{n}.w"].T.astype("f2"))
+
+
+HOSTILE = [
+    "a{b}.{n:int}", 'quo"te\'s', "line\nbreak", "tab\t\x1b[31m", "..dots..", ".", "#hash: {x}",
+    "at@sign", "{k...}", "null", "1.2", "*", "&anchor", "- dash", "%percent", "ütf-\u2028",
+]  # fmt: skip
+
+
+def test_hostile_names_mean_the_same_keys_in_the_file(tmp_path: Path) -> None:
+    dice = np.random.default_rng(6)
+    old = {key: dice.standard_normal((4, 5)).astype("f4") for key in HOSTILE}
+    new = {f"{key}.moved": array for key, array in old.items()}
+    for there, back in ((old, new), (new, old)):
+        file = tmp_path / f"made-{len(there)}-{min(back)[:1] == min(there)[:1]}-{there is old}.yaml"
+        migrate.new(file, from_diff=(there, back))
+        other = {key: array + 1 for key, array in there.items()}
+        got = migrate.migrate_state_dict(other, rules=[file])
+        assert got.keys() == back.keys()
+        for key, array in back.items():
+            assert np.array_equal(np.asarray(got[key]), array + 1)

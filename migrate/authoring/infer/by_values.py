@@ -20,6 +20,7 @@ from ...elements.codes import number_of
 from ..relations import Relation
 from . import names, proof
 from .compared import ComparedTensor
+from .encoded import decoded
 from .layouts import NoLayout, PartLayout, Shape, lay_out, reshaped
 from .places import Region, is_certain, places, read_strides
 from .samples import (
@@ -137,6 +138,11 @@ def search(
         _after_casts(found)
     if found.news:
         _scaled(found)
+        for one in decoded(old, new, found.olds, found.news):
+            if one.relation is not None:
+                found.add(one.relation)
+            else:
+                found.why[one.key] = one.why
     _by_analogy(found)
     _settle_doubtful(found)
     _settle_by_names(found, ask)

@@ -159,6 +159,8 @@ def made_tensors(relation: Relation, tensors: Mapping[str, StoredTensor]) -> lis
     """What a relation makes as copies of stored elements, before the ops that compute each by
     itself; None where that is no such copy.
     """
+    if relation.roles:
+        return None
     rest = relation.ops[len(_head(relation.ops)) :]
     views: list[view.View] = []
     sources: list[TensorSource] = []

@@ -17,7 +17,7 @@ from ..relations import Relation
 from .compared import ComparedTensor
 from .layouts import NoLayout, lay_out
 from .places import Region, is_certain, read_strides
-from .samples import Pairs
+from .samples import Pairs, consistent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,7 +125,8 @@ def _region(
             to.append(whole.places(one, pairs.old if joined else pairs.new))
     if not at:
         return None
-    places, there = np.concatenate(at), np.concatenate(to)
+    # what stands in several of the tensors says nothing
+    places, there = consistent(Pairs(np.concatenate(at), np.concatenate(to)))
     order = places.argsort()
     places, there = places[order], there[order]
     region = read_strides(places, there, part.spec.numel)
