@@ -282,7 +282,10 @@ def _cut(
         box = tuple(map(slice, cut[0]))
         return given, {key: read[1](key)[box].copy() for key in targets}
     elements = np.concatenate([array.reshape(-1) for array in given.values()])
-    if length is not None and len(np.unique(elements)) < len(elements):
+    # so many elements of few bits are found anywhere
+    codes = 1 << 8 * elements.itemsize
+    repeated = sum(map(prod, sizes)) > codes or len(np.unique(elements)) < len(elements)
+    if length is not None and repeated:
         return _cut_by_lines(relation, sources, targets, read, length)
     expected = {}
     for key in targets:

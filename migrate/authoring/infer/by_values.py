@@ -23,11 +23,11 @@ from .compared import ComparedTensor
 from .encoded import decoded
 from .layouts import NoLayout, PartLayout, Shape, lay_out, reshaped
 from .places import Region, is_certain, places, read_strides
+from .reading import FEW, read_both
 from .samples import (
     KnownRuns,
     Pairs,
     Runs,
-    RunSampler,
     consistent,
     is_sampled,
     runs_of,
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 _CASTS = (*FLOATS, "float8_e4m3fn", "float8_e5m2")
-# distinct elements below which equal bytes may be an accident
-FEW = 8
 _DROP = "in no tensor of the new checkpoint"
 
 
@@ -168,63 +166,12 @@ def _sampling(*sides: Iterable[ComparedTensor]) -> int:
     return max(sampling(sum(t.spec.numel for t in side)) for side in sides)
 
 
-class _FewValues:
-    """Whether a tensor has so few values that they say little about where they come from."""
-
-    def __init__(self) -> None:
-        self._known: Array | None = None
-        self._many = False
-
-    def take(self, flat: Array, size: int) -> None:
-        """Looks at a stretch of a tensor of `size` elements."""
-        import numpy as np
-
-        if self._many:
-            return
-        if flat.dtype.kind == "V":
-            flat = np.ascontiguousarray(flat).view("<u8")
-        if size == 1 and flat.dtype.itemsize >= 4:
-            # a number that somebody chose has trailing zeros, a trained one does not
-            self._many = bool(int(flat[0]) & 0xFF) and int(flat[0]) >= 1 << 20
-            return
-        known = np.unique(flat[:4096]) if self._known is None else self._known
-        if len(known) < FEW:
-            left = flat
-            for value in known:
-                left = left[left != value]
-            known = np.union1d(known, left)
-        self._known, self._many = known, len(known) >= FEW
-
-    def __bool__(self) -> bool:
-        return not self._many
-
-
 def _equal_bytes(found: Search) -> None:
-    import xxhash
-
-    sides: list[dict[tuple[str, bytes], list[str]]] = []
-    few: set[tuple[str, bytes]] = set()
-    for source, specs, runs in zip(
-        (found.old, found.new), (found.olds, found.news), found.runs, strict=True
-    ):
-        by: dict[tuple[str, bytes], list[str]] = defaultdict(list)
-        for key, spec in specs.items():
-            hashed, values = xxhash.xxh3_128(), _FewValues()
-            sampler = RunSampler(spec, found.bits) if is_sampled(spec, found.bits) else None
-            tensor = ComparedTensor(key, spec, source)
-            for start, count, flat in tensor.stretches(sampler.beyond if sampler else 0):
-                own = flat[:count]
-                hashed.update(own.view("u1").data)
-                values.take(own, spec.numel)
-                if sampler is not None:
-                    sampler.take(start, count, flat)
-            label = (spec.dtype, hashed.digest())
-            by[label].append(key)
-            if values:
-                few.add(label)
-            if sampler is not None:
-                runs[key] = sampler.runs()
-        sides.append(by)
+    sides_read = (found.old, found.olds), (found.new, found.news)
+    readers = read_both(sides_read, found.bits)
+    found.runs = readers[0].runs, readers[1].runs
+    few = readers[0].few | readers[1].few
+    sides = [reader.keys for reader in readers]
     for label, new in sides[1].items():
         old = sides[0].get(label, [])
         if label not in few and len(old) == 1:
