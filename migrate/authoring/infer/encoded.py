@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...source.index import Source
 
 
-class Decoded(NamedTuple):
+class DecodedWeight(NamedTuple):
     """A relation that decodes, or why there is none for the new tensor `key`."""
 
     key: str
@@ -31,7 +31,7 @@ class Decoded(NamedTuple):
 
 def decoded(
     old: Source, new: Source, olds: Mapping[str, Spec], news: Mapping[str, Spec]
-) -> Iterator[Decoded]:
+) -> Iterator[DecodedWeight]:
     """What of the new tensors that are left is encoded in old ones, or is encoded itself."""
     for one in encoded_tensors(olds):
         key = next((k for k in (f"{one.module}.weight", one.module) if k in news), None)
@@ -44,12 +44,12 @@ def decoded(
             said += ", and headers do not say how to decode it"
         elif relation is None:
             said += ", and is not the numbers that this stands for"
-        yield Decoded(key, relation, said)
+        yield DecodedWeight(key, relation, said)
     for one in encoded_tensors(news):
         for key in one.parts.values():
             if key in news:
                 why = f"belongs to a tensor that is encoded as {one.format}: a rule with `quantize`"
-                yield Decoded(key, None, f"{why} makes it, which is not inferred")
+                yield DecodedWeight(key, None, f"{why} makes it, which is not inferred")
 
 
 def _relations(
