@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -311,3 +314,30 @@ def test_hostile_names_mean_the_same_keys_in_the_file(tmp_path: Path) -> None:
         assert got.keys() == back.keys()
         for key, array in back.items():
             assert np.array_equal(np.asarray(got[key]), array + 1)
+
+
+@pytest.mark.heavy
+def test_on_a_terminal_questions_come_one_at_a_time(tmp_path: Path) -> None:
+    ones = np.ones(8, "f4")
+    save_file(
+        {f"l.{i}.{w}_norm": ones for i in range(2) for w in ("input", "post")},
+        tmp_path / "old.safetensors",
+    )
+    save_file(
+        {f"b.{i}.norm{n}": ones for i in range(2) for n in (1, 2)}, tmp_path / "new.safetensors"
+    )
+    file = tmp_path / "made.yaml"
+    ours, theirs = os.openpty()
+    argv = [sys.executable, "-m", "migrate", "new", "-o", file, "--from-diff"]
+    argv += [tmp_path / "old.safetensors", tmp_path / "new.safetensors"]
+    with subprocess.Popen(argv, stdin=theirs, stderr=theirs, stdout=subprocess.PIPE) as process:
+        os.close(theirs)
+        os.write(ours, b"1\n")
+        out, _ = process.communicate()
+        said = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert process.returncode == 0, said
+    assert b"2 rules, 1 of them guessed" in out
+    # the second question is decided by the answer to the first
+    assert said.count("which old tensor became") == 1
+    assert "likeness" in said
