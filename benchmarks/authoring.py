@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 MB = 1_000_000
+# of the shipped lineages
+LARGEST = "megatron-gpt"
 # numbers as weights have them: the pieces that `data.py` repeats would be found everywhere
 RANDOM = """
 import os, sys
@@ -115,7 +117,7 @@ def many_keys(migrate: list[str], python: str, folder: Path, checkpoint: Path) -
     rules.write_text(many_rules(200))
     sealed = folder / "sealed"
     shutil.rmtree(sealed, ignore_errors=True)
-    shutil.copytree(plans.SHIPPED, sealed)
+    shutil.copytree(plans.SHIPPED / LARGEST, sealed / LARGEST)
     lineage = folder / "bench-rules"
     (lineage / "bench").mkdir(parents=True, exist_ok=True)
     (lineage / "bench" / "layouts.yaml").write_text(LAYOUTS)
@@ -125,12 +127,13 @@ def many_keys(migrate: list[str], python: str, folder: Path, checkpoint: Path) -
         (stamped / "model.safetensors").hardlink_to(old)
     made, page = folder / "made.yaml", folder / "page.html"
     plan: list[Any] = ["plan", old, "--rules", rules]
+    seal: list[Any] = ["seal", LARGEST, "--rules", sealed]
     written = [made, page, stamped / "migrate.history.json"]
     commands: list[tuple[str, list[Any], float]] = [
         ("new --headers", ["new", "-o", made, "--from-diff", old, new, "--headers"], NEW_HEADERS),
         ("new", ["new", "-o", made, "--index", old], PLAN_TIMES),
-        ("seal --replace", ["seal", "--rules", sealed, "--replace"], PLAN_TIMES),
-        ("seal --check", ["seal", "--rules", sealed, "--check"], PLAN_TIMES),
+        ("seal of the largest lineage", [*seal, "--replace"], PLAN_TIMES),
+        ("seal --check of it", [*seal, "--check"], PLAN_TIMES),
         ("stamp", ["stamp", stamped, "bench@old", "--rules", lineage], PLAN_TIMES),
         ("plan --html", [*plan, "--html", page], PLAN_TIMES),
     ]
