@@ -23,6 +23,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import authoring
 import compare
 import data
 import data_fp8
@@ -46,8 +47,9 @@ from tasks import BEFORE_MEMORY, BEFORE_TIMES, TASKS, Limit, Task
 
 HERE = Path(__file__).resolve().parent
 PYTHON = sys.executable
-COMMANDS = {**plans.COMMANDS, **format_speed.COMMANDS, **live.COMMANDS}
+COMMANDS = {**plans.COMMANDS, **authoring.COMMANDS, **format_speed.COMMANDS, **live.COMMANDS}
 ROWS = {
+    **authoring.ROWS,
     **verifying.ROWS,
     **folders.ROWS,
     **distributed.ROWS,

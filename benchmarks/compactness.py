@@ -60,31 +60,33 @@ def rows() -> Iterator[Row]:
     folder = shipped_folder()
     for path in files_below(folder):
         file = compiled(load_files([path])[0], Report())
-        best = max(_bound(file), key=lambda bound: len(_used(bound)), default=None)
+        best = max(moving_tests(file), key=lambda bound: len(used_rules(bound)), default=None)
         if best is not None:
             yield _row(file, best, path.relative_to(folder).as_posix())
 
 
 def _moves(file: CompiledFile, bound: BoundTest) -> bool:
     """Whether all rules that take part only move elements."""
-    used = _used(bound)
+    used = used_rules(bound)
     calls = [ops.get(c.op) for rule in file.model.rules if rule.name in used for c in rule.via]
     return all(op.kind in LAYOUT and not isinstance(op, ValueOp) for op in calls)
 
 
-def _bound(file: CompiledFile) -> Iterator[BoundTest]:
+def moving_tests(file: CompiledFile) -> Iterator[BoundTest]:
+    """Those tests of a file in which rules take part that only move elements, bound."""
     others = siblings(file)
     for number, test in enumerate(file.model.tests):
         if test.backwards or test.error is not None:
             continue
         bound = bind_test(file, number, others)
-        if isinstance(bound, RefusedTest) or _used(bound) - {r.name for r in file.model.rules}:
+        if isinstance(bound, RefusedTest) or used_rules(bound) - {r.name for r in file.model.rules}:
             continue
-        if _used(bound) and _moves(file, bound):
+        if used_rules(bound) and _moves(file, bound):
             yield bound
 
 
-def _used(bound: BoundTest) -> set[str]:
+def used_rules(bound: BoundTest) -> set[str]:
+    """The names of the rules that take part in a test."""
     _, result = bound.composition.steps[0]
     made = [p.rule.name for p in result.provenance.values()]
     return {*made, *(rule.name for rule in result.dropped.values())}
@@ -92,7 +94,7 @@ def _used(bound: BoundTest) -> set[str]:
 
 def _row(file: CompiledFile, bound: BoundTest, name: str) -> Row:
     relations, kept = _relations(file, bound)
-    used = _used(bound)
+    used = used_rules(bound)
     hand = [
         RuleDraft(
             rule.name,

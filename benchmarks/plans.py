@@ -62,7 +62,7 @@ for path in pathlib.Path(sys.argv[1]).rglob("*.yaml"):
 """
 
 
-def _against(
+def against(
     what: str, argv: list[Any], yardstick: list[Any], bound: float, times: int = 5
 ) -> Limit:
     """The command's time as a multiple of the yardstick's, in turns: machines differ, and one
@@ -97,14 +97,14 @@ def help_and_plan(migrate: list[str], python: str, folder: Path, checkpoint: Pat
     """`migrate --help`, and `migrate plan` of the benchmark's checkpoint."""
     plan = ["plan", str(checkpoint), "--to", "hf-mixtral@v5"]
     return [
-        _against(
+        against(
             "--help, against a process that imports click",
             [*migrate, "--help"],
             [python, "-c", CLICK],
             HELP_CLICKS,
         ),
         imported(python, ["--help"]),
-        _against(
+        against(
             "plan, against a process that imports click",
             [*migrate, *plan],
             [python, "-c", CLICK],
@@ -263,7 +263,7 @@ def rules(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> li
             "Python"
         )
         found += [
-            _against(what, [*migrate, *arguments], reading, times),
+            against(what, [*migrate, *arguments], reading, times),
             imported(python, arguments, "torch"),
         ]
     return found

@@ -244,6 +244,9 @@ RAY_OVERHEAD, RAY_FASTER = 1.1, 3.0
 # verify against the apply whose output it checks; MB above what it announces: the interpreter, its
 # libraries, the plan
 VERIFY_LAYOUTS, VERIFY_BLOCKS, VERIFY_PRIVATE = 3.0, 2.0, 120.0
+# rules from two checkpoints against cp of both, MB; from headers alone, and what else writes rules,
+# locks, stamps and pages, against `plan` of as many keys
+DIFF_TIMES, DIFF_PRIVATE, NEW_HEADERS, PLAN_TIMES = 2.5, 400.0, 2.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +13,12 @@ from ..core.types import PathLike
 from ..planning.request import Request, make_request, path_text
 from ..results import NewReport
 from ..rules.files import SUFFIXES
+from ..running.resources import memory_of
+from .modules import CODE, built, names_module
 from .opening import Live, opened
 
 if TYPE_CHECKING:
+    from ..authoring.infer.names import Ask
     from ..authoring.writing import FileHead, MadeFile
     from ..source.index import Source
 
@@ -32,7 +35,9 @@ def new(
     from_diff: tuple[PathLike | Live, PathLike | Live] | None = None,
     headers: bool = False,
     answers: Mapping[str, str] | None = None,
+    ask: Ask | None = None,
     partial: bool = False,
+    max_memory: int | str = "1GB",
     rules: PathLike = "rules",
     pack: PathLike | None = None,
     allow: Iterable[str] = (),
@@ -52,17 +57,23 @@ def new(
         cls: The class instead of the one that `config.json` names. Default: None.
         reverse: That checkpoint is in the layout of transformers 5 already. Default: False.
         from_diff: Two checkpoints or state dicts with the same weights, in the old layout and in
-            the new one; the rules between them are found. Default: None.
+            the new one; the rules between them are found. With `headers` also modules, or
+            `module:PACKAGE.MODULE:CALLABLE` for one that is made. Default: None.
         headers: Look at names, shapes and dtypes alone, so that all that is found is guessed.
             Default: False.
         answers: What became of tensors that cannot be told apart, as old pattern -> new pattern;
             an empty one drops them. Default: none.
+        ask: Is asked what is open, a question at a time, the next one with what was answered
+            before in mind. It answers with the number of a candidate, or None. Default: None.
         partial: Write the rules that were found although some tensors are not explained. Default:
             False.
+        max_memory: Bytes for tensors that `from_diff` has to hold, also as text ("4GB"). Default:
+            1 GB.
         rules: The folder of lineages that the file goes to. Default: "rules".
         pack: The folder of a new pack, named as its distribution, that the file goes to: with a
             `pyproject.toml`, tests, checks for CI and a README. Default: None.
-        allow: Permissions to open that checkpoint: "links", "opaque". Default: none.
+        allow: Permissions to open that checkpoint: "links", "opaque"; "code" to make a module.
+            Default: none.
         at: The dict of a nested checkpoint that rules work on, as a path such as
             `model.state_dict`. Default: found automatically.
 
@@ -104,15 +115,36 @@ def new(
     if from_transformers is None and (cls is not None or reverse):
         asked = option("cls" if cls is not None else "reverse")
         fail("M115", f"{asked} goes with {option('from_transformers')}")
-    if from_diff is None and (headers or answers or partial):
-        asked = option("headers" if headers else "answers" if answers else "partial")
+    if from_diff is None and (headers or answers or partial or ask):
+        given_too = {"headers": headers, "answers": answers, "partial": partial, "ask": ask}
+        asked = option(next(name for name, value in given_too.items() if value))
         fail("M115", f"{asked} goes with {option('from_diff')}")
     head = writing.FileHead(
         place.id, scaffold.titled(place.slug), place.lineage, place.edge, schema=place.schema
     )
-    request = make_request((), (), (), None, allow, at=at)
+    permitted = set(allow)
+    request = make_request((), (), (), None, permitted - {CODE}, at=at)
     if from_diff is not None:
-        made = _from_diff(from_diff, head, headers, answers, partial, request)
+        if not headers and any(map(names_module, from_diff)):
+            fail("M115", f"a module has no values; compare with {option('headers', True)}")
+        sides = [built(p, permitted) if names_module(p) else p for p in from_diff]
+        budget = memory_of(max_memory)
+
+        def make(old: Source, new: Source) -> MadeFile:
+            from ..authoring.from_diff import made_file
+
+            return made_file(
+                old,
+                new,
+                head,
+                headers=headers,
+                answers=answers,
+                ask=ask,
+                partial=partial,
+                max_memory=budget,
+            )
+
+        made = _of_both(sides, headers, request, make)
     elif from_transformers is not None:
         with closing(opened("from_transformers", from_transformers, request)) as source:
             made = _imported(source, cls, reverse, head)
@@ -149,19 +181,15 @@ def _imported(source: Source, cls: str | None, reverse: bool, head: FileHead) ->
     return MadeFile.of(made.drafts, tests, head)
 
 
-def _from_diff(
-    pair: tuple[PathLike | Live, PathLike | Live],
-    header: FileHead,
-    headers: bool,
-    answers: Mapping[str, str] | None,
-    partial: bool,
+def _of_both(
+    pair: Sequence[PathLike | Live],
+    meta: bool,
     request: Request,
+    make: Callable[[Source, Source], MadeFile],
 ) -> MadeFile:
-    from ..authoring.from_diff import made_file
-
     with ExitStack() as stack:
         old, new = (
-            stack.enter_context(closing(opened("from_diff", path, request, meta=headers)))
+            stack.enter_context(closing(opened("from_diff", path, request, meta=meta)))
             for path in pair
         )
-        return made_file(old, new, header, headers=headers, answers=answers, partial=partial)
+        return make(old, new)

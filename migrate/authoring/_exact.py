@@ -66,6 +66,7 @@ def _wrong(
     for side, templates in (("from", sources), ("to", made)):
         readings: list[list[_Reading]] = []
         owner: dict[str, list[int]] = defaultdict(list)
+        strange = False
         for number, line in enumerate(lines):
             own = (
                 line.keys
@@ -76,14 +77,19 @@ def _wrong(
                 owner[key].append(number)
             try:
                 readings.append([_read(p, templates) for p in _patterns(line, side)])
+                known = set(own)
+                strange = strange or any(not r.rows.keys() <= known for r in readings[-1])
             except _Ambiguous:
                 out[number] = []
                 readings.append([])
+        if not strange:
+            continue
         taken: dict[str, list[tuple[int, _Reading]]] = defaultdict(list)
         for number, of in enumerate(readings):
             for reading in of:
+                limited = bool(lines[number].where)
                 for key in reading.rows:
-                    if not _excluded(lines[number], reading, key):
+                    if not (limited and _excluded(lines[number], reading, key)):
                         taken[key].append((number, reading))
         foreign: dict[int, set[str]] = defaultdict(set)
         for key, by in taken.items():

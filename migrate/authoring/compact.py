@@ -45,8 +45,12 @@ def compact(
             targets.setdefault(key, []).extend(relation.targets)
     lines = capture_integers([line_of(relation, known) for relation in ordered])
     best: list[RuleDraft] | None = None
+    before: list[Line] | None = None
     for alone in (False, True):
         merged = [_spelled(line) for line in merge_words(merge_subtrees(lines, alone))]
+        if merged == before:
+            break
+        before = merged
         drafts = drafts_of(settle(merged, targets), known)
         if best is None or (size(drafts), len(drafts)) < (size(best), len(best)):
             best = drafts

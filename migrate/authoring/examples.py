@@ -24,6 +24,7 @@ from ..core.spec import Spec
 from ..core.templates import group
 from ..lints.inputs import FileSet
 from ..lints.shape import find_problems
+from ..ops.dequantize import CodecOp
 from ..rules.loading import load_document
 from ..ruletests.binding import CompiledFile, RefusedTest, bind_test, compiled
 from ..ruletests.checks import compare
@@ -43,6 +44,8 @@ _NOWHERE = Path("made.yaml")
 # of an example, and the largest integer that every dtype of weights holds
 _MOST_ELEMENTS = 2000
 _LARGEST = 256
+# that are sorted at once
+_AT_ONCE = 1 << 21
 # of tensors of rules without an example, which a test fills with zeros
 _MOST_BYTES = 1 << 20
 # along each axis of what is cut out: the fewest elements with which a mistake shows
@@ -82,8 +85,10 @@ def made_tests(
     read: tuple[Read, Read],
     header: writing.FileHead,
     params: Mapping[str, int] | None = None,
+    most: int | None = None,
 ) -> Examples:
-    """A test of all rules, with the values of those that an example can be made for.
+    """A test of all rules, with the values of those that an example can be made for: not of those
+    that take or make more than `most` bytes at once.
 
     specs: of the keys of the old checkpoint. read: for the old and the new one, the elements of a
     key as unsigned integers in its shape. params: the values that the rules' params have there.
@@ -99,7 +104,11 @@ def made_tests(
         if draft.keep:
             continue
         wanted = _first_of_each(draft, by_key)
-        test = _chosen(draft, header, _candidates(draft, wanted, specs, read, params or {}))
+        large = most is not None and any(
+            sum(specs[key].nbytes for key in r.sources) > most for r in wanted
+        )
+        tests = iter(()) if large else _candidates(draft, wanted, specs, read, params or {})
+        test = _chosen(draft, header, tests)
         if test is not None:
             given |= test["given"]
             expect |= test["expect"]
@@ -121,12 +130,50 @@ def made_tests(
     return Examples((whole,), tuple(untested))
 
 
-def _sorted(array: Elements, axis: int) -> list[bytes]:
+def _sorted(array: Elements, axis: int) -> Iterator[bytes]:
     """What lies at each index along the axis, in order of the elements."""
     import numpy as np
 
-    rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
-    return [row.tobytes() for row in np.sort(rows, axis=1)]
+    rows = np.moveaxis(array, axis, 0)
+    step = max(1, _AT_ONCE * rows.shape[0] // max(1, rows.size))
+    for at in range(0, rows.shape[0], step):
+        some = rows[at : at + step]
+        for row in np.sort(some.reshape(len(some), -1), axis=1):
+            yield row.tobytes()
+
+
+def _inside(array: Elements, elements: Elements) -> Elements:
+    """Where one of the elements lies."""
+    import numpy as np
+
+    if array.itemsize > 2:
+        found: Elements = np.isin(array, elements)
+        return found
+    known = np.zeros(1 << 8 * array.itemsize, bool)
+    # what is cast may have been wider
+    known[elements[elements < known.size]] = True
+    flat = array.reshape(-1)
+    out: Elements = np.empty(array.size, bool)
+    for at in range(0, flat.size, _AT_ONCE):
+        np.take(known, flat[at : at + _AT_ONCE], out=out[at : at + _AT_ONCE], mode="clip")
+    out.shape = array.shape
+    return out
+
+
+def _whole_lines(array: Elements, elements: Elements) -> list[Elements]:
+    """For each axis, at which of its indices only these elements lie."""
+    import numpy as np
+
+    out = [np.ones(n, bool) for n in array.shape]
+    if not out:
+        return out
+    step = max(1, _AT_ONCE * array.shape[0] // max(1, array.size))
+    for at in range(0, array.shape[0], step):
+        held = _inside(array[at : at + step], elements)
+        for axis, lines in enumerate(out):
+            here = lines[at : at + step] if not axis else lines
+            here &= held.all(axis=tuple(a for a in range(held.ndim) if a != axis))
+    return out
 
 
 def _chosen(
@@ -217,7 +264,8 @@ def _cut(
     """
     import numpy as np
 
-    if any(ops.get(name).kind == "make" for op in relation.ops for name in op):
+    calls = [ops.get(name) for op in relation.ops for name in op]
+    if any(op.kind == "make" or isinstance(op, CodecOp) for op in calls):
         return None
     sources, targets = _fewer(relation, params, few)
     sizes = [specs[key].shape for key in sources]
@@ -225,19 +273,24 @@ def _cut(
     if sum(map(prod, cut)) > _MOST_ELEMENTS or not all(map(prod, cut)):
         return None
     given = {
-        key: read[0](key)[tuple(map(slice, shape))] for key, shape in zip(sources, cut, strict=True)
+        # a copy, or the rest of the tensor would stay with it
+        key: read[0](key)[tuple(map(slice, shape))].copy()
+        for key, shape in zip(sources, cut, strict=True)
     }
     if not relation.ops:
         # what only changes its name is cut alike on both sides
         box = tuple(map(slice, cut[0]))
-        return given, {key: read[1](key)[box] for key in targets}
+        return given, {key: read[1](key)[box].copy() for key in targets}
     elements = np.concatenate([array.reshape(-1) for array in given.values()])
-    if length is not None and len(np.unique(elements)) < len(elements):
+    # so many elements of few bits are found anywhere
+    codes = 1 << 8 * elements.itemsize
+    repeated = sum(map(prod, sizes)) > codes or len(np.unique(elements)) < len(elements)
+    if length is not None and repeated:
         return _cut_by_lines(relation, sources, targets, read, length)
     expected = {}
     for key in targets:
         whole = read[1](key)
-        mask = np.isin(whole, elements)
+        mask = _inside(whole, elements)
         axes = [
             np.flatnonzero(mask.any(axis=tuple(a for a in range(mask.ndim) if a != axis)))
             for axis in range(mask.ndim)
@@ -309,12 +362,9 @@ def _lines(
     import numpy as np
 
     wanted = np.sort(elements)
-    inside = [np.isin(new, wanted) for new in news]
+    whole = [_whole_lines(new, wanted) for new in news]
     for axis in range(min(new.ndim for new in news)):
-        found = [
-            np.flatnonzero(held.all(axis=tuple(a for a in range(held.ndim) if a != axis)))
-            for held in inside
-        ]
+        found = [np.flatnonzero(held[axis]) for held in whole]
         if lines and sum(map(len, found)) > len(lines):
             known = set(lines)
             found = [

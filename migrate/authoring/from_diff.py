@@ -8,21 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import Diagnostic, MigrateError, listed, option, plural, printable
+from ..planning.stored import stored_tensor
+from ..running.resources import MAX_MEMORY
+from ..source.jsontext import collector_paused
 from . import scaffold, writing
 from .compact import compact
+from .configured_numbers import NamedNumbers, named_numbers
 from .infer import infer
+from .infer.compared import require_memory
 
 if TYPE_CHECKING:
+    from ..planning.graph import Tensor
     from ..source.index import Source
     from .infer import Inferred
-    from .infer.names import Question
-    from .relations import RuleDraft
+    from .infer.names import Ask, Question
+    from .relations import Relation, RuleDraft
 
+# how many times the elements of a rule's tensors are held when an example is made of them
+_HELD = 3
 _WHY = "the same weights in another layout"
 
 
@@ -41,6 +50,7 @@ class UndecidedError(MigrateError):
         return type(self), (self.diagnostics, self.questions)
 
 
+@collector_paused()
 def made_file(
     old: Source,
     new: Source,
@@ -48,22 +58,27 @@ def made_file(
     *,
     headers: bool = False,
     answers: Mapping[str, str] | None = None,
+    ask: Ask | None = None,
     partial: bool = False,
+    max_memory: int = MAX_MEMORY,
 ) -> writing.MadeFile:
     """The rule file from `old` to `new`. UndecidedError for what has to be asked and, unless it may
     be `partial`, for what nothing explains; also if the file does not make the new checkpoint.
     """
-    found = infer(old, new, headers=headers, answers=answers)
+    if not headers:
+        require_memory((old, new), max_memory)
+    found = infer(old, new, headers=headers, answers=answers, ask=ask)
     _require_answers(found, partial, headers)
     relations = found.relations
-    drafts = compact(relations)
-    header = replace(header, why=header.why or _WHY)
+    named = named_numbers(relations, old, new)
+    drafts = compact(named.relations, params=named.values)
+    header = replace(header, why=header.why or _WHY, params=named.params)
     tests: Sequence[Mapping[str, Any]] = ()
     if not headers:
-        tests = _tests(drafts, found, old, new, header)
+        tests = _tests(drafts, named, old, new, header, max_memory)
     text = writing.text(drafts, header, tests or scaffold.STUB)
     if not headers:
-        _require_proof(text, old, new, {k for r in relations for k in r.targets})
+        _require_proof(text, old, new, relations)
     kept = sum(draft.keep for draft in drafts)
     return writing.MadeFile(
         text,
@@ -75,14 +90,21 @@ def made_file(
 
 
 def _tests(
-    drafts: Sequence[RuleDraft], found: Inferred, old: Source, new: Source, header: writing.FileHead
+    drafts: Sequence[RuleDraft],
+    found: NamedNumbers,
+    old: Source,
+    new: Source,
+    header: writing.FileHead,
+    max_memory: int,
 ) -> Sequence[Mapping[str, Any]]:
     from ..running.eager import read_elements
     from .examples import made_tests
 
     specs = {key: at.spec for key, at in old.index.tensors.items()}
     read = (lambda key: read_elements(old, key)), (lambda key: read_elements(new, key))
-    return made_tests(drafts, found.relations, specs, read, header).tests
+    return made_tests(
+        drafts, found.relations, specs, read, header, found.values, max_memory // _HELD
+    ).tests
 
 
 def _require_answers(found: Inferred, partial: bool, headers: bool) -> None:
@@ -114,11 +136,15 @@ def _require_answers(found: Inferred, partial: bool, headers: bool) -> None:
         raise UndecidedError(out, found.questions)
 
 
-def _require_proof(text: str, old: Source, new: Source, keys: set[str]) -> None:
-    """Applies the file to the old checkpoint; UndecidedError naming what it makes otherwise."""
+def _require_proof(text: str, old: Source, new: Source, relations: Sequence[Relation]) -> None:
+    """Applies the file to the old checkpoint; UndecidedError naming what it makes otherwise.
+
+    The relations were compared with the new checkpoint to the last bit: a tensor that the file
+    copies as its relation does is not read again.
+    """
     from ..live.migration import prepare
     from ..planning.request import make_request
-    from ..running.eager import evaluated, read_elements
+    from .infer.proof import StreamedComparison, made_tensors
 
     wrong = []
     with TemporaryDirectory(prefix="migrate-new-") as folder:
@@ -126,22 +152,34 @@ def _require_proof(text: str, old: Source, new: Source, keys: set[str]) -> None:
         file.write_text(text, encoding="utf-8")
         request = make_request((), (), (str(file),), None, ("lossy", "drop"))
         outputs = prepare(old, request).composition.graph.outputs
-    made: dict[int, Any] = {}
-    for key in sorted(keys):
-        if key not in outputs:
-            wrong.append(key)
-            continue
-        there, here = evaluated(old, outputs[key], made), read_elements(new, key)
-        if there.shape != here.shape or there.tobytes() != here.tobytes():
-            wrong.append(key)
+    compare = StreamedComparison(old, new)
+    for relation in relations:
+        proven = made_tensors(relation, old.index.tensors) or ()
+        for key, known in zip_longest(relation.targets, proven):
+            made, wanted = outputs.get(key), new.index.tensors[key]
+            if made is None or made.spec != wanted.spec:
+                wrong.append(key)
+                continue
+            if known is not None and known.spec == made.spec and _copies(known) == _copies(made):
+                continue
+            if compare.compare(key, made, stored_tensor(key, wanted)) is not None:
+                wrong.append(key)
     if wrong:
         raise UndecidedError(
             [
                 Diagnostic(
                     "M995",
-                    f"the rules that were made do not make {listed(wrong)} as the new checkpoint "
-                    "has it; no file was written",
+                    f"the rules that were made do not make {listed(sorted(wrong))} as the new "
+                    "checkpoint has it; no file was written",
                     help="please report this: the rules were right for each tensor by itself",
                 )
             ]
         )
+
+
+def _copies(tensor: Tensor) -> set[Any]:
+    """What a tensor copies from where."""
+    return {
+        (tensor.sources[p.leaf] if isinstance(p.leaf, int) else p.leaf, *p[1:])
+        for p in tensor.view.pieces
+    }

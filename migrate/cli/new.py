@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..core.errors import plural
+from ..core.errors import plural, printable
 from . import render
 from .options import as_json, opening
 from .terminal import safe
+
+if TYPE_CHECKING:
+    from ..authoring.infer.names import Question
 
 
 @click.command()
@@ -66,6 +70,13 @@ from .terminal import safe
     help="With --from-diff: leave out what nothing explains.",
 )
 @click.option(
+    "--max-memory",
+    default="1GB",
+    show_default=True,
+    metavar="SIZE",
+    help="With --from-diff: memory for tensors that have to be held.",
+)
+@click.option(
     "--rules",
     "rules",
     metavar="DIR",
@@ -81,6 +92,7 @@ from .terminal import safe
 )
 @opening(
     folder="that checkpoint's folder",
+    more={"code": "a module to be made by the code that OLD or NEW names"},
     place="The dict of that checkpoint, if nested, that rules work on, e.g. model.state_dict.",
 )
 @as_json
@@ -96,6 +108,7 @@ def command(
     headers: bool,
     answers: tuple[str, ...],
     partial: bool,
+    max_memory: str,
     rules: str,
     pack: str | None,
     allow: tuple[str, ...],
@@ -114,7 +127,11 @@ def command(
         raise click.UsageError("name LINEAGE/TO/SLUG, a file with -o, or a pack with --pack")
     if output is not None and not output.endswith((".yaml", ".yml")):
         raise click.UsageError("-o takes a file that ends in .yaml")
+    for path in from_diff or ():
+        if path.startswith("module:") and "code" in allow:
+            click.echo(f"running {printable(path.removeprefix('module:'))}", err=True)
     said = dict(_answer(text) for text in answers)
+    on_terminal = from_diff is not None and sys.stdin.isatty() and sys.stderr.isatty()
     document = api.new(
         name or output,
         from_=from_,
@@ -125,7 +142,9 @@ def command(
         from_diff=from_diff,
         headers=headers,
         answers=said,
+        ask=_ask if on_terminal else None,
         partial=partial,
+        max_memory=max_memory,
         rules=rules,
         pack=pack,
         allow=allow,
@@ -139,6 +158,18 @@ def _answer(said: str) -> tuple[str, str]:
     if not equals or not before:
         raise click.UsageError("--answer takes OLD PATTERN=NEW PATTERN")
     return before, after
+
+
+def _ask(question: Question) -> int | None:
+    """What a person at the terminal says."""
+    click.echo(f"\nwhich old tensor became {printable(question.target)}? {question.why}", err=True)
+    for number, (pattern, score) in enumerate(question.candidates, 1):
+        click.echo(f"  {number}  {printable(pattern)} (likeness {score})", err=True)
+    most = len(question.candidates)
+    answer: int = click.prompt(
+        f"1 to {most}, or 0 to leave it open", type=click.IntRange(0, most), err=True
+    )
+    return answer - 1 if answer else None
 
 
 def text(document: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -79,16 +79,20 @@ def quiet(command: F) -> F:
 def opening(
     folder: str = "the checkpoint's folder",
     place: str = "The dict of a nested checkpoint that rules work on, e.g. model.state_dict.",
+    more: Mapping[str, str] | None = None,
 ) -> Callable[[F], F]:
-    """`--allow links` and `--at`, of commands that only read; `place` is the help of `--at`."""
+    """`--allow links` and `--at`, of commands that only read; `place` is the help of `--at`, `more`
+    are other words to allow, with what they permit.
+    """
+    said = [f"links out of {folder}", *(more or {}).values()]
 
     def decorate(command: F) -> F:
         allow: Callable[[F], F] = click.option(
             "--allow",
             "allow",
             multiple=True,
-            type=click.Choice(["links"]),
-            help=f"Permit links out of {folder}.",
+            type=click.Choice(["links", *(more or {})]),
+            help=f"Permit {', or '.join(said)}.",
         )
         at: Callable[[F], F] = click.option("--at", "at", metavar="PATH", help=place)
         return allow(at(command))

@@ -12,18 +12,20 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Hashable, Iterable, Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.spec import Spec
-from ..core.templates import collapse, group
+from ..core.templates import SLOT, Form, Template, group, merge
+from ..source.jsontext import collector_paused
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 # what would end the element or begin another one
-_ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+_ESCAPED = {c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 _UNSHOWN = ("rows", "source", "free", "decided")
 
 
@@ -40,10 +42,13 @@ def page(plan: Plan) -> str:
         "base-uri 'none'; form-action 'none'"
     )
     head, _, tail = template.replace("{{policy}}", policy).partition("{{data}}")
-    text = json.dumps(data_of(plan), separators=(",", ":")).translate(_ESCAPED)
+    text = json.dumps(data_of(plan), separators=(",", ":"))
+    for char, escaped in _ESCAPED.items():
+        text = text.replace(char, escaped)
     return head + text + tail
 
 
+@collector_paused()
 def data_of(plan: Plan) -> dict[str, Any]:
     """What the page shows: the plan's document without its rows, keys by number, what is `made` and
     `gone` on each edge, and both sides folded.
@@ -53,21 +58,18 @@ def data_of(plan: Plan) -> dict[str, Any]:
     for _, bound in steps:
         every.update(dict.fromkeys((*bound.provenance, *bound.followed)))
     forms = group(every)
-    key: dict[str, int] = {}
-    for form in forms:
-        for name in form.keys:
-            key[name] = len(key)
+    key = {name: n for n, name in enumerate(chain.from_iterable(form.keys for form in forms))}
     specs, deeds = _Numbers(), _Numbers()
     return {
         "plan": {name: said for name, said in plan.document.items() if name not in _UNSHOWN},
         "origins": dict(plan.param_sources),
         "source": {n: plan.document["source"][n] for n in ("path", "format", "tensors", "bytes")},
         "forms": [
-            [form.text, int(form.literal), len(form.keys), [n for ints in form.ints for n in ints]]
+            [form.text, int(form.literal), len(form.keys), list(chain.from_iterable(form.ints))]
             for form in forms
         ],
-        "before": _folded({k: at.spec for k, at in plan.stored.items()}, key, specs),
-        "after": _folded({k: at.spec for k, at in plan.outputs.items()}, key, specs),
+        "before": _folded(plan.stored, forms, specs),
+        "after": _folded(plan.outputs, forms, specs),
         "legs": [_leg(step, bound, key, specs, deeds) for step, bound in steps],
         "lost": [
             [loss.kind, loss.rule.name, str(loss.rule.span), loss.why, [key[k] for k in loss.keys]]
@@ -88,16 +90,29 @@ class _Numbers:
         return self.known.setdefault(thing, len(self.known))
 
 
-def _folded(tensors: Mapping[str, Spec], key: Mapping[str, int], specs: _Numbers) -> list[Any]:
+def _folded(
+    tensors: Mapping[str, Any], forms: Iterable[Template], specs: _Numbers
+) -> list[list[Any]]:
     """The lines of a side: text, spec, and the numbers of the keys, those of one form and spec."""
-    lines = []
-    for form in group(tensors):
-        alike: dict[Spec, list[str]] = {}
-        for name in form.keys:
-            alike.setdefault(tensors[name], []).append(name)
-        for spec, names in alike.items():
-            text = ", ".join(line.text for line in collapse(names))
-            lines.append([text, specs.of(spec), [key[name] for name in names]])
+    lines, number = [], count()
+    for form in forms:
+        segments = tuple(form.text.split("."))
+        slots = tuple(i for i, text in enumerate(segments) if text == SLOT and not form.literal)
+        alike: dict[Spec, tuple[Form, list[int]]] = {}
+        last = None
+        for name, ints, here in zip(form.keys, form.ints, number, strict=False):
+            tensor = tensors.get(name)
+            if tensor is None:
+                continue
+            if tensor.spec is not last:
+                last = tensor.spec
+                part, numbers = alike.setdefault(last, (Form(segments, slots, None), []))
+            part.keys.append(name)
+            part.ints.append(ints)
+            numbers.append(here)
+        for spec, (part, numbers) in alike.items():
+            text = ", ".join(line.text for line in merge([part]))
+            lines.append([text, specs.of(spec), numbers])
     return lines
 
 
@@ -108,12 +123,17 @@ def _leg(
     from ..planning.rows import NUMBERS, change_of, going, leg_of, rounds, why_gone
 
     made: list[list[int]] = []
+    known: dict[Any, int] = {}
 
     def add(one: Any, name: str, tensor: Any, change: str, ops: Iterable[str], lossy: bool) -> None:
         rule = one.rule
-        said = [change, rule.name, str(rule.span), list(ops), lossy, rule.why]
+        kind = change, id(rule), lossy
+        deed = known.get(kind)
+        if deed is None:
+            said = [change, rule.name, str(rule.span), list(ops), lossy, rule.why]
+            deed = known[kind] = deeds.of(json.dumps(said))
         sources = [key[k] for k in one.keys if k in key]
-        made.append([key[name], specs.of(tensor.spec), deeds.of(json.dumps(said)), *sources])
+        made.append([key[name], specs.of(tensor.spec), deed, *sources])
 
     for name, one in bound.provenance.items():
         tensor, ops = bound.tensors[name], [call.name for call in one.rule.steps]

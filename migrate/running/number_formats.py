@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import codecs
 from ..codecs.base import MOST_PLANNED, OpError
@@ -70,6 +70,39 @@ def describe_formats(
         "number_formats": [_described(group, specs) for group in groups],
         "plain": _plain(specs, used, configured) if groups else [],
     }
+
+
+class EncodedTensor(NamedTuple):
+    """A tensor in a number format of which there is one reading: the key of its codes, its module,
+    the codec's name and arguments, and the keys of its parts by role.
+    """
+
+    key: str
+    module: str
+    format: str
+    arguments: Mapping[str, Any]
+    parts: Mapping[str, str]
+
+
+def encoded_tensors(specs: Mapping[str, Spec]) -> Iterator[EncodedTensor]:
+    """The tensors whose format names, dtypes and shapes tell."""
+    if not any(map(may_hold_codes, {id(spec): spec for spec in specs.values()}.values())):
+        return
+    for group in _grouped(specs, codecs.part_names(), None)[0]:
+        if len(group.readings) != 1 or group.readings[0].missing:
+            continue
+        (reading,) = group.readings
+        first = next(iter(reading.endings.values()))
+        for key in group.keys:
+            rank = _rank(key)
+            stem = key.removesuffix(rank).removesuffix(first)
+            yield EncodedTensor(
+                key,
+                stem.removesuffix(".weight"),
+                reading.format,
+                reading.arguments,
+                {role: key_of_part(stem, end) + rank for role, end in reading.endings.items()},
+            )
 
 
 def read_elements(source: Source, key: str) -> tuple[int, ...] | None:

@@ -48,7 +48,7 @@ def applied(relations: Iterable[Relation], state: State) -> dict[str, tuple[str,
         held = [state[key][1] for key in relation.sources]
         dtypes = {state[key][0] for key in relation.sources}
         (dtype,) = dtypes if len(dtypes) == 1 else ("",)
-        after = [proof.cast_dtype(relation.ops, dtype)] * len(relation.targets)
+        after = [proof.after(relation.ops, dtype)] * len(relation.targets)
 
         def call(op: Any, args: Any, inputs: list[Any], parts: int, dtype: str = dtype) -> Any:
             return op.eager(args, inputs, parts, [dtype] * len(inputs))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 from commandline import run
+from raw_states import opened
 from safetensors.numpy import load_file, save_file
 
 import migrate
 from migrate.authoring.from_diff import UndecidedError
+from migrate.authoring.infer import infer
+from migrate.authoring.infer.names import Question
 
 Arrays = dict[str, np.ndarray]
 
@@ -117,3 +124,220 @@ def test_tensors_whose_elements_repeat_get_an_example_of_every_rule(tmp_path: Pa
     # lint finds no near mistake that the test would not notice
     assert [d.message for d in report.diagnostics] == []
     assert migrate.test(file).passed
+
+
+def experts(folder: Path, seed: int, count: int, said: Mapping[str, int], new: bool) -> None:
+    """A folder of experts, one by one or stacked, with a config.json."""
+    dice = np.random.default_rng(seed)
+    one = {f"l.{n}.e.{e}.w": dice.standard_normal((8, 6)) for n in range(2) for e in range(count)}
+    arrays = {key: array.astype("f4") for key, array in one.items()}
+    if new:
+        arrays = {
+            f"l.{n}.e": np.stack([arrays[f"l.{n}.e.{e}.w"] for e in range(count)]) for n in range(2)
+        }
+    folder.mkdir()
+    save_file(arrays, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(said))
+
+
+def test_a_number_that_the_configuration_has_one_name_for_becomes_a_param(tmp_path: Path) -> None:
+    old, new, file = tmp_path / "old", tmp_path / "new", tmp_path / "made.yaml"
+    experts(old, 1, 4, {"num_experts": 4, "hidden_size": 8, "eos_token_id": 4}, new=False)
+    experts(new, 1, 4, {"num_experts": 4}, new=True)
+    report = migrate.new(file, from_diff=(old, new))
+    assert "count: $num_experts" in file.read_text()
+    assert (report.counts.rules, migrate.test(file).passed) == (1, True)
+    # and holds for a model of another size
+    experts(tmp_path / "larger", 2, 6, {"num_experts": 6}, new=False)
+    experts(tmp_path / "wanted", 2, 6, {"num_experts": 6}, new=True)
+    migrate.apply(tmp_path / "larger", tmp_path / "got", rules=[file])
+    got, wanted = (load_file(tmp_path / side / "model.safetensors") for side in ("got", "wanted"))
+    assert got.keys() == wanted.keys()
+    assert all(np.array_equal(got[key], array) for key, array in wanted.items())
+
+
+def test_a_number_of_two_names_stays_and_a_comment_names_them(tmp_path: Path) -> None:
+    old, new, file = tmp_path / "old", tmp_path / "new", tmp_path / "made.yaml"
+    experts(old, 1, 4, {"num_experts": 4, "num_heads": 4}, new=False)
+    experts(new, 1, 4, {}, new=True)
+    migrate.new(file, from_diff=(old, new))
+    text = file.read_text()
+    assert "count: 4" in text
+    assert "# 4 is num_experts and num_heads in config.json" in text
+
+
+def test_questions_are_asked_one_by_one_and_an_answer_decides_others(tmp_path: Path) -> None:
+    ones = np.ones(8, "f4")
+    old = {f"l.{i}.{w}_norm": ones for i in range(2) for w in ("input", "post")}
+    new = {f"b.{i}.norm{n}": ones for i in range(2) for n in (1, 2)}
+    asked = []
+
+    def ask(question: Question) -> int:
+        asked.append(question.target)
+        return [pattern for pattern, _ in question.candidates].index("l.{n:int}.input_norm")
+
+    file = tmp_path / "made.yaml"
+    report = migrate.new(file, from_diff=(old, new), ask=ask)
+    assert asked == ["b.{n:int}.norm1"]
+    # what a person said is no guess; what is left then was never compared
+    assert (report.counts.rules, report.counts.guessed) == (2, 1)
+    with pytest.raises(UndecidedError, match="M993"):
+        migrate.new(tmp_path / "open.yaml", from_diff=(old, new), ask=lambda question: None)
+
+
+@pytest.mark.heavy
+def test_a_tensor_that_would_have_to_be_held_needs_the_memory(tmp_path: Path) -> None:
+    import torch
+
+    state = {"a": torch.zeros(2048, 2048, dtype=torch.float32).T.contiguous().T}
+    torch.save(state, tmp_path / "old.pt")
+    with pytest.raises(migrate.MigrateError, match=r"M919.*do not lie in order"):
+        migrate.new(tmp_path / "m.yaml", from_diff=(tmp_path / "old.pt", state), max_memory="16MB")
+
+
+MODEL = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj = torch.nn.Linear(6, 8)
+
+def refusing():
+    raise RuntimeError("no model today")
+"""
+
+
+@pytest.mark.heavy
+def test_a_module_that_code_makes_gives_names_and_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "toy_release.py").write_text(MODEL)
+    save_file(
+        {"old_proj.weight": np.zeros((8, 6), "f4"), "old_proj.bias": np.zeros(8, "f4")},
+        tmp_path / "old.safetensors",
+    )
+    file, name = tmp_path / "made.yaml", "module:toy_release"
+    pair = tmp_path / "old.safetensors", f"{name}:Model"
+    for options, said in (
+        ({"headers": True}, "would run code"),
+        ({"allow": ["code"]}, "has no values"),
+    ):
+        with pytest.raises(migrate.MigrateError, match=said):
+            migrate.new(file, from_diff=pair, **options)
+    for wrong, said in (
+        (f"{name}:refusing", "no model today"),
+        ("module:nowhere.at:all", "nowhere"),
+    ):
+        with pytest.raises(migrate.MigrateError, match=said):
+            migrate.new(file, from_diff=(pair[0], wrong), headers=True, allow=["code"])
+    report = migrate.new(file, from_diff=pair, headers=True, allow=["code"])
+    assert (report.counts.rules, report.counts.guessed) == (1, 1)
+
+
+def stored(state: Mapping[str, tuple[str, np.ndarray]]) -> bytes:
+    """A safetensors file of raw elements."""
+    names = {"float8_e4m3fn": "F8_E4M3", "float32": "F32", "bfloat16": "BF16"}
+    header, data = {}, b""
+    for key, (dtype, array) in state.items():
+        ends = [len(data), len(data) + array.nbytes]
+        header[key] = {"dtype": names[dtype], "shape": array.shape, "data_offsets": ends}
+        data += array.tobytes()
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def test_encoded_weights_are_decoded_by_the_codecs_own_tables_or_named(tmp_path: Path) -> None:
+    dice = np.random.default_rng(4)
+    codes = dice.integers(0, 0x78, (256, 128)).astype("u1")
+    scales = np.exp2(dice.integers(-3, 3, (2, 1))).astype("f4")
+    old = {
+        "m.weight": ("float8_e4m3fn", codes),
+        "m.weight_scale_inv": ("float32", scales.view("<u4")),
+    }
+    # the definition of the format: four bits of exponent, three of mantissa
+    powers, fractions = codes >> 3, (codes & 7) / 8
+    numbers = np.where(powers, np.exp2(powers - 7.0) * (1 + fractions), np.exp2(-6.0) * fractions)
+    numbers = (numbers * scales.repeat(128, 0)).astype("<f4")
+    plain = {"m.weight": ("bfloat16", (numbers.view("<u4") >> 16).astype("<u2"))}
+    (relation,) = infer(opened(old), opened(plain)).relations
+    assert relation.roles == ("weight", "scale")
+    assert relation.ops[0]["dequantize"]["codec"] == "fp8-block"
+    for name, state in (("old", old), ("new", plain)):
+        (tmp_path / f"{name}.safetensors").write_bytes(stored(state))
+    file = tmp_path / "made.yaml"
+    report = migrate.new(
+        file, from_diff=(tmp_path / "old.safetensors", tmp_path / "new.safetensors")
+    )
+    assert (report.counts.rules, report.counts.guessed) == (1, 0)
+    assert "dequantize: {codec: fp8-block, dtype: bfloat16" in file.read_text()
+    other = {"m.weight": ("bfloat16", plain["m.weight"][1][::-1])}
+    (rest,) = infer(opened(old), opened(other)).unexplained
+    assert "encoded as fp8-block" in rest.why
+    back = infer(opened(plain), opened(old)).unexplained
+    assert {one.key for one in back} == set(old)
+    assert all("fp8-block: a rule with `quantize`" in one.why for one in back)
+
+
+def test_a_cast_and_a_move_at_once(tmp_path: Path) -> None:
+    dice = np.random.default_rng(8)
+    old = {f"l.{n}.w": dice.standard_normal((12, 16)).astype("f4") for n in range(2)}
+    new = {f"b.{n}.w": np.ascontiguousarray(old[f"l.{n}.w"].T.astype("f2")) for n in range(2)}
+    file = tmp_path / "made.yaml"
+    report = migrate.new(file, from_diff=(old, new))
+    assert report.counts.rules == 1
+    other = {key: dice.standard_normal((12, 16)).astype("f4") for key in old}
+    save_file(other, tmp_path / "other.safetensors")
+    made = tmp_path / "made.safetensors"
+    migrate.apply(tmp_path / "other.safetensors", made, rules=[file], allow={"lossy"})
+    got = load_file(made)
+    for n in range(2):
+        assert np.array_equal(got[f"b.{n}.w"], other[f"l.{n}.w"].T.astype("f2"))
+
+
+HOSTILE = [
+    "a{b}.{n:int}", 'quo"te\'s', "line\nbreak", "tab\t\x1b[31m", "..dots..", ".", "#hash: {x}",
+    "at@sign", "{k...}", "null", "1.2", "*", "&anchor", "- dash", "%percent", "ütf-\u2028",
+]  # fmt: skip
+
+
+def test_hostile_names_mean_the_same_keys_in_the_file(tmp_path: Path) -> None:
+    dice = np.random.default_rng(6)
+    old = {key: dice.standard_normal((4, 5)).astype("f4") for key in HOSTILE}
+    new = {f"{key}.moved": array for key, array in old.items()}
+    for there, back in ((old, new), (new, old)):
+        file = tmp_path / f"made-{len(there)}-{min(back)[:1] == min(there)[:1]}-{there is old}.yaml"
+        migrate.new(file, from_diff=(there, back))
+        other = {key: array + 1 for key, array in there.items()}
+        got = migrate.migrate_state_dict(other, rules=[file])
+        assert got.keys() == back.keys()
+        for key, array in back.items():
+            assert np.array_equal(np.asarray(got[key]), array + 1)
+
+
+@pytest.mark.heavy
+def test_on_a_terminal_questions_come_one_at_a_time(tmp_path: Path) -> None:
+    ones = np.ones(8, "f4")
+    save_file(
+        {f"l.{i}.{w}_norm": ones for i in range(2) for w in ("input", "post")},
+        tmp_path / "old.safetensors",
+    )
+    save_file(
+        {f"b.{i}.norm{n}": ones for i in range(2) for n in (1, 2)}, tmp_path / "new.safetensors"
+    )
+    file = tmp_path / "made.yaml"
+    ours, theirs = os.openpty()
+    argv = [sys.executable, "-m", "migrate", "new", "-o", file, "--from-diff"]
+    argv += [tmp_path / "old.safetensors", tmp_path / "new.safetensors"]
+    with subprocess.Popen(argv, stdin=theirs, stderr=theirs, stdout=subprocess.PIPE) as process:
+        os.close(theirs)
+        os.write(ours, b"1\n")
+        out, _ = process.communicate()
+        said = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert process.returncode == 0, said
+    assert b"2 rules, 1 of them guessed" in out
+    # the second question is decided by the answer to the first
+    assert said.count("which old tensor became") == 1
+    assert "likeness" in said

@@ -183,3 +183,26 @@ def test_headers_give_marked_guesses_and_ask_where_names_come_near() -> None:
     }
     found = inferred(headers("a1", "a2"), headers("b1", "b2"), "float32", headers=True)
     assert len(found.questions) == 2
+
+
+def test_ranks_of_joined_tensors_are_joined_and_cut() -> None:
+    def ranks(seed: int) -> Arrays:
+        dice = np.random.default_rng(seed)
+        return {f"qkv@{r}": bits(dice, "bfloat16", (40, 24)) for r in range(2)}
+
+    def made(old: Arrays) -> Arrays:
+        heads = np.concatenate([old[f"qkv@{r}"] for r in range(2)]).reshape(4, 5, 4, 24)
+        parts = {"q": heads[:, :3], "k": heads[:, 3], "v": heads[:, 4]}
+        return {name: part.reshape(-1, 24) for name, part in parts.items()}
+
+    def unmade(new: Arrays) -> Arrays:
+        joined = [new["q"].reshape(4, 12, 24), new["k"].reshape(4, 4, 24)]
+        whole = np.concatenate([*joined, new["v"].reshape(4, 4, 24)], 1).reshape(-1, 24)
+        return {f"qkv@{r}": whole[40 * r : 40 * r + 40] for r in range(2)}
+
+    for seeds, way in (([ranks(1), ranks(2)], made), ([made(ranks(1)), made(ranks(2))], unmade)):
+        (relation,) = inferred(seeds[0], way(seeds[0]), "bfloat16").relations
+        got = applied([relation], {k: ("bfloat16", a) for k, a in seeds[1].items()})
+        wanted = way(seeds[1])
+        assert got.keys() == wanted.keys()
+        assert all(np.array_equal(got[key][1], array) for key, array in wanted.items())

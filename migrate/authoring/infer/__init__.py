@@ -11,7 +11,7 @@ from ..relations import Relation
 if TYPE_CHECKING:
     from ...source.index import Source
     from .by_values import Unexplained
-    from .names import Question
+    from .names import Ask, Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +28,24 @@ class Inferred:
 
 
 def infer(
-    old: Source, new: Source, *, headers: bool = False, answers: Mapping[str, str] | None = None
+    old: Source,
+    new: Source,
+    *,
+    headers: bool = False,
+    answers: Mapping[str, str] | None = None,
+    ask: Ask | None = None,
 ) -> Inferred:
-    """The relations of two opened checkpoints; by names, shapes and dtypes alone with `headers`."""
+    """The relations of two opened checkpoints; by names, shapes and dtypes alone with `headers`.
+    `ask` is asked what is open, a question at a time.
+    """
     if headers:
         from .by_headers import search as search_headers
 
-        relations, questions, rest = search_headers(old.index, new.index, answers or {})
+        relations, questions, rest = search_headers(old.index, new.index, answers or {}, ask)
     else:
         from .by_values import search
 
-        found, rest = search(old, new, answers or {})
+        found, rest = search(old, new, answers or {}, ask)
         relations, questions = found.relations, found.questions
     specs = {k: t.spec for k, t in new.index.tensors.items()}
     made = sum(specs[k].nbytes for r in relations for k in r.targets)

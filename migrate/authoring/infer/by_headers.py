@@ -15,7 +15,7 @@ from .by_values import Unexplained
 
 
 def search(
-    old: Index, new: Index, answers: Mapping[str, str]
+    old: Index, new: Index, answers: Mapping[str, str], ask: names.Ask | None = None
 ) -> tuple[list[Relation], list[names.Question], list[Unexplained]]:
     """All that headers say: relations, what has to be asked, and new tensors that nothing fits."""
     olds = {k: t.spec for k, t in old.tensors.items()}
@@ -30,7 +30,8 @@ def search(
         relations.append(Relation((key,), (key,), guessed=True))
         olds.pop(key)
         news.pop(key)
-    pairs, questions = names.match(olds, news)
+    pairs, told, questions = names.match(olds, news, ask)
+    relations += [Relation((a,), (b,)) for a, b in told]
     relations += [Relation((a,), (b,), guessed=True, note="by name and shape") for a, b in pairs]
     done = {k for r in relations for k in r.targets} | {k for q in questions for k in q.keys}
     rest = [

@@ -8,21 +8,33 @@ decide, or it is a question. Each relation is run on the old tensors before it i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import frexp
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import MigrateError, OpError
 from ...core.spec import BITS, Spec
 from ...elements.codes import number_of
-from ...running.eager import read_elements
 from ..relations import Relation
 from . import names, proof
-from .layouts import NoLayout, Shape, lay_out, reshaped
+from .compared import ComparedTensor
+from .encoded import decoded
+from .layouts import NoLayout, PartLayout, Shape, lay_out, reshaped
 from .places import Region, is_certain, places, read_strides
-from .samples import DENSE, KnownRuns, Pairs, consistent, runs_of, sampling, single_elements
+from .reading import FEW, read_both
+from .samples import (
+    KnownRuns,
+    Pairs,
+    Runs,
+    consistent,
+    is_sampled,
+    runs_of,
+    sampling,
+    single_elements,
+)
+from .wholes import through_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,8 +46,6 @@ if TYPE_CHECKING:
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 _CASTS = (*FLOATS, "float8_e4m3fn", "float8_e5m2")
-# distinct elements below which equal bytes may be an accident
-FEW = 8
 _DROP = "in no tensor of the new checkpoint"
 
 
@@ -47,22 +57,17 @@ class Unexplained:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedTensor:
-    """A tensor of either side, after ops that compute it element by element."""
-
-    key: str
-    spec: Spec
-    read: Callable[[], Array]
-    before: OpTexts = ()
-
-
 @dataclass(slots=True)
 class Search:
     """What is found so far, and what is left of either side."""
 
     old: Source
     new: Source
+    compare: proof.StreamedComparison
+    back: proof.StreamedComparison
+    # of how many runs one was taken, when both sides were read, and what was
+    bits: int = 0
+    runs: tuple[dict[str, Runs], dict[str, Runs]] = field(default_factory=lambda: ({}, {}))
     relations: list[Relation] = field(default_factory=list)
     questions: list[names.Question] = field(default_factory=list)
     why: dict[str, str] = field(default_factory=dict)
@@ -89,7 +94,7 @@ class Search:
             self.add(relation)
             return True
         try:
-            found = proof.difference(relation, self.old, self.new)
+            found = self.compare.difference(relation)
         except (OpError, ValueError):
             return False
         if found is None:
@@ -106,15 +111,19 @@ class Search:
 
 
 def search(
-    old: Source, new: Source, answers: Mapping[str, str]
+    old: Source, new: Source, answers: Mapping[str, str], ask: names.Ask | None = None
 ) -> tuple[Search, list[Unexplained]]:
     """All that values and, where these leave it open, names say."""
+    olds, news = ({k: t.spec for k, t in side.index.tensors.items()} for side in (old, new))
     found = Search(
         old,
         new,
-        olds={k: t.spec for k, t in old.index.tensors.items()},
-        news={k: t.spec for k, t in new.index.tensors.items()},
+        proof.StreamedComparison(old, new),
+        proof.StreamedComparison(new, old),
+        olds=olds,
+        news=news,
     )
+    found.bits = _sampling(*_as_they_are(found))
     for relation in names.answered(answers, found.olds, found.news):
         if not found.prove(relation):
             key = (relation.targets or relation.sources)[0]
@@ -127,8 +136,14 @@ def search(
         _after_casts(found)
     if found.news:
         _scaled(found)
+        for one in decoded(old, new, found.olds, found.news):
+            if one.relation is not None:
+                found.add(one.relation)
+            else:
+                found.why[one.key] = one.why
     _by_analogy(found)
-    _settle_doubtful(found, ask=True)
+    _settle_doubtful(found)
+    _settle_by_names(found, ask)
     asked = {key for question in found.questions for key in question.keys}
     rest = [
         Unexplained(
@@ -146,38 +161,17 @@ def search(
 # --- equal bytes
 
 
-def _digest(array: Array) -> bytes:
-    import numpy as np
-    import xxhash
-
-    return xxhash.xxh3_128_digest(np.ascontiguousarray(array).reshape(-1).view("u1").data)
-
-
-def _has_few_values(array: Array) -> bool:
-    """Whether so few values say little about where they come from."""
-    import numpy as np
-
-    flat = array.reshape(-1)
-    if flat.dtype.kind == "V":
-        flat = np.ascontiguousarray(flat).view("<u8")
-    if flat.size == 1 and flat.dtype.itemsize >= 4:
-        # a number that somebody chose has trailing zeros, a trained one does not
-        return not int(flat[0]) & 0xFF or int(flat[0]) < 1 << 20
-    return len(np.unique(flat[:4096])) < FEW and len(np.unique(flat)) < FEW
+def _sampling(*sides: Iterable[ComparedTensor]) -> int:
+    """How thinly runs are sampled: what is enough for the larger side, and the same for both."""
+    return max(sampling(sum(t.spec.numel for t in side)) for side in sides)
 
 
 def _equal_bytes(found: Search) -> None:
-    sides: list[dict[tuple[str, bytes], list[str]]] = []
-    few: set[tuple[str, bytes]] = set()
-    for source, specs in ((found.old, found.olds), (found.new, found.news)):
-        by: dict[tuple[str, bytes], list[str]] = defaultdict(list)
-        for key, spec in specs.items():
-            array = read_elements(source, key)
-            label = (spec.dtype, _digest(array))
-            by[label].append(key)
-            if label not in few and _has_few_values(array):
-                few.add(label)
-        sides.append(by)
+    sides_read = (found.old, found.olds), (found.new, found.news)
+    readers = read_both(sides_read, found.bits)
+    found.runs = readers[0].runs, readers[1].runs
+    few = readers[0].few | readers[1].few
+    sides = [reader.keys for reader in readers]
     for label, new in sides[1].items():
         old = sides[0].get(label, [])
         if label not in few and len(old) == 1:
@@ -212,24 +206,34 @@ def _place(source: Source, key: str) -> Any:
     return None if shared is None else (shared, at.offset)
 
 
-def _settle_doubtful(found: Search, ask: bool = False) -> None:
-    """Equal tensors, by names: first those that are certain, and at last by questions."""
+def _settle_doubtful(found: Search) -> None:
+    """Equal tensors, by names of which the others leave no doubt."""
     for one, other in found.doubtful.values():
         for key in [k for k in other if k in one and k in found.olds and k in found.news]:
             found.add(Relation((key,), (key,)))
-    labels_old = {
-        k: label for label, (one, _) in found.doubtful.items() for k in one if k in found.olds
-    }
-    labels_new = {
-        k: label for label, (_, other) in found.doubtful.items() for k in other if k in found.news
-    }
+    labels_old, labels_new = _open_labels(found)
     for old, new in names.learned(found.relations, labels_old, labels_new):
         found.add(Relation((old,), (new,)))
-        labels_old.pop(old)
-        labels_new.pop(new)
-    if not ask:
-        return
-    pairs, questions = names.match(labels_old, labels_new)
+
+
+_Labels = dict[str, tuple[str, Shape, bytes]]
+
+
+def _open_labels(found: Search) -> tuple[_Labels, _Labels]:
+    """The keys of either side that are left among equal ones, and which those are."""
+    olds = {k: label for label, (one, _) in found.doubtful.items() for k in one if k in found.olds}
+    news = {
+        k: label for label, (_, other) in found.doubtful.items() for k in other if k in found.news
+    }
+    return olds, news
+
+
+def _settle_by_names(found: Search, ask: names.Ask | None) -> None:
+    """Equal tensors, by names that come nearest, and by questions."""
+    labels_old, labels_new = _open_labels(found)
+    pairs, told, questions = names.match(labels_old, labels_new, ask)
+    for old, new in told:
+        found.add(Relation((old,), (new,)))
     for old, new in pairs:
         found.add(Relation((old,), (new,), guessed=True, note="equal tensors, told apart by names"))
     found.questions += questions
@@ -259,26 +263,43 @@ def _settle_doubtful(found: Search, ask: bool = False) -> None:
 
 def _as_they_are(found: Search) -> tuple[list[ComparedTensor], list[ComparedTensor]]:
     return (
-        [ComparedTensor(k, s, _reader(found.old, k)) for k, s in found.olds.items()],
-        [ComparedTensor(k, s, _reader(found.new, k)) for k, s in found.news.items()],
+        [ComparedTensor(k, s, found.old) for k, s in found.olds.items()],
+        [ComparedTensor(k, s, found.new) for k, s in found.news.items()],
     )
 
 
-def _reader(source: Source, key: str, before: OpTexts = (), dtype: str = "") -> Callable[[], Array]:
-    def read() -> Array:
-        array = read_elements(source, key)
-        return proof.computed(before, array, dtype)[0] if before else array
-
-    return read
-
-
 def _moved(found: Search, olds: Sequence[ComparedTensor], news: Sequence[ComparedTensor]) -> None:
-    """Relations of tensors whose elements stand in common runs."""
-    bits = max(sampling(sum(t.spec.numel for t in side)) for side in (olds, news))
-    known = KnownRuns(runs_of(t.read(), t.spec.dtype, bits) for t in olds)
+    """Relations of tensors whose elements stand in common runs, of which more and more are looked
+    at while these do not say enough.
+    """
+    runs, found.runs = found.runs, ({}, {})
+    bits = found.bits if any(runs) else _sampling(olds, news)
+    while True:
+        _moved_by(found, olds, news, bits, runs)
+        olds = [t for t in olds if t.key in found.olds]
+        news = [t for t in news if t.key in found.news]
+        if not bits or not olds or not news:
+            return
+        runs, bits = ({}, {}), max(0, min(bits - 3, _sampling(olds, news)))
+        if sampling(max(sum(t.spec.numel for t in side) for side in (olds, news)) >> bits):
+            return
+
+
+def _moved_by(
+    found: Search,
+    olds: Sequence[ComparedTensor],
+    news: Sequence[ComparedTensor],
+    bits: int,
+    held: tuple[dict[str, Runs], dict[str, Runs]],
+) -> None:
+    def taken(tensor: ComparedTensor, side: int) -> Runs:
+        runs = held[side].pop(tensor.key, None)
+        return runs_of(tensor, bits) if runs is None else runs
+
+    known = KnownRuns(taken(t, 0) for t in olds)
     links: dict[tuple[int, int], Pairs] = {}
     for j, tensor in enumerate(news):
-        for i, pairs in known.pairs(runs_of(tensor.read(), tensor.spec.dtype, bits)):
+        for i, pairs in known.pairs(taken(tensor, 1), is_sampled(tensor.spec, bits)):
             if len(pairs.old):
                 links[i, j] = pairs
     del known
@@ -372,8 +393,10 @@ def _solve(
     links: Mapping[tuple[int, int], Pairs],
     bits: int,
 ) -> None:
-    """The relation of tensors that share elements, one of either side at least being one only."""
+    """The relation of tensors that share elements."""
     if min(len(olds), len(news)) > 1:
+        if _solve_through_whole(found, olds, news, links):
+            return
         for tensor in news:
             found.why[tensor.key] = (
                 f"shares elements with {names.some(t.key for t in olds)}, which "
@@ -383,7 +406,7 @@ def _solve(
     pairs = [links[i, j] for i in range(len(olds)) for j in range(len(news))]
     joined = len(news) == 1 and (len(olds) > 1 or olds[0].spec.numel <= news[0].spec.numel)
     parts, whole = (olds, news[0]) if joined else (news, olds[0])
-    if sum(t.spec.numel for t in (*parts, whole)) <= DENSE:
+    if not sampling(sum(t.spec.numel for t in (*parts, whole))):
         singles = (
             single_elements([t.read() for t in olds], news[0].read())
             if joined or len(news) == 1
@@ -400,12 +423,15 @@ def _solve(
         order = at.argsort()
         at, to = at[order], to[order]
         shares.append((part, len(at)))
-        region = read_strides(at, to, part.spec.numel)
+        # parts of one shape lie alike
+        region = _as_another(regions, parts, part.spec.shape, at, to)
+        if region is None:
+            region = read_strides(at, to, part.spec.numel)
         if region is None or not is_certain(region, at, part.spec.numel):
             break
         regions.append(region)
     else:
-        relation = _laid_out(parts, whole, regions, joined, olds)
+        relation = _laid_out(found, parts, whole, regions, joined)
         if relation is not None and found.prove(relation):
             return
         if relation is not None:
@@ -416,6 +442,8 @@ def _solve(
             Relation((olds[0].key,), (news[0].key,), (*olds[0].before, *rolled))
         ):
             return
+    if max(len(olds), len(news)) > 1 and _solve_through_whole(found, olds, news, links):
+        return
     part, count = max(shares, key=lambda s: s[1])
     for tensor in news:
         one = (
@@ -429,6 +457,36 @@ def _solve(
         )
 
 
+def _solve_through_whole(
+    found: Search,
+    olds: Sequence[ComparedTensor],
+    news: Sequence[ComparedTensor],
+    links: Mapping[tuple[int, int], Pairs],
+) -> bool:
+    """Whether one side, laid side by side, says how the other is made or cut."""
+    for relation, back in through_whole(olds, news, links):
+        if back is not None and not _holds(found.back, back):
+            continue
+        if found.prove(relation):
+            return True
+    return False
+
+
+def _as_another(
+    regions: Sequence[Region],
+    parts: Sequence[ComparedTensor],
+    shape: Shape,
+    at: Array,
+    to: Array,
+) -> Region | None:
+    """The region of a part before this one, moved, if these places lie in it."""
+    for region, part in zip(reversed(regions), reversed(parts[: len(regions)]), strict=True):
+        if part.spec.shape == shape and len(at):
+            moved = Region(int(to[0] - places(region, at[:1])[0]) + region.offset, region.digits)
+            return moved if (places(moved, at) == to).all() else None
+    return None
+
+
 def _join(one: Array, other: Array) -> Array:
     import numpy as np
 
@@ -436,50 +494,59 @@ def _join(one: Array, other: Array) -> Array:
 
 
 def _laid_out(
+    found: Search,
     parts: Sequence[ComparedTensor],
     whole: ComparedTensor,
     regions: Sequence[Region],
     joined: bool,
-    olds: Sequence[ComparedTensor],
 ) -> Relation | None:
     shapes = [t.spec.shape for t in parts]
     try:
         layout = lay_out(shapes, regions, whole.spec.shape)
-        value: float | None = 0
-        if layout.padded:
-            value = _around(whole, parts, regions)
+        if layout.outside is not None:
+            value = _around(found, parts, whole, layout, joined)
             if value is None and joined:
                 return None
             layout = lay_out(shapes, regions, whole.spec.shape, value)
     except NoLayout:
         return None
     keys = tuple(parts[k].key for k in layout.order)
-    before = olds[0].before
+    before = parts[0].before if joined else whole.before
     if joined:
         return Relation(keys, (whole.key,), (*before, *layout.join))
     return Relation((whole.key,), keys, (*before, *layout.cut))
 
 
 def _around(
-    whole: ComparedTensor, parts: Sequence[ComparedTensor], regions: Sequence[Region]
+    found: Search,
+    parts: Sequence[ComparedTensor],
+    whole: ComparedTensor,
+    layout: PartLayout,
+    joined: bool,
 ) -> float | None:
-    """What all elements of the whole that are in no part equal; None if they differ."""
-    import numpy as np
-
-    array = np.ascontiguousarray(whole.read()).reshape(-1)
-    outside = np.ones(array.size, bool)
-    for part, region in zip(parts, regions, strict=True):
-        outside[places(region, np.arange(part.spec.numel))] = False
-    rest = array[outside]
-    if not rest.size or rest.dtype.kind == "V" or not (rest == rest[0]).all():
+    """What an element of the whole that is in no part is; None if others may not be so. Where the
+    parts make the whole, that is proven with the relation.
+    """
+    at = layout.outside or 0
+    element = next(
+        flat[at - start] for start, count, flat in whole.stretches() if at < start + count
+    )
+    if element.dtype.kind == "V":
         return None
-    number = number_of(whole.spec.dtype, int(rest[0]))
+    number = number_of(whole.spec.dtype, int(element))
     # of few elements only a number that people pad with says that they are padding
-    if rest.size < FEW and number not in (0, 1, -1):
+    if whole.spec.numel - sum(t.spec.numel for t in parts) < FEW and number not in (0, 1, -1):
         return None
     if isinstance(number, complex) or number != number or number in (float("inf"), float("-inf")):
         return None
-    return int(number) if number == int(number) and str(float(number))[0] != "-" else float(number)
+    value = int(number) if number == int(number) and str(float(number))[0] != "-" else float(number)
+    if joined or whole.before:
+        return value if joined else None
+    pad = [dict(op["pad"], value=value) if "pad" in op else None for op in layout.join]
+    join = [{"pad": given} if given else op for op, given in zip(layout.join, pad, strict=True)]
+    keys = tuple(parts[k].key for k in layout.order)
+    back = Relation(keys, (whole.key,), tuple(join))
+    return value if _holds(found.back, back) else None
 
 
 def _rolled(shape: Shape, pairs: Pairs) -> OpTexts | None:
@@ -516,15 +583,11 @@ def _rolled(shape: Shape, pairs: Pairs) -> OpTexts | None:
 
 def _after_casts(found: Search) -> None:
     for dtype in sorted({s.dtype for s in found.news.values()} & set(_CASTS)):
-        news = [
-            ComparedTensor(k, s, _reader(found.new, k))
-            for k, s in found.news.items()
-            if s.dtype == dtype
-        ]
+        news = [ComparedTensor(k, s, found.new) for k, s in found.news.items() if s.dtype == dtype]
         for held in sorted({s.dtype for s in found.olds.values()} & set(_CASTS) - {dtype}):
             cast: OpTexts = ({"cast": {"to": dtype, "from": held}},)
             olds = [
-                ComparedTensor(k, Spec(dtype, s.shape), _reader(found.old, k, cast, held), cast)
+                ComparedTensor(k, Spec(dtype, s.shape), found.old, cast)
                 for k, s in found.olds.items()
                 if s.dtype == held
             ]
@@ -542,11 +605,11 @@ def _scaled(found: Search) -> None:
         for source, specs in ((found.old, found.olds), (found.new, found.news)):
             power, tensors = {}, []
             for key, spec in specs.items():
-                top = _top(source, key, dtype) if spec.dtype == dtype else None
+                plain = ComparedTensor(key, spec, source)
+                top = _top(plain) if spec.dtype == dtype else None
                 if top is not None:
                     power[key] = top
-                    ops: OpTexts = ({"affine": {"mul": 2.0**-top}},)
-                    tensors.append(ComparedTensor(key, spec, _reader(source, key, ops, dtype)))
+                    tensors.append(replace(plain, before=({"affine": {"mul": 2.0**-top}},)))
             powers.append(power)
             sides.append(tensors)
         by: dict[int, Any] = defaultdict(lambda: ([], []))
@@ -559,6 +622,8 @@ def _scaled(found: Search) -> None:
         trial = Search(
             found.old,
             found.new,
+            found.compare,
+            found.back,
             olds={t.key: t.spec for t in olds},
             news={t.key: t.spec for t in news},
             unproven=True,
@@ -568,19 +633,23 @@ def _scaled(found: Search) -> None:
             if len(relation.sources) == len(relation.targets) == 1:
                 mul = 2.0 ** (powers[1][relation.targets[0]] - powers[0][relation.sources[0]])
                 scale = {"affine": {"mul": int(mul) if mul >= 1 else mul, "exact": True}}
-                found.prove(Relation(relation.sources, relation.targets, (scale, *relation.ops)))
+                found.prove(
+                    Relation(relation.sources, relation.targets, (scale, *relation.ops[1:]))
+                )
 
 
-def _top(source: Source, key: str, dtype: str) -> int | None:
+def _top(tensor: ComparedTensor) -> int | None:
     """The exponent of the largest finite number of a tensor; None without one but 0."""
     import numpy as np
 
     from ...elements.numbers import numbers, widened
 
-    values = numbers(read_elements(source, key), dtype)
-    values = np.abs(values if dtype == "float64" else widened(values))
-    values = values[np.isfinite(values)]
-    top = float(values.max()) if values.size else 0.0
+    dtype, top = tensor.spec.dtype, 0.0
+    for _, count, flat in tensor.stretches():
+        values = numbers(flat[:count], dtype)
+        values = np.abs(values if dtype == "float64" else widened(values))
+        values = values[np.isfinite(values)]
+        top = max(top, float(values.max())) if values.size else top
     return frexp(top)[1] if top else None
 
 
@@ -602,15 +671,15 @@ def _by_analogy(found: Search) -> None:
                 like is not None
                 and all(k in found.olds for k in like.sources)
                 and all(k in found.news for k in like.targets)
-                and _holds(found, like)
+                and _holds(found.compare, like)
             ):
                 fitting.setdefault((like.sources, like.targets, repr(like.ops)), like)
         if len(fitting) == 1:
             found.add(next(iter(fitting.values())))
 
 
-def _holds(found: Search, relation: Relation) -> bool:
+def _holds(compare: proof.StreamedComparison, relation: Relation) -> bool:
     try:
-        return proof.difference(relation, found.old, found.new) is None
+        return compare.difference(relation) is None
     except (OpError, MigrateError, ValueError, IndexError):
         return False

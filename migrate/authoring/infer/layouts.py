@@ -53,7 +53,7 @@ class PartLayout(NamedTuple):
     order: tuple[int, ...]
     join: tuple[OpText, ...]
     cut: tuple[OpText, ...]
-    padded: bool
+    outside: int | None
 
 
 def lay_out(
@@ -97,12 +97,13 @@ def lay_out(
             given = {"dim": present.index(x)}
             given |= {"sizes": lengths} if len(set(lengths)) > 1 else {"count": len(lengths)}
             add({"concat": given}, {"split": given})
-    padded = False
+    outside = None
     for x in range(len(axes)):
         low = min(b.starts[x] for b in boxes)
         high = max(b.starts[x] + b.lengths[x] for b in boxes)
         if (low, high) != (0, sizes[x]):
-            padded = True
+            axis, place, _ = axes[x]
+            outside = 0 if low else high * place * row_major(whole)[axis]
             start = {"start": low} if low else {}
             held = {} if value is None else {"of": sizes[x], "value": value}
             add(
@@ -127,7 +128,7 @@ def lay_out(
         # parts that lie interleaved by element are few, and their number is the same for all sizes
         outer = not any(x in stacked for x in range(len(axes)) if axes[x][1] == 1)
         add(rearrange(here, merged, lengths_of, outer), rearrange(merged, here, lengths_of, outer))
-    return PartLayout(tuple(order), tuple(join), tuple(cut), padded)
+    return PartLayout(tuple(order), tuple(join), tuple(cut), outside)
 
 
 def _by_axes(shape: Shape, region: Region, whole: Shape) -> list[_Digit]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import lru_cache
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ...core.errors import fail, listed, option, printable
 from ...core.keys import parse
@@ -36,6 +36,10 @@ class Question:
     candidates: tuple[tuple[str, float], ...]
     why: str
     keys: tuple[str, ...]
+
+
+# answers with the number of a candidate, None to leave it open
+Ask: TypeAlias = "Callable[[Question], int | None]"
 
 
 def some(keys: Iterable[str]) -> str:
@@ -96,40 +100,65 @@ def _compatible(
     )
 
 
+class Matched(NamedTuple):
+    """Pairs of keys that names tell apart, pairs that a person did, and what is still open."""
+
+    pairs: list[tuple[str, str]]
+    told: list[tuple[str, str]]
+    questions: list[Question]
+
+
 def match(
-    labels_old: Mapping[str, Hashable], labels_new: Mapping[str, Hashable]
-) -> tuple[list[tuple[str, str]], list[Question]]:
-    """Pairs of keys with equal labels that names tell apart, and what has to be asked."""
+    labels_old: Mapping[str, Hashable],
+    labels_new: Mapping[str, Hashable],
+    ask: Ask | None = None,
+) -> Matched:
+    """Pairs of keys with equal labels. `ask` answers questions one by one, and each answer may
+    decide others.
+    """
     olds, news = group(labels_old), group(labels_new)
     scores: dict[tuple[int, int], float] = {}
     for j, new in enumerate(news):
         for i, old in enumerate(olds):
             if _compatible(old, new, labels_old, labels_new):
                 scores[i, j] = score(old, new) if old.text != new.text else 9.0
-    pairs: list[tuple[str, str]] = []
+    found = Matched([], [], [])
     while scores:
-        best = _surest(scores)
+        best, into = _surest(scores), found.pairs
         if best is None:
-            break
+            j = min(j for _, j in scores)
+            question, candidates = _question(news[j], j, olds, scores)
+            answer = ask(question) if ask is not None else None
+            if answer is None:
+                found.questions.append(question)
+                # what is not answered leaves open what else its candidates became
+                left = {ij: s for ij, s in scores.items() if ij[1] != j}
+                if ask is None:
+                    rest = sorted({b for _, b in left})
+                    found.questions.extend(_question(news[b], b, olds, scores)[0] for b in rest)
+                    break
+                scores = left
+                continue
+            best, into = (candidates[answer], j), found.told
         i, j = best
         at = dict(zip(olds[i].ints, olds[i].keys, strict=True))
-        pairs += [(at[ints], key) for ints, key in zip(news[j].ints, news[j].keys, strict=True)]
+        into += [(at[ints], key) for ints, key in zip(news[j].ints, news[j].keys, strict=True)]
         scores = {(a, b): s for (a, b), s in scores.items() if a != i and b != j}
-    questions = []
-    by: dict[int, list[tuple[float, int]]] = defaultdict(list)
-    for (i, j), value in scores.items():
-        by[j].append((value, i))
-    for j, found in sorted(by.items()):
-        found.sort(reverse=True)
-        questions.append(
-            Question(
-                pattern_of(news[j]),
-                tuple((pattern_of(olds[i]), round(value, 2)) for value, i in found[:8]),
-                "their names are about as near" if len(found) > 1 else "its name is not near",
-                tuple(news[j].keys),
-            )
-        )
-    return pairs, questions
+    return found
+
+
+def _question(
+    new: Template, j: int, olds: Sequence[Template], scores: Mapping[tuple[int, int], float]
+) -> tuple[Question, list[int]]:
+    """Which of the old templates became the new one, number `j`, and the numbers of these."""
+    found = sorted(((value, i) for (i, b), value in scores.items() if b == j), reverse=True)[:8]
+    question = Question(
+        pattern_of(new),
+        tuple((pattern_of(olds[i]), round(value, 2)) for value, i in found),
+        "their names are about as near" if len(found) > 1 else "its name is not near",
+        tuple(new.keys),
+    )
+    return question, [i for _, i in found]
 
 
 def _surest(scores: Mapping[tuple[int, int], float]) -> tuple[int, int] | None:

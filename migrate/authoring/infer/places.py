@@ -133,9 +133,10 @@ def is_certain(region: Region, at: Array, size: int) -> bool:
     chosen = at if len(at) <= 512 else at[np.linspace(0, len(at) - 1, 512).astype(int)]
     rest, columns = chosen.astype(np.int64), [np.ones(len(chosen))]
     for count in reversed(counts):
-        columns.append((rest % count).astype(float))
+        columns.append((rest % count) / (count - 1))
         rest //= count
-    return int(np.linalg.matrix_rank(np.stack(columns, 1))) == len(columns)
+    table = np.stack(columns)
+    return int(np.linalg.matrix_rank(table @ table.T, hermitian=True)) == len(columns)
 
 
 def row_major(shape: Sequence[int]) -> list[int]:

@@ -14,20 +14,33 @@ from typing import TYPE_CHECKING, Any
 from ... import ops
 from ...core import view
 from ...core.errors import OpError
-from ...core.spec import Spec, spec
-from ...core.view import TooManyPieces
-from ...elements.raw import raw
+from ...core.spec import BITS, Spec, coordinates
+from ...core.view import Fill, TooManyPieces
+from ...elements.raw import carrier
 from ...ops.base import ValueOp
+from ...planning.graph import Tensor
+from ...planning.stored import stored_tensor
 from ...running.eager import read_elements
+from ...running.evaluator import Evaluator
+from ...running.gather import Gather, Window
+from ...running.geometry import ByteLayouts
+from ...source.blobs import ChunkedTensor
+from .compared import arguments, computed
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from ...planning.graph import TensorSource
+    from ...source.blobs import StoredTensor
     from ...source.index import Source
     from ..relations import Relation
 
     Array = np.ndarray[Any, Any]
     OpTexts = Sequence[Mapping[str, Mapping[str, Any]]]
+
+# elements that are compared at a time, and bytes of the source that are held for a transpose
+_STEP = 1 << 19
+_WINDOW = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +60,22 @@ def run(
     for text in texts:
         ((name, given),) = text.items()
         op = ops.get(name)
-        arguments = _arguments(given)
+        fields = arguments(given)
         count = given.get("count") or len(given.get("sizes", ())) or 1
         if op.kind == "end":
             return []
         if op.kind == "join":
-            args = op.Args(over="x", **arguments)
+            args = op.Args(over="x", **fields)
             if len(held) % count:
                 raise OpError("M308", f"{name}: {len(held)} tensors in groups of {count}")
             held = [
                 call(op, args, held[at : at + count], 1)[0] for at in range(0, len(held), count)
             ]
         elif op.kind == "part":
-            args = op.Args(into="x", **arguments)
+            args = op.Args(into="x", **fields)
             held = [made for one in held for made in call(op, args, [one], count)]
         else:
-            args = op.Args(**arguments)
+            args = op.Args(**fields)
             only = given.get("only")
             held = [
                 call(op, args, [one], 1)[0] if only is None or at in only else one
@@ -71,106 +84,117 @@ def run(
     return held
 
 
-def _arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as an op's Args have them."""
-    return {
-        "from_" if name == "from" else name: tuple(value) if isinstance(value, list) else value
-        for name, value in given.items()
-        if name != "only"
-    }
+class StreamedComparison:
+    """Compares what relations make with what the new checkpoint has, a stretch at a time."""
+
+    def __init__(self, old: Source, new: Source) -> None:
+        self._sources = old, new
+        self._buffers = [memoryview(bytearray(0))] * 2
+        self._windows = Window(), Window()
+
+    def difference(self, relation: Relation) -> ElementDifference | None:
+        """Where the new checkpoint is not what the relation makes of the old one; None if it is."""
+        old, new = self._sources
+        tensors = made_tensors(relation, old.index.tensors)
+        stored = [new.index.tensors[key] for key in relation.targets]
+        if tensors is None or any(map(_is_torn, stored)):
+            return _difference_eager(relation, old, new)
+        head = _head(relation.ops)
+        for key, tensor, at in zip(relation.targets, tensors, stored, strict=True):
+            found = self.compare(key, tensor, stored_tensor(key, at), head)
+            if found is not None:
+                return found
+        return None
+
+    def compare(
+        self, key: str, tensor: Tensor, wanted: Tensor, head: OpTexts = ()
+    ) -> ElementDifference | None:
+        """Where `tensor` of the old checkpoint is not, after the ops of `head`, what is `wanted` of
+        the new one.
+        """
+        import numpy as np
+
+        size = wanted.spec.numel
+        dtype = after(head, tensor.spec.dtype)
+        if tensor.spec.shape != wanted.spec.shape or dtype != wanted.spec.dtype:
+            return ElementDifference(key, (), size)
+        kinds = carrier(tensor.spec.dtype), carrier(wanted.spec.dtype)
+        gathers = self._gathers(tensor, wanted)
+        first, count = None, 0
+        for start in range(0, size, _STEP):
+            stop = min(size, start + _STEP)
+            sides = []
+            for gather, side, kind in zip(gathers, (tensor, wanted), kinds, strict=True):
+                each = np.dtype(kind).itemsize
+                gather.fill(side, start * each, stop * each, 0)
+                sides.append(np.frombuffer(gather.buffer, kind, stop - start))
+            here = computed(head, sides[0], tensor.spec.dtype)[0] if head else sides[0]
+            unequal = here != sides[1]
+            if unequal.any():
+                if first is None:
+                    first = start + int(unequal.argmax())
+                count += int(np.count_nonzero(unequal))
+        if first is None:
+            return None
+        return ElementDifference(key, coordinates(first, wanted.spec.shape), count)
+
+    def _gathers(self, *tensors: Tensor) -> list[Gather]:
+        """What reads these, of either side, into memory that is kept for the next ones."""
+        out = []
+        for side, (source, tensor) in enumerate(zip(self._sources, tensors, strict=True)):
+            room = min(_STEP * BITS[tensor.spec.dtype] // 8, tensor.spec.nbytes)
+            if len(self._buffers[side]) < room:
+                self._buffers[side] = memoryview(bytearray(room))
+            layouts, buffer, window = ByteLayouts(), self._buffers[side], self._windows[side]
+            values = Evaluator(source, layouts, [tensor])
+            out.append(Gather(source, layouts, buffer, values.leaf, _WINDOW, window))
+        return out
 
 
-def computed(texts: OpTexts, array: Array, dtype: str) -> tuple[Array, str]:
-    """A tensor after ops that compute its elements one by one, and its dtype then."""
-    held = dtype
-    for text in texts:
-        ((name, given),) = text.items()
-        op = ops.get(name)
-        args = op.Args(**_arguments(given))
-        made = op.infer(args, [spec(held, array.shape)])
-        array = op.eager(args, [array], 1, [held])[0]
-        held = made[0].dtype if made else held
-    return array, held
+def _is_torn(stored: StoredTensor) -> bool:
+    return isinstance(stored, ChunkedTensor) and stored.torn is not None
 
 
-def difference(relation: Relation, old: Source, new: Source) -> ElementDifference | None:
-    """Where the new checkpoint is not what the relation makes of the old one; None if it is."""
+def made_tensors(relation: Relation, tensors: Mapping[str, StoredTensor]) -> list[Tensor] | None:
+    """What a relation makes as copies of stored elements, before the ops that compute each by
+    itself; None where that is no such copy.
+    """
+    if relation.roles:
+        return None
+    rest = relation.ops[len(_head(relation.ops)) :]
+    views: list[view.View] = []
+    sources: list[TensorSource] = []
+    for key in relation.sources:
+        at = tensors[key]
+        if BITS[at.spec.dtype] < 8 or _is_torn(at):
+            return None
+        one = stored_tensor(key, at)
+        base = len(sources)
+        views.append(view.relabel(one.view, range(base, base + len(one.sources))))
+        sources += one.sources
+    dtypes = {tensors[key].spec.dtype for key in relation.sources}
+    if len(dtypes) != 1:
+        return None
+    try:
+        made = run(rest, views, lambda op, args, inputs, parts: op.trace(args, inputs, parts))
+    except TooManyPieces:
+        return None
+    if _head(relation.ops) and any(isinstance(p.leaf, Fill) for v in made for p in v.pieces):
+        # what is filled in is not computed
+        return None
+    (dtype,) = dtypes
+    return [Tensor(Spec(dtype, v.shape), v, tuple(sources)) for v in made]
+
+
+def _head(texts: OpTexts) -> OpTexts:
+    """The ops before the first that moves elements."""
     first = 0
-    for text in relation.ops:
+    for text in texts:
         (name,) = text
         if not isinstance(ops.get(name), ValueOp):
             break
         first += 1
-    head, rest = relation.ops[:first], relation.ops[first:]
-    shapes = [old.index.tensors[k].spec for k in relation.sources]
-    try:
-        views = run(
-            rest,
-            [view.stored(i, s.shape) for i, s in enumerate(shapes)],
-            lambda op, args, inputs, parts: op.trace(args, inputs, parts),
-        )
-    except TooManyPieces:
-        return _difference_eager(relation, old, new)
-    kept: dict[int, Array] = {}
-
-    def leaf(number: int) -> Array:
-        # parts are all read from one tensor, joined ones each once
-        if number not in kept:
-            kept.clear()
-            array = read_elements(old, relation.sources[number])
-            kept[number] = computed(head, array, shapes[number].dtype)[0].reshape(-1)
-        return kept[number]
-
-    for key, made in zip(relation.targets, views, strict=True):
-        found = _compare(key, made, leaf, new)
-        if found is not None:
-            return found
-    return None
-
-
-def _compare(
-    key: str, made: view.View, leaf: Callable[[int], Array], new: Source
-) -> ElementDifference | None:
-    import numpy as np
-
-    wanted = new.index.tensors[key].spec
-    if made.shape != wanted.shape:
-        return ElementDifference(key, (), wanted.numel)
-    array = np.ascontiguousarray(read_elements(new, key)).reshape(-1)
-    first, count = None, 0
-    for piece in sorted(made.pieces, key=lambda p: (not isinstance(p.leaf, int), str(p.leaf))):
-        each = array.itemsize
-        there = np.ndarray(
-            piece.counts,
-            array.dtype,
-            array.data,
-            piece.dst * each,
-            [d * each for d in piece.dst_strides],
-        )
-        if isinstance(piece.leaf, int):
-            flat = leaf(piece.leaf)
-            if flat.dtype != array.dtype:
-                return ElementDifference(key, (), wanted.numel)
-            here: Any = np.ndarray(
-                piece.counts,
-                flat.dtype,
-                flat.data,
-                piece.src * each,
-                [s * each for s in piece.src_strides],
-            )
-        else:
-            here = raw(wanted.dtype, piece.leaf.value)
-        unequal = there != here
-        if unequal.any():
-            at = np.argwhere(unequal)[0]
-            place = piece.dst + int(sum(i * d for i, d in zip(at, piece.dst_strides, strict=True)))
-            first = place if first is None else min(first, place)
-            count += int(np.count_nonzero(unequal))
-    if first is None:
-        return None
-    return ElementDifference(
-        key, tuple(int(i) for i in np.unravel_index(first, wanted.shape)), count
-    )
+    return texts[:first]
 
 
 def _difference_eager(relation: Relation, old: Source, new: Source) -> ElementDifference | None:
@@ -201,7 +225,7 @@ def _difference_eager(relation: Relation, old: Source, new: Source) -> ElementDi
     return None
 
 
-def cast_dtype(texts: OpTexts, dtype: str) -> str:
+def after(texts: OpTexts, dtype: str) -> str:
     """The dtype of tensors of `dtype` after these ops."""
     for text in texts:
         dtype = text.get("cast", {}).get("to", dtype)

@@ -1,0 +1,93 @@
+"""Checkpoints whose runs are sampled: what is found is the same, and how little is read for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from raw_states import applied, bits, opened
+
+from migrate.authoring.infer import compared, infer, samples
+from migrate.formats.memory import MemoryBlob, MemorySource
+
+Arrays = dict[str, np.ndarray]
+
+
+@pytest.fixture(autouse=True)
+def little_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of some thousand elements are sampled, in stretches of some hundred."""
+    for name, value in {"DENSE": 1 << 14, "SPARSE": 1 << 12, "SMALL": 1 << 8}.items():
+        monkeypatch.setattr(samples, name, value)
+    monkeypatch.setattr(compared, "STRETCH", 1 << 11)
+
+
+def old_weights(seed: int, dtype: str) -> Arrays:
+    dice = np.random.default_rng(seed)
+    out = {"embed": bits(dice, dtype, (300, 64)), "norm": bits(dice, dtype, (64,))}
+    for n in range(2):
+        out[f"l.{n}.rope"] = bits(dice, dtype, (256, 64))
+        for e in range(4):
+            for w in ("gate", "up"):
+                out[f"l.{n}.e.{e}.{w}"] = bits(dice, dtype, (96, 64))
+    return out
+
+
+def new_weights(old: Arrays) -> Arrays:
+    out = {"tok": old["embed"], "norm": old["norm"]}
+    for n in range(2):
+        heads = old[f"l.{n}.rope"].reshape(4, 2, 32, 64)
+        out[f"b.{n}.rope"] = np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(256, 64)
+        both = [np.concatenate([old[f"l.{n}.e.{e}.{w}"] for w in ("gate", "up")]) for e in range(4)]
+        out[f"b.{n}.gate_up"] = np.ascontiguousarray(np.stack([one.T for one in both]))
+    return out
+
+
+class CountedBlob(MemoryBlob):
+    """Bytes in memory that know how many of them were read."""
+
+    read = 0
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        self.read += buffer.nbytes
+        super().readinto(offset, buffer)
+
+
+def counted(state: Arrays, dtype: str) -> MemorySource:
+    source = opened({k: (dtype, a) for k, a in state.items()})
+    blobs = [CountedBlob(key, array.reshape(-1).view("u1")) for key, array in state.items()]
+    return MemorySource(source.index, blobs)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_sampled_runs_say_the_same_and_each_side_is_read_little_more_than_twice(dtype: str) -> None:
+    old = old_weights(1, dtype)
+    new = new_weights(old)
+    sides = counted(old, dtype), counted(new, dtype)
+    found = infer(*sides)
+    assert (found.questions, found.unexplained) == ((), ())
+    # once to sample and hash all, once to compare what moved
+    for side in sides:
+        assert sum(blob.read for blob in side.blobs) <= 2.5 * side.index.nbytes
+    other = old_weights(2, dtype)
+    got = applied(found.relations, {k: (dtype, a) for k, a in other.items()})
+    wanted = new_weights(other)
+    assert got.keys() == wanted.keys()
+    assert all(np.array_equal(got[key][1], array) for key, array in wanted.items())
+
+
+def test_other_weights_match_nothing_however_closely_one_looks() -> None:
+    old, new = ({"a": bits(np.random.default_rng(n), "bfloat16", (512, 128))} for n in range(2))
+    sides = (opened({k: ("bfloat16", a) for k, a in side.items()}) for side in (old, new))
+    found = infer(*sides)
+    assert (found.matched, [u.key for u in found.unexplained]) == (0, ["a"])
+
+
+def test_padding_and_what_a_slice_leaves_are_seen_in_stretches() -> None:
+    dice = np.random.default_rng(3)
+    table = bits(dice, "bfloat16", (500, 64))
+    padded = np.concatenate([table, np.zeros((12, 64), "<u2")])
+    for old, new, op in ((table, padded, "pad"), (padded, table, "slice")):
+        (relation,) = infer(
+            opened({"a": ("bfloat16", old)}), opened({"b": ("bfloat16", new)})
+        ).relations
+        ((name, given),) = relation.ops[0].items()
+        assert (name, given["value"]) == (op, 0)
