@@ -295,8 +295,7 @@ class StoreRun(TargetRun):
         # the last parts may have been copied since
         self.source.check_unchanged()
         if self.uploads is not None:
-            self.copied, self.passed = self.uploads.copied, self.uploads.passed
-            self.written = self.copied + self.passed
+            self.written = self.uploads.copied + self.uploads.passed
         self.lost |= self._resumed
 
     def publish(self) -> RunResult:
