@@ -15,7 +15,7 @@ from ..planning.request import Request, output_format_of, path_text, shape_of
 from ..planning.savedplan import checked_plan, request_of, require_source, require_unchanged
 from ..results import ApplyReport, PartReport, PlanReport
 from ..source.places import output_in_store, require_local, same_location
-from .prepare import is_folder, plan_for, what_is_read
+from .prepare import is_folder, plan_for
 from .publish import check_place, partial_folder
 from .resources import RunOptions, RunResult
 from .tiles import write_target
@@ -23,9 +23,8 @@ from .tiles import write_target
 if TYPE_CHECKING:
     from ..planning.plan import Plan
     from ..source.index import Source
-    from .parts import Begun, Left, PartResult
+    from .parts import Begun, LeftBehind, PartResult
     from .ray_run import Cluster
-    from .undo import UndoFolder
 
 
 def write_checkpoint(
@@ -136,11 +135,15 @@ def write_checkpoint(
         if stays and source.format != "memory" and not request.reshapes:
             return _published(made, source, None, copy_of, RunResult({}, 0, 0))
         write: Callable[..., Any] = write_target
-        more = dict[str, Any]()
+        more, kind = dict[str, Any](), dict[str, Any]()
         if stored is not None:
             from .store_run import StoreRun
 
             more["kind"] = StoreRun
+            if shared or publishes is not None:
+                from .store_parts import StorePartRun
+
+                kind["kind"] = StorePartRun
         if ranks is not None and ranks.world > 1:
             from .rank_run import write_by_ranks
 
@@ -172,8 +175,10 @@ def write_checkpoint(
             more["undo"] = UndoRun(made, source, kept_at, options)
             hashes = more["undo"].hashes
         goes = place if stored is None else stored
+        from .given import given_to_run
+
         given, named = given_to_run(made, source, goes, options, kept, hashes)
-        result = write(*given, **named, **more)
+        result = write(*given, **named, **more, **kind)
         shown = os.fspath(place) if stored is None else stored.location
         if part is not None:
             return _part_done(made, shown, part, result)
@@ -182,25 +187,6 @@ def write_checkpoint(
         source.close()
         if kept is not None:
             kept.close()
-
-
-def given_to_run(
-    made: Plan,
-    source: Source,
-    out: Any,
-    options: RunOptions,
-    kept: UndoFolder | None = None,
-    known: Callable[[], Mapping[str, bytes]] | None = None,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a run of the plan takes by place and by name, whatever carries it out."""
-    tensors, side_files = what_is_read(made, source, kept)
-    target, hashed = made.target, dict[str, Any]()
-    if made.parts is not None or made.expected is not None:
-        from .restored import parts_of_run
-
-        target, hashed["parts"] = parts_of_run(made, tensors, known)
-    named = {"digest": made.digest, "side_files": side_files, "checks": made.checks}
-    return (made.written, tensors, target, out), {**named, "options": options, **hashed}
 
 
 def publish_checkpoint(
@@ -215,16 +201,15 @@ def publish_checkpoint(
 
     text = path_text("out", out)
     stored, shown = output_in_store(text), text
-    left: Left
+    left: LeftBehind
     if stored is None:
         folder = partial_folder(Path(text))
-        left, there = LeftInFolder(folder), os.path.lexists(text) and not folder.exists()
+        left = LeftInFolder(folder)
     else:
         from .store_parts import LeftInBucket
 
         shown, left = stored.location, LeftInBucket(stored)
-        there = not left.exists() and bool(stored.objects())
-    begun = begun_at(left, shown, there)
+    begun = begun_at(left, shown)
     saved = checked_plan(begun.plan, left.shown)
     require_done(left, begun.of, saved["digest"])
     request = request_of(saved)

@@ -43,6 +43,7 @@ from .publish import (
     JOURNAL,
     NO_LOCKS,
     PARTS,
+    SUFFIX,
     Partial,
     append_line,
     parsed_line,
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from ..source.blobs import Identity
     from ..source.index import Source
     from ..source.target import OutputFile, Target
-    from .store_parts import StorePartRun
 
 BEGUN = "begun.json"
 # of begun.json, which holds a plan, and of what a part says
@@ -93,7 +93,7 @@ class Begun:
     copy_of: str | None
 
 
-class Left(Protocol):
+class LeftBehind(Protocol):
     """What parts have left beside an output, for each other and for the one that publishes."""
 
     # how messages call it
@@ -101,6 +101,9 @@ class Left(Protocol):
 
     def exists(self) -> bool:
         """Whether there is anything."""
+
+    def appeared(self) -> bool:
+        """Whether there is nothing, but the output is."""
 
     def begun(self) -> Begun | None:
         """How the run was begun; None if this is not said."""
@@ -126,6 +129,10 @@ class LeftInFolder:
 
     def exists(self) -> bool:
         return self.folder.exists()
+
+    def appeared(self) -> bool:
+        out = self.folder.with_name(self.folder.name.removesuffix(SUFFIX))
+        return os.path.lexists(out) and not self.folder.exists()
 
     def begun(self) -> Begun | None:
         return read_begun(self.folder)
@@ -356,7 +363,7 @@ class PartRun(TargetRun):
 
     def enter_part(
         self, part: RunPart, own: Sequence[OutputFile], begun: Begun, second: bool = False
-    ) -> Left:
+    ) -> LeftBehind:
         """The partial folder, made if no other part was here before."""
         small = (*self.target.small, *(name for name, _ in self.side_files))
         self.partial = _PartialOfPart(
@@ -416,7 +423,7 @@ class PartRun(TargetRun):
         """Where the output goes."""
         return str(self.path)
 
-    def left(self) -> Left:
+    def left(self) -> LeftBehind:
         """What parts have left already."""
         return LeftInFolder(partial_folder(self.path))
 
@@ -430,7 +437,7 @@ class PartRun(TargetRun):
         partial.kept = False
         Partial.discard(partial)
 
-    def enter_to_publish(self) -> Left:
+    def enter_to_publish(self) -> LeftBehind:
         """The partial folder of parts that are done. M911 while one of them runs."""
         self.options = replace(self.options, resume=True)
         return LeftInFolder(self.enter(0).folder)
@@ -467,16 +474,16 @@ def spans_of(own: Sequence[OutputFile]) -> dict[str, list[int]]:
 
 
 def part_run(
-    outputs: Mapping[str, Tensor], source: Source, target: Target, out: Any, **named: Any
-) -> PartRun | StorePartRun:
-    """The steps of a run in parts, whose output is at `out`; what is `named` as for a run."""
+    outputs: Mapping[str, Tensor],
+    source: Source,
+    *where: Any,
+    kind: Any = PartRun,
+    **named: Any,
+) -> Any:
+    """The steps of a run in parts, of that `kind`; what is `named` as for a run."""
     if source.identities() is None:
         fail("M115", "parts cannot share a checkpoint that is in memory")
-    if isinstance(out, (str, Path)):
-        return PartRun(outputs, source, target, out, **named)
-    from .store_parts import StorePartRun
-
-    return StorePartRun(outputs, source, target, out, **named)
+    return kind(outputs, source, *where, **named)
 
 
 def write_part(
@@ -577,11 +584,11 @@ def computed_twice(outputs: Mapping[str, Tensor], dealt: Sequence[Sequence[Outpu
     return sum(len(parts) > 1 for parts in by.values())
 
 
-def begun_at(left: Left, shown: str, there: bool) -> Begun:
-    """What the output that is `shown` so is to become by parts; `there`: it is there, and nothing
-    beside it. QuestionError M983 if no part has been begun.
+def begun_at(left: LeftBehind, shown: str) -> Begun:
+    """What the output that is `shown` so is to become by parts. QuestionError M983 if no part has
+    been begun.
     """
-    if there:
+    if left.appeared():
         fail(
             "M983",
             f"{printable(shown, 300)} is there already, and there are no parts to publish",
@@ -609,13 +616,13 @@ def read_begun(folder: Path) -> Begun | None:
     return Begun(of, plan, copy if isinstance(copy, str) else None)
 
 
-def require_done(left: Left, of: int, digest: str) -> None:
+def require_done(left: LeftBehind, of: int, digest: str) -> None:
     """QuestionError M984 naming the parts that are not done."""
     if missing := missing_parts(left, of, digest):
         refuse_missing(left, missing, of)
 
 
-def refuse_missing(left: Left, missing: Sequence[int], of: int) -> NoReturn:
+def refuse_missing(left: LeftBehind, missing: Sequence[int], of: int) -> NoReturn:
     """QuestionError M984 naming these parts."""
     notes = [
         f"part {number}/{of} {left.state(RunPart(number, of))}" for number in missing[:_MOST_NAMED]
@@ -631,7 +638,7 @@ def refuse_missing(left: Left, missing: Sequence[int], of: int) -> NoReturn:
     )
 
 
-def missing_parts(left: Left, of: int, digest: str) -> list[int]:
+def missing_parts(left: LeftBehind, of: int, digest: str) -> list[int]:
     """The parts that have not said that they are done."""
     done = left.done(of, digest)
     return [number for number in range(of) if number not in done]

@@ -44,7 +44,7 @@ from ..core.types import RunPart
 from ..source.places import output_in_store
 from .parts import (
     Begun,
-    Left,
+    LeftBehind,
     LeftInFolder,
     missing_parts,
     part_run,
@@ -191,7 +191,7 @@ def _at_home(order: _Order) -> str | None:
 
 
 def _write(order: _Order, number: int, second: bool) -> None:
-    from .job import given_to_run
+    from .given import given_to_run
 
     source, made = _planned(order)
     options = replace(order.options, device=parse_device(order.device))
@@ -199,6 +199,10 @@ def _write(order: _Order, number: int, second: bool) -> None:
     begun = Begun(order.of, made.document, order.copy_of)
     while True:
         where, named = given_to_run(made, source, order.place(), options)
+        if not isinstance(where[-1], str):
+            from .store_parts import StorePartRun
+
+            named["kind"] = StorePartRun
         try:
             write_part(*where, **named, part=part, begun=begun, second=second)
             return
@@ -316,7 +320,7 @@ def _connected(cluster: Cluster) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _look_everywhere(ray: Any, order: _Order, left: Left) -> None:
+def _look_everywhere(ray: Any, order: _Order, left: LeftBehind) -> None:
     """RunError M974 if the workers of one of the machines see something else than this process."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
@@ -377,7 +381,7 @@ class _Dealer:
         self,
         ray: Any,
         order: _Order,
-        left: Left,
+        left: LeftBehind,
         dealt: Sequence[Sequence[OutputFile]],
         needs: Mapping[str, int],
     ) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..core.errors import Diagnostic, fail, plural, printable
 from ..core.types import RunPart
 from ..source.stores.s3_uploads import PARTIAL, S3Output
-from .parts import Begun, Left, what_is_said
+from .parts import Begun, LeftBehind, what_is_said
 from .publish import parsed_line
 from .store_journal import own_words, parse_journal, refuse_left, text_of, word_of
 from .store_run import StoreRun
@@ -47,6 +47,9 @@ class LeftInBucket:
 
     def exists(self) -> bool:
         return self.journal() is not None
+
+    def appeared(self) -> bool:
+        return not self.exists() and bool(self._output.objects())
 
     def begun(self) -> Begun | None:
         found = (self.journal() or {}).get("begun")
@@ -91,7 +94,7 @@ class StorePartRun(StoreRun):
 
     def enter_part(
         self, part: RunPart, own: Sequence[OutputFile], begun: Begun, second: bool = False
-    ) -> Left:
+    ) -> LeftBehind:
         """The uploads, begun if no other part was here before."""
         output, left = self.output, LeftInBucket(self.output)
         self.options = replace(self.options, resume=True)
@@ -160,7 +163,7 @@ class StorePartRun(StoreRun):
         self.output.say(word_of(self._begun().run, self._part.number), content)
         return said
 
-    def enter_to_publish(self) -> Left:
+    def enter_to_publish(self) -> LeftBehind:
         """The uploads of parts that are done."""
         left = LeftInBucket(self.output)
         self.options = replace(self.options, resume=True)
@@ -179,7 +182,7 @@ class StorePartRun(StoreRun):
         """Where the output goes."""
         return self.output.location
 
-    def left(self) -> Left:
+    def left(self) -> LeftBehind:
         """What parts have left already."""
         return LeftInBucket(self.output)
 

@@ -173,6 +173,7 @@ class FileWriter:
         # of all that is written so far, if all of it passes here
         self.whole, self.hashed = xxhash.xxh3_128(), True
         self._run, self.file = run, file
+        self.label = file.name if file.of is None else file.label
         self.descriptor = run.partial.open(file.name)
         self._taking, self._turn = threading.Lock(), threading.Condition()
         # what the archive that is written needs, and what the source records of what is copied
@@ -209,7 +210,7 @@ class FileWriter:
 
     def _stands(self, tile: Tile) -> bool:
         """Whether an earlier run wrote this tile as it is, and all before it; enters it then."""
-        claim = self._run.partial.claims.get((self.file.label, tile.number))
+        claim = self._run.partial.claims.get((self.label, tile.number))
         if claim is None or claim[:2] != (tile.offset, tile.length):
             return False
         self._run.go_on()
@@ -291,14 +292,6 @@ class FileWriter:
                 self._turn.notify_all()
             filled = following
 
-    def outcome(self) -> dict[str, Any]:
-        """What is known of the file when it is written; its `crcs`, where it is sealed later."""
-        hashed = self.hashed and self.file.of is None
-        found = {"size": self.file.nbytes, HASH: self.whole.hexdigest() if hashed else None}
-        if self.file.of is None or self.file.seal is None or self.sums is None:
-            return found
-        return {**found, "crcs": self.sums.crcs()}
-
     def put(self, job: WriteJob, data: memoryview) -> None:
         """Writes what of a fill is not shared, and journals its tile with the last one."""
         (tile, first), shared = (job.tile, job.fill.offset), self._run.shared
@@ -309,7 +302,7 @@ class FileWriter:
                 write_at(self.descriptor, data[start - first : stop - first], start)
         if job.last:
             whole = self.whole.hexdigest()
-            self._run.partial.claim(self.file.label, tile.number, tile.offset, tile.length, whole)
+            self._run.partial.claim(self.label, tile.number, tile.offset, tile.length, whole)
             self._run.finished(tile, tile.length)
 
 
@@ -346,7 +339,7 @@ class Writers:
         self.ahead = STAGE + max(STAGE, longest)
         # places of each computed tensor that are not written yet, by its identity
         self.places = Counter(map(id, tensors if values is not None else ()))
-        self.total = sum(file.nbytes for file in files)
+        self.total = sum(file.size - file.begin for file in files)
         self.done = self.read = self.written = 0
         self.files: dict[str, dict[str, Any]] = {}
         self.error: BaseException | None = None
@@ -358,7 +351,7 @@ class Writers:
 
     def go(self, threads: int) -> None:
         """Writes all files; raises the first error after all threads have ended."""
-        for file in sorted(self.targets, key=attrgetter("nbytes"), reverse=True):
+        for file in sorted(self.targets, key=attrgetter("size"), reverse=True):
             self.waiting.put(file)
         if self.values is not None and threads > 1 and self.total >= MANY and self.partial.whole:
             places = [(p, self.outputs[p.key]) for file in self.targets for p in file.tensors]
@@ -427,7 +420,11 @@ class Writers:
                         line.finish()
                 self.go_on()
                 with self.lock:
-                    self.files[file.name] = line.outcome()
+                    whole = line.hashed and file.of is None
+                    found = line.whole.hexdigest() if whole else None
+                    self.files[file.name] = {"size": file.size - file.begin, HASH: found}
+                    if file.of is not None and file.seal is not None and line.sums is not None:
+                        self.files[file.name]["crcs"] = line.sums.crcs()
             finally:
                 if line.descriptor >= 0:
                     os.close(line.descriptor)
@@ -549,7 +546,7 @@ class TargetRun:
         CheckpointError of `checks` that fail, and M942. Writes nothing.
         """
         outputs = self.outputs
-        if sum(file.nbytes for file in files) < sum(file.size for file in self.target.files):
+        if files is not self.target.files:
             outputs = {p.key: outputs[p.key] for file in files for p in file.tensors}
         if self.parts is not None:
             self.parts.watch(outputs)
