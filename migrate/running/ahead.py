@@ -44,7 +44,7 @@ def reading_file(
     """`reading_ahead` for what an output file holds, but for what an earlier run says to have
     written.
     """
-    after = partial.claimed(file.name) if partial.claims else 0
+    after = partial.claimed(file) if partial.claims else 0
     parts = (
         (outputs[p.key], p.start + max(0, min(after - p.offset, p.nbytes)), p.start + p.nbytes)
         for p in file.tensors

@@ -15,15 +15,15 @@ from ..planning.request import Request, output_format_of, path_text, shape_of
 from ..planning.savedplan import checked_plan, request_of, require_source, require_unchanged
 from ..results import ApplyReport, PartReport, PlanReport
 from ..source.places import output_in_store, output_on_hub, require_local, same_location
-from .prepare import is_folder, plan_for, what_is_read
-from .publish import PARTS, check_place, partial_folder
+from .prepare import is_folder, plan_for
+from .publish import check_place, partial_folder
 from .resources import RunOptions, RunResult
 from .tiles import write_target
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
     from ..source.index import Source
-    from .parts import Begun, PartResult
+    from .parts import Begun, LeftBehind, PartResult
     from .ray_run import Cluster
 
 
@@ -86,8 +86,13 @@ def write_checkpoint(
     stored = output_in_store(where) if where is not None and ":/" in where else None
     place = None if where is None else Path(where if stored is None else stored.name)
     shared = part is not None or cluster is not None
-    if stored is not None and (shared or (ranks is not None and ranks.world > 1)):
-        fail("M115", "several processes write to a folder of one file system, not into a bucket")
+    if stored is not None and ranks is not None and ranks.world > 1:
+        fail(
+            "M115",
+            "processes of one launcher meet in a folder of one file system, and a bucket is none",
+            help=f"{option('part', f'{ranks.rank}/{ranks.world}')} with {option('ranks', 'off')}, "
+            "and `migrate publish` when all are done",
+        )
     if shared:
         _require_parts(part, cluster, ranks, kept_at)
     if request.undo != (kept_at is not None):
@@ -110,7 +115,8 @@ def write_checkpoint(
             else:
                 from .store_run import check_store_place
 
-                check_store_place(stored, source.path, options.resume)
+                goes_on = options.resume or shared or publishes is not None
+                check_store_place(stored, source.path, goes_on)
             if kept_at is not None and not request.takes_back:
                 from .undo import check_undo_place
 
@@ -148,13 +154,16 @@ def write_checkpoint(
         stays = not made.document["path"] and (made.grid is None or made.grid.again)
         if stays and source.format != "memory" and not request.reshapes:
             return _published(made, source, None, copy_of, RunResult({}, 0, 0))
-        tensors, side_files = what_is_read(made, source, kept)
         write: Callable[..., Any] = write_target
-        more = dict[str, Any]()
+        more, kind = dict[str, Any](), dict[str, Any]()
         if stored is not None:
-            from .store_run import write_to_store
+            from .store_run import StoreRun
 
-            write = write_to_store
+            more["kind"] = StoreRun
+            if shared or publishes is not None:
+                from .store_parts import StorePartRun
+
+                kind["kind"] = StorePartRun
         if ranks is not None and ranks.world > 1:
             from .rank_run import write_by_ranks
 
@@ -178,31 +187,21 @@ def write_checkpoint(
             begun = Begun(len(made.target.files), made.document, copy_of)
             order = {"opened": opened, "request": request, "folder": folder}
             write, more = write_on_ray, {"cluster": cluster, "begun": begun, "order": order}
-        target = made.target
-        if made.parts is not None or made.expected is not None:
-            from .restored import parts_of_run
+        hashes = None
+        hashed = made.parts is not None or made.expected is not None
+        if hashed and kept_at is not None and made.lost and (ranks is None or not ranks.rank):
+            from .undo import UndoRun
 
-            hashes = None
-            if kept_at is not None and made.lost and (ranks is None or not ranks.rank):
-                from .undo import UndoRun
+            more["undo"] = UndoRun(made, source, kept_at, options)
+            hashes = more["undo"].hashes
+        goes = place if stored is None else stored
+        from .given import given_to_run
 
-                more["undo"] = UndoRun(made, source, kept_at, options)
-                hashes = more["undo"].hashes
-            target, more["parts"] = parts_of_run(made, tensors, hashes)
-        result = write(
-            made.written,
-            tensors,
-            target,
-            place if stored is None else stored,
-            digest=made.digest,
-            side_files=side_files,
-            checks=made.checks,
-            options=options,
-            **more,
-        )
-        if part is not None:
-            return _part_done(made, os.fspath(place), part, result)
+        given, named = given_to_run(made, source, goes, options, kept, hashes)
+        result = write(*given, **named, **more, **kind)
         shown = os.fspath(place) if stored is None else stored.location
+        if part is not None:
+            return _part_done(made, shown, part, result)
         return _published(made, source, shown, copy_of, result, kept_at)
     finally:
         source.close()
@@ -218,12 +217,21 @@ def publish_checkpoint(
     QuestionError M983 without parts, M984 where one is not done; what `write_checkpoint` raises
     of a saved plan, which is the one that the parts were begun with.
     """
-    from .parts import BEGUN, begun_at, require_done
+    from .parts import LeftInFolder, begun_at, require_done
 
-    place = Path(path_text("out", out))
-    begun = begun_at(place)
-    saved = checked_plan(begun.plan, str(partial_folder(place) / PARTS / BEGUN))
-    require_done(partial_folder(place), begun.of, saved["digest"])
+    text = path_text("out", out)
+    stored, shown = output_in_store(text), text
+    left: LeftBehind
+    if stored is None:
+        folder = partial_folder(Path(text))
+        left = LeftInFolder(folder)
+    else:
+        from .store_parts import LeftInBucket
+
+        shown, left = stored.location, LeftInBucket(stored)
+    begun = begun_at(left, shown)
+    saved = checked_plan(begun.plan, left.shown)
+    require_done(left, begun.of, saved["digest"])
     request = request_of(saved)
     report = write_checkpoint(
         lambda: opened(saved["source"]["path"], request),
@@ -268,13 +276,16 @@ def _part_done(made: Plan, path: str, part: RunPart, result: PartResult) -> Part
     """The answer of one part."""
     from .parts import computed_twice
 
-    notes = []
+    notes = [
+        f"of {printable(name)} this part has written bytes {start:,} to {stop:,}"
+        for name, (start, stop) in result.pieces.items()
+    ]
     if not result.files:
         notes.append(
             "the part had nothing to write: the plan makes "
             f"{plural(len(made.target.files), 'file')}; a smaller maximum size of a file gives more"
         )
-    if twice := computed_twice(made.written, made.target, part.of):
+    if twice := computed_twice(made.written, result.dealt):
         notes.append(
             f"{plural(twice, 'value')} {'is' if twice == 1 else 'are'} computed by several parts, "
             "because each of them has a file that needs it"

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 # bytes of a part that is uploaded, and of one that is copied
 UPLOADED, COPIED = 16 << 20, 512 << 20
-# copies of a file that are planned at most
-_MOST_COPIES = MOST_PARTS // 4
 
 
 class UploadPart(NamedTuple):
@@ -45,10 +43,44 @@ class UploadPart(NamedTuple):
 
 
 def cut_parts(
-    size: int, extents: Iterable[Extent] = (), uploaded: int = UPLOADED, copied: int = COPIED
+    size: int, extents: Iterable[Extent] = (), edges: Sequence[int] = ()
 ) -> list[UploadPart]:
-    """The parts of a file, in order and without a hole. Without `extents` all have one size."""
-    least = max(LEAST, -(-size // _MOST_COPIES))
+    """The parts of a file, in order and without a hole, with edges where several processes meet.
+    Without `extents` and `edges` all have one size.
+    """
+    if not edges:
+        return _cut(size, extents)
+    found, copies = list[UploadPart](), list(extents)
+    for start, stop in pairwise([0, *edges, size]):
+        within = [
+            Extent(low - start, high - low, one.blob, one.origin + low - one.at)
+            for one in copies
+            if (low := max(one.at, start)) < (high := min(one.at + one.nbytes, stop))
+        ]
+        own = _cut(stop - start, within, most=MOST_PARTS // (len(edges) + 1))
+        if stop < size and own[-1].size < LEAST:
+            # taken from the one before, which has no less than that
+            last, before = own.pop(), own.pop()
+            kept = max(0, last.stop - LEAST - before.start)
+            if kept < LEAST:
+                kept = 0
+            middle = before.start + kept
+            own += [before._replace(stop=middle)] * bool(kept) + [UploadPart(middle, last.stop)]
+        found += [
+            UploadPart(part.start + start, part.stop + start, part.blob, part.origin)
+            for part in own
+        ]
+    return found
+
+
+def _cut(
+    size: int,
+    extents: Iterable[Extent],
+    uploaded: int = UPLOADED,
+    copied: int = COPIED,
+    most: int = MOST_PARTS,
+) -> list[UploadPart]:
+    least = max(LEAST, -(-size // max(1, most // 4)))
     found: list[UploadPart] = []
     # all before this byte has its part
     done = 0
@@ -65,7 +97,7 @@ def cut_parts(
         done = end
     if done < size or not found:
         found.append(UploadPart(done, size))
-    room = max(uploaded, -(-size // (MOST_PARTS - len(found))))
+    room = max(uploaded, -(-size // (most - len(found))))
     if len(found) == 1 and found[0].blob < 0:
         edges = [*range(0, size, room), size] if size else [0, 0]
         return [UploadPart(a, b) for a, b in pairwise(edges)]
@@ -135,14 +167,17 @@ def plan_parts(
     parts: RestoredParts | None = None,
     recorded: bool = False,
     read_back: bool = False,
+    edges: Mapping[str, Sequence[int]] = {},
 ) -> PartPlan:
     """The parts of all files of a target in a bucket. `copy`: "never" has none copied. `recorded`:
     the source records checksums of what the run copies. `read_back`: what is copied is read before
-    the output shows, so of the file that appears last nothing is.
+    the output shows, so of the file that appears last nothing is. `edges`: where files are divided
+    among processes.
     """
     why = _refused(target, source, output, copy, parts, recorded)
     if why is not None:
-        return PartPlan({file.name: cut_parts(file.size) for file in target.files}, why)
+        cut = {f.name: cut_parts(f.size, (), edges.get(f.name, ())) for f in target.files}
+        return PartPlan(cut, why)
     found, copyable = {}, [_range_source(blob) is not None for blob in source.blobs]
     last = target.files[-1].name if read_back and target.files else None
     for file in target.files:
@@ -153,7 +188,7 @@ def plan_parts(
                 for extent in shared_extents(file, outputs, source, layouts)
                 if copyable[extent.blob]
             ]
-        found[file.name] = cut_parts(file.size, extents)
+        found[file.name] = cut_parts(file.size, extents, edges.get(file.name, ()))
     plan = PartPlan(found, None)
     if plan.copied:
         return plan

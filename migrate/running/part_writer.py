@@ -17,6 +17,7 @@ from ..source.blobs import CHANGED_HELP
 from ..source.stores.s3_uploads import PARTIAL, CopyRefusedError, ListedPart, S3Output
 from .ahead import reading_ahead
 from .part_plan import UPLOADED, PartPlan, UploadPart
+from .store_journal import own_words
 from .tiles import FileWriter, Tile, WriteJob, Writers, tiles
 
 if TYPE_CHECKING:
@@ -99,8 +100,12 @@ class Uploads:
     whole = True
     claims: Mapping[Any, Any] = {}
 
-    def __init__(self, output: S3Output, plan: PartPlan, sender: Sender, run: str) -> None:
+    def __init__(
+        self, output: S3Output, plan: PartPlan, sender: Sender, run: str, parted: bool = False
+    ) -> None:
         self.output, self.plan, self.sender, self.run = output, plan, sender, run
+        # whether parts of a run leave words beside the journal
+        self.parted = parted
         self.folder = Path(f"{output.key}{PARTIAL}")
         self.ids: dict[str, str] = {}
         self.present: dict[str, dict[int, ListedPart]] = {}
@@ -111,10 +116,16 @@ class Uploads:
         """No descriptor: a file is its upload."""
         return -1
 
-    def missing(self, name: str) -> Iterator[tuple[int, UploadPart]]:
-        """The parts of a file that the store does not have, with their numbers."""
-        there = self.present.get(name, {})
-        for number, part in enumerate(self.plan.files[name], 1):
+    def planned(self, file: OutputFile) -> Iterator[tuple[int, UploadPart]]:
+        """The parts of a file, or of a piece of one, with their numbers."""
+        for number, part in enumerate(self.plan.files[file.name], 1):
+            if file.of is None or (file.begin <= part.start and part.stop <= file.size):
+                yield number, part
+
+    def missing(self, file: OutputFile) -> Iterator[tuple[int, UploadPart]]:
+        """Those that the store does not have."""
+        there = self.present.get(file.name, {})
+        for number, part in self.planned(file):
             found = there.get(number)
             if found is None or found.size != part.size:
                 yield number, part
@@ -155,7 +166,12 @@ class Uploads:
         """Throws away all uploads, and the journal."""
         for name, upload in self.ids.items():
             self.output.abort(self.output.key_of(name), upload)
-        self.output.remove_journal()
+        self.forget()
+
+    def forget(self) -> bool:
+        """Removes the journal, and what parts have left beside it; whether that could be done."""
+        words = own_words(self.output.words(), self.run) if self.parted else ()
+        return self.output.remove_journal(words)
 
 
 class PartWriter(FileWriter):
@@ -165,7 +181,7 @@ class PartWriter(FileWriter):
         super().__init__(run, file, window)
         uploads: Any = run.partial
         self._uploads: Uploads = uploads
-        missing = list(uploads.missing(file.name))
+        missing = list(uploads.missing(file))
         self._wanted = [(number, part) for number, part in missing if part.blob < 0]
         for number, part in missing:
             if part.blob >= 0:
@@ -176,7 +192,7 @@ class PartWriter(FileWriter):
         outputs, source, layouts, max_memory = self._run.reading
         spans = [(part.start, part.stop) for _, part in self._wanted]
         if self._in_order():
-            spans = [(0, self.file.size)]
+            spans = [(self.file.begin, self.file.size)]
         parts = []
         for start, stop in _merged(spans):
             for p in self.file.tensors:

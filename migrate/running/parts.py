@@ -11,9 +11,10 @@ time and on any machine that sees the same file system; and the one that publish
         data/
 
     write_part: enter, examine own files and own checks, allocate, write, fsync; "<n>.json"
-    publish_parts: all parts are done; what they say added up; publish
+    publish_parts: all parts are done; what they say added up; seals of archives; publish
 
-Files are dealt by bytes, as every part knows from the plan alone. A part that is started again goes
+Files, and pieces of long ones (`pieces`), are dealt by bytes, as every part knows from the plan
+alone. In a bucket the same is done by `store_parts`. A part that is started again goes
 on after its own journal; one that is done has nothing left to do. What a part says that it did is
 believed, because it is written after the fsync of its files: sizes and headers are looked at once
 more when the output is published.
@@ -25,30 +26,33 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ..core.errors import command, fail, listed, option, plural, printable
-from ..core.types import PathLike, RunPart
+from ..core.types import RunPart
 from ..planning.graph import ComputedTensor
 from ..source.blobs import release
+from .pieces import deal_files, write_seals
 from .publish import (
     AGAIN,
+    HASH,
     JOURNAL,
     NO_LOCKS,
     PARTS,
+    SUFFIX,
     Partial,
     append_line,
     parsed_line,
     partial_folder,
+    refuse_left,
     rename_without_replacing,
     sync,
 )
-from .ranks import deal
-from .resources import RunOptions, RunResult
+from .resources import RunResult
 from .share import LEAST, SCRATCH, Shared, scratch_file
 from .tiles import TargetRun
 
@@ -57,7 +61,6 @@ if TYPE_CHECKING:
     from ..source.blobs import Identity
     from ..source.index import Source
     from ..source.target import OutputFile, Target
-    from .restored import RestoredParts
 
 BEGUN = "begun.json"
 # of begun.json, which holds a plan, and of what a part says
@@ -68,7 +71,8 @@ _SAFE = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 @dataclass(frozen=True, slots=True)
 class PartResult:
     """What one part did. `files` as in a `RunResult`, of the part; `already`: an earlier run of it
-    had done everything. `missing` are the parts that are not done yet.
+    had done everything. `missing` are the parts that are not done yet. `pieces` has the bytes of
+    those files of which others write the rest, `dealt` what each part writes.
     """
 
     partial: str
@@ -76,6 +80,8 @@ class PartResult:
     bytes_written: int
     already: bool
     missing: tuple[int, ...]
+    pieces: Mapping[str, tuple[int, int]]
+    dealt: Sequence[Sequence[OutputFile]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,92 @@ class Begun:
     of: int
     plan: Mapping[str, Any]
     copy_of: str | None
+
+
+class LeftBehind(Protocol):
+    """What parts have left beside an output, for each other and for the one that publishes."""
+
+    # how messages call it
+    shown: str
+
+    def exists(self) -> bool:
+        """Whether there is anything."""
+
+    def appeared(self) -> bool:
+        """Whether there is nothing, but the output is."""
+
+    def begun(self) -> Begun | None:
+        """How the run was begun; None if this is not said."""
+
+    def done(self, of: int, digest: str) -> set[int]:
+        """The parts that say that they are done."""
+
+    def said(self, number: int, digest: str) -> dict[str, Any] | None:
+        """What a part says that is done."""
+
+    def state(self, part: RunPart, second: bool = False) -> str:
+        """What a part does that is not done, in words."""
+
+    def written(self, part: RunPart, second: bool = False) -> int | None:
+        """How far a part has written its file; None if that is not known."""
+
+
+class LeftInFolder:
+    """What parts have left in the partial folder of an output."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.shown = folder, str(folder)
+
+    def exists(self) -> bool:
+        return self.folder.exists()
+
+    def appeared(self) -> bool:
+        out = self.folder.with_name(self.folder.name.removesuffix(SUFFIX))
+        return os.path.lexists(out) and not self.folder.exists()
+
+    def begun(self) -> Begun | None:
+        return read_begun(self.folder)
+
+    def done(self, of: int, digest: str) -> set[int]:
+        return {number for number in range(of) if self.said(number, digest) is not None}
+
+    def said(self, number: int, digest: str) -> dict[str, Any] | None:
+        found = _read(self.folder / PARTS / said_by(number))
+        if found.get("digest") != digest or type(found.get("shared")) is not int:
+            return None
+        return found if isinstance(found.get("account"), dict) else None
+
+    def state(self, part: RunPart, second: bool = False) -> str:
+        """As its journal says, on which it holds a lock while it is at work."""
+        journal = self.folder / journal_of(part, second)
+        try:
+            descriptor = os.open(journal, os.O_RDWR | os.O_NONBLOCK | _SAFE)
+        except OSError:
+            return "was not begun"
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return "is at work"
+        except OSError:
+            return "was begun"
+        finally:
+            release(descriptor)
+        return "ended early"
+
+    def written(self, part: RunPart, second: bool = False) -> int | None:
+        try:
+            with (self.folder / journal_of(part, second)).open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+                lines = file.read().split(b"\n")
+        except OSError:
+            return None
+        found = parsed_line(lines[-2]) if len(lines) > 1 else {}
+        at, length = found.get("offset"), found.get("length")
+        if type(at) is not int or type(length) is not int:
+            return 0
+        # of a piece, what its name says comes before it
+        begin = str(found.get("file", "")).rpartition("@")[2]
+        return at + length - (int(begin) if begin.isdecimal() else 0)
 
 
 class _PartialOfPart(Partial):
@@ -97,13 +189,15 @@ class _PartialOfPart(Partial):
         digest: str,
         *,
         part: RunPart,
-        files: Collection[str],
+        own: Sequence[OutputFile],
         begun: Begun,
         source: Mapping[str, Identity] | None,
         small: Sequence[str],
         second: bool,
     ) -> None:
-        self.part, self._files, self._said, self._second = part, files, begun, second
+        self.part, self._own, self._said, self._second = part, own, begun, second
+        # files of which others write pieces
+        self._divided = {file.name for file in own if file.of is not None}
         self._common = -1
         number = part.number + 1 + (part.of + 1) * second
         super().__init__(out, target, digest, resume=True, source=source, small=small, rank=number)
@@ -166,7 +260,7 @@ class _PartialOfPart(Partial):
                 "M918",
                 f"{printable(str(self.folder), 300)} was begun with {what}"
                 f"{' parts' if found is None else ''}, and "
-                + (f"this is part {self.part}" if self._files else f"this is of {self.part.of}"),
+                + (f"this is part {self.part}" if self._own else f"this is of {self.part.of}"),
                 help="remove that folder and start over"
                 + ("" if found is None else f", or go on with {plural(found.of, 'part')}"),
             )
@@ -203,10 +297,35 @@ class _PartialOfPart(Partial):
         own = f"journal-{self._rank}.jsonl"
         return [own] if self._second else [JOURNAL, own]
 
+    def _path(self, name: str) -> Path:
+        # a piece that is written twice is so in one place: both write the same
+        return (self.folder / "data" if name in self._divided else self.data) / super()._path(
+            name
+        ).relative_to(self.data)
+
     def discard(self) -> None:
         """Removes the files of this part alone."""
-        for name in self._files:
-            self._path(name).unlink(missing_ok=True)
+        for file in self._own:
+            if file.of is None:
+                self._path(file.name).unlink(missing_ok=True)
+
+    def allocate(self, shared: Shared | None = None, names: Iterable[str] | None = None) -> None:
+        """As for one process. What other parts say of a file is forgotten that is not there."""
+        for name in self._divided:
+            if not self._path(name).exists():
+                for number in range(self.part.of):
+                    place = self.folder / PARTS / said_by(number)
+                    if name in _read(place).get("spans", {}):
+                        place.unlink(missing_ok=True)
+        super().allocate(shared, names)
+
+    def has_all(self) -> bool:
+        """Whether the files of this part are there."""
+        sizes = {file.name: file.of or file.size for file in self._own}
+        try:
+            return all(self._path(n).stat().st_size == nbytes for n, nbytes in sizes.items())
+        except OSError:
+            return False
 
     def close(self) -> None:
         super().close()
@@ -239,24 +358,35 @@ def _without_locks() -> Iterator[None]:
 class PartRun(TargetRun):
     """The steps of a run, for one part of it."""
 
+    # whether no file is written in pieces
+    whole = False
+
     def enter_part(
         self, part: RunPart, own: Sequence[OutputFile], begun: Begun, second: bool = False
-    ) -> _PartialOfPart:
+    ) -> LeftBehind:
         """The partial folder, made if no other part was here before."""
         small = (*self.target.small, *(name for name, _ in self.side_files))
-        partial = _PartialOfPart(
+        self.partial = _PartialOfPart(
             self.path,
             self.target,
             self.digest,
             part=part,
-            files=[file.name for file in own],
+            own=own,
             begun=begun,
             source=self.source.identities(),
             small=(*small, *(() if self.parts is None else self.parts.names)),
             second=second,
         )
-        self.partial = partial
-        return partial
+        return LeftInFolder(self.partial.folder)
+
+    def _of_part(self) -> _PartialOfPart:
+        if not isinstance(self.partial, _PartialOfPart):
+            raise TypeError("no part was entered")
+        return self.partial
+
+    def has_all(self) -> bool:
+        """Whether the files of this part are there."""
+        return self._of_part().has_all()
 
     def allocate_own(self, own: Sequence[OutputFile]) -> int:
         """Makes these files at their full size, and looks whether there is room for all; returns
@@ -273,126 +403,164 @@ class PartRun(TargetRun):
             self._shared,
         )
         partial.allocate(self._shared, [file.name for file in own])
-        if self._shared is None:
+        shared = self._shared
+        if shared is None:
             return 0
-        return sum(self._shared.nbytes(file.name) for file in own)
+        gaps = (gap for f in own for gap in shared.gaps(f.name, f.begin, f.size))
+        return sum(file.nbytes for file in own) - sum(stop - start for start, stop in gaps)
 
-    def enter_to_publish(self) -> Partial:
+    def say_done(self, own: Sequence[OutputFile], shared: int) -> dict[str, Any]:
+        """Says that the part is done, durably if that is asked for."""
+        partial = self._of_part()
+        if self.options.fsync:
+            partial.sync([file.name for file in own])
+        said = what_is_said(self, own, shared)
+        partial.say_done(said, fsync=self.options.fsync)
+        return said
+
+    @property
+    def shown(self) -> str:
+        """Where the output goes."""
+        return str(self.path)
+
+    def left(self) -> LeftBehind:
+        """What parts have left already."""
+        return LeftInFolder(partial_folder(self.path))
+
+    def refuse_left(self) -> NoReturn:
+        """M911 for what is left."""
+        refuse_left(partial_folder(self.path))
+
+    def discard_all(self) -> None:
+        """Removes what all parts have left."""
+        partial = self._entered()
+        partial.kept = False
+        Partial.discard(partial)
+
+    def enter_to_publish(self) -> LeftBehind:
         """The partial folder of parts that are done. M911 while one of them runs."""
         self.options = replace(self.options, resume=True)
-        return self.enter(0)
+        return LeftInFolder(self.enter(0).folder)
+
+    def seal(self, said: Mapping[str, Sequence[tuple[OutputFile, Mapping[str, Any]]]]) -> None:
+        """Seals the archives that were written in pieces, by what is `said` of these."""
+        for file in self.target.files:
+            if file.seal is None or file.name not in said:
+                continue
+            pieces = [
+                (piece, one["account"]["files"][file.name]["crcs"])
+                for piece, one in said[file.name]
+            ]
+            descriptor = self._entered().open(file.name)
+            try:
+                write_seals(file, pieces, descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def what_is_said(run: TargetRun, own: Sequence[OutputFile], shared: int) -> dict[str, Any]:
+    """What a part says that is done."""
+    return {
+        "digest": run.digest,
+        "shared": shared,
+        "spans": spans_of(own),
+        "account": run.account(),
+    }
+
+
+def spans_of(own: Sequence[OutputFile]) -> dict[str, list[int]]:
+    """Which bytes of which files these are."""
+    return {file.name: [file.begin, file.size] for file in own}
+
+
+def part_run(
+    outputs: Mapping[str, Tensor],
+    source: Source,
+    *where: Any,
+    kind: Any = PartRun,
+    **named: Any,
+) -> Any:
+    """The steps of a run in parts, of that `kind`; what is `named` as for a run."""
+    if source.identities() is None:
+        fail("M115", "parts cannot share a checkpoint that is in memory")
+    return kind(outputs, source, *where, **named)
 
 
 def write_part(
-    outputs: Mapping[str, Tensor],
-    source: Source,
-    target: Target,
-    out: PathLike,
-    *,
-    digest: str,
-    side_files: Sequence[tuple[str, bytes | PathLike]] = (),
+    *where: Any,
     checks: Sequence[ValueCheck] = (),
-    options: RunOptions,
-    parts: RestoredParts | None = None,
     part: RunPart,
     begun: Begun,
     second: bool = False,
+    **named: Any,
 ) -> PartResult:
     """Writes the files of one part, as `write_target` would, and publishes nothing; the `second`
     time beside those of the first, which may be at work on them.
 
-    QuestionError M904, M911, M918, M926 as `write_target`; the partial folder is kept whatever
+    QuestionError M904, M911, M918, M926 as `write_target`; what is there is kept whatever
     happens, because other parts write in it.
     """
-    if source.identities() is None:
-        fail("M115", "parts cannot share a checkpoint that is in memory")
-    own = files_of(target, part)
-    run = PartRun(
-        outputs,
-        source,
-        target,
-        out,
-        digest=digest,
-        side_files=side_files,
-        options=options,
-        parts=parts,
-    )
-    try:
-        partial = run.enter_part(part, own, begun, second)
-        said = None if second else _said(partial.folder, part.number, digest)
-        already = said is not None and all(_is_there(partial, file) for file in own)
-        if not already:
+    run = part_run(*where, **named)
+    dealt = deal_files(run.target, run.outputs, part.of, run.whole)
+    own = dealt[part.number]
+    with run.ending():
+        left = run.enter_part(part, own, begun, second)
+        said = None if second else left.said(part.number, run.digest)
+        already = said is not None and said.get("spans") == spans_of(own) and run.has_all()
+        if said is None or not already:
             run.examine(own, checks[part.number :: part.of])
             shared = run.allocate_own(own)
             run.write(own)
-            if options.fsync:
-                partial.sync([file.name for file in own])
-            said = {"digest": digest, "shared": shared, "account": run.account()}
-            partial.say_done(said, fsync=options.fsync)
+            said = run.say_done(own, shared)
         return PartResult(
-            str(partial.folder),
-            {} if said is None else said["account"]["files"],
+            left.shown,
+            {name: _plain(one) for name, one in said["account"]["files"].items()},
             run.written,
             already,
-            tuple(missing_parts(partial.folder, part.of, digest)),
+            tuple(missing_parts(left, part.of, run.digest)),
+            {file.name: (file.begin, file.size) for file in own if file.of is not None},
+            dealt,
         )
-    except BaseException as error:  # noqa: BLE001 - raised again
-        run.fail(error)
-    finally:
-        run.close()
 
 
 def publish_parts(
-    outputs: Mapping[str, Tensor],
-    source: Source,
-    target: Target,
-    out: PathLike,
-    *,
-    digest: str,
-    side_files: Sequence[tuple[str, bytes | PathLike]] = (),
-    checks: Sequence[ValueCheck] = (),
-    options: RunOptions,
-    parts: RestoredParts | None = None,
-    of: int,
+    *where: Any, checks: Sequence[ValueCheck] = (), of: int, **named: Any
 ) -> RunResult:
     """Publishes what `of` parts wrote, and answers as `write_target` would have. QuestionError M911
     while a part runs, M984 if one is not done; the `checks` were theirs.
     """
-    run = PartRun(
-        outputs,
-        source,
-        target,
-        out,
-        digest=digest,
-        side_files=side_files,
-        options=options,
-        parts=parts,
-    )
-    try:
-        folder = run.enter_to_publish().folder
-        require_done(folder, of, digest)
+    run = part_run(*where, **named)
+    with run.ending():
+        left = run.enter_to_publish()
+        require_done(left, of, run.digest)
         run.examine(())
-        shared = 0
-        for number in range(of):
-            said = _said(folder, number, digest)
-            if said is not None:
-                run.add(said["account"])
-                shared += said["shared"]
-        source.check_unchanged()
+        shared, pieces = 0, dict[str, list[Any]]()
+        dealt = deal_files(run.target, run.outputs, of, run.whole)
+        for number, own in enumerate(dealt):
+            said = left.said(number, run.digest)
+            if said is None or said.get("spans") != spans_of(own):
+                refuse_missing(left, [number], of)
+            for file in (file for file in own if file.of is not None):
+                pieces.setdefault(file.name, []).append((file, said))
+            run.add(said["account"])
+            shared += said["shared"]
+        for several in pieces.values():
+            several.sort(key=lambda one: one[0].begin)
+        run.source.check_unchanged()
+        run.seal(pieces)
+        # nobody has hashed the whole of these
+        run.files |= {
+            file.name: {"size": file.size, HASH: None}
+            for file in run.target.files
+            if file.name in pieces
+        }
         found = run.publish()
-        files = {file.name: found.files[file.name] for file in target.files}
-        return replace(found, files=files, bytes_shared=shared)
-    except BaseException as error:  # noqa: BLE001 - raised again
-        run.fail(error)
-    finally:
-        run.close()
+        files = {file.name: found.files[file.name] for file in run.target.files}
+    return replace(found, files=files, bytes_shared=shared)
 
 
-def files_of(target: Target, part: RunPart) -> list[OutputFile]:
-    """The files that a part writes."""
-    dealt = deal({file.name: file.size for file in target.files}, part.of)
-    own = frozenset(dealt[part.number])
-    return [file for file in target.files if file.name in own]
+def _plain(file: Mapping[str, Any]) -> dict[str, Any]:
+    return {"size": file["size"], HASH: file[HASH]}
 
 
 def said_by(number: int, second: bool = False) -> str:
@@ -405,35 +573,34 @@ def journal_of(part: RunPart, second: bool = False) -> str:
     return f"journal-{part.number + 1 + (part.of + 1) * second}.jsonl"
 
 
-def computed_twice(outputs: Mapping[str, Tensor], target: Target, of: int) -> int:
+def computed_twice(outputs: Mapping[str, Tensor], dealt: Sequence[Sequence[OutputFile]]) -> int:
     """How many values several parts compute, because each has a file that needs them."""
-    dealt = deal({file.name: file.size for file in target.files}, of)
-    part_of = {name: number for number, names in enumerate(dealt) for name in names}
     by: dict[int, set[int]] = {}
-    for file in target.files:
-        for placed in file.tensors:
+    for number, own in enumerate(dealt):
+        for placed in (placed for file in own for placed in file.tensors):
             for value in outputs[placed.key].sources:
                 if isinstance(value, ComputedTensor):
-                    by.setdefault(id(value.computation), set()).add(part_of[file.name])
+                    by.setdefault(id(value.computation), set()).add(number)
     return sum(len(parts) > 1 for parts in by.values())
 
 
-def begun_at(out: Path) -> Begun:
-    """What `out` is to become by parts. QuestionError M983 if no part has been begun."""
-    folder = partial_folder(out)
-    shown = printable(str(out), 300)
-    if os.path.lexists(out) and not folder.exists():
+def begun_at(left: LeftBehind, shown: str) -> Begun:
+    """What the output that is `shown` so is to become by parts. QuestionError M983 if no part has
+    been begun.
+    """
+    if left.appeared():
         fail(
             "M983",
-            f"{shown} is there already, and there are no parts to publish",
+            f"{printable(shown, 300)} is there already, and there are no parts to publish",
             help=f"`{command('verify')}` compares it with its source",
         )
-    begun = read_begun(folder)
+    begun = left.begun()
     if begun is None:
-        has = "was not begun by parts" if folder.exists() else "does not exist"
+        has = "was not begun by parts" if left.exists() else "does not exist"
         fail(
             "M983",
-            f"there are no parts of {shown} to publish: {printable(str(folder), 300)} {has}",
+            f"there are no parts of {printable(shown, 300)} to publish: "
+            f"{printable(left.shown, 300)} {has}",
             help=f"{option('part', 'I/N')} writes them; a run that was not one of parts goes on "
             f"with {option('resume', True)}",
         )
@@ -449,14 +616,16 @@ def read_begun(folder: Path) -> Begun | None:
     return Begun(of, plan, copy if isinstance(copy, str) else None)
 
 
-def require_done(folder: Path, of: int, digest: str) -> None:
+def require_done(left: LeftBehind, of: int, digest: str) -> None:
     """QuestionError M984 naming the parts that are not done."""
-    missing = missing_parts(folder, of, digest)
-    if not missing:
-        return
+    if missing := missing_parts(left, of, digest):
+        refuse_missing(left, missing, of)
+
+
+def refuse_missing(left: LeftBehind, missing: Sequence[int], of: int) -> NoReturn:
+    """QuestionError M984 naming these parts."""
     notes = [
-        f"part {number}/{of} {state_of(folder / journal_of(RunPart(number, of)))}"
-        for number in missing[:_MOST_NAMED]
+        f"part {number}/{of} {left.state(RunPart(number, of))}" for number in missing[:_MOST_NAMED]
     ]
     names = listed([f"{number}/{of}" for number in missing], 20)
     fail(
@@ -469,40 +638,10 @@ def require_done(folder: Path, of: int, digest: str) -> None:
     )
 
 
-def missing_parts(folder: Path, of: int, digest: str) -> list[int]:
+def missing_parts(left: LeftBehind, of: int, digest: str) -> list[int]:
     """The parts that have not said that they are done."""
-    return [number for number in range(of) if _said(folder, number, digest) is None]
-
-
-def _said(folder: Path, number: int, digest: str) -> dict[str, Any] | None:
-    found = _read(folder / PARTS / said_by(number))
-    if found.get("digest") != digest or type(found.get("shared")) is not int:
-        return None
-    return found if isinstance(found.get("account"), dict) else None
-
-
-def state_of(journal: Path) -> str:
-    """What a part does whose journal this is, in words."""
-    try:
-        descriptor = os.open(journal, os.O_RDWR | os.O_NONBLOCK | _SAFE)
-    except OSError:
-        return "was not begun"
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return "is at work"
-    except OSError:
-        return "was begun"
-    finally:
-        release(descriptor)
-    return "ended early"
-
-
-def _is_there(partial: Partial, file: OutputFile) -> bool:
-    try:
-        return (partial.data / file.name).stat().st_size == file.size
-    except OSError:
-        return False
+    done = left.done(of, digest)
+    return [number for number in range(of) if number not in done]
 
 
 def _read(path: Path) -> dict[str, Any]:

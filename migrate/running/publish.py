@@ -43,6 +43,7 @@ from .share import SCRATCH, Shared, scratch_file
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor
+    from ..source.target import OutputFile
 
 SUFFIX = ".migrate-partial"
 JOURNAL, RANKS, PARTS, AGAIN = "journal.jsonl", "ranks", "parts", "again"
@@ -354,7 +355,9 @@ class Partial:
         nbytes = len(_line(head))
         for file in self.target.files:
             tiles = file.size // TILE + 1
-            nbytes += _LIVES * tiles * len(_claim(file.name, tiles, file.size, file.size, "0" * 32))
+            # which piece of it, where it is in pieces
+            longest = f"{file.name}@{file.size}"
+            nbytes += _LIVES * tiles * len(_claim(longest, tiles, file.size, file.size, "0" * 32))
         return nbytes
 
     def _read(self, head: Mapping[str, Any]) -> Claims:
@@ -531,10 +534,10 @@ class Partial:
         for name in names:
             sync(self._path(name))
 
-    def claimed(self, name: str) -> int:
+    def claimed(self, file: OutputFile) -> int:
         """How far earlier runs claim to have written a file, from its beginning on."""
-        tile = end = 0
-        while (claim := self.claims.get((name, tile))) is not None and claim[0] == end:
+        tile, end = 0, file.begin
+        while (claim := self.claims.get((file.label, tile))) is not None and claim[0] == end:
             tile, end = tile + 1, end + claim[1]
         return end
 

@@ -1,5 +1,6 @@
 """A run whose files are written by the workers of a Ray cluster: each file is a part of the run
-(`parts`), the largest first, and this process hands them out and publishes.
+(`parts`), the largest first, and this process hands them out and publishes. Where there are fewer
+files than workers, there are as many parts as workers, and long files are divided.
 
     here                                        a worker
         ray, the cluster
@@ -39,28 +40,28 @@ from ..core.errors import (
     printable,
     refusal,
 )
-from ..core.types import PathLike, RunPart
+from ..core.types import RunPart
+from ..source.places import output_in_store
 from .parts import (
     Begun,
-    PartRun,
-    journal_of,
+    LeftBehind,
+    LeftInFolder,
     missing_parts,
+    part_run,
     publish_parts,
     said_by,
-    state_of,
     write_part,
 )
-from .publish import AGAIN, PARTS, Partial, parsed_line, partial_folder, refuse_left
-from .ranks import deal, difference_of, facts_of
+from .pieces import deal_files
+from .publish import AGAIN, PARTS
+from .ranks import difference_of, facts_of
 from .resources import NAMES, RunOptions, RunResult, parse_device
 
 if TYPE_CHECKING:
-    from ..planning.graph import Tensor, ValueCheck
     from ..planning.plan import Plan
     from ..planning.request import Request
     from ..source.index import Source
-    from ..source.target import Target
-    from .restored import RestoredParts
+    from ..source.target import OutputFile
 
 # how often a part is begun again whose worker died
 RETRIES = 5
@@ -126,23 +127,38 @@ class _Order:
     copy_of: str | None
     facts: Mapping[str, Any]
 
+    def place(self) -> Any:
+        """Where the output goes, as a run takes it."""
+        stored = output_in_store(self.out)
+        if stored is None:
+            return self.out
+        stored.single = not self.folder
+        return stored
+
 
 # in a worker, which lives for many parts: what it has planned
 _kept: dict[str, tuple[Source, Plan]] = {}
 
 
-def look(order: _Order, probe: str, written: str) -> str | None:
+def look(order: _Order, probe: str | None, written: str) -> str | None:
     """How what a worker sees differs from what is seen where the run was started; None if it does
-    not.
+    not. The `probe` is a file that holds what was `written`; of a bucket the journal is looked at.
     """
     if (found := _at_home(order)) is not None:
         return found
-    try:
-        seen = Path(probe).read_text(encoding="utf-8")
-    except OSError as error:
-        return f"does not see what was just written: {printable(probe, 300)}: {refusal(error)}"
-    if seen != written:
-        return f"sees another file under the name {printable(probe, 300)}"
+    if probe is None:
+        try:
+            if order.place().read_journal() is None:
+                return f"does not see what was just written to {printable(order.out, 300)}"
+        except MigrateError as error:
+            return f"cannot reach the output: {error.diagnostics[0].message}"
+    else:
+        try:
+            seen = Path(probe).read_text(encoding="utf-8")
+        except OSError as error:
+            return f"does not see what was just written: {printable(probe, 300)}: {refusal(error)}"
+        if seen != written:
+            return f"sees another file under the name {printable(probe, 300)}"
     try:
         source = order.opened()
     except MigrateError as error:
@@ -175,30 +191,20 @@ def _at_home(order: _Order) -> str | None:
 
 
 def _write(order: _Order, number: int, second: bool) -> None:
-    from .prepare import what_is_read
-    from .restored import parts_of_run
+    from .given import given_to_run
 
     source, made = _planned(order)
-    tensors, side_files = what_is_read(made, source)
     options = replace(order.options, device=parse_device(order.device))
-    since = time.monotonic()
+    part, since = RunPart(number, order.of), time.monotonic()
+    begun = Begun(order.of, made.document, order.copy_of)
     while True:
-        target, parts = parts_of_run(made, tensors)
+        where, named = given_to_run(made, source, order.place(), options)
+        if not isinstance(where[-1], str):
+            from .store_parts import StorePartRun
+
+            named["kind"] = StorePartRun
         try:
-            write_part(
-                made.written,
-                tensors,
-                target,
-                order.out,
-                digest=made.digest,
-                side_files=side_files,
-                checks=made.checks,
-                options=options,
-                parts=parts,
-                part=RunPart(number, order.of),
-                begun=Begun(order.of, made.document, order.copy_of),
-                second=second,
-            )
+            write_part(*where, **named, part=part, begun=begun, second=second)
             return
         except MigrateError as error:
             # the system may not have noticed yet that the one before has died
@@ -227,66 +233,61 @@ def _planned(order: _Order) -> tuple[Source, Plan]:
 
 
 def write_on_ray(
-    outputs: Mapping[str, Tensor],
-    source: Source,
-    target: Target,
-    out: PathLike,
-    *,
-    digest: str,
-    side_files: Sequence[tuple[str, bytes | PathLike]] = (),
-    checks: Sequence[ValueCheck] = (),
-    options: RunOptions,
-    parts: RestoredParts | None = None,
-    cluster: Cluster,
-    begun: Begun,
-    order: Mapping[str, Any],
+    *where: Any, cluster: Cluster, begun: Begun, order: Mapping[str, Any], **named: Any
 ) -> RunResult:
     """`write_target` by the workers of a cluster; `order` are the opener of the source, the request
     and the shape of the output, which a worker plans from.
 
-    RunError M985 where the cluster fails, M974 if a worker sees something else. The partial folder
-    is kept but where the checkpoint is at fault.
+    RunError M985 where the cluster fails, M974 if a worker sees something else. What was written is
+    kept but where the checkpoint is at fault.
     """
-    identities = source.identities()
-    if identities is None:
-        fail("M115", "workers cannot share a checkpoint that is in memory")
-    common: dict[str, Any] = {"digest": digest, "side_files": side_files, "parts": parts}
-    run = PartRun(outputs, source, target, out, options=options, **common)
-    folder, of = partial_folder(run.path), begun.of
-    if folder.exists() and not options.resume:
-        refuse_left(folder)
-    told = _Order(
-        os.getcwd(),
-        option("on").startswith("-"),
-        options=replace(options, progress=None, resume=True),
-        device=cluster.device,
-        out=str(run.path),
-        of=of,
-        copy_of=begun.copy_of,
-        facts=facts_of(identities, digest),
-        **order,
-    )
-    try:
-        with _connected(cluster) as ray:
-            partial = run.enter_part(RunPart(of, of), (), begun)
-            run.allocate_own(())
-            _look_everywhere(ray, told, folder)
-            loads = deal({file.name: file.size for file in target.files}, of)
-            sizes = {file.name: file.size for file in target.files}
-            dealer = _Dealer(ray, told, folder, [[(n, sizes[n]) for n in one] for one in loads])
-            try:
-                dealer.go(options.progress)
-            except BaseException as error:
-                dealer.end()
-                if isinstance(error, CheckpointError):
-                    partial.kept = False
-                    Partial.discard(partial)
-                raise
-    except BaseException as error:  # noqa: BLE001 - raised again
-        run.fail(error)
-    finally:
-        run.close()
-    return publish_parts(outputs, source, target, out, options=options, of=of, **common)
+    checks, options = named.pop("checks"), named["options"]
+    run = part_run(*where, **named)
+    with run.ending(), _connected(cluster) as ray:
+        left = run.left()
+        if left.exists() and not options.resume:
+            run.refuse_left()
+        needs = {
+            "num_cpus": options.threads,
+            **({"num_gpus": 1} if cluster.device != "cpu" else {}),
+        }
+        of, earlier = max(len(run.target.files), _slots(ray, needs)), left.begun()
+        if earlier is not None and earlier.of >= len(run.target.files):
+            # as many as the run was begun with, on a larger or smaller cluster
+            of = earlier.of
+        told = _Order(
+            os.getcwd(),
+            option("on").startswith("-"),
+            options=replace(options, progress=None, resume=True),
+            device=cluster.device,
+            out=run.shown,
+            of=of,
+            copy_of=begun.copy_of,
+            facts=facts_of(run.source.identities() or {}, run.digest),
+            **order,
+        )
+        run.enter_part(RunPart(of, of), (), replace(begun, of=of))
+        run.allocate_own(())
+        _look_everywhere(ray, told, left)
+        dealt = deal_files(run.target, run.outputs, of, run.whole)
+        dealer = _Dealer(ray, told, left, dealt, needs)
+        try:
+            dealer.go(options.progress)
+        except BaseException as error:
+            dealer.end()
+            if isinstance(error, CheckpointError):
+                run.discard_all()
+            raise
+    return publish_parts(*where, checks=checks, of=of, **named)
+
+
+def _slots(ray: Any, needs: Mapping[str, int]) -> int:
+    """How many parts the cluster works on at a time."""
+    there = ray.cluster_resources()
+    found = [int(there.get("CPU", 0) // needs["num_cpus"])]
+    if "num_gpus" in needs:
+        found.append(int(there.get("GPU", 0)))
+    return min(found)
 
 
 @contextmanager
@@ -319,14 +320,15 @@ def _connected(cluster: Cluster) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _look_everywhere(ray: Any, order: _Order, folder: Path) -> None:
+def _look_everywhere(ray: Any, order: _Order, left: LeftBehind) -> None:
     """RunError M974 if the workers of one of the machines see something else than this process."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
-    probe, written = folder / PARTS / "probe.json", json.dumps({"probe": os.urandom(16).hex()})
-    new = probe.with_suffix(".new")
-    new.write_text(written, encoding="utf-8")
-    os.replace(new, probe)
+    probe, written = None, json.dumps({"probe": os.urandom(16).hex()})
+    if isinstance(left, LeftInFolder):
+        probe = str(left.folder / PARTS / "probe.json")
+        Path(f"{probe}.new").write_text(written, encoding="utf-8")
+        os.replace(f"{probe}.new", probe)
     task = ray.remote(look)
     asked = {}
     for node in ray.nodes():
@@ -334,7 +336,7 @@ def _look_everywhere(ray: Any, order: _Order, folder: Path) -> None:
             strategy = On(node_id=node["NodeID"], soft=False)
             options = {"num_cpus": 0, "max_retries": RETRIES, "scheduling_strategy": strategy}
             asked[node["NodeManagerHostname"], node["NodeID"]] = task.options(**options).remote(
-                order, str(probe), written
+                order, probe, written
             )
     found = []
     for (host, _), reference in asked.items():
@@ -376,11 +378,17 @@ class _Dealer:
     """
 
     def __init__(
-        self, ray: Any, order: _Order, folder: Path, dealt: Sequence[Sequence[tuple[str, int]]]
+        self,
+        ray: Any,
+        order: _Order,
+        left: LeftBehind,
+        dealt: Sequence[Sequence[OutputFile]],
+        needs: Mapping[str, int],
     ) -> None:
-        self.ray, self.order, self.folder = ray, order, folder
-        self.files = [[name for name, _ in one] for one in dealt]
-        self.sizes = [sum(size for _, size in one) for one in dealt]
+        self.ray, self.order, self.left, self.needs = ray, order, left, needs
+        # files that are written as a whole
+        self.files = [[file.name for file in one if file.of is None] for one in dealt]
+        self.sizes = [sum(file.nbytes for file in one) for one in dealt]
         self.total, self.told = sum(self.sizes), 0
         # by reference: the number of a part, and whether this is the second time
         self.running: dict[Any, tuple[int, bool]] = {}
@@ -388,16 +396,14 @@ class _Dealer:
         # when parts were first seen to write, and what those that are done took, by byte
         self.since: dict[int, float] = {}
         self.took: list[float] = []
-        gpus = {"num_gpus": 1} if order.device != "cpu" else {}
-        self.needs = {"num_cpus": order.options.threads, **gpus}
         self.task = ray.remote(work).options(max_retries=RETRIES, **self.needs)
 
     def go(self, progress: Callable[[int, int], None] | None = None) -> None:
-        missing = missing_parts(self.folder, self.order.of, self.order.facts["digest"])
+        missing = missing_parts(self.left, self.order.of, self.order.facts["digest"])
         self.done = set(range(self.order.of)) - set(missing)
         waiting = deque(sorted(missing, key=lambda number: -self.sizes[number]))
         while waiting or self.running:
-            slots = self.slots()
+            slots = _slots(self.ray, self.needs)
             # some more than there are workers for, by which a cluster knows that it should grow
             while waiting and len(self.running) < 2 * max(1, slots):
                 self.begin(waiting.popleft(), second=False)
@@ -407,14 +413,6 @@ class _Dealer:
             self.tell(progress)
             if not waiting:
                 self.begin_again(slots - len(self.running))
-
-    def slots(self) -> int:
-        """How many parts the cluster works on at a time."""
-        there = self.ray.cluster_resources()
-        found = [int(there.get("CPU", 0) // self.needs["num_cpus"])]
-        if "num_gpus" in self.needs:
-            found.append(int(there.get("GPU", 0)))
-        return min(found)
 
     def begin(self, number: int, *, second: bool) -> None:
         self.running[self.task.remote(self.order, number, second)] = number, second
@@ -454,8 +452,8 @@ class _Dealer:
             self.kill([(other, RunPart(number, self.order.of), not second)])
         if second:
             self.take_second(number)
-        elif other is not None:
-            shutil.rmtree(self.folder / AGAIN / str(number), ignore_errors=True)
+        elif other is not None and isinstance(self.left, LeftInFolder):
+            shutil.rmtree(self.left.folder / AGAIN / str(number), ignore_errors=True)
         self.done.add(number)
         if not second and self.sizes[number]:
             # what was never seen at work was done between two looks
@@ -464,10 +462,12 @@ class _Dealer:
 
     def take_second(self, number: int) -> None:
         """Puts what was written the second time in the place of the first, which has ended."""
-        made = self.folder / AGAIN / str(number)
+        if not isinstance(self.left, LeftInFolder):
+            return
+        made = self.left.folder / AGAIN / str(number)
         for name in self.files[number]:
-            os.replace(made / name, self.folder / "data" / name)
-        said = self.folder / PARTS
+            os.replace(made / name, self.left.folder / "data" / name)
+        said = self.left.folder / PARTS
         os.replace(said / said_by(number, True), said / said_by(number))
         shutil.rmtree(made, ignore_errors=True)
 
@@ -476,8 +476,8 @@ class _Dealer:
         now, done = time.monotonic(), sum(self.sizes[number] for number in self.done)
         written: dict[int, int] = {}
         for number, second in self.running.values():
-            journal = self.folder / journal_of(RunPart(number, self.order.of), second)
-            if (found := _written(journal)) is not None:
+            found = self.left.written(RunPart(number, self.order.of), second)
+            if found is not None:
                 self.since.setdefault(number, now)
                 written[number] = max(found, written.get(number, 0))
         self.told = max(self.told, min(self.total, done + sum(written.values())))
@@ -506,7 +506,7 @@ class _Dealer:
             with suppress(self.ray.exceptions.RayError):
                 self.ray.get(reference, timeout=max(0.1, until - time.monotonic()))
         for _, part, second in tasks:
-            while state_of(self.folder / journal_of(part, second)) == "is at work":
+            while self.left.state(part, second) == "is at work":
                 if time.monotonic() > until:
                     fail(
                         "M985",
@@ -514,16 +514,3 @@ class _Dealer:
                         help=f"end it, and run it again with {option('resume', True)}",
                     )
                 time.sleep(POLL)
-
-
-def _written(journal: Path) -> int | None:
-    """How far a part has written its file, as its journal says; None if it has not begun."""
-    try:
-        with journal.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return None
-    found = parsed_line(lines[-2]) if len(lines) > 1 else {}
-    at = found.get("offset"), found.get("length")
-    return sum(n for n in at if isinstance(n, int))

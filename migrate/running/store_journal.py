@@ -1,13 +1,15 @@
 """The journal of a run into a bucket: of which plan, over which state of the source, which uploads.
 
 It is written before the first upload is begun and again when all are, so that what a run has begun
-can be told from what others have.
+can be told from what others have. Of a run in parts it says how many there are, which of them wrote
+it, and when it is `ready`: the others wait for that.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -37,6 +39,7 @@ def parse_journal(content: bytes, output: S3Output) -> dict[str, Any]:
         or found.get("kind") != "journal"
         or not isinstance(found.get("digest"), str)
         or not isinstance(found.get("run"), str)
+        or not re.fullmatch("[0-9a-f]{32}", found["run"])
         or not isinstance(found.get("copied"), bool)
         or not _texts(found.get("uploads"))
     ):
@@ -84,6 +87,16 @@ def require_same(head: Mapping[str, Any], found: Mapping[str, Any], output: S3Ou
             f"{where} was begun over another state of the source{what}",
             help=f"{way} and start over: what it holds was made of the files as they were",
         )
+
+
+def word_of(run: str, number: int) -> str:
+    """The name under which a part of a run says what it did."""
+    return f"{run[:16]}-{number}.json"
+
+
+def own_words(words: Iterable[str], run: str) -> list[str]:
+    """Those that parts of this run have left."""
+    return [name for name in words if re.fullmatch(rf"{run[:16]}-\d+\.json", name, re.ASCII)]
 
 
 def begun_unnamed(found: Mapping[str, Any], output: S3Output) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from typing import Any
 from ..core.errors import fail, option, printable
 from ..source.places import output_in_store
 from ..source.stores.s3_uploads import PARTIAL, S3Output
-from .store_journal import begun_unnamed, parse_journal
+from .store_journal import begun_unnamed, own_words, parse_journal
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -56,10 +56,11 @@ def clean_output(url: str, older_than: timedelta | None, dry_run: bool) -> dict[
         made = ((key, output.head(key)) for key in output.objects(most=1000))
         appeared = [key for key, head in made if head is not None and head[1] == found["run"]]
     removed = found is not None and not dry_run and not young
-    if removed:
+    if found is not None and removed:
         for upload, key in ours.items():
             output.abort(key, upload)
-        removed = output.remove_journal()
+        words = own_words(output.words(), found["run"]) if "begun" in found else ()
+        removed = output.remove_journal(words)
     return {
         "path": output.location,
         "digest": None if found is None else found["digest"],

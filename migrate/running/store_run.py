@@ -16,7 +16,7 @@ state of the source write to: number and size tell that it is the one that was p
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -42,6 +42,7 @@ from ..source.stores.s3_uploads import PARTIAL, CopyRefusedError, ListedPart, S3
 from .geometry import ByteLayouts
 from .part_plan import UPLOADED, PartPlan, UploadPart, plan_parts
 from .part_writer import PartWriter, Sender, Uploads
+from .pieces import deal_files
 from .resources import RunOptions, RunResult
 from .store_journal import (
     FORMAT_VERSION,
@@ -51,14 +52,12 @@ from .store_journal import (
     require_same,
     text_of,
 )
-from .tiles import TargetRun, Undoing
+from .tiles import TargetRun
 
 if TYPE_CHECKING:
-    from ..planning.graph import Tensor, ValueCheck
+    from ..planning.graph import Tensor
     from ..planning.plan import Plan
     from ..source.index import Source
-    from ..source.target import Target
-    from .restored import RestoredParts
 
 # what is read back at a time
 _STEP = 8 << 20
@@ -68,6 +67,8 @@ class StoreRun(TargetRun):
     """The steps of `TargetRun` into a bucket. `enter` begins the uploads or takes them over."""
 
     writer = PartWriter
+    # whether no other process writes the same output
+    _alone = True
 
     def __init__(self, outputs: Mapping[str, Tensor], *arguments: Any, **named: Any) -> None:
         super().__init__(outputs, *arguments, **named)
@@ -75,6 +76,9 @@ class StoreRun(TargetRun):
         self._sender = Sender(self.options.max_memory, self.options.threads)
         # whether an earlier run computed some of it
         self._resumed = False
+        # what the journal of a run in parts says beside, and how many there are
+        self._more: Mapping[str, Any] = {}
+        self._of: int | None = None
 
     def locate(self, out: PathLike, source: Source) -> Path:
         self.output: S3Output = out  # type: ignore[assignment]
@@ -84,19 +88,14 @@ class StoreRun(TargetRun):
     def enter(self, rank: int | None = None) -> Any:
         if rank is not None:
             raise ValueError("several processes do not write into one bucket")
-        output = self.output
-        head = {
-            "format_version": FORMAT_VERSION,
-            "kind": "journal",
-            "digest": self.digest,
-            "single": output.single,
-            "source": self._source_state(),
-        }
-        there = output.read_journal()
-        if there is None:
-            self._begin(head)
-        else:
-            self._take_over(head, there[0])
+        there = self.output.read_journal()
+        if there is not None:
+            self._take_over(parse_journal(there[0], self.output))
+        elif not self._begin():
+            refuse_left(self.output)
+        return self._begun()
+
+    def _begun(self) -> Uploads:
         if self.uploads is None:
             raise ValueError("nothing was begun")
         parts = [part for found in self.uploads.plan.files.values() for part in found]
@@ -105,9 +104,17 @@ class StoreRun(TargetRun):
         self.partial = self.uploads  # type: ignore[assignment]
         return self.uploads
 
-    def _source_state(self) -> dict[str, list[int]] | None:
+    def _head(self) -> dict[str, Any]:
+        """What the journal of any run of this plan over this state of the source says."""
         found = self.source.identities()
-        return None if found is None else {name: list(one[1:]) for name, one in found.items()}
+        stood = None if found is None else {name: list(one[1:]) for name, one in found.items()}
+        return {
+            "format_version": FORMAT_VERSION,
+            "kind": "journal",
+            "digest": self.digest,
+            "single": self.output.single,
+            "source": stood,
+        }
 
     def _plan(self, copy: str) -> PartPlan:
         return plan_parts(
@@ -120,14 +127,37 @@ class StoreRun(TargetRun):
             parts=self.parts,
             recorded=bool(self.source.index.sums()),
             read_back=self.options.read_back,
+            edges=self._edges(),
         )
 
-    def _begin(self, head: Mapping[str, Any]) -> None:
-        """Begins all uploads, and tries whether the store copies."""
+    @property
+    def whole(self) -> bool:
+        """Whether no file is written in pieces: where parts have to be alike, where what is written
+        is compared, and archives, whose checksums stand among the data.
+        """
+        compared = self.parts is not None and bool(self.parts.written_specs)
+        sealed = any(file.seal is not None for file in self.target.files)
+        return compared or sealed or self.output.equal_parts() is not None
+
+    def _edges(self) -> dict[str, list[int]]:
+        """Where files are divided among parts of the run."""
+        edges: dict[str, list[int]] = {}
+        if self._of is not None:
+            for own in deal_files(self.target, self.outputs, self._of, self.whole):
+                for piece in own:
+                    if piece.begin:
+                        edges.setdefault(piece.name, []).append(piece.begin)
+        return {name: sorted(several) for name, several in edges.items()}
+
+    def _begin(self) -> bool:
+        """Begins all uploads, and tries whether the store copies; False if another run has begun
+        meanwhile.
+        """
         output, plan, run = self.output, self._plan(self.options.copy), secrets.token_hex(16)
         require_free(output)
         journal = {
-            **head,
+            **self._head(),
+            **self._more,
             "run": run,
             "parts": plan.digest,
             "copied": plan.copied > 0,
@@ -137,7 +167,7 @@ class StoreRun(TargetRun):
             "uploads": {},
         }
         if not output.write_journal(text_of(journal), new=True):
-            refuse_left(output)
+            return False
         self.uploads = self._started(plan, run)
         journal |= {"uploads": self.uploads.ids, "checksum": output.checksum}
         output.write_journal(text_of(journal), new=False)
@@ -146,11 +176,14 @@ class StoreRun(TargetRun):
             plan = replace(self._plan("never"), why=f"the store refuses copies ({refused})")
             self.uploads.plan = plan
             journal |= {"parts": plan.digest, "copied": False, "why": plan.why}
-            output.write_journal(text_of(journal), new=False)
+        if refused is not None or self._more:
+            output.write_journal(text_of({**journal, "ready": True}), new=False)
+        return True
 
     def _started(self, plan: PartPlan, run: str, names: list[str] | None = None) -> Uploads:
         """Uploads for these files, or all."""
-        uploads, output = Uploads(self.output, plan, self._sender, run), self.output
+        output = self.output
+        uploads = Uploads(output, plan, self._sender, run, bool(self._more))
         if self.uploads is None:
             self.uploads = uploads
         files = list(plan.files) if names is None else names
@@ -168,8 +201,8 @@ class StoreRun(TargetRun):
         """Has the shortest part that is copied copied; the store's code if it refuses."""
         copies = [
             (part.size, name, number, part)
-            for name in uploads.plan.files
-            for number, part in uploads.missing(name)
+            for name, planned in uploads.plan.files.items()
+            for number, part in enumerate(planned, 1)
             if part.blob >= 0
         ]
         if not copies:
@@ -182,17 +215,21 @@ class StoreRun(TargetRun):
         uploads.present.setdefault(name, {})[number] = ListedPart(part.size, {})
         return None
 
-    def _take_over(self, head: Mapping[str, Any], content: bytes) -> None:
-        """Goes on with what an earlier run of this plan has begun. M911, M918."""
-        output, found = self.output, parse_journal(content, self.output)
+    def _take_over(self, found: Mapping[str, Any], names: Collection[str] | None = None) -> None:
+        """Goes on with what an earlier run of this plan has begun. M911, M918. `names`: it is at
+        work, and this process does these files of it.
+        """
+        output = self.output
         if not self.options.resume:
             refuse_left(output)
         for key in output.objects(most=1000):
             there = output.head(key)
             if there is not None and there[1] != found["run"]:
                 refuse_taken(output, [key])
-        require_same(head, found, output)
+        require_same(self._head(), found, output)
         self._resumed = True
+        if isinstance(begun := found.get("begun"), dict) and type(begun.get("of")) is int:
+            self._of = begun["of"]
         copy = self.options.copy
         if not found["copied"]:
             copy = "never"
@@ -208,10 +245,11 @@ class StoreRun(TargetRun):
             )
         if not found["copied"]:
             plan = replace(plan, why=found.get("why") or self._plan(self.options.copy).why)
-        for key, upload in begun_unnamed(found, output):
+        for key, upload in begun_unnamed(found, output) if names is None else ():
             output.abort(key, upload)
         output.checksum = found.get("checksum")
-        uploads = self.uploads = Uploads(output, plan, self._sender, found["run"])
+        uploads = Uploads(output, plan, self._sender, found["run"], "begun" in found)
+        self.uploads = uploads
         uploads.ids = dict(found["uploads"])
         gone = list[str]()
 
@@ -231,7 +269,14 @@ class StoreRun(TargetRun):
             else:
                 uploads.present[name] = listed
 
-        self._sender.each([partial(look, name) for name in plan.files])
+        self._sender.each([partial(look, n) for n in plan.files if names is None or n in names])
+        if gone and names is not None:
+            fail(
+                "M913",
+                f"{printable(gone[0])}: the store does not know the upload any more that was begun "
+                "for it",
+                help=f"`migrate clean {printable(output.location, 240)}` and start over",
+            )
         if gone:
             # not before it is known which of them are there
             known = {name: one for name, one in uploads.ids.items() if name not in gone}
@@ -249,6 +294,9 @@ class StoreRun(TargetRun):
             self._sender.wait()
         # the last parts may have been copied since
         self.source.check_unchanged()
+        if self.uploads is not None:
+            self.written = self.uploads.copied + self.uploads.passed
+        self.lost |= self._resumed
 
     def publish(self) -> RunResult:
         uploads = self.uploads
@@ -271,16 +319,16 @@ class StoreRun(TargetRun):
                 content = target.small.get(name, small.get(name))
                 data = content if isinstance(content, bytes) else Path(str(content)).read_bytes()
                 output.put(key, data, run)
-        left = None if output.remove_journal() else f"s3://{output.bucket}/{output.journal}"
+        left = None if uploads.forget() else f"s3://{output.bucket}/{output.journal}"
         report = None
         if self.ledger is not None:
-            report = self.ledger.report(complete=not self.lost and not self._resumed)
+            report = self.ledger.report(complete=not self.lost)
         described = uploads.plan.described(len(small) + len(target.small))
         stored = {**described, "checksum": output.checksum, "read_back": self.options.read_back}
         return RunResult(
             self.files,
             sum(t.spec.nbytes for t in self.outputs.values()),
-            uploads.copied + uploads.passed,
+            self.written,
             0,
             report,
             left,
@@ -374,7 +422,7 @@ class StoreRun(TargetRun):
             raise error
         # what a store refuses it may allow to a later run
         refused = isinstance(error, MigrateError) and error.diagnostics[0].code == "M968"
-        if isinstance(error, CheckpointError) and not refused:
+        if self._alone and isinstance(error, CheckpointError) and not refused:
             with suppress(MigrateError):
                 uploads.abort()
         elif isinstance(error, MigrateError):
@@ -398,52 +446,6 @@ class StoreRun(TargetRun):
         self._sender.close()
         if self._values is not None:
             self._values.forget()
-
-
-def write_to_store(
-    outputs: Mapping[str, Tensor],
-    source: Source,
-    target: Target,
-    out: S3Output,
-    *,
-    digest: str,
-    side_files: Any = (),
-    checks: tuple[ValueCheck, ...] = (),
-    options: RunOptions,
-    parts: RestoredParts | None = None,
-    undo: Undoing | None = None,
-) -> RunResult:
-    """`write_target` into a bucket. CheckpointError aborts all uploads, any other error keeps them.
-
-    QuestionError M904, M911, M918; CheckpointError M905, M968; RunError M913, M969.
-    """
-    run = StoreRun(
-        outputs,
-        source,
-        target,
-        out,
-        digest=digest,
-        side_files=side_files,
-        options=options,
-        parts=parts,
-    )
-    try:
-        run.examine(target.files, checks)
-        run.enter()
-        if undo is not None:
-            undo.prepare()
-        run.write(target.files)
-        if undo is not None:
-            undo.appear()
-        return run.publish()
-    except BaseException as error:  # noqa: BLE001 - raised again
-        if undo is not None:
-            undo.end(error)
-        run.fail(error)
-    finally:
-        if undo is not None:
-            undo.end(None)
-        run.close()
 
 
 def describe_upload(

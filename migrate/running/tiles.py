@@ -27,7 +27,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -78,8 +78,8 @@ def tiles(
     values: Evaluator | None = None,
 ) -> Iterator[Tile]:
     """The tiles of a file, in order, without gaps. ValueError if target and outputs do not fit."""
-    number, first, fills = 0, 0, []
-    offset = 0
+    number, fills = 0, []
+    first = offset = file.begin
     for fill in _fills(file, outputs, layouts, values):
         fills.append(fill)
         offset = fill.offset + fill.length
@@ -95,7 +95,7 @@ def tiles(
 def _fills(
     file: OutputFile, outputs: Mapping[str, Tensor], layouts: ByteLayouts, values: Evaluator | None
 ) -> Iterator[Batch]:
-    offset = used = 0
+    offset, used = file.begin, 0
     parts: list[Segment] = []
     for content, start, nbytes, begin in _contents(file, outputs):
         if start != offset + used:
@@ -125,7 +125,8 @@ def _contents(
     file: OutputFile, outputs: Mapping[str, Tensor]
 ) -> Iterator[tuple[Tensor | bytes | Sealed, int, int, int]]:
     """(content, offset in the file, bytes, the first of its bytes) of all that the file is of."""
-    yield file.header, 0, len(file.header), 0
+    if not file.begin:
+        yield file.header, 0, len(file.header), 0
     stops = [placed.offset for placed in file.tensors[1:]] + [file.size]
     for number, (placed, stop) in enumerate(zip(file.tensors, stops, strict=False)):
         tensor = outputs[placed.key]
@@ -172,6 +173,7 @@ class FileWriter:
         # of all that is written so far, if all of it passes here
         self.whole, self.hashed = xxhash.xxh3_128(), True
         self._run, self.file = run, file
+        self.label = file.name if file.of is None else file.label
         self.descriptor = run.partial.open(file.name)
         self._taking, self._turn = threading.Lock(), threading.Condition()
         # what the archive that is written needs, and what the source records of what is copied
@@ -208,7 +210,7 @@ class FileWriter:
 
     def _stands(self, tile: Tile) -> bool:
         """Whether an earlier run wrote this tile as it is, and all before it; enters it then."""
-        claim = self._run.partial.claims.get((self.file.name, tile.number))
+        claim = self._run.partial.claims.get((self.label, tile.number))
         if claim is None or claim[:2] != (tile.offset, tile.length):
             return False
         self._run.go_on()
@@ -300,7 +302,7 @@ class FileWriter:
                 write_at(self.descriptor, data[start - first : stop - first], start)
         if job.last:
             whole = self.whole.hexdigest()
-            self._run.partial.claim(self.file.name, tile.number, tile.offset, tile.length, whole)
+            self._run.partial.claim(self.label, tile.number, tile.offset, tile.length, whole)
             self._run.finished(tile, tile.length)
 
 
@@ -337,7 +339,7 @@ class Writers:
         self.ahead = STAGE + max(STAGE, longest)
         # places of each computed tensor that are not written yet, by its identity
         self.places = Counter(map(id, tensors if values is not None else ()))
-        self.total = sum(file.size for file in files)
+        self.total = sum(file.size - file.begin for file in files)
         self.done = self.read = self.written = 0
         self.files: dict[str, dict[str, Any]] = {}
         self.error: BaseException | None = None
@@ -418,8 +420,11 @@ class Writers:
                         line.finish()
                 self.go_on()
                 with self.lock:
-                    found = line.whole.hexdigest() if line.hashed else None
-                    self.files[file.name] = {"size": file.size, HASH: found}
+                    whole = line.hashed and file.of is None
+                    found = line.whole.hexdigest() if whole else None
+                    self.files[file.name] = {"size": file.size - file.begin, HASH: found}
+                    if file.of is not None and file.seal is not None and line.sums is not None:
+                        self.files[file.name]["crcs"] = line.sums.crcs()
             finally:
                 if line.descriptor >= 0:
                     os.close(line.descriptor)
@@ -488,9 +493,8 @@ class TargetRun:
     """A run into files as its steps, which a scheduler of several processes takes one by one.
 
     Call sequence: `examine` the files that this process writes, `enter` the partial folder,
-    `allocate`, `write` those files, `publish`. What a step raises goes through `fail`, and `close`
-    comes last. `write_target` is their sum. Of several processes one allocates and publishes for
-    all.
+    `allocate`, `write` those files, `publish`, within `ending` or with `fail` and `close`.
+    `write_target` is their sum. Of several processes one allocates and publishes for all.
 
     Raises QuestionError M904 and ValueError for a place or a plan that cannot be written.
     """
@@ -542,7 +546,7 @@ class TargetRun:
         CheckpointError of `checks` that fail, and M942. Writes nothing.
         """
         outputs = self.outputs
-        if len(files) < len(self.target.files):
+        if files is not self.target.files:
             outputs = {p.key: outputs[p.key] for file in files for p in file.tensors}
         if self.parts is not None:
             self.parts.watch(outputs)
@@ -707,6 +711,20 @@ class TargetRun:
         if self._values is not None:
             self._values.forget()
 
+    @contextmanager
+    def ending(self, undo: Undoing | None = None) -> Iterator[None]:
+        """Within it are the steps: an error goes through `fail`, and then all is let go of."""
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 - raised again
+            if undo is not None:
+                undo.end(error)
+            self.fail(error)
+        finally:
+            if undo is not None:
+                undo.end(None)
+            self.close()
+
     def _entered(self) -> Partial:
         if self.partial is None:
             raise ValueError("the partial folder was not entered")
@@ -730,16 +748,15 @@ def write_target(
     outputs: Mapping[str, Tensor],
     source: Source,
     target: Target,
-    out: PathLike,
+    out: Any,
     *,
-    digest: str,
-    side_files: Sequence[tuple[str, bytes | PathLike]] = (),
     checks: Sequence[ValueCheck] = (),
-    options: RunOptions = _DEFAULT,
-    parts: RestoredParts | None = None,
     undo: Undoing | None = None,
+    kind: type[TargetRun] = TargetRun,
+    **named: Any,
 ) -> RunResult:
-    """Writes `outputs` to `out` as `target` says, and publishes it whole or not at all.
+    """Writes `outputs` to `out` as `target` says, and publishes it whole or not at all; what is
+    `named` goes to the run of that `kind`.
 
     `digest` identifies the plan: a partial folder is resumed only by the same. `side_files` are
     (name, bytes or a path to copy). A resumed run takes over what an earlier one wrote of the same
@@ -756,17 +773,8 @@ def write_target(
     and removed after a CheckpointError, or anything unforeseen before the first tile was written.
     ValueError if `threads` is less than one.
     """
-    run = TargetRun(
-        outputs,
-        source,
-        target,
-        out,
-        digest=digest,
-        side_files=side_files,
-        options=options,
-        parts=parts,
-    )
-    try:
+    run = kind(outputs, source, target, out, **named)
+    with run.ending(undo):
         run.examine(target.files, checks)
         run.enter()
         run.allocate()
@@ -776,14 +784,6 @@ def write_target(
         if undo is not None:
             undo.appear()
         return run.publish()
-    except BaseException as error:  # noqa: BLE001 - raised again
-        if undo is not None:
-            undo.end(error)
-        run.fail(error)
-    finally:
-        if undo is not None:
-            undo.end(None)
-        run.close()
 
 
 def _appeared(error: MigrateError) -> bool:

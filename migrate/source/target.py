@@ -51,6 +51,9 @@ class OutputFile:
     Without a `seal` they cover the rest without a hole. With one, something may follow each of them
     that depends on what was written before: `seal(crcs)`, given the CRC-32 of the first tensors, is
     what stands behind the last of these, up to the next one or to the end of the file.
+
+    A piece of a file of `of` bytes, which several processes write, has the bytes from `begin` up to
+    `size`, and of `header` and tensors what lies there.
     """
 
     name: str
@@ -58,6 +61,21 @@ class OutputFile:
     tensors: tuple[Placed, ...]
     size: int
     seal: Callable[[Sequence[int]], bytes] | None = None
+    begin: int = 0
+    of: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are written."""
+        return self.size - self.begin
+
+    @property
+    def label(self) -> str:
+        """What tells it from the other pieces of the file, and from the file as a whole, which
+        begins with other bytes where a piece is not sealed yet.
+        """
+        unlike = self.begin or (self.of is not None and self.seal is not None)
+        return f"{self.name}@{self.begin}" if unlike else self.name
 
 
 @dataclass(frozen=True, slots=True)

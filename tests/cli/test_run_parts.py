@@ -320,13 +320,16 @@ def test_values_that_differ_refuse_the_part_and_keep_the_others(
     assert "1 part of 2 is not done: 0/2" in run("publish", out).err
 
 
-def test_parts_that_have_no_file_say_so(scene: Scene, tmp_path: Path) -> None:
-    words = [*scene.words(tmp_path / "out.safetensors")]
+def test_parts_that_have_no_file_say_so(tmp_path: Path) -> None:
+    safetensors(tmp_path / "in.safetensors", {"a": ("U8", [1000])})
+    rule = rules(tmp_path, "rules: [{name: a, from: a, to: b}]\n")
+    words = ["apply", tmp_path / "in.safetensors", "--rules", rule, "-q"]
     for number in range(2):
-        said = done(*words, "--part", f"{number}/2", "--format", "json").json
+        out = [*words, "-o", tmp_path / "out.safetensors"]
+        said = done(*out, "--part", f"{number}/2", "--format", "json").json
         assert bool(said["files"]) is not bool(said["notes"])
     done("publish", tmp_path / "out.safetensors", "-q")
-    done(*scene.words(tmp_path / "one.safetensors"))
+    done(*words, "-o", tmp_path / "one.safetensors")
     one, other = (tmp_path / f"{name}.safetensors" for name in ("one", "out"))
     assert one.read_bytes() == other.read_bytes()
 

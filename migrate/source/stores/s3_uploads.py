@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from .s3 import asking, client_for
 
 # of S3: bytes of a part but for the last, bytes of any part, and parts of an upload
 LEAST, LARGEST, MOST_PARTS = 5 << 20, 5 << 30, 10_000
-PARTIAL, JOURNAL = ".migrate-partial", "journal.json"
+PARTIAL, JOURNAL, WORDS = ".migrate-partial", "journal.json", "parts/"
 # longer ones were not written by a run
 _LONGEST_JOURNAL: Final = 64 << 20
 _RUN: Final = "migrate-run"
@@ -332,11 +332,44 @@ class S3Output:
                 raise
         return True
 
-    def remove_journal(self) -> bool:
-        """Whether the journal could be removed."""
+    def words(self) -> list[str]:
+        """The names of what parts of a run have said beside the journal."""
+        found, prefix = [], f"{self.key}{PARTIAL}/{WORDS}"
+        pages = self._client.get_paginator("list_objects_v2")
+        with asking(self.shown(prefix), _RIGHTS):
+            for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
+                found += [one["Key"][len(prefix) :] for one in page.get("Contents", ())]
+        return found
+
+    def say(self, name: str, content: bytes) -> None:
+        """Leaves a word of this name beside the journal, in place of an earlier one."""
+        key = f"{self.key}{PARTIAL}/{WORDS}{name}"
+        with asking(self.shown(key), _RIGHTS):
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=content)
+
+    def said(self, name: str) -> bytes:
+        """A word that was left; nothing if there is none."""
+        from botocore.exceptions import ClientError
+
+        key = f"{self.key}{PARTIAL}/{WORDS}{name}"
+        with asking(self.shown(key), _RIGHTS):
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=key)
+            except ClientError as error:
+                if error.response["Error"]["Code"] in _ABSENT:
+                    return b""
+                raise
+            with answer["Body"] as body:
+                return bytes(body.read())
+
+    def remove_journal(self, words: Iterable[str] = ()) -> bool:
+        """Removes these words and then the journal; whether that could be done."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         with suppress(ClientError, BotoCoreError):
+            for name in words:
+                key = f"{self.key}{PARTIAL}/{WORDS}{name}"
+                self._client.delete_object(Bucket=self._bucket, Key=key)
             self._client.delete_object(Bucket=self._bucket, Key=self.journal)
             return True
         return False
