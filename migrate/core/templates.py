@@ -43,18 +43,28 @@ PER_KEY: Final = _PerKey.PER_KEY
 Row = tuple[Value, ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Template:
     """One form of keys: `text` with SLOT for each whole-segment integer, the `keys` in order, and
-    the `ints` of each key.
+    the `ints` of each key, which are read when they are first asked for.
 
-    literal: the one key holds the character SLOT itself, and its text has no slots.
+    literal: the one key holds the character SLOT itself, and its text has no slots. `readers` have
+    the integers of each key, where `known` are none.
     """
 
     text: str
     keys: list[str] = field(default_factory=list)
-    ints: list[tuple[int, ...]] = field(default_factory=list)
+    known: list[tuple[int, ...]] | None = None
     literal: bool = False
+    readers: list[Callable[[str], tuple[int, ...]]] = field(default_factory=list)
+
+    @property
+    def ints(self) -> list[tuple[int, ...]]:
+        """The integers of each key."""
+        if self.known is None:
+            self.known = [read(key) for read, key in zip(self.readers, self.keys, strict=True)]
+            self.readers = []
+        return self.known
 
 
 @dataclass(slots=True)
@@ -97,10 +107,11 @@ def group(keys: Iterable[str]) -> list[Template]:
                     template = known[text] = Template(text, literal=SLOT in key)
                     order.append(template)
                 shape.templates[rest] = template
-                if not _stray_digits(text):
+                # with digits left, keys of this shape can have other ones
+                if DIGITS.isdisjoint(text):
                     shape.template = template
         template.keys.append(key)
-        template.ints.append(shape.read(key))
+        template.readers.append(shape.read)
     return order
 
 
@@ -152,11 +163,6 @@ def _text(key: str, borders: tuple[int, ...]) -> str:
         out += (key[done:a], SLOT)
         done = b
     return "".join(out) + key[done:]
-
-
-def _stray_digits(text: str) -> bool:
-    """Whether a template's text has digits left, so that keys of its shape can have other ones."""
-    return not DIGITS.isdisjoint(text)
 
 
 # ---------------------------------------------------------------------- binding
@@ -301,7 +307,14 @@ def _constant(value: Value) -> _Column:
 def rank_of(key: str) -> int | None:
     """The rank that stands at the end of a key of several files, `key@1`; None for a plain key."""
     base, at, digits = key.rpartition("@")
-    return int(digits) if at and base and is_integer(digits) else None
+    if not at or not base:
+        return None
+    # most ranks are small
+    rank = _SMALL.get(digits)
+    return rank if rank is not None else int(digits) if is_integer(digits) else None
+
+
+_SMALL: Final = {str(number): number for number in range(256)}
 
 
 def names_rank(pattern: Pattern) -> bool:
@@ -315,8 +328,10 @@ def without_rank(template: Template) -> tuple[Template, int | None]:
     if rank is None:
         return template, None
     end = -len(f"@{rank}")
+    keys = [key[:end] for key in template.keys]
+    # what is cut off has no slots
     return Template(
-        template.text[:end], [key[:end] for key in template.keys], template.ints, template.literal
+        template.text[:end], keys, template.known, template.literal, template.readers
     ), rank
 
 

@@ -22,7 +22,7 @@ from ..core.keys import Pattern
 from ..core.spec import Spec, spec
 from ..core.templates import group, matching
 from ..source.blobs import Blob, BytesBlob, Stored, read_rows, rows_of
-from ..source.pickle.tree import Buffer, DictNode, ListNode
+from ..source.pickle.tree import Buffer, DictNode, ListNode, TensorRecord
 from ..source.target import output_record
 from ..source.tree import CheckpointTree, FileTree, is_state, replace_dict, tensor_records
 from .record import Object
@@ -34,24 +34,31 @@ if TYPE_CHECKING:
 _CONTAINERS = frozenset({DictNode, ListNode, dict, OrderedDict, list, tuple})
 
 
-def objects(index: Index, asked: Callable[[str], bool] = is_state) -> Iterator[Object]:
-    """The states of a checkpoint that stand beside its tensors, under keys that are `asked` for."""
+def objects(
+    index: Index, asked: Callable[[str], bool] = is_state, *, none: bool = True
+) -> Iterator[Object]:
+    """The states of a checkpoint that stand beside its tensors, under keys that are `asked` for;
+    also those that are None, unless there are to be `none` of these.
+    """
     if index.tree is None:
         for key, item in index.items.items():
-            if (type(item) is io.BytesIO or type(item) in _CONTAINERS or item is None) and asked(
-                key
-            ):
+            if (
+                type(item) is io.BytesIO or type(item) in _CONTAINERS or (none and item is None)
+            ) and asked(key):
                 yield Object(key, 0, key, item)
         return
-    several = len(index.tree.parts) > 1
+    several, new = len(index.tree.parts) > 1, tuple.__new__
     for rank, part in enumerate(index.tree.parts):
         for key, value in part.table.pairs if part.table is not None else ():
             if (
                 type(key) is str
-                and (type(value) is Buffer or type(value) in _CONTAINERS or value is None)
+                and (
+                    type(value) is Buffer or type(value) in _CONTAINERS or (none and value is None)
+                )
                 and asked(key)
             ):
-                yield Object(f"{key}@{rank}" if several else key, rank, key, value)
+                # there may be as many as tensors
+                yield new(Object, (f"{key}@{rank}" if several else key, rank, key, value))
 
 
 def lift_states(source: Source, patterns: Sequence[Pattern]) -> None:
@@ -68,7 +75,8 @@ def lift_states(source: Source, patterns: Sequence[Pattern]) -> None:
         return
     from .write import content
 
-    lifted = {**source.index.lifted, **{one.name: one.value for one in found}}
+    lifted = dict(source.index.lifted)
+    lifted.update([(one.name, one.value) for one in found])
     index = replace(source.index, lifted=lifted)
     tensors = dict(index.tensors)
     blobs: list[Blob] = list(source.blobs)
@@ -86,17 +94,16 @@ def lift_states(source: Source, patterns: Sequence[Pattern]) -> None:
         items = {key: value for key, value in index.items.items() if key not in tensors}
         source.index = replace(index, tensors=tensors, items=items)
     else:
-        specs = {one.name: tensors[one.name].spec for one in found}
-        paths = {_path(one, index.tree) for one in found}
+        paths = _paths(found, index.tree)
         several = len(index.tree.parts) > 1
         tables = tuple({".".join((*(part.at or ()), "")) for part in index.tree.parts})
         items = {
             path: value
             for path, value in index.items.items()
-            if not (path.startswith(tables) and _below(path, paths, several))
+            if path not in paths and not (path.startswith(tables) and _below(path, paths, several))
         }
         source.index = replace(
-            index, tensors=tensors, items=items, tree=_without(index.tree, found, specs)
+            index, tensors=tensors, items=items, tree=_without(index.tree, found, tensors)
         )
     source.blobs = tuple(blobs)
 
@@ -112,11 +119,13 @@ def _asked(patterns: Sequence[Pattern], keys: Iterable[str]) -> set[str]:
 
 
 def _without(
-    outline: CheckpointTree, found: list[Object], specs: Mapping[str, Any]
+    outline: CheckpointTree, found: list[Object], tensors: Mapping[str, StoredTensor]
 ) -> CheckpointTree:
     """The trees with a tensor's place for each state, without tensors that were in states only."""
     names = dict(outline.names)
     parts: list[FileTree] = []
+    # by the identities of specs
+    records: dict[int, TensorRecord] = {}
     by_rank: dict[int, dict[str, str]] = {}
     for one in found:
         by_rank.setdefault(one.rank, {})[one.key] = one.name
@@ -129,7 +138,12 @@ def _without(
         pairs: list[tuple[Any, Any]] = []
         for key, value in table.pairs:
             if type(key) is str and key in here:
-                value = output_record(specs[here[key]])
+                at = tensors[here[key]].spec
+                like = records.get(id(at))
+                if like is None:
+                    like = records[id(at)] = output_record(at)
+                # one for each place
+                value = tuple.__new__(TensorRecord, like)
                 names[id(value)] = here[key]
             pairs.append((key, value))
         parts.append(
@@ -141,6 +155,9 @@ def _without(
                 )
             )
         )
+    if next(tensor_records([one.value for one in found]), None) is None:
+        # the states hold no tensors, so that all others are where they were
+        return replace(outline, parts=tuple(parts), names=names)
     left = {id(leaf) for leaf in tensor_records([part.root for part in parts])}
     names = {number: name for number, name in names.items() if number in left}
     kept = set(names.values())
@@ -150,9 +167,14 @@ def _without(
     return replace(outline, parts=tuple(parts), names=names, passed_through=carried, ties=ties)
 
 
-def _path(one: Object, outline: CheckpointTree) -> str:
-    rank = f"@{one.rank}" if len(outline.parts) > 1 else ""
-    return ".".join((*(outline.parts[one.rank].at or ()), one.key)) + rank
+def _paths(found: Sequence[Object], outline: CheckpointTree) -> set[str]:
+    """Where the states stand, as the paths of values have it."""
+    several = len(outline.parts) > 1
+    homes = [".".join((*(part.at or ()), "")) for part in outline.parts]
+    return {
+        f"{homes[one.rank]}{one.key}@{one.rank}" if several else f"{homes[one.rank]}{one.key}"
+        for one in found
+    }
 
 
 def _below(path: str, states: set[str], several: bool) -> bool:
@@ -218,9 +240,7 @@ class States:
         length is not known.
         """
         return {
-            found.name: spec("uint8", (0,))
-            for found in objects(self._source.index)
-            if found.value is not None
+            found.name: spec("uint8", (0,)) for found in objects(self._source.index, none=False)
         }
 
     def age(self) -> Age:
@@ -234,9 +254,7 @@ class States:
         for key, stored in self._source.index.tensors.items():
             if is_state(key):
                 yield key, self._releases(key, stored)
-        for found in objects(self._source.index):
-            if found.value is None:
-                continue
+        for found in objects(self._source.index, none=False):
             from .write import content
 
             try:

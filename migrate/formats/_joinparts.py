@@ -49,48 +49,55 @@ class RankOfParts:
         tied: bool,
         label: str,
         forms: Callable[[tuple[Any, ...]], frozenset[Any]],
+        ordered: Callable[[tuple[Any, ...]], Sequence[Any]],
     ) -> None:
         self.label = label
+        # what stands in several parts
         self.replicas: dict[str, list[Replica]] = {}
         self._tensors: dict[str, Stored] = {}
         # what expert groups have of a tensor of all experts
         self._grouped: dict[str, list[Stored]] = {}
-        self._home: dict[str, str] = {}
+        # the part that they are taken from
+        self._home: dict[str, Member] = {}
         first = members[0].content
-        values: dict[Any, tuple[Any, str]] = {}
+        values: dict[Any, Any] = {}
         names: dict[int, str] = {}
         versions: dict[Any, Any] = {}
         self._check_groups(members, forms)
-        for path, called, _, one in members:
+        for member in members:
+            one = member.content
             own = one.names
             for key, value in _pairs(one):
                 if tied and key == _megatron.OUTPUT and _megatron.EMBEDDING in self._tensors:
                     continue
                 if key not in values:
-                    values[key] = (value, called)
-                    if value is not None:
+                    values[key] = value
+                    if type(value) is TensorRecord and value.state is None:
+                        names[id(value)] = key
+                    elif value is not None:
                         names.update(_named(value, own))
                 else:
-                    self._compare(key, values[key], (value, called))
+                    self._compare(key, values[key], value, members, member)
             for key, stored in one.tensors.items():
                 # a file holds each tensor in one place
                 if isinstance(stored, Stored):
-                    self._add(key, stored, path, called, tied)
+                    self._add(key, stored, member, tied)
             versions.update(_versions(one))
-        held: dict[str, StoredTensor] = {**self._tensors}
+        self.replicas = {k: self.replicas[k] for k in self._tensors if k in self.replicas}
+        there: dict[str, StoredTensor] = {**self._tensors}
         for key, several in self._grouped.items():
-            record = values[key][0]
-            held[key] = whole = self._of_groups(key, several)
+            record = values[key]
+            there[key] = whole = self._of_groups(key, several)
             made = record._replace(shape=whole.spec.shape, strides=(whole.spec.shape[1], 1))
-            values[key] = (made, values[key][1])
+            values[key] = made
             names[id(made)] = key
         table = first.part.table
         if table is None:
             contradict(label, f"{members[0].called} has no dict of tensors")
-        order = sorted(values, key=_in_order(list(values)))
+        order = ordered(tuple(values))
         made = DictNode(
             table.kind,
-            tuple((key, values[key][0]) for key in order),
+            tuple([(key, values[key]) for key in order]),
             table.node,
             _attributes(table.attributes, versions),
         )
@@ -98,8 +105,10 @@ class RankOfParts:
         beside = [(member.called, member.content.part) for member in members[1:]]
         tree = with_parts(tree, beside, members[0].called)
         others, paths = _outside(tree, members)
-        places = {key: place for place, key in enumerate(order)}
-        tensors = dict(sorted(held.items(), key=lambda one: places.get(one[0], len(places))))
+        # those of objects have keys of their own, and stand behind the others
+        tensors = {key: there[key] for key in order if key in there}
+        if len(tensors) < len(there):
+            tensors.update(there)
         self.joined = replace(
             first,
             part=tree,
@@ -131,35 +140,41 @@ class RankOfParts:
                     f"the same keys: {listed(unlike, 4)}",
                 )
 
-    def _add(self, key: str, stored: Stored, path: str, called: str, tied: bool) -> None:
+    def _add(self, key: str, stored: Stored, member: Member, tied: bool) -> None:
         own = key
         if tied and key == _megatron.OUTPUT and _megatron.EMBEDDING in self._tensors:
             key = _megatron.EMBEDDING
-        if key not in self._tensors:
-            self._tensors[key], self._home[key] = stored, called
-            self.replicas[key] = [Replica(path, stored)]
+        there = self._tensors.get(key)
+        if there is None:
+            self._tensors[key], self._home[key] = stored, member
             return
-        there = self._tensors[key]
+        home = self._home[key]
         if there.spec != stored.spec:
             contradict(
                 self.label,
-                f"{printable(key)} is {there.spec} in {self._home[key]} and {stored.spec} in "
-                f"{called}",
+                f"{printable(key)} is {there.spec} in {home.called} and {stored.spec} in "
+                f"{member.called}",
             )
         if _megatron.GROUPED.fullmatch(key):
             self._grouped.setdefault(key, [there]).append(stored)
             return
-        self.replicas[key].append(Replica(path, stored, own if own != key else ""))
+        found = self.replicas.get(key)
+        if found is None:
+            found = self.replicas[key] = [Replica(home.path, there)]
+        found.append(Replica(member.path, stored, own if own != key else ""))
 
-    def _compare(self, key: Any, one: tuple[Any, str], other: tuple[Any, str]) -> None:
+    def _compare(
+        self, key: Any, one: Any, other: Any, members: Sequence[Member], member: Member
+    ) -> None:
         """M924 unless two parts have equal values under a key; tensors are compared in a run."""
-        tensors = [type(value) in (TensorRecord, Composite) for value, _ in (one, other)]
+        tensors = [type(value) in (TensorRecord, Composite) for value in (one, other)]
         if all(tensors):
             return
-        if any(tensors) or to_json(node_of(one[0])) != to_json(node_of(other[0])):
+        if any(tensors) or to_json(node_of(one)) != to_json(node_of(other)):
+            home = next(m for m in members if any(k == key for k, _ in _pairs(m.content)))
             contradict(
                 self.label,
-                f"{printable(str(key))} is not the same in {one[1]} and in {other[1]}",
+                f"{printable(str(key))} is not the same in {home.called} and in {member.called}",
             )
 
     def _of_groups(self, key: str, several: Sequence[Stored]) -> ChunkedTensor:
@@ -228,19 +243,17 @@ def _attributes(attributes: Any, versions: Mapping[Any, Any]) -> Any:
     return with_value(attributes, "_metadata", made)
 
 
-def _in_order(keys: Sequence[Any]) -> Callable[[Any], tuple[int, int]]:
-    """The order of the model: what stands before its layers, these by number, the rest."""
-    numbers = {key: _megatron.layer_of(key) if type(key) is str else None for key in keys}
-    start = next((place for place, key in enumerate(keys) if numbers[key] is not None), 0)
-    places = {key: place for place, key in enumerate(keys)}
-
-    def rank(key: Any) -> tuple[int, int]:
-        number, place = numbers[key], places[key]
-        if number is not None:
-            return number, place
-        return (-1 if place < start else len(keys), place)
-
-    return rank
+def in_order(keys: tuple[Any, ...]) -> Sequence[Any]:
+    """The keys in the order of the model: what stands before its layers, these by number, the
+    rest.
+    """
+    numbers = [_megatron.layer_of(key) if type(key) is str else None for key in keys]
+    start = next((place for place, number in enumerate(numbers) if number is not None), 0)
+    ranks = [
+        (number, place) if number is not None else (-1 if place < start else len(keys), place)
+        for place, number in enumerate(numbers)
+    ]
+    return [keys[place] for _, place in sorted(ranks)]
 
 
 def with_value(node: DictNode, name: str, value: Any) -> DictNode:

@@ -52,11 +52,11 @@ from ..source.tree import (
     refuse_same_names,
     replace_values,
     tensors_of,
+    unfit,
 )
 from ..source.unread import Unread, unread_entries
 from ._dcpchunks import SPILLED, ChunkReader, SavedValue
 from ._dcptree import build_tree, gaps_note
-from .torchzip import unfit
 
 if TYPE_CHECKING:
     from ..source.shards import Naming

@@ -9,6 +9,7 @@ it; what parts have otherwise beside the model is kept by part, see `source.by_p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import CheckpointError, Report, fail, listed, option, plural, printable
 from ..source.blobs import FileBlob
-from ..source.by_part import PARTS, is_optimizer, sharing
+from ..source.by_part import PARTS, Sharing, is_optimizer
 from ..source.grids import Axis, PartGrid, Replica, WrittenGrid
 from ..source.index import FileSource, Source
 from ..source.jsontext import collector_paused
@@ -27,11 +28,20 @@ from ..source.pickle.tree import DictNode
 from ..source.shards import MAX_RANKS
 from ..source.tree import is_flat
 from . import _megatron
-from ._joinparts import MIXED, Member, RankOfParts, contradict, with_value
+from ._joinparts import MIXED, Member, RankOfParts, contradict, in_order, with_value
 from ._megatron import Facts, Numbers
 from .base import SURE
 from .torchzip import FORMAT as TORCH
-from .torchzip import MEGATRON, Raw, TorchFile, index_of, is_weights, read_file, read_raw
+from .torchzip import (
+    MEGATRON,
+    Raw,
+    TorchFile,
+    index_of,
+    is_weights,
+    read_file,
+    read_raw,
+    seen_as_it_is,
+)
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
@@ -180,6 +190,7 @@ def open_parts(place: Place, found: Found) -> Source:
     try:
         parts: list[_Part] = []
         report, like = Report(), StreamsAlike()
+        shared: Sharing | None = None
         if len(found.files) > MAX_RANKS:
             fail("M914", f"{label}: {len(found.files)} parts, more than {MAX_RANKS}")
         if place.file is None:
@@ -189,8 +200,10 @@ def open_parts(place: Place, found: Found) -> Source:
                 blob = place.file or folder.open(file.path)
                 blobs.append(blob)
                 raw = read_raw(blob, folder.label(file.path), like)
-                if parts and type(raw.root) is type(parts[0].raw.root) is DictNode:
-                    raw = raw._replace(root=sharing(raw.root, parts[0].raw.root))
+                if shared is None and type(raw.root) is DictNode and not parts:
+                    shared = Sharing(raw.root)
+                elif shared is not None and type(raw.root) is DictNode:
+                    raw = raw._replace(root=shared.root(raw.root, raw.form))
                 parts.append(_Part(file, raw, _megatron.facts_of(raw.root)))
             except CheckpointError as error:
                 report.diagnostics += error.diagnostics
@@ -295,10 +308,13 @@ def _require_different(parts: Sequence[_Part], label: str) -> None:
     The rank alone does not tell, because a program that converts writes all parts with its own.
     """
     known: dict[tuple[int, frozenset[tuple[str, int, int | None]]], _Part] = {}
-    for part in parts:
-        rank = (part.facts.args or {}).get("rank")
+    ranks = [(part.facts.args or {}).get("rank") for part in parts]
+    counts = Counter(rank for rank in ranks if type(rank) is int)
+    for part, rank in zip(parts, ranks, strict=True):
+        if type(rank) is not int or counts[rank] < 2:
+            continue
         sums = frozenset((name, at.size, at.crc) for name, at in part.raw.places.items())
-        if type(rank) is not int or not sums or any(crc is None for _, _, crc in sums):
+        if not sums or any(crc is None for _, _, crc in sums):
             continue
         same = known.setdefault((rank, sums), part)
         if same is not part:
@@ -658,6 +674,8 @@ def _read(
             help=f"leave {option('at')} out, or pass one part alone",
         )
     held = []
+    # of streams that say the same but for plain values, what the first of them holds
+    known: dict[int, TorchFile] = {}
     renamed = cache(_renamed)
     for number, part in enumerate(parts):
         raw = part.raw
@@ -671,7 +689,11 @@ def _read(
         if grid.joined:
             raw = raw._replace(root=_renamed_root(part, first, keep, renamed))
         named = place.folder.label(part.file.path)
-        held.append(read_file(None, number, named, place.at, raw, carrying=place.carry))
+        like = None if raw.form is None else known.get(id(raw.form))
+        found = read_file(None, number, named, place.at, raw, carrying=place.carry, like=like)
+        if like is None and raw.form is not None and seen_as_it_is(found):
+            known[id(raw.form)] = found
+        held.append(found)
     return held
 
 
@@ -745,17 +767,16 @@ def _join(
     replicas: dict[str, Sequence[Replica]] = {}
     units: list[TorchFile] = []
     several = len(by_rank) > 1
-    forms = cache(_megatron.forms_of_experts)
+    # tensor-parallel ranks have the same names
+    forms, ordered = cache(_megatron.forms_of_experts), cache(in_order)
     for tensor, members in by_rank.items():
         if len(members) == 1:
             units.append(members[0].content)
             continue
-        rank = RankOfParts(members, tied, label, forms)
+        rank = RankOfParts(members, tied, label, forms, ordered)
         units.append(rank.joined)
         mark = f"@{tensor}" if several else ""
-        replicas.update(
-            {f"{key}{mark}": found for key, found in rank.replicas.items() if len(found) > 1}
-        )
+        replicas.update({f"{key}{mark}": found for key, found in rank.replicas.items()})
     for tensor, unit in enumerate(units[1:], 1):
         if grid.joined and (unlike := units[0].tensors.keys() ^ unit.tensors.keys()):
             contradict(

@@ -193,7 +193,7 @@ def _read(
     # what reads pickles; most checkpoints have no such file
     from ..source.pickle.emit import Rebuilder
     from ..source.pickle.policy import decode, together
-    from .torchzip import unfit
+    from ..source.tree import unfit
 
     numbers = {key: str(number) for number, key in enumerate(every)}
     keys = list(every)

@@ -8,12 +8,12 @@ writes: zip archives that any torch.load reads, by name of huggingface_hub's sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..core.errors import CheckpointError, Report, fail, listed, printable
-from ..core.spec import BITS, PACKED, Spec
+from ..core.spec import Spec
 from ..source import zip_archive
 from ..source.blobs import FileBlob, Stored, StoredTensor
 from ..source.index import FileSource, Index, Source
@@ -24,18 +24,10 @@ from ..source.pickle.machine import read_pickle
 from ..source.pickle.nodes import ARCHIVE
 from ..source.pickle.policy import Outside, decode, together
 from ..source.pickle.tree import (
-    ITEMSIZE,
-    SCALARS,
     Composite,
-    Described,
     DictNode,
-    ListNode,
-    LocalShard,
-    Opaque,
-    Storage,
     TensorRecord,
     dotted,
-    holders,
     inside,
     segment,
 )
@@ -69,6 +61,7 @@ from ..source.tree import (
     tensor_form,
     tensors_of,
     tensors_outside,
+    unfit,
 )
 from ..source.unread import StreamPlace, Unread, unread_entries
 from ..source.zip_archive import ArchiveRecord
@@ -501,6 +494,8 @@ class Raw(NamedTuple):
     stream: tuple[int, int]
     # archives have checksums, memory has none
     summed: bool = True
+    # one object for streams that say the same but for plain values
+    form: Any = None
 
 
 def read_file(
@@ -512,10 +507,12 @@ def read_file(
     *,
     rest: bool = True,
     carrying: bool = False,
+    like: TorchFile | None = None,
 ) -> TorchFile:
     """What the file that is blob `number` holds; `label` names it in messages, `at` is the dict
     that rules work on. `raw` is what was decoded of it, or of no file; without the `rest` that dict
-    is all that is held, with a note of what was left out.
+    is all that is held, with a note of what was left out. `like` is what was read of another file
+    of the same form, with as many keys in its dicts, if it was `seen_as_it_is`.
 
     M930 to M936 and M940 to M945 for an unsound file of torch.save, M935 never:
     `TorchFile.outside` says what was left out.
@@ -524,36 +521,42 @@ def read_file(
         if raw is None:
             raw = read_raw(cast("FileBlob", blob), label)
         root, refused, notes, unread = raw.root, raw.outside, [], {}
-        if not rest:
-            root, path, beside = _alone(root, at, label)
-            at = "." if path else at
-            # an entry names its first places only
-            refused = tuple(
-                one
-                for one in refused
-                if one.count > len(one.paths)
-                or any(f"{place}.".startswith(dotted((*path, ""))) for place in one.paths)
-            )
-            notes += [
-                f"only the dict that rules work on is taken, without {listed(beside, 12)}"
-            ] * bool(beside)
-        left_out, more = unfit(root)
-        outside = (*refused, *more)
         carried: tuple[Outside, ...] = ()
-        if left_out or outside:
-            kept = None
-            if carrying:
-                from ..source.carrying import carry
+        outside: tuple[Outside, ...] = ()
+        if like is not None:
+            part = FileTree(root, like.part.at)
+        else:
+            if not rest:
+                root, path, beside = _alone(root, at, label)
+                at = "." if path else at
+                # an entry names its first places only
+                refused = tuple(
+                    one
+                    for one in refused
+                    if one.count > len(one.paths)
+                    or any(f"{place}.".startswith(dotted((*path, ""))) for place in one.paths)
+                )
+                notes += [
+                    f"only the dict that rules work on is taken, without {listed(beside, 12)}"
+                ] * bool(beside)
+            left_out, more = unfit(root)
+            outside = (*refused, *more)
+            if left_out or outside:
+                kept = None
+                if carrying:
+                    from ..source.carrying import carry
 
-                sizes = {key: place.size for key, place in raw.places.items()}
-                kept = carry(root, left_out, sizes)
-            root, gone = prune(root, left_out)
-            unread = unread_entries(gone, StreamPlace(number, raw.stream, raw.places, raw.hidden))
-            if kept is not None:
-                root, carried, outside = kept, outside, ()
-            else:
-                notes += [dropped_note([printable(one.path) for one in gone])] * bool(gone)
-        part = flatten_table(FileTree(root, choose_table(root, at, label)), label)
+                    sizes = {key: place.size for key, place in raw.places.items()}
+                    kept = carry(root, left_out, sizes)
+                root, gone = prune(root, left_out)
+                unread = unread_entries(
+                    gone, StreamPlace(number, raw.stream, raw.places, raw.hidden)
+                )
+                if kept is not None:
+                    root, carried, outside = kept, outside, ()
+                else:
+                    notes += [dropped_note([printable(one.path) for one in gone])] * bool(gone)
+            part = flatten_table(FileTree(root, choose_table(root, at, label)), label)
         if part.at is None and (why := tensors_at_root(root)) is not None:
             notes.append(f"{label}: {why}")
         if part.nested_dicts:
@@ -589,6 +592,14 @@ def read_file(
         unread,
         plain,
     )
+
+
+def seen_as_it_is(held: TorchFile) -> bool:
+    """Whether all that the file says is in its tree, with a dict for rules that needed no change
+    and no note: so that what was found out about it holds for every tree of the form.
+    """
+    known = held.part.at is not None and not held.part.nested_dicts
+    return known and not (held.outside or held.carried or held.unread or held.notes)
 
 
 def _alone(root: Any, at: str | None, label: str) -> tuple[Any, tuple[str, ...], list[str]]:
@@ -636,125 +647,14 @@ def read_raw(blob: FileBlob, label: str, like: StreamsAlike | None = None) -> Ra
     stamp = None if history is None else zip_archive.read_record(blob, history, MAX_HISTORY, label)
     written = archive.records["data.pkl"]
     return Raw(
-        decoded.tree, places, decoded.outside, stamp, decoded.hidden, (written.offset, written.size)
+        decoded.tree,
+        places,
+        decoded.outside,
+        stamp,
+        decoded.hidden,
+        (written.offset, written.size),
+        form=decoded.form,
     )
-
-
-def unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
-    """The values that no output can hold, by identity with the reason; and all decoders read."""
-    reasons: dict[int, str] = {}
-    found: dict[tuple[str, str], tuple[int, list[str]]] = {}
-    seen: set[int] = set()
-    holding: set[int] = set()
-    met: set[int] = set()
-
-    def holds_more(value: Any) -> bool:
-        """Whether a value is more than plain data: what is opaque goes out as it came in."""
-        return id(value) in holders(value, _MORE, holding, met)
-
-    def holds_tensors(key: Any) -> bool:
-        return id(key) in holders(key, _TENSORS)
-
-    stack: list[tuple[Any, tuple[Any, ...]]] = [(root, ())]
-    while stack:
-        node, path = stack.pop()
-        kind = type(node)
-        if kind is TensorRecord:
-            # most tensors are of a known dtype, and nothing else is asked of them
-            if (
-                node.dtype in _KNOWN
-                and not (node.conjugate or node.negative)
-                and node.state is None
-            ):
-                continue
-            reason = _why_unfit(node, holds_more)
-        elif kind is Described:
-            reason = "an object that holds what is not read" if holds_more(node) else ""
-        elif kind is Composite:
-            reason = next(
-                (why for _, record in node.components if (why := _why_unfit(record, holds_more))),
-                "",
-            )
-        elif kind is LocalShard:
-            reason = (
-                "a DTensor, or the part of one that a rank held; save its full_tensor(), or "
-                "a distributed checkpoint"
-            )
-        elif kind is DictNode and any(
-            type(key) is TensorRecord or holds_tensors(key)
-            for key, _ in node.pairs
-            if type(key) not in SCALARS
-        ):
-            reason = "a dict with tensors as keys"
-        elif kind is Storage:
-            reason = "a storage that is not a tensor; save a tensor of it"
-        elif kind is Opaque:
-            reasons[id(node)] = node.reason
-            continue
-        else:
-            reason = ""
-        if reason:
-            reasons[id(node)] = reason
-            name = _name_of(node)
-            count, paths = found.get((name, reason), (0, []))
-            if len(paths) < 20:
-                paths.append(dotted(path))
-            found[name, reason] = (count + 1, paths)
-            continue
-        if kind is DictNode or kind is ListNode:
-            if id(node) in seen:
-                continue
-            seen.add(id(node))
-            stack += [
-                (child, (*path, key))
-                for key, child in reversed(inside(node))
-                if type(child) not in SCALARS
-            ]
-            if kind is DictNode:
-                stack += [(key, (*path, key)) for key, _ in node.pairs if type(key) not in SCALARS]
-    return reasons, tuple(
-        Outside(name, reason, count, tuple(paths))
-        for (name, reason), (count, paths) in found.items()
-    )
-
-
-_KNOWN = frozenset(ITEMSIZE) & frozenset(BITS)
-
-
-# what may stand in no state, no object's field and no key of a dict that goes out again
-_MORE = frozenset({Opaque, TensorRecord, LocalShard, Storage})
-_TENSORS = _MORE - {Opaque}
-
-
-def _why_unfit(record: TensorRecord, holds_more: Callable[[Any], bool]) -> str:
-    """Why no output can hold this tensor; nothing if one can."""
-    if record.conjugate or record.negative:
-        return (
-            "a tensor with a pending conjugation or negation; save resolve_conj() or "
-            "resolve_neg() of it"
-        )
-    if record.dtype == PACKED:
-        fit = record.shape and (record.shape[-1] == 1 or record.strides[-1] == 1)
-        return (
-            ""
-            if fit
-            else "a tensor of packed 4-bit numbers whose pairs do not lie beside each other"
-        )
-    if record.dtype not in BITS:
-        return "a dtype that only torch's own kernels know"
-    return (
-        "a tensor whose attributes hold tensors, or what is not read"
-        if holds_more(record.state)
-        else ""
-    )
-
-
-def _name_of(node: Any) -> str:
-    if type(node) is LocalShard:
-        return "torch.distributed.tensor.DTensor"
-    if type(node) in (Storage, DictNode):
-        return "torch.UntypedStorage" if type(node) is Storage else "dict"
-    return getattr(node, "name", None) or f"torch.{node.dtype}"
 
 
 def _table(

@@ -390,16 +390,13 @@ def _run_rule(
     report: Report,
 ) -> _Finished:
     rule = reader.rule
-    names = reader.names
     roles = rule.reads[0].role is not None
-    if roles:
-        names = (*names, ROLE)
+    names = (*reader.names, ROLE) if roles else reader.names
     lone = _check_roles(reader, report) if roles else set[str]()
     keys = [t.key for t in reader.taken]
-    values = [(*t.values, t.role) if roles else t.values for t in reader.taken]
     items = records(
         Item,
-        values,
+        [(*t.values, t.role) if roles else t.values for t in reader.taken],
         map(tensors.__getitem__, keys),
         zip(keys),
         repeat(None) if programs is None else map(programs.get, keys),
@@ -414,22 +411,23 @@ def _run_rule(
         elif refused.diagnostic.code != "M207" or not lone.issuperset(refused.keys):
             report.diagnostics.append(refused.diagnostic)
 
-    last: tuple[Any, Decided] | None = None  # thousands of modules have one state, often none
+    last: tuple[Any, ...] = (None,)  # thousands of modules have one state, often none
 
     def decide(step: CompiledCall, item: Item) -> Decided | None:
         nonlocal last
         if context.payload is None:
             return None
-        asked = (step, item.tensor.spec, context.payload(item.tensor))
-        if last is None or asked != last[0]:
-            said = step.op.decide(step.args, *asked[1:], printable(item.keys[0]), context.allow)
-            last = (asked, said)
-        decided = last[1]
-        gone = not decided.outputs
-        out.decided.update(dict.fromkeys(item.keys, gone))
-        if gone or decided.loses:
-            out.dropped.update(dict.fromkeys(item.keys if gone else (), rule))
-            out.lost.update(dict.fromkeys(item.keys if decided.loses else (), rule))
+        spec, data = item.tensor.spec, context.payload(item.tensor)
+        if step is not last[0] or data != last[2] or spec != last[1]:
+            said = step.op.decide(step.args, spec, data, printable(item.keys[0]), context.allow)
+            last = (step, spec, data, said)
+        decided: Decided = last[3]
+        for key in item.keys:
+            out.decided[key] = gone = not decided.outputs
+            if gone:
+                out.dropped[key] = rule
+            if decided.loses:
+                out.lost[key] = rule
         for what in decided.notes:
             out.odd.setdefault(what, []).append(item.keys[0])
         return decided
@@ -767,6 +765,8 @@ def _settle_ranks(out: StepResult, tensors: Mapping[str, Tensor], report: Report
     names: dict[str, str] = {}
     several: set[str] | None = None
     for base, found in ranks.items():
+        if found != [0] and base not in out.tensors:
+            continue
         first = f"{base}@0"
         made = next(
             (

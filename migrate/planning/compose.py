@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import Diagnostic, MigrateError, Report, listed, option, plural, printable
 from ..core.keys import Pattern, parse
-from ..core.spec import BITS, Spec
+from ..core.spec import BITS
 from ..core.templates import Template, group, matching, seen_by, without_rank
 from ..ops.base import Loss, ValueOp
 from ..rules.compiled import DirectedRule
@@ -247,7 +247,7 @@ def _losses(
         destroys = Loss.DESTRUCTIVE in {s.op.loss(s.args) for s in rule.steps}
         if not (kept and rule.keeps) and (destroys or (not kept and id(rule) in cut)):
             found.append(LossOf(rule, "drop", tuple(keys), rule.why))
-        elif left := [key for key in keys if key in bound.left_behind]:
+        elif bound.left_behind and (left := [key for key in keys if key in bound.left_behind]):
             found.append(LossOf(rule, "drop", tuple(left), "state of the optimizer"))
         lost = [key for key in keys if bound.lost.get(key) is rule] if bound.lost else []
         if lost:
@@ -530,9 +530,8 @@ def prove_downgrade(
         ]
     if more := sorted(restored - composition.nothing):
         reasons.append(f"values return that were not there before: {listed(more, 4)}")
-    restored &= composition.nothing
-    source = {key: at.spec for key, at in tensors.items() if key not in restored}
-    return reasons + _differences(source, current, composition, last, strange)
+        restored &= composition.nothing
+    return reasons + _differences(tensors, restored, current, composition, last, strange)
 
 
 def _is_of(tensor: Tensor, kept: Mapping[str, StoredTensor]) -> bool:
@@ -561,19 +560,25 @@ def _reason(diagnostic: Diagnostic) -> str:
 
 
 def _differences(
-    source: Mapping[str, Spec],
+    source: Mapping[str, StoredTensor],
+    restored: AbstractSet[str],
     back: Mapping[str, Tensor],
     composition: Composition,
     last: StepResult,
     strange: Sequence[str],
 ) -> list[str]:
-    """`last`: the last step of the way back; `strange`: keys of what is made of something else."""
-    extra = [key for key in back if key not in source]
+    """What of the `source`, but for values that are `restored`, does not return. `last`: the last
+    step of the way back; `strange`: keys of what is made of something else.
+    """
+    extra = [key for key in back if key not in source or key in restored]
     # equal specs are mostly one object
     wrong = [
         k
-        for k, spec in source.items()
-        if (there := back.get(k)) is None or (there.spec is not spec and there.spec != spec)
+        for k, at in source.items()
+        if k not in restored
+        and (
+            (there := back.get(k)) is None or (there.spec is not at.spec and there.spec != at.spec)
+        )
     ]
     if not (extra or wrong or strange):
         return []
@@ -590,7 +595,7 @@ def _differences(
     lost: dict[str, list[str]] = {}
     for key in wrong:
         who = f"rule {owners[key].label}" if key in owners else "no rule"
-        what = f"{source[key]} returns as {back[key].spec}" if key in back else "not restored"
+        what = f"{source[key].spec} returns as {back[key].spec}" if key in back else "not restored"
         lost.setdefault(f"{who}: {what}", []).append(key)
     for key in strange:
         who = f"rule {last.provenance[key].rule.label}" if key in last.provenance else "no rule"

@@ -87,6 +87,9 @@ class ApplyOp(NamedTuple):
     dtypes: tuple[str, ...]
 
 
+# of sources that are keys
+_TEXTS = frozenset({str})
+
 Program: TypeAlias = "ReadKey | ApplyOp"
 TensorSource: TypeAlias = "str | ChunkOf | ComputedTensor"
 
@@ -146,6 +149,8 @@ def stored_keys(tensor: Tensor) -> list[str]:
     """The stored tensors that an output is made of, however far below, each once; what a computed
     tensor stands for is one.
     """
+    if _TEXTS.issuperset(map(type, tensor.sources)):
+        return list(dict.fromkeys(tensor.sources))  # type: ignore[arg-type]
     return list(dict.fromkeys(map(key_of, _sources(tensor, True))))
 
 

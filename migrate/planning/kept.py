@@ -78,17 +78,19 @@ class Kept:
         """Keeps what rules dropped that say so: tensors if there is a `place` for them, and of
         values that are None the names, for a stamp. Other values that were `lifted` are not kept.
         """
-        dropped = {key: rule for key, rule in bound.dropped.items() if rule.keeps}
-        if not dropped:
-            return
-        none = {_split(key)[0] for key in dropped if key in lifted and lifted[key] is None}
-        others = {_split(key)[0] for key in dropped if key not in lifted or lifted[key] is not None}
-        # what is None on some ranks alone has no name that stands for all
-        bound.nothing = sorted(none - others)
-        for key, rule in dropped.items():
-            if place and key in tensors and key not in lifted:
+        none: set[str] = set()
+        others: set[str] = set()
+        for key, rule in bound.dropped.items():
+            if not rule.keeps:
+                continue
+            value = lifted.get(key, lifted)
+            (none if value is None else others).add(_split(key)[0])
+            if place and value is lifted and key in tensors:
                 program = None if programs is None else programs.get(key)
                 self.parts[f"{rule.id} {rule.name} {key}"] = KeptPart(tensors[key], program)
+        if none or others:
+            # what is None on some ranks alone has no name that stands for all
+            bound.nothing = sorted(none - others)
 
     def put_back(
         self, keeping: Sequence[CompiledRule], bound: StepResult, nothing: Collection[str]
@@ -187,7 +189,7 @@ def _apply(rule: DirectedRule, step: CompiledCall, items: Sequence[Item], views:
 def _split(key: str) -> tuple[str, str]:
     """A key without its rank, and the rank as it is written."""
     short, at, rank = key.rpartition("@")
-    return (short, f"@{rank}") if at and rank.isdecimal() else (key, "")
+    return (short, at + rank) if at and rank.isdecimal() else (key, "")
 
 
 def _marks(tensors: Iterable[str]) -> Callable[[str], AbstractSet[str]]:
@@ -199,7 +201,9 @@ def _marks(tensors: Iterable[str]) -> Callable[[str], AbstractSet[str]]:
         short, mark = _split(key)
         while short:
             short = short.rpartition(".")[0]
-            marks = found.setdefault(short, set())
+            marks = found.get(short)
+            if marks is None:
+                marks = found[short] = set()
             if mark in marks:
                 break
             marks.add(mark)

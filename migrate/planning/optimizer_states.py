@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import printable
 from ..core.templates import rank_of
-from ..source.pickle.tree import Composite, DictNode, ListNode, LocalShard, TensorRecord
+from ..source.pickle.tree import SCALARS, Composite, DictNode, ListNode, LocalShard, TensorRecord
 
 if TYPE_CHECKING:
     from ..core.spec import Spec
     from ..source.index import Index
 
 _LEAVES = (TensorRecord, Composite, LocalShard)
+_NO_PAIRS = SCALARS.union(_LEAVES)
 
 # state among the tensors that rules see: home, then parameter and moment in either order. Without
 # a home it is what `get_optimizer_state_dict` flattens, in one dict with the model's tensors
@@ -121,7 +122,11 @@ class _Search:
                 self.found.append(state)
                 continue
             for key, value in reversed(pairs):
-                if type(value) in _LEAVES or not _pairs(value):
+                if (
+                    type(value) in _NO_PAIRS
+                    or (type(value) is ListNode and SCALARS.issuperset(map(type, value.items)))
+                    or not _pairs(value)
+                ):
                     continue
                 there = (*path, str(key))
                 inner = home

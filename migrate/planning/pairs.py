@@ -155,9 +155,9 @@ def may_hold_codes(spec: Spec) -> bool:
 
 def _split(key: str) -> tuple[str, str]:
     """The key without its rank, and the rank at the end."""
-    if "@" in key and rank_of(key) is not None:
-        key, at, digits = key.rpartition("@")
-        return key, at + digits
+    if "@" in key and (rank := rank_of(key)) is not None:
+        mark = f"@{rank}"
+        return key[: -len(mark)], mark
     return key, ""
 
 

@@ -132,8 +132,13 @@ class Views:
         """
         if isinstance(step.op, ValueOp):
             return self._compute(step, step.op, tensors, parts, rule, keys), []
-        mapping, sources = _join_sources(tensors)
-        key = (id(step), parts, mapping, *[id(t.view) for t in tensors], tensors[0].spec.dtype)
+        if len(tensors) == 1:
+            mapping, sources = None, tensors[0].sources
+            key: tuple[Any, ...] = id(step), parts, id(tensors[0].view), tensors[0].spec.dtype
+        else:
+            mapping, sources = _join_sources(tensors)
+            views = [id(t.view) for t in tensors]
+            key = id(step), parts, mapping, *views, tensors[0].spec.dtype
         found = self._traced.get(key)
         if found is None:
             # the step is kept beside the result: an id means nothing after its object is gone
@@ -143,14 +148,14 @@ class Views:
             made = self._materialise(step, tensors, parts, specs, rule, keys)
         else:
             made = [
-                Tensor(s, v, sources if at is None else tuple(sources[i] for i in at))
+                Tensor(s, v, sources if at is None else tuple([sources[i] for i in at]))
                 for s, v, at in outputs
             ]
         met = [
             (
                 check,
                 [
-                    Tensor(s, v, sources if at is None else tuple(sources[i] for i in at))
+                    Tensor(s, v, sources if at is None else tuple([sources[i] for i in at]))
                     for s, v, at in views
                 ],
             )
@@ -421,6 +426,8 @@ def _decide(
             continue
         if decided is None or (decided.args is None and decided.outputs):
             out.append(item._replace(values=(*item.values, "")))
+            continue
+        if not decided.outputs:
             continue
         settled = CompiledCall(step.name, step.op, decided.args, None, step.span)
         made = views.materialise(

@@ -479,14 +479,15 @@ def _table(
     names: dict[int, str] = {}
     for key, short in keys:
         sources = stored_keys(outputs[key])
-        if rank is not None and not leaves.keys() & sources:
+        found = [leaves[s] for s in sources if s in leaves]
+        if rank is not None and not found:
             # another rank's, which stands where this one has it
             sources = [s.rpartition("@")[0] or s for s in sources]
-        found = [leaves[s] for s in sources if s in leaves]
+            found = [leaves[s] for s in sources if s in leaves]
         like = _alike(found, len(sources))
         leaf = output_record(outputs[key].spec, like)
         names[id(leaf)] = key
-        entries.append((min((places[s] for s in sources if s in places), default=inf), short, leaf))
+        entries.append((min([places[s] for s in sources if s in places], default=inf), short, leaf))
         if objects and sources and all(s in objects for s in sources):
             made_of[short] = [objects[s] for s in sources]
     if made_of:

@@ -12,6 +12,8 @@ from ..source.blobs import Stored, StoredTensor, chunk_at
 from ..source.index import Index
 from ..source.tree import CheckpointTree
 
+_TEXTS = frozenset({str})
+
 
 class Declared(NamedTuple):
     """The storage of separate tensors declared to have been one; `key` is that of the first."""
@@ -38,6 +40,15 @@ def declare_ties(outline: CheckpointTree, stored: dict[str, Any]) -> dict[str, V
 
 def find_ties(outputs: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]) -> dict[str, str]:
     """For each output the first output that it is tied to, often itself."""
+    sources = [source for tensor in outputs.values() for source in tensor.sources]
+    storages = [s.storage for s in stored.values() if type(s) is Stored and s.storage is not None]
+    if (
+        _TEXTS.issuperset(map(type, sources))
+        and len(set(sources)) == len(sources)
+        and len(set(storages)) == len(storages)
+    ):
+        # no two outputs are made of one tensor, and no two tensors lie in one storage
+        return {key: key for key in outputs}
     groups: dict[Any, tuple[str, Tensor]] = {}
     views: dict[Any, int] = {}
     numbers: dict[int, int] = {}

@@ -30,6 +30,7 @@ from .tree import TENSORS, FileTree, kept_by_part
 # kinds of dicts that are nothing but their pairs
 _DICTS = frozenset({"dict", "OrderedDict", *OBJECTS})
 _HASHABLE = SCALARS - {bytearray}
+_TEXT = frozenset({str})
 
 
 def names_of(root: Any) -> list[str]:
@@ -116,27 +117,65 @@ def with_parts(first: FileTree, others: Sequence[tuple[str, FileTree]], called: 
     return first._replace(root=DictNode(base.kind, pairs, base.node, base.attributes))
 
 
-def sharing(root: DictNode, like: DictNode) -> DictNode:
-    """The root with the values of another one in the place of equal ones, of the dicts and objects
-    of fields that are its values: parts say nearly all of it alike.
+class Sharing:
+    """Gives the roots of parts the values of the first one in the place of equal ones, in the dicts
+    and objects of fields that are their values: parts say nearly all of it alike.
     """
-    held = dict(like.pairs) if all(type(key) is str for key, _ in like.pairs) else {}
-    compared = _Compared()
-    pairs = []
-    for key, value in root.pairs:
-        known = held.get(key) if type(key) is str else None
-        if type(value) is DictNode and type(known) is DictNode and compared.alike(value, known):
-            value = _shared(value, known, compared)
-        pairs.append((key, value))
-    return DictNode(root.kind, tuple(pairs), root.node, root.attributes)
+
+    def __init__(self, first: DictNode) -> None:
+        named = all(type(key) is str for key, _ in first.pairs)
+        self._first = dict(first.pairs) if named else {}
+        # what the first root of each form became
+        self._forms: dict[int, tuple[Any, DictNode, DictNode]] = {}
+
+    def root(self, root: DictNode, form: Any) -> DictNode:
+        """The root of a part; roots of one `form` hold the same objects but for what is their
+        own.
+        """
+        _, like, made = self._forms.get(id(form), (None, None, None)) if form else (None,) * 3
+        if like is None or made is None:
+            compared = _Compared()
+            pairs = [(key, self._value(key, value, compared)) for key, value in root.pairs]
+            made = DictNode(root.kind, tuple(pairs), root.node, root.attributes)
+            if form is not None:
+                # kept with the form, so that nothing else gets its identity
+                self._forms[id(form)] = form, root, made
+            return made
+        pairs = [
+            (key, _again(value, was, now))
+            for (key, value), (_, was), (_, now) in zip(
+                root.pairs, like.pairs, made.pairs, strict=True
+            )
+        ]
+        return DictNode(root.kind, tuple(pairs), root.node, root.attributes)
+
+    def _value(self, key: Any, value: Any, compared: _Compared) -> Any:
+        known = self._first.get(key) if type(key) is str else None
+        if (
+            type(value) is not DictNode
+            or type(known) is not DictNode
+            or not TENSORS.isdisjoint([type(held) for _, held in value.pairs])
+            or not compared.alike(value, known)
+        ):
+            return value
+        made = [
+            other
+            if pair[1] is other[1] or compared.same(pair[1], other[1])
+            else (other[0], pair[1])
+            for pair, other in zip(value.pairs, known.pairs, strict=True)
+        ]
+        return DictNode(value.kind, tuple(made), known.node, known.attributes)
 
 
-def _shared(value: DictNode, like: DictNode, compared: _Compared) -> DictNode:
+def _again(value: Any, was: Any, now: Any) -> Any:
+    """What becomes of a value beside another one that `was` and is `now`."""
+    if was is now or value is was:
+        return now if value is was else value
     made = [
-        other if pair[1] is other[1] or compared.same(pair[1], other[1]) else (other[0], pair[1])
-        for pair, other in zip(value.pairs, like.pairs, strict=True)
+        new if pair is old else (new[0], pair[1])
+        for pair, old, new in zip(value.pairs, was.pairs, now.pairs, strict=True)
     ]
-    return DictNode(value.kind, tuple(made), like.node, like.attributes)
+    return DictNode(value.kind, tuple(made), now.node, now.attributes)
 
 
 def _dict(pairs: Iterable[tuple[Any, Any]]) -> DictNode:
@@ -182,9 +221,7 @@ class _Compared:
             return (
                 self.alike(one, other)
                 and (one.kind in _DICTS or _text(_dict_of(one)) == _text(_dict_of(other)))
-                and all(
-                    self.same(a, b) for (_, a), (_, b) in zip(one.pairs, other.pairs, strict=True)
-                )
+                and all(self.same(a[1], b[1]) for a, b in _unlike(one.pairs, other.pairs))
             )
         if type(one) is ListNode and one.kind in ("list", "tuple"):
             return (
@@ -213,15 +250,20 @@ class _Compared:
         """Whether as many pairs have the same keys in one order."""
         if len(some) != len(others):
             return False
-        keys, there = ([key for key, _ in pairs] for pairs in (some, others))
-        return all(map(is_, keys, there)) or all(map(self.same, keys, there))
+        unlike = _unlike(some, others)
+        keys, there = [a[0] for a, _ in unlike], [b[0] for _, b in unlike]
+        if all(map(is_, keys, there)):
+            return True
+        if _TEXT.issuperset(map(type, keys)) and _TEXT.issuperset(map(type, there)):
+            return keys == there
+        return all(map(self.same, keys, there))
 
     def difference(self, one: DictNode, other: DictNode) -> Any:
         """What makes the `other` dict out of the `one`, as `of_part` reads it."""
         if self._same_keys(one.pairs, other.pairs):
             return _dict(
                 (key, self._entry(was, value))
-                for (key, was), (_, value) in zip(one.pairs, other.pairs, strict=True)
+                for (key, was), (_, value) in _unlike(one.pairs, other.pairs)
                 if was is not value and not self.same(was, value)
             )
         before = {_known(key): value for key, value in one.pairs}
@@ -262,6 +304,13 @@ class _Compared:
         if type(value) is ListNode and value.kind == "tuple":
             return ListNode("tuple", (value,), None)
         return value
+
+
+def _unlike(
+    some: Sequence[tuple[Any, Any]], others: Sequence[tuple[Any, Any]]
+) -> list[tuple[tuple[Any, Any], tuple[Any, Any]]]:
+    """The pairs of as many that are not one object; most are."""
+    return [two for two in zip(some, others, strict=True) if two[0] is not two[1]]
 
 
 def difference(one: DictNode, other: DictNode) -> Any:
@@ -309,6 +358,8 @@ class _Applied:
             entry, order = entry.items
         if type(entry) is not DictNode or (order is not None and type(order) is not ListNode):
             _damaged(self._called)
+        if order is None and (quick := self._same_fields(base, entry)) is not None:
+            return quick
         kept: Mapping[Any, tuple[Any, Any]] = {_known(key): (key, v) for key, v in entry.pairs}
         made: dict[Any, tuple[Any, Any]] = {}
         for key, value in base.pairs:
@@ -324,6 +375,26 @@ class _Applied:
                 _damaged(self._called)
             made = {known: made[known] for known in places}
         return DictNode(base.kind, tuple(made.values()), base.node, base.attributes)
+
+    def _same_fields(self, base: DictNode, entry: DictNode) -> DictNode | None:
+        """The dict where all keys are texts and the first part has them all, as nearly always; None
+        for any other.
+        """
+        if not all(
+            _TEXT.issuperset([type(key) for key, _ in node.pairs]) for node in (base, entry)
+        ):
+            return None
+        places = {key: place for place, (key, _) in enumerate(base.pairs)}
+        pairs = list(base.pairs)
+        for key, kept in entry.pairs:
+            place = places.get(key)
+            if place is None:
+                return None
+            value = self._value(pairs[place][1], kept)
+            if value is _ABSENT:
+                return None
+            pairs[place] = (key, value)
+        return DictNode(base.kind, tuple(pairs), base.node, base.attributes)
 
     def _value(self, base: Any, entry: Any) -> Any:
         """The part's value, from the first part's and what is kept."""

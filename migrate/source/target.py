@@ -151,24 +151,27 @@ def items_of(part: FileTree) -> Iterator[tuple[str, Any]]:
     counts: dict[str, int] = {}
     entries = (entry for _, entry in kept_by_part(part.root) if type(entry) is DictNode)
     whole = {id(value) for entry in entries for _, value in entry.pairs}
-    for number, leaf in enumerate(tree_leaves(part.root, table, whole=whole)):
-        value = leaf.value
+    for number, (words, value) in enumerate(tree_leaves(part.root, table, whole=whole)):
+        kind = type(value)
         if (
-            type(value) in (TensorRecord, Composite)
-            or ".state" in leaf.words
-            or (value is table and leaf.words == (part.at or ()))
+            kind is TensorRecord
+            or kind is Composite
+            or ".state" in words
+            or (value is table and words == (part.at or ()))
         ):
             continue
-        kind = type(value)
         if kind not in JSON_SCALARS and id(value) not in spellings:
             spellings[id(value)] = to_json(node_of(value))
-        path = joined(leaf.words, LONGEST) or "."
+        # nearly all are short
+        short = sum(map(len, words)) + len(words) <= LONGEST
+        path = (".".join(words) if short else joined(words, LONGEST)) or "."
         if len(path) > LONGEST:
             path = f"{path[:LONGEST]}…{number}"
-        base = path
-        while path in counts:
-            counts[base] += 1
-            path = f"{base}#{counts[base]}"
+        if path in counts:
+            base = path
+            while path in counts:
+                counts[base] += 1
+                path = f"{base}#{counts[base]}"
         counts[path] = 1
         room -= len(path)
         if room < 0:
@@ -199,12 +202,17 @@ def torch_form(spec: Spec) -> tuple[str, tuple[int, ...]]:
 def output_record(spec: Spec, like: TensorRecord | None = None) -> TensorRecord:
     """A tensor of an output as a leaf of its tree, with the flags of another one."""
     dtype, shape = torch_form(spec)
-    made = TensorRecord(dtype, NOWHERE, 0, shape, (), False, None)
     if like is None:
-        return made
-    return made._replace(
-        requires_grad=like.requires_grad,
-        parameter=like.parameter,
+        return TensorRecord(dtype, NOWHERE, 0, shape, (), False, None)
+    return TensorRecord(
+        dtype,
+        NOWHERE,
+        0,
+        shape,
+        (),
+        like.requires_grad,
+        None,
+        like.parameter,
         subclass=like.subclass,
         state=like.state,
     )

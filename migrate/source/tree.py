@@ -9,31 +9,39 @@ rest as it stood.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import is_
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ..core.errors import fail, listed, printable
-from ..core.spec import ALIASES, PACKED, Spec, spec
+from ..core.spec import ALIASES, BITS, PACKED, Spec, spec
 from .blobs import Stored, StoredTensor
 from .pickle.tree import (
     ITEMSIZE,
     OBJECTS,
+    SCALARS,
     Carried,
     Composite,
+    Described,
     DictNode,
     Encoding,
     ListNode,
     LocalShard,
     Opaque,
+    Storage,
     TensorRecord,
     answered,
+    dotted,
     holders,
     inside,
+    inside_of,
     joined,
     segment,
 )
+
+if TYPE_CHECKING:
+    from .pickle.policy import Outside
 
 NODES = frozenset({DictNode, ListNode})
 # lists whose items have places
@@ -187,7 +195,12 @@ def replace_values(root: Any, new: Mapping[int, Any]) -> Any:
         if kind not in NODES or (kind is ListNode and node.kind not in _ORDERED):
             return node
         if kind is ListNode:
-            items = tuple(map(visit, node.items))
+            items = tuple(
+                [
+                    visit(item) if type(item) in NODES or id(item) in made else item
+                    for item in node.items
+                ]
+            )
             same = all(map(is_, items, node.items))
             made[id(node)] = node if same else ListNode(node.kind, items, node.node)
             return made[id(node)]
@@ -232,9 +245,7 @@ def objects_of(root: Any) -> Iterator[tuple[tuple[str, ...], Composite]]:
         elif (kind is DictNode or kind is ListNode) and id(node) not in seen:
             seen.add(id(node))
             stack += [
-                (child, (*path, segment(key)))
-                for key, child in reversed(inside(node))
-                if type(child) in _HOLDING
+                (child, (*path, segment(key))) for key, child in reversed(inside_of(node, _HOLDING))
             ]
 
 
@@ -283,8 +294,7 @@ def tensors_outside(
             stack += [(record, (*path, place)) for place, record in reversed(inside(node))]
         elif (kind is DictNode or kind is ListNode) and id(node) not in seen:
             seen.add(id(node))
-            below = _HOLDING if node is not table else _AROUND
-            held = [pair for pair in inside(node) if type(pair[1]) in below]
+            held = inside_of(node, _HOLDING if node is not table else _AROUND)
             stack += [
                 (child, (*path, str(key) if type(key) in (str, int) else "~"))
                 for key, child in reversed(held)
@@ -377,7 +387,7 @@ def tensor_records(roots: list[Any]) -> Iterator[TensorRecord]:
             yield node
             if node.state is None:
                 continue
-        stack += [child for _, child in reversed(inside(node)) if type(child) in _HOLDING]
+        stack += [child for _, child in reversed(inside_of(node, _HOLDING))]
 
 
 TENSORS = frozenset({TensorRecord, Composite, LocalShard})
@@ -422,7 +432,132 @@ def tree_leaves(
             continue
         if node is stop:
             held = [pair for pair in held if type(pair[1]) is not TensorRecord]
+        if SCALARS.issuperset([type(child) for _, child in held]):
+            # which may be a hundred thousand
+            held = held[: most - count]
+            count += len(held)
+            yield from [TreeLeaf((*path, segment(key)), child) for key, child in held]
+            continue
         stack += [(child, (*path, segment(key))) for key, child in reversed(held)]
+
+
+def unfit(root: Any) -> tuple[dict[int, str], tuple[Outside, ...]]:
+    """The values that no output can hold, by identity with the reason; and all decoders read."""
+    from .pickle.policy import Outside
+
+    reasons: dict[int, str] = {}
+    found: dict[tuple[str, str], tuple[int, list[str]]] = {}
+    seen: set[int] = set()
+    holding: set[int] = set()
+    met: set[int] = set()
+
+    def holds_more(value: Any) -> bool:
+        """Whether a value is more than plain data: what is opaque goes out as it came in."""
+        return id(value) in holders(value, _MORE, holding, met)
+
+    def holds_tensors(key: Any) -> bool:
+        return id(key) in holders(key, _TENSORS)
+
+    stack: list[tuple[Any, tuple[Any, ...]]] = [(root, ())]
+    while stack:
+        node, path = stack.pop()
+        kind = type(node)
+        if kind is TensorRecord:
+            # most tensors are of a known dtype, and nothing else is asked of them
+            if (
+                node.dtype in _KNOWN
+                and not (node.conjugate or node.negative)
+                and node.state is None
+            ):
+                continue
+            reason = _why_unfit(node, holds_more)
+        elif kind is Described:
+            reason = "an object that holds what is not read" if holds_more(node) else ""
+        elif kind is Composite:
+            reason = next(
+                (why for _, record in node.components if (why := _why_unfit(record, holds_more))),
+                "",
+            )
+        elif kind is LocalShard:
+            reason = (
+                "a DTensor, or the part of one that a rank held; save its full_tensor(), or "
+                "a distributed checkpoint"
+            )
+        elif kind is DictNode and any(
+            type(key) is TensorRecord or holds_tensors(key)
+            for key, _ in node.pairs
+            if type(key) not in SCALARS
+        ):
+            reason = "a dict with tensors as keys"
+        elif kind is Storage:
+            reason = "a storage that is not a tensor; save a tensor of it"
+        elif kind is Opaque:
+            reasons[id(node)] = node.reason
+            continue
+        else:
+            reason = ""
+        if reason:
+            reasons[id(node)] = reason
+            name = _name_of(node)
+            count, paths = found.get((name, reason), (0, []))
+            if len(paths) < 20:
+                paths.append(dotted(path))
+            found[name, reason] = (count + 1, paths)
+            continue
+        if kind is DictNode or kind is ListNode:
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            stack += [
+                (child, (*path, key))
+                for key, child in reversed(inside(node))
+                if type(child) not in SCALARS
+            ]
+            if kind is DictNode:
+                stack += [(key, (*path, key)) for key, _ in node.pairs if type(key) not in SCALARS]
+    return reasons, tuple(
+        Outside(name, reason, count, tuple(paths))
+        for (name, reason), (count, paths) in found.items()
+    )
+
+
+_KNOWN = frozenset(ITEMSIZE) & frozenset(BITS)
+
+
+# what may stand in no state, no object's field and no key of a dict that goes out again
+_MORE = frozenset({Opaque, TensorRecord, LocalShard, Storage})
+_TENSORS = _MORE - {Opaque}
+
+
+def _why_unfit(record: TensorRecord, holds_more: Callable[[Any], bool]) -> str:
+    """Why no output can hold this tensor; nothing if one can."""
+    if record.conjugate or record.negative:
+        return (
+            "a tensor with a pending conjugation or negation; save resolve_conj() or "
+            "resolve_neg() of it"
+        )
+    if record.dtype == PACKED:
+        fit = record.shape and (record.shape[-1] == 1 or record.strides[-1] == 1)
+        return (
+            ""
+            if fit
+            else "a tensor of packed 4-bit numbers whose pairs do not lie beside each other"
+        )
+    if record.dtype not in BITS:
+        return "a dtype that only torch's own kernels know"
+    return (
+        "a tensor whose attributes hold tensors, or what is not read"
+        if holds_more(record.state)
+        else ""
+    )
+
+
+def _name_of(node: Any) -> str:
+    if type(node) is LocalShard:
+        return "torch.distributed.tensor.DTensor"
+    if type(node) in (Storage, DictNode):
+        return "torch.UntypedStorage" if type(node) is Storage else "dict"
+    return getattr(node, "name", None) or f"torch.{node.dtype}"
 
 
 class RemovedEntry(NamedTuple):

@@ -24,6 +24,7 @@ from migrate import formats
 from migrate.core.errors import MigrateError
 from migrate.source.by_part import names_of, of_part
 from migrate.source.index import Source
+from migrate.source.pickle.alike import StreamsAlike
 from migrate.source.pickle.jsonform import Ref, to_json
 from migrate.source.pickle.tree import DictNode, to_nodes
 
@@ -272,6 +273,39 @@ def _tensors(source: Source) -> dict[int, Any]:
         number: {**index.tensors, **index.passed_through}[key]
         for number, key in index.tree.names.items()
     }
+
+
+def test_parts_read_as_one_form_are_what_each_is_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(name: str, root: dict[str, Any]) -> None:
+        root["args"].x = name
+        root["rng_state"] = [{"numbers": (3, (1, 2, len(name), hash(name))), "w": torch.ones(3)}]
+        root["model"]["decoder.layers.0.self_attention.linear_qkv._extra_state"] = None
+
+    cut = {"tp": 4, "ep": 2}
+    folder = write_run(
+        tmp_path / "run", whole_model(4, experts=2), EVEN, args={}, change=change, **cut
+    )
+
+    def told() -> Any:
+        with formats.open(folder) as source:
+            index = source.index
+            order = [list(held) for held in (index.tensors, index.items, index.grid.replicas)]
+            return (
+                order,
+                dict(index.tensors),
+                repr(index.items),
+                dict(index.passed_through),
+                dict(index.grid.replicas),
+                index.notes,
+                of_parts(source),
+            )
+
+    known = told()
+    assert len(known[-1]) == 16
+    monkeypatch.setattr(StreamsAlike, "_known", lambda *_: None)
+    assert told() == known
 
 
 def test_a_run_that_becomes_transformers_needs_no_permission(tmp_path: Path) -> None:

@@ -133,6 +133,12 @@ LIKE: dict[str, tuple[Any, Any]] = {
     "a device": ({"a": torch.device("cuda", 0)}, {"a": torch.device("cuda", 1)}),
     "what is not read": ({"a": [complex, 1]}, {"a": [complex, 2]}),
     "attributes of a dict": (OrderedDict(a=1), OrderedDict(a=2)),
+    "a field": (argparse.Namespace(a=1, b="x"), argparse.Namespace(a=2, b="x")),
+    "a field of an object in one": (
+        argparse.Namespace(a=argparse.Namespace(b=1), c=[1, (2, 3)]),
+        argparse.Namespace(a=argparse.Namespace(b=2), c=[1, (2, 4)]),
+    ),
+    "values beside a tensor": ([{"w": torch.ones(2)}, (1, 2)], [{"w": torch.ones(2)}, (1, 3)]),
 }
 
 

@@ -21,7 +21,15 @@ from ...core.errors import CheckpointError
 from .machine import LENGTHS, OPERANDS, lengthy, read_pickle
 from .nodes import ARCHIVE, COMPOSITES, Call, Dict, Global, Persistent, Set, WrongError
 from .policy import Decoded, decode, decode_around
-from .tree import Composite, DictNode, ListNode, LocalShard, TensorRecord, holders
+from .tree import (
+    OBJECTS,
+    Composite,
+    DictNode,
+    ListNode,
+    LocalShard,
+    TensorRecord,
+    holders,
+)
 
 # forms that are kept, and places that one is open at
 _MOST_FORMS, _MOST_OPEN = 16, 20_000
@@ -29,6 +37,7 @@ _MOST_FORMS, _MOST_OPEN = 16, 20_000
 _OPEN = "migrate.open"
 _TENSORS = frozenset({TensorRecord, Composite, LocalShard})
 _PLAIN = {0x4E: None, 0x88: True, 0x89: False}
+_INTEGER, _integer = 0x4A, struct.Struct("<i").unpack_from
 
 
 class StreamsAlike:
@@ -77,6 +86,7 @@ class _StreamForm:
         self._starts: list[int] = []
         # of nodes that hold an open place: which of their children do, and of a place its number
         self._holding: dict[int, list[int]] = {}
+        self._open: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
         self._root: Any = None
         self._nodes: Any = None
@@ -84,17 +94,27 @@ class _StreamForm:
         self._values: dict[int, Any] = {}
         self._with_tensors: list[tuple[int, Any]] = []
         self._decoded: Decoded | None = None
+        # of nodes that hold an open place, those below others first, what each was decoded to and
+        # where in it others stand; None where that is to be decoded anew
+        self._recipes: list[tuple[int, Any, list[tuple[int, Any]] | None]] = []
 
     def values(self, stream: bytes) -> list[Any] | None:
         """What the stream has in the open places; None unless it is the form otherwise."""
         if self.failed or self._texts is None:
             return None
         *texts, last = self._texts
-        at, found = 0, list[Any]()
+        at, found, size = 0, list[Any](), len(stream)
         for text in texts:
-            if not stream.startswith(text, at):
-                return None
-            read = _plain_value(stream, at + len(text))
+            if text:
+                if not stream.startswith(text, at):
+                    return None
+                at += len(text)
+            if at + 5 <= size and stream[at] == _INTEGER:
+                # as most numbers of a random state
+                found += _integer(stream, at + 1)
+                at += 5
+                continue
+            read = _plain_value(stream, at)
             if read is None:
                 return None
             value, at = read
@@ -142,7 +162,7 @@ class _StreamForm:
             for part in (b"c%s\nn%d\n" % (_OPEN.encode(), number - 1) if number else b"", text)
         )
         self._places, self._texts = tuple(places), tuple(texts)
-        self._holding, self._numbers = {}, {}
+        self._holding, self._open, self._numbers = {}, {}, {}
         try:
             self._root = read_pickle(marked, ARCHIVE, name=self.name, persistent=True)
         except CheckpointError:
@@ -154,7 +174,8 @@ class _StreamForm:
 
     def _decode(self, values: list[Any]) -> bool:
         # kept, for what was decoded is known by the identity of nodes
-        self._nodes = nodes = self._fill(self._root, values, {})
+        made: dict[int, Any] = {}
+        self._nodes = nodes = self._fill(self._root, values, made)
         self._decoded = found = decode(nodes, self.name, self.sizes)
         holding: set[int] = set()
         met: set[int] = set()
@@ -171,13 +192,20 @@ class _StreamForm:
             if kind not in (TensorRecord, DictNode, ListNode) or id(state) in holding:
                 self.failed = True
             self._with_tensors.append((number, value))
+        self._recipes = []
+        for number, node in self._open.items():
+            value = found.finished.get(id(made.get(number)))
+            self._recipes.append((number, value, _places(node, value, self._holding[number])))
         return not self.failed
 
     def filled(self, values: list[Any], name: str) -> Decoded | None:
         """What the form is with these values in its open places; None where that has to be read by
         itself.
         """
-        nodes = self._fill(self._root, values, {})
+        if self._decoded is None:
+            return None
+        nodes_of: dict[int, Any] = {}
+        nodes = self._fill(self._root, values, nodes_of)
         copies: dict[int, Any] = {}
         finished = dict(self._values)
         new = tuple.__new__
@@ -195,10 +223,55 @@ class _StreamForm:
                     copy = ListNode(value.kind, items, value.node)
                 copies[id(value)] = copy
             finished[number] = copy
-        around = decode_around(nodes, name, finished)
-        if around is None or self._decoded is None:
-            return None
-        return Decoded(around[0], self._decoded.storages, (), self._decoded.hidden, {}, None)
+        made: dict[int, Any] = {}
+        for number, like, places in self._recipes:
+            node = nodes_of[number]
+            if places is not None:
+                value = self._renewed(like, node, places, values, made, copies)
+            else:
+                around = decode_around(node, name, finished)
+                if around is None:
+                    return None
+                (value,) = around
+            made[number] = finished[id(node)] = value
+        tree = made[id(self._root)] if self._recipes else finished.get(id(nodes), nodes)
+        known = self._decoded
+        return Decoded(tree, known.storages, (), known.hidden, {}, None, known)
+
+    def _renewed(
+        self,
+        like: Any,
+        node: Any,
+        places: list[tuple[int, Any]],
+        values: list[Any],
+        made: dict[int, Any],
+        copies: Mapping[int, Any],
+    ) -> Any:
+        """What a node is decoded to, which is `like` another one but for what stands in these
+        places.
+        """
+        numbers = self._numbers
+        here = [(at, values[numbers[one]] if one in numbers else made[one]) for at, one in places]
+        if type(like) is DictNode:
+            if type(node) is Call:
+                # the fields of an object are those of its state
+                ((_, fields),) = here
+                return DictNode(like.kind, fields.pairs, node)
+            pairs = list(like.pairs)
+            if id(like) in copies:
+                pairs = [(key, copies.get(id(held), held)) for key, held in pairs]
+            for at, value in here:
+                pairs[at] = (pairs[at][0], value)
+            return DictNode(like.kind, tuple(pairs), node)
+        if like.items is like.node:
+            # a tuple of plain values
+            return ListNode(like.kind, node, node)
+        items = list(like.items)
+        if id(like) in copies:
+            items = [copies.get(id(held), held) for held in items]
+        for at, value in here:
+            items[at] = value
+        return ListNode(like.kind, tuple(items), node)
 
     def _find(self, node: Any, met: dict[int, bool], compared: bool = False) -> bool:
         """Whether a node holds an open place, noted for all below it; the form fails where such a
@@ -222,6 +295,7 @@ class _StreamForm:
         met[id(node)] = found = any(held)
         if found:
             self._holding[id(node)] = [number for number, one in enumerate(held) if one]
+            self._open[id(node)] = node
         return found
 
     def _fill(self, node: Any, values: list[Any], made: dict[int, Any]) -> Any:
@@ -270,6 +344,22 @@ class _StreamForm:
         return filled
 
 
+def _places(node: Any, value: Any, here: list[int]) -> list[tuple[int, Any]] | None:
+    """Where children of a node stand in the value that it was decoded to, with the identities of
+    the children; None where that is not known.
+    """
+    kind = type(node)
+    if kind is Call:
+        # an object that is its fields is decoded from its state alone
+        known = type(value) is DictNode and value.kind in OBJECTS and here == [1]
+        return [(0, id(node.state))] if known and type(node.state) is Dict else None
+    if kind is Dict:
+        known = type(value) is DictNode and value.attributes is None
+        return [(at, id(node.pairs[at][1])) for at in here] if known else None
+    known = (kind is tuple or kind is list) and type(value) is ListNode
+    return [(at, id(node[at])) for at in here] if known else None
+
+
 def _children(node: Any, kind: type) -> Iterable[Any]:
     """What a composite holds, without the keys of its pairs."""
     if kind is Dict:
@@ -286,8 +376,8 @@ def _plain_value(data: bytes, at: int) -> tuple[Any, int] | None:
     """The plain value whose opcode begins there, and where the next one begins; None for others."""
     try:
         op = data[at]
-        if op == 0x4A:
-            return struct.unpack_from("<i", data, at + 1)[0], at + 5
+        if op == _INTEGER:
+            return _integer(data, at + 1)[0], at + 5
         if op == 0x8A:
             end = at + 2 + data[at + 1]
             if end > len(data) or data[at + 1] > ARCHIVE.integer:

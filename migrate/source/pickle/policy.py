@@ -77,7 +77,9 @@ class Decoded:
     """What one stream holds: `tree`, its storages by key, what is `outside` the allow-list.
 
     `hidden` are the keys of the storages that only opaque leaves refer to. `finished` has what each
-    node was decoded to, by its identity, and `kept` the nodes that decoders made.
+    node was decoded to, by its identity, and `kept` the nodes that decoders made. `form` is one
+    object for streams that say the same but for plain values, whose trees have all else in common
+    but tensors and what holds them; None for one that was read by itself.
     """
 
     tree: Any
@@ -86,6 +88,7 @@ class Decoded:
     hidden: frozenset[str]
     finished: Mapping[int, Any]
     kept: Any
+    form: Any = None
 
 
 def decode(root: Any, name: str, records: Mapping[str, int] | None = None) -> Decoded:

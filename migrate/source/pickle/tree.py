@@ -475,6 +475,16 @@ def inside(value: Any) -> list[tuple[Any, Any]]:
     return []
 
 
+def inside_of(value: Any, kinds: frozenset[type]) -> list[tuple[Any, Any]]:
+    """(path segment, value) of what `inside` has of these kinds; most containers have none."""
+    kind = type(value)
+    if kind is DictNode and value.attributes is None:
+        return [pair for pair in value.pairs if type(pair[1]) in kinds]
+    if kind is ListNode and kinds.isdisjoint(map(type, value.items)):
+        return []
+    return [pair for pair in inside(value) if type(pair[1]) in kinds]
+
+
 def holders(
     root: Any, wanted: frozenset[type], found: set[int] | None = None, met: set[int] | None = None
 ) -> set[int]:
@@ -492,7 +502,14 @@ def holders(
                 found.add(id(node))
         elif id(node) not in met:
             met.add(id(node))
-            below = [child for _, child in inside(node) if type(child) not in SCALARS]
+            if type(node) is ListNode:
+                below = (
+                    []
+                    if SCALARS.issuperset(map(type, node.items))
+                    else [child for child in node.items if type(child) not in SCALARS]
+                )
+            else:
+                below = [child for _, child in inside(node) if type(child) not in SCALARS]
             if type(node) is DictNode:
                 below += [key for key, _ in node.pairs if type(key) not in SCALARS]
             if below:
