@@ -8,6 +8,7 @@ BENCH ?=
 GENUINE ?=
 MEGATRON ?=
 IMPORTS ?=
+CATALOGUE ?=
 PYTEST ?=
 MARKS ?= thorough or ranks or libraries or servers or filesystems or hypothesis
 
@@ -21,7 +22,7 @@ SOURCES := $(shell find migrate rules schemas -type f -not -name '*.pyc')
 OLDEST ?= python3.10
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: help check test test-oldest marks gpu wheels genuine genuine-megatron imports demo campaign bench peers docs lint constraints clean
+.PHONY: help check test test-oldest marks gpu wheels genuine genuine-megatron imports catalogue demo campaign bench peers docs lint constraints clean
 .DELETE_ON_ERROR:
 
 help:
@@ -34,6 +35,7 @@ help:
 	@echo "make genuine   make tests/data/genuine again, by the libraries themselves (GENUINE='ct-nvfp4 modelopt-fp8')"
 	@echo "make genuine-megatron  make tests/data/megatron again, by megatron-core, and have it load what is written (MEGATRON='llama qwen3')"
 	@echo "make imports   prove the rules imported from every entry of transformers' mapping, and write docs/reference/transformers.md"
+	@echo "make catalogue  make the lineages of transformers' model types again, and show what changed"
 	@echo "make demo      a checkpoint there and back again"
 	@echo "make lint      ruff and mypy"
 	@echo "make campaign  hundreds of random cases, kills and injected failures"
@@ -126,6 +128,10 @@ peers: .venv-peers/.ready
 # every entry of transformers' conversion mapping: what the library loads, and what imported rules make of the same file
 imports: .venv-peers/.ready
 	.venv-peers/bin/python tests/authoring/make_imports.py $(IMPORTS)
+
+# the lineages that ship for its model types; CATALOGUE=--check writes nothing
+catalogue: .venv-test/.ready
+	.venv-test/bin/python tests/authoring/make_catalogue.py $(CATALOGUE)
 
 genuine: .venv-peers/.ready
 	.venv-peers/bin/python tests/genuine/make_genuine.py $(GENUINE)

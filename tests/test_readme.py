@@ -29,11 +29,18 @@ def test_users_come_first_and_developers_last() -> None:
 
 
 def test_every_lineage_is_listed() -> None:
+    from migrate.rules.families import families
+
     listed = set(
         re.findall(r"`([a-z0-9-]+)`", README.split("## Included lineages")[1].split("\n## ")[0])
     )
     shipped = {path.parent.name for path in (ROOT / "rules").glob("*/layouts.yaml")}
-    assert shipped <= listed
+    assert shipped - families().keys() <= listed
+    assert families().keys() <= shipped
+    # the families are too many for the table: it says how many, and of how many model types
+    kinds = sum(len(family.model_types) for family in families().values())
+    assert f"| `hf-MODEL-TYPE`, {len(families())} more |" in README
+    assert f"[{kinds} model types of transformers](docs/reference/catalogue.md)" in README
 
 
 def test_the_exit_statuses_are_those_of_the_errors() -> None:

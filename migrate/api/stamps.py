@@ -13,7 +13,7 @@ from ..core.errors import fail, option, printable
 from ..core.out_of_memory import guarded
 from ..core.types import PathLike
 from ..extra_state.states import States
-from ..planning.path import find_packs_of
+from ..planning.path import find_packs_of, lineages_asked_for
 from ..planning.request import Request, make_request, path_text
 from ..results import StampReport
 from ..rules.lineage import LayoutFinding, Lineage, detect, resolve_goal
@@ -87,7 +87,8 @@ def stamp(
 def _stamped(
     source: Source, place: str, text: str, out: PathLike | None, why: str | None, request: Request
 ) -> StampReport:
-    lineages = find_packs_of([str(p) for p in request.rules]).lineages()[0]
+    packs = find_packs_of([str(p) for p in request.rules])
+    lineages = lineages_asked_for(packs, replace(request, to=(text,)))
     goal = resolve_goal(text, lineages, {})
     lineage = lineages[goal.lineage]
     if source.history is not None:

@@ -96,18 +96,42 @@ def made_tests(
     by_key: dict[str, list[Relation]] = defaultdict(list)
     for relation in relations:
         by_key[relation.sources[0]].append(relation)
+    known = params or {}
+    rules = [draft for draft in drafts if not draft.keep]
+    best = Examples((), tuple(draft.name for draft in rules))
+    # fewer of what params count is easier to read, where no rule needs them all
+    for values, counted in ((known, {}), ({}, known)) if known else ((known, {}),):
+        whole, untested = _whole_test(rules, by_key, specs, read, header, values, counted, most)
+        sizes = sum(specs[k].nbytes for k, tensor in whole["given"].items() if "shape" in tensor)
+        better = len(untested) < len(best.untested) and sizes <= _MOST_BYTES
+        if better and _passes(drafts, header, whole) is not None:
+            best = Examples((whole,), tuple(untested))
+        if not best.untested:
+            break
+    return best
+
+
+def _whole_test(
+    rules: Sequence[RuleDraft],
+    by_key: Mapping[str, Sequence[Relation]],
+    specs: Mapping[str, Spec],
+    read: tuple[Read, Read],
+    header: writing.FileHead,
+    values: Mapping[str, int],
+    counted: Mapping[str, int],
+    most: int | None,
+) -> tuple[dict[str, Any], list[str]]:
+    """One test of all rules, and the names of those of which it says nothing."""
     given: dict[str, Any] = {}
     expect: dict[str, Any] = {}
-    few: dict[str, int] = {}
+    few: dict[str, int] = dict(counted)
     untested: list[str] = []
-    for draft in drafts:
-        if draft.keep:
-            continue
+    for draft in rules:
         wanted = _first_of_each(draft, by_key)
         large = most is not None and any(
             sum(specs[key].nbytes for key in r.sources) > most for r in wanted
         )
-        tests = iter(()) if large else _candidates(draft, wanted, specs, read, params or {})
+        tests = iter(()) if large else _candidates(draft, wanted, specs, read, values, counted)
         test = _chosen(draft, header, tests)
         if test is not None:
             given |= test["given"]
@@ -120,14 +144,8 @@ def made_tests(
                 for key in relation.sources:
                     given[key] = {"shape": list(specs[key].shape), "dtype": specs[key].dtype}
                 expect |= {key: {} for key in relation.targets}
-    whole: dict[str, Any] = {"name": NAME, **({"params": few} if few else {}), "given": given}
-    whole["expect"] = expect
-    sizes = sum(specs[key].nbytes for key, tensor in given.items() if "shape" in tensor)
-    if len(untested) == sum(not d.keep for d in drafts) or sizes > _MOST_BYTES:
-        return Examples((), tuple(d.name for d in drafts if not d.keep))
-    if _passes(drafts, header, whole) is None:
-        return Examples((), tuple(d.name for d in drafts if not d.keep))
-    return Examples((whole,), tuple(untested))
+    params = {"params": few} if few else {}
+    return {"name": NAME, **params, "given": given, "expect": expect}, untested
 
 
 def _sorted(array: Elements, axis: int) -> Iterator[bytes]:
@@ -214,13 +232,14 @@ def _candidates(
     specs: Mapping[str, Spec],
     read: tuple[Read, Read],
     params: Mapping[str, int],
+    counted: Mapping[str, int],
 ) -> Iterator[dict[str, Any]]:
-    """Examples of one rule, the smallest first."""
+    """Examples of one rule, the smallest first; `counted` are params that they all give."""
     axes = range(max((len(specs[r.sources[0]].shape) for r in relations if r.ops), default=0))
     # so that their elements can all differ
     longer = [_CutSizes(min(2, _LARGEST // n), axis, n) for n in _LONGER for axis in axes]
     for length in (*(_CutSizes(n) for n in _LENGTHS), None, *longer):
-        few: dict[str, int] = {}
+        few: dict[str, int] = dict(counted)
         labels: dict[tuple[str, int], int] = {}
         given: dict[str, Any] = {}
         expect: dict[str, Any] = {}

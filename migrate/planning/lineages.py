@@ -10,8 +10,9 @@ from typing import Any
 from ..core.errors import fail, option, printable
 from ..core.types import PACK
 from ..extra_state.states import States
+from ..rules.families import families, suiting
 from ..rules.files import LoadedFile
-from ..rules.lineage import Lineage, Matcher, detect, nearest, resolve_goal
+from ..rules.lineage import Lineage, Matcher, config_of, detect, nearest, resolve_goal
 from ..rules.packs import load_edge
 from ..source.index import Index
 from .edge_counts import counts_of
@@ -40,6 +41,7 @@ def known_lineages(
     `counts`: the rules of each edge are read and counted.
     """
     packs = find_packs_of(_folders(rules))
+    shipped = families()
     names = [only] if only is not None else list(packs.lineages()[0])
     out = []
     for name in names:
@@ -49,6 +51,9 @@ def known_lineages(
                 "name": name,
                 "title": lineage.title,
                 "ordered": lineage.ordered,
+                "aliases": list(lineage.aliases),
+                "model_types": lineage.model_types,
+                "family": lineage.name in shipped,
                 "layouts": [
                     {"name": x.name, "title": x.title, "status": x.status, "note": x.note}
                     for x in lineage.layouts
@@ -80,7 +85,8 @@ def layouts_of(
     """
     out = []
     match = match or Matcher(index, states)
-    for name, lineage in find_packs_of(_folders(rules)).lineages()[0].items():
+    suits = suiting(config_of(read_side), names=[*stamped])
+    for name, lineage in find_packs_of(_folders(rules)).lineages(suits)[0].items():
         if name in stamped:
             out.append(
                 {
@@ -115,7 +121,9 @@ def nearest_to(
     """The layouts that a checkpoint comes nearest to, of all known lineages, with what was found
     and what keeps them away.
     """
-    known = find_packs_of(_folders(rules)).lineages()[0].values()
+    match = match or Matcher(index, states)
+    suits = suiting(config_of(read_side), match.has)
+    known = find_packs_of(_folders(rules)).lineages(suits)[0].values()
     return [
         {
             "lineage": near.lineage,

@@ -8,7 +8,7 @@ Rule files given by hand are applied as they are, without lineage and without de
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -30,13 +30,16 @@ from ..core.keys import Pattern, parse
 from ..extra_state.states import States
 from ..rules import params as parameters
 from ..rules.compiled import compile_file_once
+from ..rules.families import Family, suiting
 from ..rules.files import LoadedFile
 from ..rules.lineage import (
     LATEST,
     Layout,
     LayoutFinding,
     Lineage,
+    Matcher,
     NearLayout,
+    config_of,
     detect,
     nearest,
     path,
@@ -156,10 +159,16 @@ def load_given_files(request: Request) -> list[LoadedFile]:
     return files
 
 
-def lineages_asked_for(packs: Packs, request: Request) -> dict[str, Lineage]:
-    """The lineages that the request names; all known ones where it names a layout alone."""
-    names = [text.rpartition("@")[0] for text in (*request.to, *request.from_)]
-    return {name: packs.load_lineage(name) for name in names} if all(names) else packs.lineages()[0]
+def lineages_asked_for(
+    packs: Packs, request: Request, suits: Callable[[], Callable[[Family], bool]] | None = None
+) -> dict[str, Lineage]:
+    """The lineages that the request names; where it names a layout alone all known ones, of
+    families that ship those that what `suits` answers takes.
+    """
+    texts = (*request.to, *request.from_)
+    names = [text.rpartition("@")[0] or (text if packs.knows(text) else "") for text in texts]
+    out = {} if all(names) else packs.lineages(suits() if suits else suiting({}))[0]
+    return out | {one.name: one for one in map(packs.load_lineage, filter(None, names))}
 
 
 def refuse_start_elsewhere(name: str) -> NoReturn:
@@ -384,7 +393,9 @@ def _towards(
     states: States | None,
 ) -> tuple[list[PathStep], dict[str, str]]:
     """The steps, and the layout that each lineage of a goal ends in, even without a step."""
-    lineages = lineages_asked_for(packs, request)
+    lineages = lineages_asked_for(
+        packs, request, lambda: suiting(config_of(read_side), names=[*stamp.layouts])
+    )
     current: dict[str, str] = {n: v for n, v in stamp.layouts.items() if n in lineages}
     for name, layout in current.items():
         if layout not in lineages[name].names:
@@ -431,7 +442,10 @@ def _towards(
         # one that is meant alone says in M504 what keeps the checkpoint away; of nothing at all
         # nothing is near
         if len(meant) > 1 and meant.isdisjoint(current) and index.tensors:
-            near = nearest(packs.lineages()[0].values(), index, read_side, states)
+            match = Matcher(index, states)
+            suits = suiting(config_of(read_side), match.has)
+            known = packs.lineages(suits)[0].values()
+            near = nearest(known, index, read_side, states, match)
             _refuse_unknown_family(text, current, [n for n in near if n.lineage not in current])
         goal = resolve_goal(text, lineages, current)
         lineage = lineages[goal.lineage]
@@ -460,7 +474,8 @@ def _is_meant(name: str, to: Sequence[str], lineage: Lineage) -> bool:
     """Whether a goal could be in this lineage; detection is not run for other lineages."""
     for text in to:
         meant, at, _ = text.rpartition("@")
-        if meant == name if at else text == name or text in lineage.names or text[:1] in "+-l":
+        called = (name, *lineage.aliases)
+        if meant in called if at else text in called or text in lineage.names or text[:1] in "+-l":
             return True
     return False
 

@@ -37,6 +37,9 @@ class LineageReport(DocumentPart):
     name: str
     title: str
     ordered: bool
+    aliases: tuple[str, ...]
+    model_types: tuple[str, ...]
+    family: bool
     layouts: tuple[LineageLayout, ...]
     edges: tuple[LineageEdge, ...]
 

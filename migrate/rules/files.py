@@ -122,9 +122,9 @@ def shipped_lineage(home: Path) -> Lineage | None:
         Edge(source, target, *(tuple(home / name for name in names) for names in (used, old)))
         for source, target, used, old in known["edges"]
     )
-    name, title, ordered, layouts, sealed = known["lineage"]
+    name, title, ordered, layouts, sealed, *aliases = known["lineage"]
     ids = tuple(sorted(model.id for model, *_ in known["files"].values()))
-    return Lineage(name, title, ordered, layouts, edges, ids, sealed)
+    return Lineage(name, title, ordered, layouts, edges, ids, sealed, tuple(aliases))
 
 
 def shipped_files(paths: Sequence[Path]) -> list[LoadedFile] | None:

@@ -18,6 +18,7 @@ from .arguments import MOST, whole_number
 from .fields import (
     COUNT,
     DTYPE,
+    NAMED,
     PATTERN,
     TEXT,
     UNPRINTABLE,
@@ -38,6 +39,7 @@ from .fields import (
     match_whole,
     one_of,
     one_or_list,
+    plain_name,
     read_dtype,
     read_text,
     refuse,
@@ -342,6 +344,13 @@ class LayoutFields(Model):
     )
 
 
+Names = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda value: tuple(each(sequence(value), plain_name))),
+    WithJsonSchema({"type": "array", "items": NAMED}),
+]
+
+
 class LayoutsFile(Model):
     """One independent axis of change and its layouts, the oldest first."""
 
@@ -351,6 +360,11 @@ class LayoutsFile(Model):
     title: Line = Field(
         description="the axis of change, in one line",
         examples=["Experts of Mixtral in transformers"],
+    )
+    aliases: Names = Field(
+        (),
+        description="other names of the lineage, which a goal or a start may have",
+        examples=[["hf-solar-open"]],
     )
     ordered: Bool = Field(
         True, description="true: releases, one after the other; false: spellings, any way goes"
@@ -424,7 +438,7 @@ def read_layouts(document: yaml.Document, report: Report) -> Lineage | None:
     if problems:
         return None
     layouts = tuple(_layout(name, fields, file.params) for name, fields in file.layouts.items())
-    return Lineage(file.lineage, file.title, file.ordered, layouts)
+    return Lineage(file.lineage, file.title, file.ordered, layouts, aliases=file.aliases)
 
 
 def _grid_problems(grid: GridFields, params: Mapping[str, Param]) -> Iterator[Problem]:

@@ -140,8 +140,8 @@ class LayoutName(NamedTuple):
 class Lineage:
     """One independent axis of change; `layouts` from oldest to latest if it is `ordered`.
 
-    `ids` are those of all its rule files. `sealed` is the hash of what the layouts mean where that
-    was worked out when the lineage was packaged.
+    `ids` are those of all its rule files, `aliases` other names that people may say. `sealed` is
+    the hash of what the layouts mean where that was worked out when the lineage was packaged.
     """
 
     name: str
@@ -151,10 +151,18 @@ class Lineage:
     edges: tuple[Edge, ...] = ()
     ids: tuple[str, ...] = ()
     sealed: str = field(default="", compare=False)
+    aliases: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
         return [layout.name for layout in self.layouts]
+
+    @property
+    def model_types(self) -> list[str]:
+        """What layouts ask config.json to say, the first layout's first."""
+        signs = (layout.detect for layout in self.layouts if layout.detect)
+        kinds = (kind for detect in signs for kind in detect.config.get("model_type", ()))
+        return list(dict.fromkeys(kind for kind in kinds if isinstance(kind, str)))
 
     def layout(self, name: str) -> Layout:
         """The layout called `name`; M501 with the nearest name if there is none."""
@@ -312,8 +320,8 @@ def resolve_goal(
             f"`{text}` exists in several lineages",
             help=f"say which: {listed([f'{n}@{text}' for n in ordered])}",
         )
-    if text in lineages:
-        return LayoutName(text, lineages[text].latest)
+    if (called := called_so(text, lineages)) is not None:
+        return LayoutName(called.name, called.latest)
     having = [n for n, known in lineages.items() if text in known.names]
     if len(having) > 1:  # the checkpoint can be in one of them only
         having = [n for n in having if n in current] or having
@@ -334,13 +342,21 @@ def resolve_goal(
 
 
 def _known(name: str, lineages: Mapping[str, Lineage]) -> Lineage:
+    if name in lineages:
+        return lineages[name]
     names = list(lineages)
-    if name not in lineages:
+    found = called_so(name, lineages)
+    if found is None:
         hint = did_you_mean(name, names) or (
             f"the lineages are {listed(names)}" if names else "no folder of rules was found"
         )
         fail("M507", f"there is no lineage `{printable(name)}`", help=hint)
-    return lineages[name]
+    return found
+
+
+def called_so(name: str, lineages: Mapping[str, Lineage]) -> Lineage | None:
+    """The lineage of this name, or else the one that has it as an alias."""
+    return lineages.get(name) or next((x for x in lineages.values() if name in x.aliases), None)
 
 
 def _within(lineage: Lineage, wanted: str, current: Mapping[str, str]) -> str:
@@ -411,7 +427,7 @@ def detect(
         )
         for layout in lineage.layouts
     )
-    config = _config(read_side) if asks else None
+    config = config_of(read_side) if asks else None
     match = match or Matcher(index, states)
     out = []
     for layout in lineage.layouts:
@@ -449,7 +465,7 @@ def nearest(
     A sign that something is absent brings no layout nearer. One less than half there is left out.
     `match` is as for `detect`.
     """
-    match, config = match or Matcher(index, states), _config(read_side)
+    match, config = match or Matcher(index, states), config_of(read_side)
     ranked: list[tuple[float, int, NearLayout]] = []
     for lineage in lineages:
         best: tuple[float, int, NearLayout] | None = None
@@ -711,6 +727,10 @@ class Matcher:
         for template, cut in templates:
             yield from compress(template.keys, matching(pattern, seen_by(pattern, template, cut)))
 
+    def has(self, segment: str) -> bool:
+        """Whether some key has this segment."""
+        return segment in self._having
+
     @property
     def keys(self) -> Iterator[str]:
         """All keys, those of one template after the other."""
@@ -747,7 +767,8 @@ def _has_ndim(wanted: tuple[int, ...], spec: Spec) -> bool:
     return len(spec.shape) in wanted
 
 
-def _config(read_side: Callable[[str], bytes | None]) -> Any:
+def config_of(read_side: Callable[[str], bytes | None]) -> Any:
+    """What config.json holds, if it is an object; else None."""
     raw = read_side("config.json")
     if raw is None:
         return None

@@ -16,19 +16,27 @@ from typing import Any
 from ..core.errors import Report
 from ..ops.base import OpCall
 from ..source import yaml
+from .families import INDEX, family_of
+from .families import text as index_text
 from .files import FORM, LAYOUTS, NAME, files_below, shipped_folder
+from .lineage import Lineage
 from .loading import load_files
 from .locks import layouts_hash
 from .packs import read_lineage
 
 
-def make(home: Path) -> str:
-    """The text of the folder's file; raises what is wrong with what it is made from."""
+def _read(home: Path) -> Lineage:
     report = Report()
     found = read_lineage(home.name, home, report)
     report.check()
     if found is None:
         raise ValueError(f"{home}: nothing was read and nothing was reported")
+    return found
+
+
+def make(home: Path, lineage: Lineage | None = None) -> str:
+    """The text of the folder's file; raises what is wrong with what it is made from."""
+    found = lineage or _read(home)
     paths = [path for edge in found.edges for path in (*edge.files, *edge.superseded)]
     files = {}
     for path, file in zip(paths, load_files(paths), strict=True):
@@ -46,6 +54,7 @@ def make(home: Path) -> str:
         "lineage": [
             *(found.name, found.title, found.ordered, _written(found.layouts)),
             layouts_hash(found),
+            *found.aliases,
         ],
         "edges": [
             [
@@ -99,10 +108,18 @@ def _written(value: Any) -> Any:
 
 def differences() -> Iterator[tuple[Path, str]]:
     """Each file that is not as it would be made, with how it would be."""
+    found = []
     for path in sorted(shipped_folder().glob(f"*/{LAYOUTS}")):
-        place, text = path.parent / NAME, make(path.parent)
-        if not place.is_file() or place.read_text(encoding="utf-8") != text:
-            yield place, text
+        lineage = _read(path.parent)
+        yield from _stale(path.parent / NAME, make(path.parent, lineage))
+        family = family_of(lineage, path.stat().st_size)
+        found += [family] if family is not None else []
+    yield from _stale(shipped_folder() / INDEX, index_text(found))
+
+
+def _stale(place: Path, text: str) -> Iterator[tuple[Path, str]]:
+    if not place.is_file() or place.read_text(encoding="utf-8") != text:
+        yield place, text
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,7 @@ from ..core.errors import (
 from ..core.types import FORMAT_VERSION, PACK, PathLike
 from ..source import yaml
 from ..source.registry import CODE, LEFT_OUT, canonical, declared, distribution_of, left_out
+from .families import Family, families
 from .files import LAYOUTS as LAYOUTS
 from .files import LoadedFile, shipped_files, shipped_folder, shipped_lineage
 from .files import files_below as files_below
@@ -141,8 +142,11 @@ class Packs:
             self._all = (*self.local, built_in(), *self.installed)
         return self._all
 
-    def lineages(self) -> tuple[dict[str, Lineage], list[Diagnostic]]:
-        """Every lineage by name, without edges, and what is wrong with unreadable ones.
+    def lineages(
+        self, suits: Callable[[Family], bool] | None = None
+    ) -> tuple[dict[str, Lineage], list[Diagnostic]]:
+        """Every lineage by name, without edges, and what is wrong with unreadable ones; of families
+        that ship those that `suits` takes.
 
         Problems of local packs are raised, also that they have a lineage that is known otherwise;
         those of built-in and installed ones are answered, because they belong to others and
@@ -151,7 +155,15 @@ class Packs:
         out: dict[str, Lineage] = {}
         problems: list[Diagnostic] = []
         report = Report()
+        known = {} if suits is None else families()
         for name in dict.fromkeys(name for pack in self.all for name in pack.lineages):
+            if (
+                suits is not None
+                and (family := known.get(name)) is not None
+                and not suits(family)
+                and all(family.is_in(p.lineages[name]) for p in self.all if name in p.lineages)
+            ):
+                continue
             try:
                 pack = self.home(name)
             except MigrateError as error:
@@ -170,12 +182,15 @@ class Packs:
         return out, problems
 
     def load_lineage(self, name: str) -> Lineage:
-        """The lineage with its edges; M507 if no pack has it, M508 if packs differ in it, M1xx for
-        what its files hold.
+        """The lineage with its edges, also by an alias; M507 if no pack has it, M508 if packs
+        differ in it, M1xx for what its files hold.
         """
         if name not in self._loaded:
             report = Report()
-            folder = self.home(name).lineages[name]
+            home = self.home(name)
+            if name not in home.lineages:
+                return self.load_lineage(self._called(name))
+            folder = home.lineages[name]
             lineage = shipped_lineage(folder) or read_lineage(name, folder, report)
             report.check()
             if lineage is None:
@@ -184,12 +199,33 @@ class Packs:
             self._loaded[name] = lineage
         return self._loaded[name]
 
+    def knows(self, name: str) -> bool:
+        """Whether a lineage is called so, or a family that ships has the name as an alias."""
+        return any(name in pack.lineages for pack in self.all) or any(
+            name in family.aliases for family in families().values()
+        )
+
+    def _called(self, name: str) -> str:
+        """The name of the lineage that has this one as an alias; the same where none has."""
+        known = families()
+        for family in known.values():
+            if name in family.aliases:
+                return family.name
+        others = ((n, home) for p in self.all for n, home in p.lineages.items() if n not in known)
+        for own, home in others:
+            lineage = shipped_lineage(home) or _layouts(own, home, Report())
+            if lineage is not None and name in lineage.aliases:
+                return own
+        return name
+
     def home(self, name: str) -> Pack:
         """The pack that has the lineage; M507 and M508 as `load_lineage`. Of several that do the
         same, the one that ships is preferred.
         """
         if name not in self._homes:
             having = [pack for pack in self.all if name in pack.lineages]
+            if not having and (called := self._called(name)) != name:
+                return self.home(called)
             if not having:
                 self._refuse_unknown(name)
             home = having[0]
@@ -202,6 +238,7 @@ class Packs:
 
     def _refuse_unknown(self, name: str) -> NoReturn:
         known = list(dict.fromkeys(n for pack in self.all for n in pack.lineages))
+        known += [alias for family in families().values() for alias in family.aliases]
         hint = did_you_mean(name, known) or (
             f"the lineages are {listed(known)}" if known else "no folder of rules was found"
         )

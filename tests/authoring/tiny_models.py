@@ -109,7 +109,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "n_shared_experts": 1,
         "num_experts_per_tok": 2,
     },
-    "d_fine": {"backbone_config": {"out_features": ["stage2", "stage3", "stage4"]}},
+    "d_fine": {
+        "backbone_config": {"out_features": ["stage2", "stage3", "stage4"]},
+        "encode_proj_layers": [1, 2],
+        "encoder_layers": lambda layers, experts: layers,
+    },
     "dots3_note": {"text_config": _DOTS, "audio_config": {"adapter_input_size": HIDDEN}},
     "dots3_note_text": _DOTS,
     "dots3_note_audio_encoder": {"adapter_input_size": HIDDEN},
@@ -137,6 +141,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "hunyuan_vl": {"text_config": {"head_dim": HEAD}},
     "lfm2_moe": {"layer_types": _linear("conv", "full_attention")},
+    "longcat_flash": {"zero_expert_num": 2},
     "lw_detr": {
         "backbone_config": {
             "image_size": 64,
@@ -193,6 +198,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
         },
     },
     "swin": _SWIN,
+    "vibevoice_asr": {"*": {"num_filters": 2}},
 }
 
 

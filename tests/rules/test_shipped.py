@@ -119,8 +119,9 @@ def test_relatives_and_mixtures_are_in_no_layout_of_ours(keys: list[str]) -> Non
 
 
 def test_a_config_that_says_another_model_settles_it() -> None:
-    assert held(checkpoint(MIXTRAL_V4), "minimax") == []
-    assert held(checkpoint(STACKED, SHARED), "qwen3_next") == []
+    assert held(checkpoint(MIXTRAL_V4), "minimax") == ["hf-minimax@v4"]
+    assert held(checkpoint(STACKED, SHARED), "qwen3_next") == ["hf-cohere2-moe@v5"]
+    assert held(checkpoint(MIXTRAL_V4), "of_no_lineage") == []
 
 
 @pytest.mark.parametrize(

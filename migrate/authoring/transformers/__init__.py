@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,8 +27,10 @@ from ..writing import FileHead
 from . import classes
 from .mapping import Mapped, mapped
 from .operations import Wanted
-from .values import readers, shortened
+from .values import LONGEST, readers, shortened
 
+# an axis of a class that is made small beforehand
+_SMALL = 128
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 
@@ -76,7 +78,45 @@ def imported(source: Source, cls: str | None = None, *, reverse: bool = False) -
     built = classes.built(held, settings, cls, _dtype(header))
     if reverse:
         header = _hub_header(held, built, header)
-    found = mapped(held, built, header)
+    return _written_down(held, built, header, mapped(held, built, header))
+
+
+def imported_class(
+    settings: Mapping[str, Any], cls: str, stored: Callable[[str], Iterable[str]] = lambda k: (k,)
+) -> Imported:
+    """The rules for a class as `config.json` describes it, without a checkpoint: from what it
+    writes for the Hub to what it writes otherwise. What may be tied is in neither, or in both.
+
+    `stored` are the keys that checkpoints have where `save_pretrained` writes one.
+    """
+    held = classes.library()
+    built = classes.built(held, settings, cls, "float32")
+    left_out = getattr(built.model, "_keys_to_ignore_on_save", None) or ()
+    saved = {
+        key: Spec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for key, tensor in built.model.state_dict().items()
+        if key not in left_out
+    }
+    header = _hub_header(held, built, saved)
+    hub = {key: spec for written, spec in header.items() for key in stored(written)}
+    found = mapped(held, built, hub, whole=True)
+    tied = classes.tied(held, built.model)
+    found.relations = [
+        r
+        if r.kept or not tied & {*r.targets}
+        else replace(r, fields={**r.fields, "optional": True})
+        for r in found.relations
+    ]
+    return _written_down(held, built, hub, found, longest=_SMALL)
+
+
+def _written_down(
+    held: classes.Library,
+    built: classes.Built,
+    header: Mapping[str, Spec],
+    found: Mapped,
+    longest: int = LONGEST,
+) -> Imported:
     name = type(built.model).__name__
     _refuse(found, name, held.version)
     params = {n: w.value for n, w in found.params.items() if isinstance(w.value, int)}
@@ -90,13 +130,13 @@ def imported(source: Source, cls: str | None = None, *, reverse: bool = False) -
     values = {n: v for n, v in params.items() if n in used}
     return Imported(
         name,
-        str(settings["model_type"]),
+        str(built.settings["model_type"]),
         held.version,
         tuple(drafts),
         tuple(relations),
         {n: _param(w) for n, w in found.params.items() if n in used},
         values,
-        (small := shortened(header, relations, values)),
+        (small := shortened(header, relations, values, longest)),
         readers(built, found, small),
         tuple(found.missing),
     )

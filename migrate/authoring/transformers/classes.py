@@ -154,6 +154,22 @@ def built(held: Library, settings: Mapping[str, Any], named: str | None, dtype: 
     return Built(model, config, settings, dtype)
 
 
+def tied(held: Library, model: Any) -> set[str]:
+    """The parameters that may be other names of one, which `config.json` decides; a file need not
+    have them.
+    """
+    names = [*model.state_dict()]
+    out: set[str] = set()
+    for before, module in model.named_modules():
+        own = getattr(module, "_tied_weights_keys", None)
+        if isinstance(module, held.PreTrainedModel) and isinstance(own, Mapping):
+            start = f"{before}." if before else ""
+            found = [re.compile(pattern) for pattern in own]
+            inside = (name for name in names if name.startswith(start))
+            out.update(n for n in inside if any(f.fullmatch(n[len(start) :]) for f in found))
+    return out
+
+
 def _part(config: Any, wanted: type) -> Any:
     """The part of a composite configuration that is one of `wanted`."""
     parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", ())]

@@ -43,9 +43,13 @@ class Mapped:
     untold: list[str] = field(default_factory=list)
 
 
-def mapped(held: Library, made: Built, header: Mapping[str, Spec]) -> Mapped:
-    """The rules for a checkpoint with these keys."""
-    return _Mapping(held, made, header).mapped()
+def mapped(
+    held: Library, made: Built, header: Mapping[str, Spec], *, whole: bool = False
+) -> Mapped:
+    """The rules for a checkpoint with these keys. `whole`: they are all that checkpoints of the
+    class have, and what they become is to be saved, which needs no weight under several names.
+    """
+    return _Mapping(held, made, header).mapped(whole)
 
 
 class _Mapping:
@@ -65,7 +69,7 @@ class _Mapping:
         self.out = Mapped(owners=self.owner)
         self.produced: dict[str, str | None] = {}
 
-    def mapped(self) -> Mapped:
+    def mapped(self, whole: bool) -> Mapped:
         groups: dict[str, list[Moved]] = {}
         unknown: list[Moved] = []
         for move in self.moves:
@@ -82,8 +86,9 @@ class _Mapping:
             except Untold as error:
                 converter = self.owner.get(same[0][0].pattern or "")
                 self.out.untold.append(_explained(error, converter, same[0]))
-        self._absent()
-        self._ties()
+        self._absent(whole)
+        if not whole:
+            self._ties()
         self._unknown(unknown)
         self.out.missing = [k for k in self.names if k not in self.produced]
         return self.out
@@ -201,9 +206,9 @@ class _Mapping:
             keys = tuple(move.key for part in cut for move in part)
             yield Relation(keys, (target,), tuple(ops))
 
-    def _absent(self) -> None:
+    def _absent(self, whole: bool) -> None:
         """What other checkpoints of the class have and this one has not, as far as the mapping
-        tells: experts, and parameters that get another name.
+        tells: experts, unless it is `whole`, and parameters that get another name.
 
         Without them a rule for all of a module would take them too, as they are.
         """
@@ -230,7 +235,7 @@ class _Mapping:
                 ]
                 sources = tuple(key for key in dict.fromkeys(keys) if key not in self.header)
                 targets = {self.renamed(key, self.names)[0] for key in sources}
-                if ops and len(targets) == 1:
+                if ops and len(targets) == 1 and not whole:
                     relation = Relation(
                         sources, tuple(targets), ops, fields=_OPTIONAL, note=_OTHERS
                     )

@@ -22,17 +22,20 @@ if TYPE_CHECKING:
     Read = Callable[[str], np.ndarray[Any, Any]]
 
 # longer axes are made as long as heads, and parts in twos, threes and fours, need them to be
-_LONG = 64
+LONGEST = 64
 
 
 def shortened(
-    specs: Mapping[str, Spec], relations: Iterable[Relation], values: Mapping[str, int]
+    specs: Mapping[str, Spec],
+    relations: Iterable[Relation],
+    values: Mapping[str, int],
+    longest: int = LONGEST,
 ) -> dict[str, Spec]:
     """The specs with short axes, all of one length; also of keys that only relations have."""
     others = dict.fromkeys((key for r in relations for key in r.sources), Spec("float32", (4, 4)))
     short = 12 * max(values.values(), default=2)
     return {
-        key: Spec(spec.dtype, tuple(short if size > _LONG else size for size in spec.shape))
+        key: Spec(spec.dtype, tuple(short if size > longest else size for size in spec.shape))
         for key, spec in {**others, **specs}.items()
     }
 

@@ -1,0 +1,84 @@
+"""The lineages that ship for the model types of transformers: against what the library itself loads
+and saves, and how they are found.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+import migrate
+from migrate.rules.families import families
+
+SHIPPED = {kind: family for family in families().values() for kind in family.model_types}
+# of each kind of rules one: experts, joined, renamed, shared by several, corrected
+SAMPLE = ["axk2", "esm", "gemma3", "gpt_neox", "solar_open"]
+
+
+def compare(kind: str, tmp: Path, layers: int = 3, experts: int = 6) -> list[str]:
+    """What differs between what the shipped rules make of a checkpoint for the Hub, and what the
+    library makes of it; and what is not as it was after the way back.
+    """
+    from catalogue import hub_name
+    from import_proof import differences, saved, stored
+    from transformers import PreTrainedModel
+
+    cls, hub = saved(kind, tmp / "hub", layers=layers, experts=experts)
+    weights = {name: t for key, t in stored(hub).items() for name in hub_name(kind, key, layers)}
+    for file in hub.glob("*.safetensors*"):
+        file.unlink()
+    save_file({name: t.clone() for name, t in weights.items()}, hub / "model.safetensors")
+    load = PreTrainedModel.from_pretrained.__func__  # type: ignore[attr-defined]
+    model, info = load(cls, hub, output_loading_info=True)
+    model.save_pretrained(tmp / "expected", save_original_format=False)
+    expected = stored(tmp / "expected")
+    made_up = {*info["missing_keys"]} - weights.keys()
+    expected = {key: tensor for key, tensor in expected.items() if key not in made_up}
+    report = migrate.apply(hub, tmp / "v5", to="latest", allow={"drop"})
+    wrong = differences(stored(tmp / "v5"), expected)
+    if not report.losses:
+        migrate.downgrade(tmp / "v5", tmp / "back", to=f"{SHIPPED[kind].name}@v4")
+        wrong += [f"back: {key}" for key in differences(stored(tmp / "back"), weights)]
+    return wrong
+
+
+@pytest.mark.libraries
+@pytest.mark.parametrize("kind", SAMPLE)
+def test_latest_is_what_the_library_loads_and_saves(kind: str, tmp_path: Path) -> None:
+    assert compare(kind, tmp_path) == []
+
+
+@pytest.mark.campaign
+def test_latest_is_so_for_every_model_type(tmp_path: Path) -> None:
+    wrong = {kind: found for kind in SHIPPED if (found := compare(kind, tmp_path / kind))}
+    assert wrong == {}
+
+
+@pytest.mark.libraries
+def test_what_ships_is_what_the_importer_makes() -> None:
+    import catalogue
+    import make_catalogue
+
+    found = {kind: made for kind, made in catalogue.made() if not isinstance(made, str)}
+    all_ = catalogue.families(found)
+    files = {name: text for one in all_ for name, text in catalogue.files_of(one).items()}
+    assert [name for name, _ in make_catalogue.differences(files)] == []
+    assert make_catalogue.orphans({one.name for one in all_}) == []
+    assert {kind for one in all_ for kind in one.types} == SHIPPED.keys()
+
+
+def test_a_file_that_says_why_may_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import catalogue
+    import make_catalogue
+
+    monkeypatch.setattr(catalogue, "RULES", tmp_path)
+    file = tmp_path / "hf-toy" / "v5" / "rename.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("id: other\n")
+    made = {"hf-toy/v5/rename.yaml": "id: made\n", "hf-toy/layouts.yaml": "lineage: hf-toy\n"}
+    names = [name for name, _ in make_catalogue.differences(made)]
+    assert names == ["hf-toy/layouts.yaml", "hf-toy/v5/rename.yaml"]
+    file.write_text(f"{catalogue.CHANGED}the Hub has another key\nid: other\n")
+    assert [name for name, _ in make_catalogue.differences(made)] == ["hf-toy/layouts.yaml"]
