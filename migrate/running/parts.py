@@ -554,7 +554,7 @@ def publish_parts(
             for file in run.target.files
             if file.name in pieces
         }
-        found = run.publish()
+        found: RunResult = run.publish()
         files = {file.name: found.files[file.name] for file in run.target.files}
     return replace(found, files=files, bytes_shared=shared)
 

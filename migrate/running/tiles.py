@@ -712,17 +712,13 @@ class TargetRun:
             self._values.forget()
 
     @contextmanager
-    def ending(self, undo: Undoing | None = None) -> Iterator[None]:
+    def ending(self) -> Iterator[None]:
         """Within it are the steps: an error goes through `fail`, and then all is let go of."""
         try:
             yield
         except BaseException as error:  # noqa: BLE001 - raised again
-            if undo is not None:
-                undo.end(error)
             self.fail(error)
         finally:
-            if undo is not None:
-                undo.end(None)
             self.close()
 
     def _entered(self) -> Partial:
@@ -774,7 +770,8 @@ def write_target(
     ValueError if `threads` is less than one.
     """
     run = kind(outputs, source, target, out, **named)
-    with run.ending(undo):
+    # not `ending`: each call counts where nothing is written
+    try:
         run.examine(target.files, checks)
         run.enter()
         run.allocate()
@@ -784,6 +781,14 @@ def write_target(
         if undo is not None:
             undo.appear()
         return run.publish()
+    except BaseException as error:  # noqa: BLE001 - raised again
+        if undo is not None:
+            undo.end(error)
+        run.fail(error)
+    finally:
+        if undo is not None:
+            undo.end(None)
+        run.close()
 
 
 def _appeared(error: MigrateError) -> bool:
