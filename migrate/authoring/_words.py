@@ -40,14 +40,15 @@ def merge_words(lines: Sequence[Line]) -> list[Line]:
     known = dict(enumerate(lines))
     places: dict[_Around, dict[int, _Alternative]] = defaultdict(dict)
     at: dict[int, list[_Around]] = defaultdict(list)
-    dirty: set[_Around] = set()
+    # a dict, for its order: of several forms that save as much, the first is taken
+    dirty: dict[_Around, None] = {}
 
     def add(number: int) -> None:
         for form, place in _places(number, known[number]):
             # the shorter of two places in one form: the words without what stands beside them
             places[form].setdefault(number, place)
             at[number].append(form)
-            dirty.add(form)
+            dirty[form] = None
 
     for number in known:
         add(number)
@@ -68,7 +69,7 @@ def merge_words(lines: Sequence[Line]) -> list[Line]:
         for place in chosen:
             for form in at.pop(place.line):
                 places[form].pop(place.line, None)
-                dirty.add(form)
+                dirty[form] = None
             del known[place.line]
         number = min(p.line for p in chosen)
         known[number] = made

@@ -427,7 +427,7 @@ def test_adapters_are_merged_as_peft_merges_them(tmp_path: Path) -> None:
     merged = copy.deepcopy(model).merge_and_unload().state_dict()
     source = folder(model.state_dict(), tmp_path / "wrapped", adapter_config=said)
     out = tmp_path / "merged"
-    migrate.apply(source, out, to="peft-lora@merged", allow=["lossy", "drop"], fsync=False)
+    migrate.apply(source, out, to="peft-merge@merged", allow=["lossy", "drop"], fsync=False)
     assert migrate.verify(out, source=source).equal
     assert equal(only(out), merged)
     with pytest.raises(migrate.MigrateError, match="M405"):
@@ -449,8 +449,8 @@ def test_an_adapter_file_is_merged_beside_its_base(tmp_path: Path) -> None:
     migrate.apply(
         source,
         out,
-        from_="peft-lora@joined",
-        to="peft-lora@merged",
+        from_="peft-merge@joined",
+        to="peft-merge@merged",
         allow=["lossy"],
         fsync=False,
     )
