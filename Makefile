@@ -143,6 +143,15 @@ genuine: .venv-peers/.ready
 	@$(@D)/$(PIP) -e . megatron-core==0.16.1 psutil transformers safetensors
 	@touch $@
 
+# what tests/genuine/test_other_projects.py compares with, over what .venv-test has; the last torchtune needs a torchao of its time
+.venv-projects/.ready: .venv-test/.ready
+	$(environment)
+	@cd $(@D)/lib/python3*/site-packages && echo "import site; site.addsitedir('$$(ls -d $(CURDIR)/.venv-test/lib/python3*/site-packages)')" > over-test.pth
+	@sed '/^torchao=/d' $(CONSTRAINTS) > $(@D)/constraints.txt
+	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq -c $(@D)/constraints.txt \
+	  timm==1.0.31 open_clip_torch==3.3.0 torchtune==0.6.1 torchao==0.9.0 torchvision
+	@touch $@
+
 genuine-megatron: .venv-megatron/.ready
 	.venv-megatron/bin/python tests/genuine/make_megatron.py $(MEGATRON)
 	.venv-megatron/bin/python tests/genuine/check_megatron.py $(MEGATRON)
@@ -185,5 +194,5 @@ lint: .venv-test/.lint
 	.venv-test/bin/mypy
 
 clean:
-	rm -rf .venv-test .venv-oldest .venv-newest .venv-ministack .venv-peers .venv-megatron .venv-demo .venv-lint demo wheels bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv-test .venv-oldest .venv-newest .venv-ministack .venv-peers .venv-megatron .venv-projects .venv-demo .venv-lint demo wheels bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -40,7 +40,7 @@ def merge_words(lines: Sequence[Line]) -> list[Line]:
     known = dict(enumerate(lines))
     places: dict[_Around, dict[int, _Alternative]] = defaultdict(dict)
     at: dict[int, list[_Around]] = defaultdict(list)
-    # in their order, which decides between two that save as much
+    # a dict, for its order: of several forms that save as much, the first is taken
     dirty: dict[_Around, None] = {}
 
     def add(number: int) -> None:

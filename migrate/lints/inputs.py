@@ -20,7 +20,8 @@ from ..rules.lineage import Lineage
 from ..rules.loading import read_files
 from ..rules.model import RuleFile
 from ..rules.packs import Pack, Packs
-from ..rules.params import convert, following
+from ..rules.param_model import Param
+from ..rules.params import RefusedError, convert, following
 from ..ruletests.binding import CompiledFile, compiled
 from ..source import yaml
 
@@ -191,7 +192,7 @@ def sample_params(model: RuleFile) -> dict[str, Any]:
     for name, param in model.params.items():
         if param.has_default:
             out[name] = convert(param.default, param)
-        elif (made := following(param, out)) is not None:
+        elif (made := _followed(param, out)) is not None:
             out[name] = made
         elif param.choices:
             out[name] = [param.choices[0]] if param.type == "list" else param.choices[0]
@@ -224,3 +225,13 @@ def _valid(step: CompiledCall) -> bool:
     except OpError:
         return False
     return True
+
+
+def _followed(param: Param, values: Mapping[str, Any]) -> Any:
+    """What the param is made of others; None also where samples cannot be divided as numbers of a
+    checkpoint can.
+    """
+    try:
+        return following(param, values)
+    except RefusedError:
+        return None

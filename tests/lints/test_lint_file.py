@@ -129,3 +129,17 @@ def test_a_rule_that_names_alone_decided_is_told_until_values_were_compared(
     assert (span.file, span.text[span.column - 1 :][:7]) == (str(path), "guessed")
     lineage.rules(guessed.replace("guessed: true", "guessed: false"))
     assert lineage.found() == []
+
+
+def test_a_param_that_follows_others_need_not_fit_the_numbers_that_lint_takes(
+    lineage: Lineage,
+) -> None:
+    """2 is no multiple of 64, and of a checkpoint it may be."""
+    lineage.rules(
+        "params:\n  width: {type: int, title: width}\n"
+        "  head: {type: int, default: 64, title: width of a head}\n"
+        "  heads: {type: int, follows: $width // $head, title: heads}\n"
+        'rules:\n  - {name: r, from: "old.{i:int}.w", to: "new.{i}.w", '
+        'via: [{rearrange: {pattern: "(h d) -> (h d)", axes: {h: $heads}}}]}\n'
+    )
+    assert not lineage.found("M111")

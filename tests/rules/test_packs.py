@@ -332,7 +332,8 @@ def test_the_folder_of_a_pack_may_have_a_name_that_python_does_not_take(
 def test_the_pyproject_of_the_tutorial_makes_a_pack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "first-rule.md").read_text()
+    page = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "two-releases.md"
+    text = page.read_text()
     (written,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (name, value) = re.findall(
         r'^\[project.entry-points."migrate.rulepacks"\]\n(\w+) = "(.*)"$', written, re.MULTILINE

@@ -221,6 +221,7 @@ UNSEEN = {
         )
     },
     **{n: {"compressed-tensors", "fp16", "bf16"} for n in ("gptq", "awq")},
+    "peft-merge": {"joined", "merged"},
 }
 
 
