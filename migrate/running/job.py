@@ -15,7 +15,7 @@ from ..planning.request import Request, output_format_of, path_text, shape_of
 from ..planning.savedplan import checked_plan, request_of, require_source, require_unchanged
 from ..results import ApplyReport, PartReport, PlanReport
 from ..source.places import output_in_store, output_on_hub, require_local, same_location
-from .prepare import is_folder, plan_for
+from .prepare import is_folder, plan_for, what_is_read
 from .publish import check_place, partial_folder
 from .resources import RunOptions, RunResult
 from .tiles import write_target
@@ -194,11 +194,17 @@ def write_checkpoint(
 
             more["undo"] = UndoRun(made, source, kept_at, options)
             hashes = more["undo"].hashes
-        goes = place if stored is None else stored
-        from .given import given_to_run
+        tensors, side_files = what_is_read(made, source, kept)
+        target = made.target
+        if hashed:
+            from .restored import parts_of_run
 
-        given, named = given_to_run(made, source, goes, options, kept, hashes)
-        result = write(*given, **named, **more, **kind)
+            target, more["parts"] = parts_of_run(made, tensors, hashes)
+        goes = place if stored is None else stored
+        named = {"digest": made.digest, "side_files": side_files, "checks": made.checks}
+        result = write(
+            made.written, tensors, target, goes, options=options, **named, **more, **kind
+        )
         shown = os.fspath(place) if stored is None else stored.location
         if part is not None:
             return _part_done(made, shown, part, result)

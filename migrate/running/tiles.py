@@ -770,7 +770,7 @@ def write_target(
     ValueError if `threads` is less than one.
     """
     run = kind(outputs, source, target, out, **named)
-    # not `ending`: each call counts where nothing is written
+    # as `ending`, which would be called by every run
     try:
         run.examine(target.files, checks)
         run.enter()
