@@ -74,6 +74,7 @@ def test_sampled_runs_say_the_same_and_each_side_is_read_little_more_than_twice(
     assert all(np.array_equal(got[key][1], array) for key, array in wanted.items())
 
 
+@pytest.mark.heavy
 def test_other_weights_match_nothing_however_closely_one_looks() -> None:
     old, new = ({"a": bits(np.random.default_rng(n), "bfloat16", (512, 128))} for n in range(2))
     sides = (opened({k: ("bfloat16", a) for k, a in side.items()}) for side in (old, new))
