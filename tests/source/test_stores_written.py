@@ -531,6 +531,47 @@ def test_kills_are_survived(s3: S3, made: Path, tmp_path: Path, seeds: range) ->
     survive_kills(s3, tmp_path, made, seeds)
 
 
+@pytest.mark.parametrize("how", ["hold", "late"])
+def test_a_run_killed_between_completions_goes_on(
+    s3: S3, local: Path, made: Path, tmp_path: Path, how: str
+) -> None:
+    prefix = f"{tmp_path.name}/{how}"
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{prefix}"
+    named: dict[str, Any] = {"rules": [made], "max_shard_size": "15MB"}
+    migrate.apply(local, tmp_path / "here", **named)
+    expected = tree(tmp_path / "here")
+    words = ["apply", source, "-o", out, "--rules", str(made), "-q", "--max-shard-size", "15MB"]
+    killed(s3, rf"^POST .*{prefix}/.*\?uploadId=", words, how, 1)
+    left = held(s3, f"{prefix}/")
+    # the first weights are there, and the second only if the store did what it did not answer
+    assert sum(name.endswith(".safetensors") for name in left) == (1 if how == "hold" else 2)
+    unfinished(out, left, expected)
+    migrate.apply(source, out, resume=True, **named)
+    assert held(s3, f"{prefix}/") == expected
+    assert not uploads(s3, prefix)
+
+
+def test_a_bucket_that_encrypts_with_a_key_of_its_own(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    """ETags are no MD5 there."""
+    s3.client.create_bucket(Bucket="encrypted")
+    by_key = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": "alias/models"}
+    s3.client.put_bucket_encryption(
+        Bucket="encrypted",
+        ServerSideEncryptionConfiguration={
+            "Rules": [{"ApplyServerSideEncryptionByDefault": by_key, "BucketKeyEnabled": True}]
+        },
+    )
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://encrypted/{tmp_path.name}/new"
+    migrate.apply(source, out, rules=[made])
+    head = s3.client.head_object(Bucket="encrypted", Key=f"{tmp_path.name}/new/model.safetensors")
+    assert head["ServerSideEncryption"] == "aws:kms"
+    assert migrate.verify(out, source=source, rules=[made]).equal
+    migrate.downgrade(out, f"{out}-again", rules=[made])
+    assert migrate.diff(f"{out}-again", source).equal
+
+
 @pytest.mark.campaign
 def test_two_hundred_kills_are_survived(s3: S3, made: Path, tmp_path: Path) -> None:
     survive_kills(s3, tmp_path, made, range(1000, 1200))
