@@ -29,9 +29,8 @@ from torch_compare import raw, same
 import migrate
 from migrate import formats
 from migrate.core.errors import MigrateError, RunError
-from migrate.core.spec import BITS, spec
+from migrate.core.spec import BITS, PACKED, spec
 from migrate.formats.dcp import FORMAT
-from migrate.formats.torchzip import PACKED
 from migrate.running import tiles
 from migrate.running.evaluator import Evaluator
 from migrate.source.pickle.dcp_metadata import Metadata, read_metadata
