@@ -12,12 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core.errors import HIDDEN
 from ..source.yaml import PlainScalar, core
 from .compact import patterns
 from .relations import Patterns, RuleDraft
 
 WIDTH = 140
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+_HIDDEN = re.compile(f"[{HIDDEN}]")
 # `$param`, which people write without quotes
 _PARAM = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r", "\0": "\\0"}
@@ -141,7 +143,7 @@ def _wrapped(comment: str, width: int) -> list[str]:
     """A comment's lines; what could end the comment or hide in it is escaped."""
     lines = [""]
     for word in comment.split(" "):
-        shown = "".join(c if c.isprintable() else _escaped(c) for c in word)
+        shown = "".join(_escaped(c) if _hides(c) else c for c in word)
         if lines[-1] and len(lines[-1]) + 1 + len(shown) > width:
             lines.append(shown)
         else:
@@ -252,11 +254,16 @@ def quoted(said: str) -> str:
     return '"' + "".join(map(_escaped, said)) + '"'
 
 
+def _hides(character: str) -> bool:
+    """Whether it does not look as it is read."""
+    return not character.isprintable() or _HIDDEN.match(character) is not None
+
+
 def _escaped(character: str) -> str:
     if character in _ESCAPES:
         return _ESCAPES[character]
     code = ord(character)
-    if 0x20 <= code < 0x7F or (character.isprintable() and code < 0xD800):
+    if 0x20 <= code < 0x7F or (code < 0xD800 and not _hides(character)):
         return character
     return (
         f"\\x{code:02x}"

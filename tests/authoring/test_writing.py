@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rule_text import load_text
 
@@ -27,6 +27,7 @@ def read(text: str) -> Any:
 
 
 @given(TEXT)
+@example("\u034f")
 def test_a_text_reads_as_itself(said: str) -> None:
     assert read(f"a: {writing.scalar(said)}")["a"] == said
     assert read("\n".join(writing.entry("a", said, 0)))["a"] == said
@@ -34,6 +35,7 @@ def test_a_text_reads_as_itself(said: str) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80))
+@example("a \u115f b")
 def test_a_comment_stays_one(note: str) -> None:
     draft = RuleDraft("x", "a.b", "c.d", note=note)
     made = load_text(writing.text([draft], HEADER), "made.yaml").model
