@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..source.index import Source
 
 CONFIG = "config.json"
-# names of what is no number of tensors or axes
+# names of numbers that count neither tensors nor axes
 _OTHERS = ("_id", "_ids", "_version")
 
 

@@ -548,7 +548,7 @@ def publish_parts(
             several.sort(key=lambda one: one[0].begin)
         run.source.check_unchanged()
         run.seal(pieces)
-        # nobody has hashed the whole of these
+        # no process has read the whole of these
         run.files |= {
             file.name: {"size": file.size, HASH: None}
             for file in run.target.files

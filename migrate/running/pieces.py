@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 LEAST_PIECE = 2 * TILE
 # pieces of a file, at most: an upload has 10,000 parts
 _MOST = 1000
-# how much longer than an even share a file is that is cut: of one that is cut nobody has the
-# checksum of the whole
+# a file is cut if it is this many times as long as an even share: nothing hashes the whole of one
+# that is cut
 LONG = 1.5
 
 

@@ -191,20 +191,38 @@ def _at_home(order: _Order) -> str | None:
 
 
 def _write(order: _Order, number: int, second: bool) -> None:
-    from .given import given_to_run
+    from .prepare import what_is_read
+    from .restored import parts_of_run
 
     source, made = _planned(order)
+    tensors, side_files = what_is_read(made, source)
     options = replace(order.options, device=parse_device(order.device))
     part, since = RunPart(number, order.of), time.monotonic()
     begun = Begun(order.of, made.document, order.copy_of)
     while True:
-        where, named = given_to_run(made, source, order.place(), options)
-        if not isinstance(where[-1], str):
+        target, more = made.target, dict[str, Any]()
+        if made.parts is not None or made.expected is not None:
+            target, more["parts"] = parts_of_run(made, tensors)
+        place = order.place()
+        if not isinstance(place, str):
             from .store_parts import StorePartRun
 
-            named["kind"] = StorePartRun
+            more["kind"] = StorePartRun
         try:
-            write_part(*where, **named, part=part, begun=begun, second=second)
+            write_part(
+                made.written,
+                tensors,
+                target,
+                place,
+                digest=made.digest,
+                side_files=side_files,
+                checks=made.checks,
+                options=options,
+                part=part,
+                begun=begun,
+                second=second,
+                **more,
+            )
             return
         except MigrateError as error:
             # the system may not have noticed yet that the one before has died

@@ -85,7 +85,7 @@ def test_parts_of_one_file_give_what_one_process_gives(
     assert sum(sizes) == alone["files"][file]["size"]
     assert min(sizes) > 8 << 20
     again = done("publish", out, "--format", "json").json
-    # nobody has hashed the whole of it
+    # no process has read the whole of it
     assert again["files"] == {file: {"size": sum(sizes), "xxh3_128": None}}
     unlike = {key for key in alone if again[key] != alone[key]}
     assert unlike == {"files", "path"}

@@ -157,7 +157,7 @@ def _is_torn(stored: StoredTensor) -> bool:
 
 def made_tensors(relation: Relation, tensors: Mapping[str, StoredTensor]) -> list[Tensor] | None:
     """What a relation makes as copies of stored elements, before the ops that compute each by
-    itself; None where that is no such copy.
+    itself; None where it makes anything else.
     """
     if relation.roles:
         return None
