@@ -52,6 +52,11 @@ define environment
 	@$(PYTHON) -m venv $(@D)
 endef
 
+# what .venv-test holds, which is not installed once more
+define over-test
+	@cd $(@D)/lib/python3*/site-packages && echo "import site; site.addsitedir('$$(ls -d $(CURDIR)/.venv-test/lib/python3*/site-packages)')" > over-test.pth
+endef
+
 .venv-test/.ready: pyproject.toml constraints.txt
 	$(environment)
 	@$(@D)/$(PIP) -e '.[test]'
@@ -137,16 +142,17 @@ genuine: .venv-peers/.ready
 	.venv-peers/bin/python tests/genuine/make_genuine.py $(GENUINE)
 	.venv-peers/bin/python tests/genuine/weights.py
 
-# Megatron's library, which needs neither a GPU nor anything of .venv-peers to write what the tests read, and to load what is written here
-.venv-megatron/.ready: pyproject.toml constraints.txt
+# Megatron's library, over what .venv-test has: it needs neither a GPU nor anything of .venv-peers to write what the tests read, and to load what is written here
+.venv-megatron/.ready: .venv-test/.ready
 	$(environment)
-	@$(@D)/$(PIP) -e . megatron-core==0.16.1 psutil transformers safetensors
+	$(over-test)
+	@$(@D)/$(PIP) megatron-core==0.16.1 psutil
 	@touch $@
 
 # what tests/genuine/test_other_projects.py compares with, over what .venv-test has; the last torchtune needs a torchao of its time
 .venv-projects/.ready: .venv-test/.ready
 	$(environment)
-	@cd $(@D)/lib/python3*/site-packages && echo "import site; site.addsitedir('$$(ls -d $(CURDIR)/.venv-test/lib/python3*/site-packages)')" > over-test.pth
+	$(over-test)
 	@sed '/^torchao=/d' $(CONSTRAINTS) > $(@D)/constraints.txt
 	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq -c $(@D)/constraints.txt \
 	  timm==1.0.31 open_clip_torch==3.3.0 torchtune==0.6.1 torchao==0.9.0 torchvision
