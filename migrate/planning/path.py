@@ -726,6 +726,7 @@ def check_params(
         spans,
         known=[*declared, *made, *elsewhere, PARAMETER],
         from_tensors=from_tensors,
+        chosen=all(step.backwards or step.loops for step in steps),
     )
 
 
