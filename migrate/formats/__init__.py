@@ -262,7 +262,7 @@ def fit_grid(asked: AskedGrid, specs: Mapping[str, Any], root: Any) -> WrittenGr
     from ._partswrite import fit
 
     ranks = by_rank(specs)
-    return fit(asked, [short for _, short in ranks[0]], len(ranks), root)
+    return fit(asked, {short: specs[key] for key, short in ranks[0]}, len(ranks), root)
 
 
 def roots_of_grid(grid: WrittenGrid, specs: Mapping[str, Any]) -> Callable[[Any, int, int], Any]:

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, NoReturn
 from ..core.errors import fail, listed, printable
 from ..core.spec import spec
 from ..source.blobs import ChunkedTensor, Stored, StoredTensor
-from ..source.by_part import with_parts
+from ..source.by_part import with_parts, with_states
 from ..source.grids import Replica
 from ..source.pickle.jsonform import to_json
 from ..source.pickle.policy import together
 from ..source.pickle.tree import Composite, DictNode, TensorRecord
 from ..source.target import node_of
-from ..source.tree import FileTree, name_tensors_outside, replace_dict, tensor_records
+from ..source.tree import FileTree, is_state, name_tensors_outside, replace_dict, tensor_records
 from . import _megatron
 from .torchzip import TorchFile
 
@@ -57,8 +57,12 @@ class RankOfParts:
         self._tensors: dict[str, Stored] = {}
         # what expert groups have of a tensor of all experts
         self._grouped: dict[str, list[Stored]] = {}
+        # by key the CRC-32 of each
+        self._sums: dict[str, int | None] = {}
         # the part that they are taken from
         self._home: dict[str, Member] = {}
+        # states of modules that a part has otherwise than the one before it
+        own_states: dict[str, dict[str, Any]] = {}
         first = members[0].content
         values: dict[Any, Any] = {}
         names: dict[int, str] = {}
@@ -67,10 +71,13 @@ class RankOfParts:
         for member in members:
             one = member.content
             own = one.names
+            sums = _sums(one)
             for key, value in _pairs(one):
                 if tied and key == _megatron.OUTPUT and _megatron.EMBEDDING in self._tensors:
                     continue
-                if key not in values:
+                if key in values and self._is_other(key, values[key], value, sums, member):
+                    own_states.setdefault(member.called, {})[key] = value
+                elif key not in values:
                     values[key] = value
                     if type(value) is TensorRecord and value.state is None:
                         names[id(value)] = key
@@ -78,10 +85,12 @@ class RankOfParts:
                         names.update(_named(value, own))
                 else:
                     self._compare(key, values[key], value, members, member)
+            others = own_states.get(member.called, ())
             for key, stored in one.tensors.items():
                 # a file holds each tensor in one place
-                if isinstance(stored, Stored):
+                if isinstance(stored, Stored) and key not in others:
                     self._add(key, stored, member, tied)
+                    self._sums.setdefault(key, sums.get(stored.offset))
             versions.update(_versions(one))
         self.replicas = {k: self.replicas[k] for k in self._tensors if k in self.replicas}
         there: dict[str, StoredTensor] = {**self._tensors}
@@ -102,7 +111,15 @@ class RankOfParts:
             _attributes(table.attributes, versions),
         )
         tree = first.part._replace(root=replace_dict(first.part.root, table, made))
-        beside = [(member.called, member.content.part) for member in members[1:]]
+        beside = [
+            (
+                member.called,
+                member.content.part._replace(
+                    root=with_states(member.content.part.root, own_states.get(member.called, {}))
+                ),
+            )
+            for member in members[1:]
+        ]
         tree = with_parts(tree, beside, members[0].called)
         others, paths = _outside(tree, members)
         # those of objects have keys of their own, and stand behind the others
@@ -139,6 +156,20 @@ class RankOfParts:
                     f"{first} and {called} are expert groups of one stage and do not have "
                     f"the same keys: {listed(unlike, 4)}",
                 )
+
+    def _is_other(
+        self, key: Any, one: Any, other: Any, sums: Mapping[int, int | None], member: Member
+    ) -> bool:
+        """Whether a part has the state of a module otherwise: of tensors, as far as the sums of
+        the archive tell.
+        """
+        if type(key) is not str or not is_state(key):
+            return False
+        held, stored = self._tensors.get(key), member.content.tensors.get(key)
+        if isinstance(held, Stored) and isinstance(stored, Stored):
+            crc, before = sums.get(stored.offset), self._sums.get(key)
+            return held.spec != stored.spec or (None not in (crc, before) and crc != before)
+        return bool(to_json(node_of(one)) != to_json(node_of(other)))
 
     def _add(self, key: str, stored: Stored, member: Member, tied: bool) -> None:
         own = key
@@ -210,11 +241,22 @@ def _outside(tree: FileTree, members: Sequence[Member]) -> tuple[dict[str, Store
         for member in members
         for number, path in member.content.paths.items()
     }
+    stored |= {
+        number: at
+        for member in members[1:]
+        for number, key in member.content.names.items()
+        if is_state(key) and isinstance(at := member.content.tensors.get(key), Stored)
+    }
     named = name_tensors_outside(tree)
     return (
         {name: stored[id(record)] for name, record in named},
         {id(record): name for name, record in named},
     )
+
+
+def _sums(one: TorchFile) -> dict[int, int | None]:
+    """The CRC-32 of each storage of a file by where it begins."""
+    return {record.offset: record.crc for record in one.places.values()}
 
 
 def _pairs(one: TorchFile) -> Sequence[tuple[Any, Any]]:

@@ -43,6 +43,8 @@ _ANY = "*"
 # GroupedMLP's matrices of all experts of a group, in memory one expert after the other: `weight1`
 # is [hidden, experts * rows] of (experts, hidden, rows), `weight2` [experts * columns, hidden]
 GROUPED = re.compile(r"((?:.+\.)?)experts\.weight([12])", re.ASCII)
+# the state that Transformer Engine has of all experts of a group, behind their module
+STATE_OF_GROUP = re.compile(r"((?:.+\.)?experts\.linear_fc[12])\._extra_state", re.ASCII)
 UNTIED = "untie_embeddings_and_output_weights"
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 _FINAL = ("decoder.final_layernorm.", "encoder.final_layernorm.")

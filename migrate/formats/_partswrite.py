@@ -14,19 +14,19 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple, NoReturn
 
-from ..core.errors import fail, listed, option, plural, printable
+from ..core.errors import fail, listed, option, plural, printable, together
 from ..core.spec import Spec, spec
-from ..source.by_part import of_part, without_parts
+from ..source.by_part import of_part, with_states, without_kept, without_parts, without_states
 from ..source.grids import AskedGrid, WrittenGrid
 from ..source.jsontext import collector_paused
 from ..source.paths import HISTORY
 from ..source.pickle.tree import DictNode, TensorRecord
 from ..source.shards import MAX_RANKS, by_rank
 from ..source.target import OutputFile, Placed, Target, TargetTree, check_holds, output_record
-from ..source.tree import FileTree, tensor_records
+from ..source.tree import STATE, FileTree, tensor_records
 from . import _megatron
 from ._joinparts import with_value
-from ._megatron import EMBEDDING, OUTPUT, Order
+from ._megatron import EMBEDDING, OUTPUT, STATE_OF_GROUP, Order
 from ._megatronargs import GridOfArgs, args_for
 from ._runs import TRACKER, tracker_of
 from ._torchwrite import file, plain
@@ -37,8 +37,8 @@ _MODEL, _ARGS = "model", "args"
 _NAMED = 12
 
 
-def fit(asked: AskedGrid, names: Sequence[str], ranks: int, root: Any) -> WrittenGrid:
-    """The grid that an output has whose tensors have these `names`, of one of so many
+def fit(asked: AskedGrid, specs: Mapping[str, Spec], ranks: int, root: Any) -> WrittenGrid:
+    """The grid that an output of these tensors has, which are those of one of so many
     tensor-parallel ranks. `root` is what stands around the model, as far as it is known.
 
     M929 where the model cannot be cut as it is `asked`, or the ranks are others.
@@ -47,6 +47,7 @@ def fit(asked: AskedGrid, names: Sequence[str], ranks: int, root: Any) -> Writte
     if like is not None and not _is_sound(like):
         _refuse("what the stamp says of the grid is of no grid that migrate reads", None)
     sizes = _sizes(asked, like, ranks)
+    names = tuple(specs)
     numbers = _megatron.numbers_in(names)
     count = len(numbers.layers)
     if sorted(numbers.layers) != list(range(count)):
@@ -55,6 +56,7 @@ def fit(asked: AskedGrid, names: Sequence[str], ranks: int, root: Any) -> Writte
         _one_stack(numbers, names)
     if sizes["EP"] > 1:
         _groups(asked, numbers, sizes["EP"])
+    _states_of_groups(specs, dict.fromkeys(sizes, 1) if like is None else like.sizes, sizes)
     layers = _stages(asked, like, sizes, count)
     facts = _megatron.facts_of(root)
     order = _megatron.ORDER
@@ -181,6 +183,28 @@ def _groups(asked: AskedGrid, numbers: _megatron.Numbers, groups: int) -> None:
             f"{count} experts do not divide by {groups} groups",
             f"{_option(asked, 'EP')} can be {_divisors(count)}",
         )
+
+
+def _states_of_groups(
+    specs: Mapping[str, Spec], was: Mapping[str, int], sizes: Mapping[str, int]
+) -> None:
+    """M929 for a state that Transformer Engine has of all experts of a group, where that is another
+    group, or one of another grid.
+    """
+    several = max(was["EP"], sizes["EP"]) > 1
+    other = several and any(was[axis] != size for axis, size in sizes.items() if axis != "VPP")
+    for key, held in specs.items():
+        found = STATE_OF_GROUP.fullmatch(key) if key.endswith(STATE) else None
+        if found is None or not held.nbytes:
+            continue
+        if other or f"{found[1]}.weight0" not in specs:
+            way = together(option("params", "states=drop"), option("allow", "drop"))
+            _refuse(
+                f"{printable(key)} is one state of all experts of a group, for "
+                f"{plural(was['EP'], 'group')} of the grid that was read, and is not taken apart "
+                "for another one or for other modules",
+                f"leave the states of all modules out: {way}",
+            )
 
 
 def _divisors(count: int) -> str:
@@ -356,16 +380,21 @@ class _Cutter:
         for stage in range(self._stages):
             for group in range(self._count):
                 name = next(called)
+                whole, states = self._own_states(self._whole_root(part, name), table)
                 models = []
                 for virtual in range(self._virtual):
                     attributes = table.attributes
                     if versions is not None and type(said) is DictNode:
-                        own = tuple(_gathered(versions, virtual, stage, group))
-                        made = DictNode(said.kind, own, said.node, said.attributes)
+                        there = tuple(_gathered(versions, virtual, stage, group))
+                        made = DictNode(said.kind, there, said.node, said.attributes)
                         attributes = with_value(attributes, "_metadata", made)
-                    held = tuple(_gathered(model, virtual, stage, group))
+                    own = states.get((virtual, stage), {})
+                    held = tuple(
+                        (key, own.get(key, value))
+                        for key, value in _gathered(model, virtual, stage, group)
+                    )
                     models.append(DictNode(table.kind, held, table.node, attributes))
-                root = self._root(part, table, models, name)
+                root = self._root(part, whole, table, models)
                 yield self._file(f"{self._grid.folder}/{name}/{self._grid.file}", root)
 
     def _dealt(
@@ -467,19 +496,38 @@ class _Cutter:
         last.append((self._order.rank(_megatron.form_of(OUTPUT)), OUTPUT, embedding))
         last.sort(key=_place)
 
+    def _whole_root(self, part: FileTree, called: str) -> DictNode | None:
+        """What stands around the model in a part; None where nothing does."""
+        if part.at == ():
+            return None
+        root = of_part(part.root, called) or without_parts(part.root)
+        return root if called == self._grid.parts[0][0] else without_kept(root)
+
+    def _own_states(
+        self, root: DictNode | None, table: DictNode
+    ) -> tuple[DictNode | None, dict[tuple[int | None, int | None], dict[str, Any]]]:
+        """What stands around the model without the states of modules that this part has otherwise,
+        and these by virtual stage and stage and by what they are called there. What the model has
+        no place for stays where it is.
+        """
+        found: dict[tuple[int | None, int | None], dict[str, Any]] = {}
+        if root is None:
+            return None, found
+        root, states = without_states(root)
+        there = {key for key, _ in table.pairs} if states else {}
+        for key in there & states.keys():
+            spot = self._spot(key)
+            found.setdefault((spot.virtual, spot.stage), {})[spot.local] = states.pop(key)
+        return with_states(root, states), found
+
     def _root(
-        self,
-        part: FileTree,
-        table: DictNode,
-        models: Sequence[DictNode],
-        called: str,
+        self, part: FileTree, root: DictNode | None, table: DictNode, models: Sequence[DictNode]
     ) -> DictNode:
         """What the file of a part holds."""
         names = [_MODEL] if len(models) == 1 else [f"{_MODEL}{n}" for n in range(len(models))]
         made = tuple(zip(names, models, strict=True))
-        if part.at == ():
+        if root is None:
             return DictNode("dict", made, None)
-        root = of_part(part.root, called) or without_parts(part.root)
         pairs = [
             pair
             for key, value in root.pairs

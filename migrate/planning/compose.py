@@ -12,7 +12,7 @@ from ..core.keys import Pattern, parse
 from ..core.spec import BITS
 from ..core.templates import Template, group, matching, seen_by, without_rank
 from ..ops.base import Loss, ValueOp
-from ..rules.compiled import DirectedRule
+from ..rules.compiled import CompiledRule, DirectedRule, holds
 from ..source.blobs import StoredTensor
 from ..source.jsontext import collector_paused
 from . import pairs
@@ -69,10 +69,10 @@ class Composition:
     # what is kept beside the tensors in the end, by name; None where no op cuts and puts back, or
     # nothing can be kept
     parts: Mapping[str, KeptPart] | None = None
-    # values that are None and are put back, with their ranks
-    put_back: AbstractSet[str] = frozenset()
-    # the tensors of the source that stand for such values
-    nothing: AbstractSet[str] = frozenset()
+    # values that are no tensors and are put back, by name, with its rank
+    put_back: Mapping[str, Any] = field(default_factory=dict)
+    # the tensors of the source that stand for values, and each of these
+    lifted: Mapping[str, Any] = field(default_factory=dict)
 
 
 NOTHING: Mapping[str, StoredTensor] = {}
@@ -120,7 +120,7 @@ def compose(
     done: list[tuple[PathStep, StepResult]] = []
     losses: list[LossOf] = []
     kept: list[list[str]] = []
-    put_back: AbstractSet[str] = frozenset()
+    put_back: Mapping[str, Any] = {}
     graph = Graph()
     for unsettled in steps:
         step = path_state.enter_step(unsettled, current) if path_state is not None else unsettled
@@ -132,7 +132,7 @@ def compose(
             context = context._replace(
                 elsewhere=frozenset(map(id, rules_of_items(rules, items.names)))
             )
-        keeping = [rule for rule, _ in step.rules if rule.rule.inverse == "keep"]
+        keeping = _keeping(step)
         if cut is None and (keeping or any(call.op.keeps for rule in rules for call in rule.steps)):
             from .kept import Kept, stored_parts
 
@@ -161,7 +161,7 @@ def compose(
             if path_state is not None:
                 path_state.explain_problems(report)
             break
-        put_back = frozenset()
+        put_back = {}
         if keeping and cut is not None and not report.has_errors():
             if step.backwards:
                 names = unfold_keys(step.memory.get("nothing") or (), MOST_PARTS * len(current))
@@ -193,7 +193,7 @@ def compose(
                 path_state.remembered[-1]["absent"] = fold_keys(bound.absent)
             if bound.nothing:
                 path_state.remembered[-1]["nothing"] = fold_keys(bound.nothing)
-        losses += _losses(rules, bound, cut.rules if cut else (), kept_parts is not None)
+        losses += _losses(rules, bound, cut, kept_parts is not None)
         graph.checks += bound.checks
         done.append((step, bound))
         current = bound.tensors
@@ -209,7 +209,7 @@ def compose(
         pairs.check_pairs(tensors, graph.outputs, [bound for _, bound in done], report)
     composition = Composition(graph, done, losses, expressions or {}, items, before.keys(), kept)
     composition.put_back = put_back
-    composition.nothing = {key for key, value in (lifted or {}).items() if value is None}
+    composition.lifted = lifted or {}
     if cut is not None and kept_parts is not None:
         composition.parts = cut.parts
         for _, last in done[-1:]:
@@ -228,12 +228,22 @@ def compose(
     return composition
 
 
+def _keeping(step: PathStep) -> list[CompiledRule]:
+    """The rules of a step that keep what they drop, whichever way it is walked."""
+    return [
+        rule
+        for rule, params in step.rules
+        if rule.rule.inverse == "keep" and holds(rule.rule.where or {}, params)
+    ]
+
+
 def _losses(
-    rules: Sequence[DirectedRule], bound: StepResult, cut: Collection[int], kept: bool
+    rules: Sequence[DirectedRule], bound: StepResult, cut: Kept | None, kept: bool
 ) -> list[LossOf]:
-    """What is lost by these rules: unless it is `kept`, also what those `cut`, by identity, and
-    what those drop that keep it.
+    """What is lost by these rules: unless it is `kept`, also what was `cut`, and what those drop
+    that keep it.
     """
+    short, held = (set(), set()) if cut is None else (cut.rules, cut.held)
     keys_of: dict[int, list[str]] = {}
     for key, made in bound.provenance.items():
         keys_of.setdefault(id(made.rule), []).append(key)
@@ -245,11 +255,11 @@ def _losses(
         if not keys:
             continue
         destroys = Loss.DESTRUCTIVE in {s.op.loss(s.args) for s in rule.steps}
-        if not (kept and rule.keeps) and (destroys or (not kept and id(rule) in cut)):
+        if not (kept and rule.keeps) and (destroys or (not kept and id(rule) in short)):
             found.append(LossOf(rule, "drop", tuple(keys), rule.why))
         elif bound.left_behind and (left := [key for key in keys if key in bound.left_behind]):
             found.append(LossOf(rule, "drop", tuple(left), "state of the optimizer"))
-        lost = [key for key in keys if bound.lost.get(key) is rule] if bound.lost else []
+        lost = [key for key in keys if key not in held and bound.lost.get(key) is rule]
         if lost:
             found.append(LossOf(rule, "drop", tuple(lost), "state of delayed scaling"))
         if bound.unused:
@@ -413,7 +423,7 @@ def prove_downgrade(
     context = composition.context
     if context is None:
         raise ValueError("composed without a proof")
-    views, restored = Views(), frozenset[str]()
+    views, restored = Views(), set[str]()
     allow = DROP | context.allow.intersection((STALE_OPTIMIZER,))
     if kept:
         # there are bytes of what is put back, and what was made of it was permitted
@@ -460,7 +470,7 @@ def prove_downgrade(
         if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics]
         made = bound.provenance
-        keeping = [rule for rule, _ in step.rules if rule.rule.inverse == "keep"]
+        keeping = _keeping(step)
         elsewhere = (
             frozenset(map(id, rules_of_items(rules, there.names)))
             if there is not None
@@ -495,9 +505,9 @@ def prove_downgrade(
             there = carry_items(rules, bound_back, there, report, stay)
         if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics if d.severity == "error"]
-        restored = frozenset()
+        restored = set()
         if keeping and back.backwards and back_context.kept is not None:
-            restored = back_context.kept.put_back(keeping, bound_back, bound.nothing)
+            restored = {*back_context.kept.put_back(keeping, bound_back, bound.nothing)}
         current, last = bound_back.tensors, bound_back
     composition.back = current
     if following is not None and composition.following is not None:
@@ -528,9 +538,9 @@ def prove_downgrade(
             for key, made in current.items()
             if key in tensors and made.spec.nbytes and not _returns(key, made, tensors, kept)
         ]
-    if more := sorted(restored - composition.nothing):
+    if more := sorted(restored - composition.lifted.keys()):
         reasons.append(f"values return that were not there before: {listed(more, 4)}")
-        restored &= composition.nothing
+        restored &= composition.lifted.keys()
     return reasons + _differences(tensors, restored, current, composition, last, strange)
 
 

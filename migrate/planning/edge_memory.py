@@ -18,6 +18,7 @@ from .unchanged import goes_back, standing_entries
 
 if TYPE_CHECKING:
     from ..rules.lineage import Edge
+    from ..rules.param_model import Param
     from .pathstate import PathStep
 
 
@@ -26,7 +27,8 @@ def remembered(
 ) -> dict[str, Any]:
     """What the stamp holds of this edge: its latest params and, if it is undone, how files were.
 
-    `files`, `kept` and `absent` are None where no entry is undone, because then they are not known.
+    `files`, `kept` and `absent` are None where no entry is undone, because then they are not known;
+    `again` is the entry that is walked again.
     """
     here = standing_entries(applied) if applied else ()
     undone = [
@@ -38,7 +40,8 @@ def remembered(
     # what was asked for once of an edge from a layout to itself is not asked for again
     known = applied if not step.loops else undone[-1:] if step.backwards else ()
     ends, params = {step.start, step.goal}, dict[str, Any]()
-    for entry in (*known, *again):
+    own = step.memory.get("again")
+    for entry in (*known, *again) if own is None else (own,):
         if entry["lineage"] == step.lineage and {entry["from"], entry["to"]} == ends:
             params.update(entry["params"])
     before = undone[-1] if undone and step.backwards else {"files": None}
@@ -46,6 +49,7 @@ def remembered(
     left = before.get("optimizer")
     return {
         "params": params,
+        "again": own,
         "files": before.get("files", {}),
         # values that the way there made, where that was the way back of the rules
         "made": _values_of(undone[-1]) if undone and not step.backwards else {},
@@ -56,6 +60,13 @@ def remembered(
         "nothing": undone[-1].get("nothing", []) if undone and step.backwards else [],
         "optimizer": left,
     }
+
+
+def chosen(step: PathStep, declared: Mapping[str, Param]) -> dict[str, Any]:
+    """What a person was free to say where the step is walked again; nothing where it is not."""
+    own = step.memory.get("again")
+    said = {} if own is None else own["params"]
+    return {name: value for name, value in said.items() if name in declared and declared[name].free}
 
 
 def _values_of(entry: Mapping[str, Any]) -> dict[str, Any]:

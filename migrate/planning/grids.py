@@ -12,6 +12,7 @@ from ..rules import params as parameters
 from ..source.blobs import replica_of
 from ..source.by_part import PARTS
 from ..source.grids import AskedGrid, WrittenGrid
+from ..source.tree import is_state
 from .graph import Tensor, ValueCheck
 from .optimizers import DROP, OptimizerVerdict
 from .request import OPTIMIZER_PARAM, Request
@@ -20,6 +21,7 @@ from .stored import view_of
 if TYPE_CHECKING:
     from ..source.grids import PartGrid
     from ..source.index import Index
+    from .compose import Composition
     from .path import MigrationPath
 
 # the axis whose coordinates are in keys
@@ -40,17 +42,29 @@ class GridVerdict(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def replica_checks(grid: PartGrid) -> list[ValueCheck]:
-    """The conditions that what stands in several parts is equal to the bit."""
+def replica_checks(grid: PartGrid, composition: Composition | None = None) -> list[ValueCheck]:
+    """The conditions that what stands in several parts is equal to the bit, but for what the rules
+    of the composition leave out for good.
+    """
+    steps = composition.steps[:1] if composition is not None else ()
+    gone = {key for _, bound in steps for key, rule in bound.dropped.items() if not rule.keeps}
     found = []
     for key, replicas in grid.replicas.items():
+        if key in gone:
+            continue
         tensors = tuple(
             Tensor(one.stored.spec, view_of(one.stored), (replica_of(key, number, *one),))
             for number, one in enumerate(replicas)
         )
         what = f"{printable(key)} is not the same in {plural(len(tensors), 'part')} that have it"
-        found.append(ValueCheck("equal", tensors, None, "M923", what, "", (key,), _HELP))
+        way = _for_states() if is_state(key) else _HELP
+        found.append(ValueCheck("equal", tensors, None, "M923", what, "", (key,), way))
     return found
+
+
+def _for_states() -> str:
+    way = together(option("params", "states=drop"), option("allow", DROP))
+    return f"a rule can leave states of modules out, as those of `megatron-gpt` do with {way}"
 
 
 def judge_grid(

@@ -4,6 +4,8 @@ the axis grows again. So is what a rule drops that says `inverse: keep`, where i
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +14,7 @@ from .. import ops
 from ..core.errors import listed, printable
 from ..ops.base import step as call_of
 from ..rules.compiled import CompiledCall, CompiledRule, DirectedRule
+from ..source.pickle.tree import Buffer
 from .graph import ApplyOp, Item, Program, ReadKey, Tensor
 from .stored import initial
 
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
     from ..source.blobs import StoredTensor
     from .bind import StepResult
     from .pipeline import Views
+
+
+# how a name ends whose tensor is the content of an object, with where that was read to
+_OBJECT = re.compile(r" io\.BytesIO:([0-9]{1,18})$", re.ASCII)
 
 
 class KeptPart(NamedTuple):
@@ -41,6 +48,8 @@ class Kept:
         of: str = "",
     ) -> None:
         self.parts, self.rules, self.notes = parts, set[int](), list[str]()
+        # the keys of what rules dropped and is kept
+        self.held = set[str]()
         self._before = dict(parts)
         self._read, self._of = read, of
 
@@ -75,8 +84,9 @@ class Kept:
         lifted: Mapping[str, Any],
         place: bool,
     ) -> None:
-        """Keeps what rules dropped that say so: tensors if there is a `place` for them, and of
-        values that are None the names, for a stamp. Other values that were `lifted` are not kept.
+        """Keeps what rules dropped that say so: if there is a `place` for them, tensors and the
+        content of each `io.BytesIO`, and of values that are None the names, for a stamp. Other
+        values that were `lifted` are not kept.
         """
         none: set[str] = set()
         others: set[str] = set()
@@ -85,28 +95,31 @@ class Kept:
                 continue
             value = lifted.get(key, lifted)
             (none if value is None else others).add(_split(key)[0])
-            if place and value is lifted and key in tensors:
+            form = "" if value is lifted else _form(value)
+            if place and form is not None and key in tensors:
                 program = None if programs is None else programs.get(key)
-                self.parts[f"{rule.id} {rule.name} {key}"] = KeptPart(tensors[key], program)
+                self.parts[f"{rule.id} {rule.name} {key}{form}"] = KeptPart(tensors[key], program)
+                self.held.add(key)
         if none or others:
             # what is None on some ranks alone has no name that stands for all
             bound.nothing = sorted(none - others)
 
     def put_back(
         self, keeping: Sequence[CompiledRule], bound: StepResult, nothing: Collection[str]
-    ) -> frozenset[str]:
+    ) -> dict[str, Any]:
         """Puts tensors that these rules dropped back among those of `bound`, where there is their
-        module on the same ranks; the names, with their ranks, of those that are None.
+        module on the same ranks; by name, with its rank, what is None there and each object.
         """
         starts = tuple(f"{rule.loaded.model.id} {rule.rule.name} " for rule in keeping)
         wanted: dict[str, dict[str, str]] = {}
         for name in self.parts:
             for start in starts:
                 if name.startswith(start):
-                    key, mark = _split(name[len(start) :])
+                    key, mark = _split(_OBJECT.sub("", name[len(start) :]))
                     wanted.setdefault(key, {})[mark] = name
+        objects: dict[str, Any] = {}
         if not (wanted or nothing):
-            return frozenset()
+            return objects
         there = _marks(bound.tensors)
         for key, names in wanted.items():
             if there(key) != names.keys() or any(f"{key}{mark}" in bound.tensors for mark in names):
@@ -114,11 +127,22 @@ class Kept:
                 continue
             for mark, name in names.items():
                 part = self.parts.pop(name)
+                if found := _OBJECT.search(name):
+                    objects[f"{key}{mark}"] = self._object(part.tensor, int(found[1]))
+                    continue
                 bound.tensors[f"{key}{mark}"] = part.tensor
                 if part.program is not None:
                     bound.programs[f"{key}{mark}"] = part.program
-        found = {f"{key}{mark}" for key in nothing for mark in there(key)}
-        return frozenset(found - bound.tensors.keys())
+        without = {f"{key}{mark}" for key in nothing for mark in there(key)}
+        return objects | dict.fromkeys(without - bound.tensors.keys() - objects.keys())
+
+    def _object(self, tensor: Tensor, position: int) -> Buffer | None:
+        """The object with this content; None where no bytes are read."""
+        if self._read is None:
+            return None
+        from ..source.pickle.python_objects import buffer_of
+
+        return buffer_of(self._read(tensor), position)
 
     def resize(
         self,
@@ -158,6 +182,13 @@ class Kept:
             self.parts[name] = KeptPart(rest.tensor, rest.program)
             self.rules.add(id(rule))
         return made
+
+
+def _form(value: Any) -> str | None:
+    """How the name of an object's content ends; None for a value that is not kept."""
+    if type(value) is Buffer:
+        return f" io.BytesIO:{value.position}"
+    return f" io.BytesIO:{value.tell()}" if type(value) is io.BytesIO else None
 
 
 def stored_parts(

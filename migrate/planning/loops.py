@@ -59,7 +59,9 @@ def refuse_idle(
     if (sizes - declared) & given.keys():
         return
     views = Views()
-    if all(untouched_key(tensor, tensors, views) == key for key, tensor in outputs.items()):
+    if outputs.keys() == tensors.keys() and all(
+        untouched_key(tensor, tensors, views) == key for key, tensor in outputs.items()
+    ):
         asked = [name for name in given if name in declared]
         fail(
             "M115",

@@ -65,8 +65,8 @@ class Keeper(Protocol):
 
     def put_back(
         self, keeping: Sequence[CompiledRule], bound: Any, nothing: Collection[str]
-    ) -> frozenset[str]:
-        """Puts back what these rules dropped; the names of `nothing` that are there again."""
+    ) -> dict[str, Any]:
+        """Puts back what these rules dropped; by name what is no tensor, and is there again."""
 
 
 class PartFacts(NamedTuple):

@@ -587,6 +587,7 @@ def _walk(
             edge.end,
             edge.backwards,
             files=tuple(applied_files(edge.edge, name, undone if edge.backwards else again)),
+            memory={"again": again[0]} if again else {},
             layouts=(lineage.layout(edge.start), lineage.layout(edge.end)),
         )
         for edge in path(lineage, start, goal, down=down, loop=loop)
@@ -725,6 +726,7 @@ def check_params(
         spans,
         known=[*declared, *made, *elsewhere, PARAMETER],
         from_tensors=from_tensors,
+        chosen=all(step.backwards or step.loops for step in steps),
     )
 
 

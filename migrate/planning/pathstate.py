@@ -38,6 +38,7 @@ from ..rules.lineage import Layout
 from ..rules.packs import load_edge
 from ..source.pickle.tree import PARAMETER
 from .bind import CODING, StepResult
+from .edge_memory import chosen
 from .graph import Tensor
 from .module_names import is_place_of, rename
 from .patches import (
@@ -245,8 +246,7 @@ Said = tuple[str, Mapping[str, Any]]
 class PathState:
     """What the edges know beside tensors. `given`: from `--set`; `carried`: there are side files.
 
-    Call sequence, for each step: `enter_step` before its rules are bound,
-    `leave_step` with what they made.
+    For each step `enter_step` before its rules are bound, `leave_step` with what they made.
     """
 
     def __init__(self, given: Mapping[str, Any], sides: SideFiles, *, carried: bool) -> None:
@@ -302,7 +302,7 @@ class PathState:
         spans = {
             name: f.span("params", name) for f in reversed(step.files) for name in f.model.params
         }
-        given = {name: value for name, value in self._given.items() if name in declared}
+        given = chosen(step, declared) | {n: v for n, v in self._given.items() if n in declared}
         said = [
             (
                 parameters.STAMP,

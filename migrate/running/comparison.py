@@ -180,7 +180,7 @@ def verify_output(
             (key, composition.programs.get(was, ReadKey(was))) for key, was in beside.items()
         )
         differences += extra_keys(key for key in made.index.passed_through if key not in beside)
-    _require_equal_copies(opened)
+    _require_equal_copies(opened, composition)
     both = with_all_tensors(opened), with_all_tensors(made)
     # a share of 1 leaves nothing to chance
     chosen = None if share in (None, 1) else choose_sample(programs, *both, share, seed)
@@ -231,14 +231,14 @@ def verify_output(
     )
 
 
-def _require_equal_copies(source: Source) -> None:
-    """M923 where parts of a grid differ in what several of them have: of the tensors that are
-    compared, only the first copy is read.
+def _require_equal_copies(source: Source, composition: Composition | None = None) -> None:
+    """M923 where parts of a grid differ in what several of them have, and the composition takes: of
+    the tensors that are compared, only the first copy is read.
     """
     if source.index.grid is not None:
         from ..planning.grids import replica_checks
 
-        require_checks(replica_checks(source.index.grid), source)
+        require_checks(replica_checks(source.index.grid, composition), source)
 
 
 def _with_states(opened: Source, composition: Composition) -> Source:

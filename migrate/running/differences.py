@@ -395,7 +395,9 @@ class WrittenTree(NamedTuple):
         said = groups_of(rest, several)
         if any(one.moved for one in following_of(composition)):
             said.update(followed_values(parts[0], names, composition))
-        added = dict.fromkeys(composition.put_back, repr(None))
+        added = {
+            name: repr(to_json(node_of(value))) for name, value in composition.put_back.items()
+        }
         if parts is rest.parts:
             return cls(parts, names, origins, first, said, added)
         before, after = _values(rest.parts[0]), _values(parts[0])

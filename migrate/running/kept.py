@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..planning.request import OUTPUT_FORMATS
 from ..source.pickle.tree import DictNode, TensorRecord
 from ..source.target import output_record, outside_prefix
+from ..source.tree import KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from ..source.index import Index
     from ..source.target import TargetTree
     from ..source.tree import FileTree
-
-NAME = "migrate.kept"
 
 
 def kept_parts(index: Index) -> dict[str, tuple[str, StoredTensor]]:
@@ -36,7 +35,7 @@ def kept_parts(index: Index) -> dict[str, tuple[str, StoredTensor]]:
 
 
 def _held(part: FileTree) -> Iterator[tuple[str, TensorRecord]]:
-    held = part.root.get(NAME) if type(part.root) is DictNode else None
+    held = part.root.get(KEPT) if type(part.root) is DictNode else None
     for name, value in held.pairs if type(held) is DictNode else ():
         if type(name) is str and type(value) is TensorRecord:
             yield name, value
@@ -63,13 +62,13 @@ def put_kept(
     first = {key: one for key, one in tree.first.items() if key not in before}
     prefix, keys, pairs = outside_prefix({**every, **specs}), dict[str, str](), []
     for name, part in parts.items():
-        key, spec = f"{prefix}{NAME}.{name}", part.tensor.spec
+        key, spec = f"{prefix}{KEPT}.{name}", part.tensor.spec
         record = output_record(spec)
         pairs.append((name, record))
         keys[name] = names[id(record)] = first[key] = key
         specs[key], every[key] = spec, part.tensor
     # of several ranks the first has it
-    own = [((NAME, DictNode("dict", tuple(pairs), None)),) if pairs else ()]
+    own = [((KEPT, DictNode("dict", tuple(pairs), None)),) if pairs else ()]
     own += [()] * (len(tree.parts) - 1)
     made = replace(
         tree,
@@ -83,7 +82,7 @@ def put_kept(
 
 def _with(part: FileTree, own: tuple[Any, ...]) -> FileTree:
     """The part with its own entry of what is kept, or none, in the place of what it has."""
-    if not own and part.root.get(NAME) is None:
+    if not own and part.root.get(KEPT) is None:
         return part
-    pairs = (*(pair for pair in part.root.pairs if pair[0] != NAME), *own)
+    pairs = (*(pair for pair in part.root.pairs if pair[0] != KEPT), *own)
     return part._replace(root=DictNode(part.root.kind, pairs, None, part.root.attributes))

@@ -360,11 +360,11 @@ def _parts(
             rank if several else None,
             notes,
             called,
-            [
-                _short(name, len(ranks) > 1)
-                for name in composition.put_back
+            {
+                _short(name, len(ranks) > 1): value
+                for name, value in composition.put_back.items()
                 if len(ranks) < 2 or rank_of(name) == rank
-            ],
+            },
         )
         names.update(own)
         attributes = _attributes(table.attributes, bounds, notes, gone, keeps, again)
@@ -454,10 +454,10 @@ def _table(
     rank: int | None,
     notes: list[str],
     called: Mapping[str, Sequence[str]],
-    none: Sequence[str],
+    put_back: Mapping[str, Any],
 ) -> tuple[DictNode, dict[int, str]]:
     """The dict with the outputs in it, and their keys by identity; `called`: its values' names,
-    `none`: those of values that are None, which stand behind the tensors of their modules.
+    `put_back`: other values by name, which stand behind the tensors of their modules.
     """
     places: dict[str, int] = {}
     leaves: dict[str, TensorRecord] = {}
@@ -504,8 +504,8 @@ def _table(
         for name in (called.get(key, ()) if type(key) is str else (key,))
     ]
     entries.sort(key=lambda entry: entry[0])
-    if none:
-        entries = _with_none(entries, none)
+    if put_back:
+        entries = _with_values(entries, put_back)
     return DictNode(
         old.kind,
         tuple((key, value) for _, key, value in entries),
@@ -514,21 +514,21 @@ def _table(
     ), names
 
 
-def _with_none(
-    entries: Sequence[tuple[float, Any, Any]], names: Sequence[str]
+def _with_values(
+    entries: Sequence[tuple[float, Any, Any]], values: Mapping[str, Any]
 ) -> list[tuple[float, Any, Any]]:
-    """The entries with values that are None, each behind the last one of its module."""
-    behind: dict[str, list[str]] = {}
-    for name in sorted(names):
-        behind.setdefault(name.rpartition(".")[0], []).append(name)
+    """The entries with these values, each behind the last one of its module."""
+    behind: dict[str, list[tuple[str, Any]]] = {}
+    for name in sorted(values):
+        behind.setdefault(name.rpartition(".")[0], []).append((name, values[name]))
     last = {key.rpartition(".")[0]: number for number, (_, key, _) in enumerate(entries)}
     made = []
     for number, entry in enumerate(entries):
         made.append(entry)
         module = entry[1].rpartition(".")[0]
         if last[module] == number:
-            made += [(entry[0], name, None) for name in behind.pop(module, ())]
-    return made + [(inf, name, None) for held in behind.values() for name in held]
+            made += [(entry[0], *pair) for pair in behind.pop(module, ())]
+    return made + [(inf, *pair) for held in behind.values() for pair in held]
 
 
 def _follow_moments(

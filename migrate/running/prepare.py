@@ -200,7 +200,7 @@ def compose_for(
     if index.grid is not None:
         from ..planning.grids import replica_checks
 
-        composition.graph.checks += replica_checks(index.grid)
+        composition.graph.checks += replica_checks(index.grid, composition)
     if index.torn:
         refuse_torn(torn_in(composition.graph.outputs, with_all_tensors(source).index.tensors))
         if REQUANTIZE in request.params:

@@ -11,6 +11,10 @@ tensors like any others beside the model.
      "note": (),             nothing: the part lacks it
      "size": ((1, 2),),      a value that could be read as one of these, in a tuple of its own
      "log": ({…}, […])}      a dict whose keys are in another order, with this order
+
+What stands in the model of several parts is one tensor. States of modules are where they are equal;
+where they are not, that of the first part is the model's, and those of the others stand at
+`migrate.states` beside what else these have.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ from ..core.errors import fail, printable
 from .pickle.jsonform import to_json
 from .pickle.tree import OBJECTS, SCALARS, DictNode, ListNode, holders
 from .target import node_of
+from .tree import KEPT as KEPT
 from .tree import PARTS as PARTS
+from .tree import STATES as STATES
 from .tree import TENSORS, FileTree, kept_by_part
 
 # kinds of dicts that are nothing but their pairs
@@ -72,9 +78,33 @@ def of_part(root: DictNode, called: str) -> DictNode | None:
 
 def without_parts(root: DictNode) -> DictNode:
     """The root as the first part has it."""
-    if not names_of(root):
+    return _without(root, PARTS) if names_of(root) else root
+
+
+def without_kept(root: DictNode) -> DictNode:
+    """The root as another part than the first has it: what was cut off tensors stands once."""
+    return root if root.get(KEPT) is None else _without(root, KEPT)
+
+
+def without_states(root: DictNode) -> tuple[DictNode, dict[str, Any]]:
+    """The root without what the part has otherwise than the model, and that by its keys there."""
+    held = root.get(STATES)
+    if type(held) is not DictNode:
+        return root, {}
+    return _without(root, STATES), {key: value for key, value in held.pairs if type(key) is str}
+
+
+def with_states(root: DictNode, states: Mapping[str, Any]) -> DictNode:
+    """The root with what the part has otherwise than the model."""
+    if not states:
         return root
-    pairs = tuple(pair for pair in root.pairs if pair[0] != PARTS)
+    root, before = without_states(root)
+    pairs = (*root.pairs, (STATES, _dict((before | {**states}).items())))
+    return DictNode(root.kind, pairs, root.node, root.attributes)
+
+
+def _without(root: DictNode, name: str) -> DictNode:
+    pairs = tuple(pair for pair in root.pairs if pair[0] != name)
     return DictNode(root.kind, pairs, root.node, root.attributes)
 
 
@@ -102,17 +132,19 @@ def with_parts(first: FileTree, others: Sequence[tuple[str, FileTree]], called: 
     in each of them of further parts is kept here.
     """
     base = without_parts(first.root)
-    compared = _Compared()
+    compared, like = _Compared(), without_kept(base)
     kept: dict[str, Any] = dict(kept_by_part(first.root)) or {called: _dict(())}
     for name, other in others:
         # the model is not among what differs
         compared.take(first.table, other.table)
-        entry = compared.difference(base, without_parts(other.root))
+        entry = compared.difference(like, without_kept(without_parts(other.root)))
         names = names_of(other.root) or [name]
         kept[names[0]] = entry
         for further in names[1:]:
             found = of_part(other.root, further)
-            kept[further] = entry if found is None else compared.difference(base, found)
+            kept[further] = (
+                entry if found is None else compared.difference(like, without_kept(found))
+            )
     pairs = (*base.pairs, (PARTS, _dict(kept.items())))
     return first._replace(root=DictNode(base.kind, pairs, base.node, base.attributes))
 

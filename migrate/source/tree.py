@@ -634,6 +634,9 @@ def dropped_note(gone: list[str]) -> str:
 
 # the key of a root under which `by_part` keeps what parts have otherwise
 PARTS = "parts"
+# that under which stands what was cut off tensors, once for all parts; and in what is kept of a
+# part, the states of modules that it has otherwise than the model, by their keys there
+KEPT, STATES = "migrate.kept", "migrate.states"
 
 
 def kept_by_part(root: Any) -> tuple[tuple[str, Any], ...]:

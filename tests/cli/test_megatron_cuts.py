@@ -5,81 +5,26 @@ leads back to it, and what does not fit is refused before a tensor is read.
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from commandline import done, run
 from cut_runs import TRACKER, WEIGHTS, Stages, part_name, whole_model, write_run
 from disks import mounted
+from megatron_files import differences, parts, read_as_data
 from megatron_runs import checkpoint, family, run_folder
 
 TO = ("--to", "megatron-gpt@mcore", "--no-fsync")
-# what torch may make of their files: settings, enums by their numbers, numpy's random state
-ALLOWED = (
-    Namespace,
-    (int, "megatron.core.transformer.enums.AttnBackend"),
-    (int, "megatron.core.enums.ModelType"),
-    (np.empty(0).__reduce__()[0], "numpy.core.multiarray._reconstruct"),
-    (np.empty(0).__reduce__()[0], "numpy._core.multiarray._reconstruct"),
-    np.ndarray,
-    np.dtype,
-    type(np.dtype(np.uint32)),
-)
 # of processes: which of them a part was written by, and its random states
 OF_PROCESSES = ("rng_state",)
 
 
 @pytest.fixture(autouse=True)
 def _read_as_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torch.load finds in the place of megatron-core's enums."""
-    import sys
-    from types import ModuleType
-
-    for name in ("megatron", "megatron.core", "megatron.core.enums", "megatron.core.transformer"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    enums = ModuleType("megatron.core.transformer.enums")
-    enums.AttnBackend = int  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, enums.__name__, enums)
-    sys.modules["megatron.core.enums"].ModelType = int  # type: ignore[attr-defined]
-
-
-def parts(folder: Path) -> dict[str, Any]:
-    with torch.serialization.safe_globals([*ALLOWED]):
-        return {
-            path.parent.name: torch.load(path, weights_only=True)
-            for path in sorted(folder.glob(f"*/{WEIGHTS}"))
-        }
-
-
-def differences(one: Any, other: Any, at: str = "") -> list[str]:
-    """Where two values differ, in type, order of keys, attributes or any bit."""
-    if type(one) is not type(other):
-        return [f"{at}: {type(one).__name__} and {type(other).__name__}"]
-    if isinstance(one, torch.Tensor):
-        same = one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
-        return [] if same else [f"{at}: tensors"]
-    if isinstance(one, Namespace):
-        return differences(vars(one), vars(other), at)
-    if isinstance(one, Mapping):
-        found = [] if list(one) == list(other) else [f"{at}: keys or their order"]
-        versions = [getattr(value, "_metadata", None) for value in (one, other)]
-        found += differences(*versions, f"{at}._metadata") if any(versions) else []
-        return found + [
-            text
-            for key in one.keys() & other.keys()
-            for text in differences(one[key], other[key], f"{at}.{key}")
-        ]
-    if isinstance(one, (list, tuple)):
-        found = [] if len(one) == len(other) else [f"{at}: lengths"]
-        for number, pair in enumerate(zip(one, other, strict=False)):
-            found += differences(*pair, f"{at}.{number}")
-        return found
-    return [] if repr(one) == repr(other) else [f"{at}: {one!r} and {other!r}"]
+    read_as_data(monkeypatch)
 
 
 def gpt(layers: int, experts: int = 0) -> dict[str, torch.Tensor]:

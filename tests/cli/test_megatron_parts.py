@@ -102,18 +102,6 @@ def test_replicas_that_differ_in_one_bit_are_named_with_both_parts(
     assert not list(tmp_path.glob("out*"))
 
 
-def test_states_of_all_experts_that_groups_have_otherwise_are_named(tmp_path: Path) -> None:
-    key = "decoder.layers.0.mlp.experts.linear_fc1._extra_state"
-
-    def change(name: str, root: dict[str, Any]) -> None:
-        root["model"][key] = torch.full((4,), int(name == LAST), dtype=torch.uint8)
-
-    write_run(tmp_path / "run", whole_model(4, experts=2), ep=2, args={}, change=change)
-    args = ("apply", tmp_path / "run", "-o", tmp_path / "out", "--output-format", "safetensors")
-    assert f"{key} of {LAST}/{WEIGHTS}" in failed(3, "M923", *args)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("how", ["diff", "verify"])
 def test_a_grid_of_unlike_copies_is_not_said_to_be_equal(tmp_path: Path, how: str) -> None:
     source, out = tmp_path / "run", tmp_path / "out"

@@ -298,6 +298,18 @@ def _megatron(folder: Path) -> None:
     shutil.copytree(run_folder("llama", "legacy", "tp2-pp2"), folder / "run")
 
 
+def _more_of_megatron(folder: Path) -> None:
+    """A run with virtual stages, the model that went into it, and files of a reference folder."""
+    from megatron_runs import family, run_folder
+
+    shutil.copytree(run_folder("llama", "legacy", "pp2-vpp2"), folder / "virtual")
+    for name, files in (("plain", ("model.safetensors", "config.json")), ("reference", ())):
+        (folder / name).mkdir()
+        for file in files:
+            shutil.copy(family("llama") / "hf" / file, folder / name)
+    (folder / "reference" / "tokenizer.json").write_text("{}")
+
+
 def _te(folder: Path) -> None:
     made = "v1.13_linear_DelayedScaling_cuda0.ckpt.pt"
     shutil.copy(ROOT / "tests" / "data" / "te" / made, folder / "model.pt")
@@ -321,6 +333,7 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "dcp": _distributed,
     "te-1.13": _te,
     "megatron": _megatron,
+    "megatron-more": _more_of_megatron,
 }
 
 

@@ -266,6 +266,13 @@ def _bytesio(call: Call, _: Any, __: Decoding) -> Buffer:
     return Buffer(encoded(data), position, call)
 
 
+def buffer_of(data: bytes, position: int) -> Buffer:
+    """An io.BytesIO with this content, read to that position."""
+    made = Call("newobj", Global("_io", "BytesIO"), ())
+    made.state = data, position, None
+    return Buffer(data, position, made)
+
+
 def _ways(
     name: str, *arities: int, module: tuple[str, ...] = _BUILTINS, how: str = "reduce"
 ) -> list[tuple[str, str, str, int]]:
