@@ -1,8 +1,9 @@
 """From bucket to bucket: experts stacked by the store's own copies and through memory, against all
 downloaded, migrated and uploaded; experts too short to be copied; a store that is far away.
 
-The server is pinned to one processor and what is measured to another. It is moto, which is Python
-and takes most of the time: what is compared is how much each side has it do.
+The server is pinned to one processor and what is measured to another. Where Ceph's gateway is
+installed, it is that. Otherwise it is moto, which is Python and takes most of the time: what is
+compared then is how much each side has it do.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.request import urlopen
+from typing import TYPE_CHECKING, Any
 
 import data
 import memory
@@ -66,36 +66,21 @@ def _shape(size: str, intermediate: int) -> data.Shape:
     )
 
 
-class Passed(NamedTuple):
-    """What a run took, and the bytes of bodies that the server sent and received meanwhile."""
-
-    taken: process.Taken
-    sent: int
-    received: int
-
-
 class Store:
-    """The server, and runs against it."""
+    """The server, and runs against it: straight to it, or through its proxy."""
 
-    def __init__(self, bench: Bench, url: str, here: int) -> None:
+    def __init__(self, bench: Bench, child: subprocess.Popen[str], here: int) -> None:
         import boto3
 
-        self._bench, self._url = bench, url
-        named = {
-            "AWS_ENDPOINT_URL": url,
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
+        self._bench, self._child = bench, child
+        self.name, self._url, self._proxy, self._key, self._secret = json.loads(self._line())
         self._pinned = ["taskset", "-c", str(here)]
-        self._pinned += ["env", *(f"{name}={value}" for name, value in named.items())]
         self._client = boto3.client(
             "s3",
-            endpoint_url=url,
+            endpoint_url=self._url,
             region_name="us-east-1",
-            aws_access_key_id="key",
-            aws_secret_access_key="secret",
+            aws_access_key_id=self._key,
+            aws_secret_access_key=self._secret,
         )
         self._client.create_bucket(Bucket=BUCKET)
         self.nbytes = 0
@@ -124,14 +109,29 @@ class Store:
     def _shards(self) -> tuple[str, str]:
         return "--max-shard-size", str(self.nbytes // 4 + 64 * MB)
 
-    def run(self, argv: Sequence[Any]) -> Passed:
+    def run(self, argv: Sequence[Any], *, by_proxy: bool = False) -> process.Taken:
         """A run on the other processor; what it wrote stays."""
         shutil.rmtree(self._bench.root / "out", ignore_errors=True)
         self.remove("out/")
+        need = 2 * self.nbytes + 512 * MB
+        return self._bench.timed([*self._there(by_proxy), *argv], None, need)
+
+    def _there(self, by_proxy: bool = False) -> list[str]:
+        named = {
+            "AWS_ENDPOINT_URL": self._proxy if by_proxy else self._url,
+            "AWS_ACCESS_KEY_ID": self._key,
+            "AWS_SECRET_ACCESS_KEY": self._secret,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        return [*self._pinned, "env", *(f"{name}={value}" for name, value in named.items())]
+
+    def passed(self, argv: Sequence[Any]) -> tuple[int, int]:
+        """What the server sends and receives in a run."""
         self._ask("passed")
-        taken = self._bench.timed([*self._pinned, *argv], None, 2 * self.nbytes + 512 * MB)
-        sent, received = json.loads(self._ask("passed"))
-        return Passed(taken, sent, received)
+        self.run(argv, by_proxy=True)
+        sent, received = self._ask("passed")
+        return sent, received
 
     def equal(self, one: Sequence[Any], other: Sequence[Any]) -> None:
         """RunError unless both commands write the same tensors."""
@@ -142,7 +142,7 @@ class Store:
             self._client.copy(there, BUCKET, key.replace("out/", "kept/", 1))
         self.run(other)
         urls = (f"s3://{BUCKET}/kept", f"s3://{BUCKET}/out")
-        process.run([*self._pinned, *self._bench.migrate, "diff", *urls, "--tensors-only"])
+        process.run([*self._there(), *self._bench.migrate, "diff", *urls, "--tensors-only"])
         self.remove("kept/")
 
     def remove(self, prefix: str) -> None:
@@ -150,18 +150,20 @@ class Store:
         for key in [one["Key"] for page in pages for one in page.get("Contents", ())]:
             self._client.delete_object(Bucket=BUCKET, Key=key)
 
-    @contextmanager
-    def far(self, seconds: float) -> Iterator[None]:
-        """Every request takes so much longer."""
-        self._ask(f"far?{seconds}")
-        try:
-            yield
-        finally:
-            self._ask("far?0")
+    def far(self, argv: Sequence[Any], seconds: float) -> process.Taken:
+        """A run of which every request takes so much longer."""
+        self._ask(f"far {seconds}")
+        return self.run(argv, by_proxy=True)
 
-    def _ask(self, what: str) -> bytes:
-        with urlopen(f"{self._url}/__{what}") as answer:
-            return bytes(answer.read())
+    def _ask(self, what: str) -> Any:
+        print(what, file=self._child.stdin, flush=True)
+        return json.loads(self._line())
+
+    def _line(self) -> str:
+        line = self._child.stdout.readline() if self._child.stdout else ""
+        if not line:
+            raise process.RunError("the server has ended")
+        return line
 
 
 @contextmanager
@@ -179,28 +181,30 @@ def _started(bench: Bench) -> Iterator[Store | None]:
         text=True,
     ) as child:
         try:
-            yield Store(bench, f"http://127.0.0.1:{int(child.stdout.readline())}", others[0])
+            yield Store(bench, child, others[0])
         finally:
             child.communicate()
 
 
-def _in_turn(bench: Bench, sides: dict[str, Callable[[], Passed]]) -> dict[str, list[Passed]]:
+def _in_turn(
+    bench: Bench, sides: dict[str, Callable[[], process.Taken]]
+) -> dict[str, list[process.Taken]]:
     """Each side once a round, in turn."""
-    found: dict[str, list[Passed]] = {name: [] for name in sides}
+    found: dict[str, list[process.Taken]] = {name: [] for name in sides}
     for number in range(bench.args.rounds):
         for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
             found[name].append(sides[name]())
     return found
 
 
-def _ratio(what: str, one: list[Passed], other: list[Passed], bound: float) -> Limit:
-    walls = ([passed.taken.wall for passed in side] for side in (one, other))
+def _ratio(what: str, one: list[process.Taken], other: list[process.Taken], bound: float) -> Limit:
+    walls = ([taken.wall for taken in side] for side in (one, other))
     spread = report.spread(report.ratios(*walls))
     return Limit(what, spread[0], bound, note=f" ({report.shown(spread)})")
 
 
-def _private(what: str, found: list[Passed]) -> Limit:
-    most = max(passed.taken.private for passed in found) / MB
+def _private(what: str, found: list[process.Taken]) -> Limit:
+    most = max(taken.private for taken in found) / MB
     bound = STORES_MEMORY + STORES_PRIVATE
     return Limit(f"{what}: private memory", most, bound, unit=" MB")
 
@@ -223,7 +227,8 @@ def copies(bench: Bench) -> list[Limit]:
                 "peer": lambda: store.run(peer),
             },
         )
-        title = f"bucket to bucket, {store.nbytes / MB:,.0f} MB, experts of 6.3 MB"
+        bytes_passed = {"copied": store.passed(copied), "peer": store.passed(peer)}
+        title = f"{store.name}: bucket to bucket, {store.nbytes / MB:,.0f} MB, experts of 6.3 MB"
     limits = [
         _ratio(
             f"{title}, copied: of download, apply, upload",
@@ -232,8 +237,7 @@ def copies(bench: Bench) -> list[Limit]:
             STORES_COPIED,
         )
     ]
-    for way in ("sent", "received"):
-        mine, theirs = (max(getattr(p, way) for p in found[who]) for who in ("copied", "peer"))
+    for way, mine, theirs in zip(("sent", "received"), *bytes_passed.values(), strict=True):
         limits.append(
             Limit(
                 f"{title}, copied: bytes {way} by the store, of that",
@@ -259,7 +263,7 @@ def short(bench: Bench) -> list[Limit]:
         if store is None:
             return []
         auto = store.migrate(store.hold(SHORT))
-        shown = store.run([*auto, "--dry-run"]).taken.stdout
+        shown = store.run([*auto, "--dry-run"]).stdout
         if "5 MiB" not in shown:
             raise process.RunError(f"the plan does not say why nothing is copied\n{shown}")
         never = [*auto, "--copy", "never"]
@@ -267,7 +271,7 @@ def short(bench: Bench) -> list[Limit]:
         found = _in_turn(
             bench, {"auto": lambda: store.run(auto), "never": lambda: store.run(never)}
         )
-        title = f"bucket to bucket, {store.nbytes / MB:,.0f} MB, experts of 2.5 MB"
+        title = f"{store.name}: bucket to bucket, {store.nbytes / MB:,.0f} MB, experts of 2.5 MB"
     return [
         _ratio(f"{title}: of the same streamed", found["auto"], found["never"], STORES_SHORT),
         _private(title, found["auto"]),
@@ -280,14 +284,15 @@ def far(bench: Bench) -> list[Limit]:
         if store is None:
             return []
         streamed = store.migrate(store.hold(LONG), "--copy", "never")
-
-        def away() -> Passed:
-            with store.far(FAR):
-                return store.run(streamed)
-
-        found = _in_turn(bench, {"far": away, "near": lambda: store.run(streamed)})
-    title = f"bucket to bucket, streamed, {FAR * 1000:.0f} ms a request"
-    return [_ratio(f"{title}: of none", found["far"], found["near"], STORES_FAR)]
+        found = _in_turn(
+            bench,
+            {"far": lambda: store.far(streamed, FAR), "near": lambda: store.far(streamed, 0)},
+        )
+        title = f"{store.name}: bucket to bucket, streamed, {FAR * 1000:.0f} ms a request"
+    return [
+        _ratio(f"{title}: of none", found["far"], found["near"], STORES_FAR),
+        _private(title, found["far"]),
+    ]
 
 
 def reading(bench: Bench) -> list[Limit]:
@@ -300,10 +305,13 @@ def reading(bench: Bench) -> list[Limit]:
         for number in range(bench.args.rounds):
             for who in list(found)[:: 1 if number % 2 == 0 else -1]:
                 argv = [PYTHON, HERE / "stores_reading.py", who, BUCKET, prefix]
-                seconds, nbytes = json.loads(store.run(argv).taken.stdout)
+                seconds, nbytes = json.loads(store.run(argv).stdout)
                 found[who].append(seconds)
+        name = store.name
     spread = report.spread(report.ratios(*found.values()))
-    what = f"reading {nbytes / MB:,.0f} MB by ranges: processor time, of boto3 with 16 threads"
+    what = (
+        f"{name}: reading {nbytes / MB:,.0f} MB by ranges: processor time, of boto3 with 16 threads"
+    )
     return [Limit(what, spread[0], STORES_READ, note=f" ({report.shown(spread)})")]
 
 

@@ -40,7 +40,7 @@ mon max pg per osd = 1000
 osd data = {home}/osd
 osd objectstore = memstore
 # what is deleted is collected at once: requests to a full store never end
-memstore device bytes = 2147483648
+memstore device bytes = {memory}
 osd memory target = 939524096
 osd op num shards = 2
 osd crush chooseleaf type = 0
@@ -58,6 +58,9 @@ rgw gc processor period = 1
 # with the gateway's own choice, secure, it does not reach a monitor that proves nothing
 ms mon client mode = crc
 """
+# these packages allocate by glibc, which gives back each buffer that is let go of; Ceph's own by
+# tcmalloc, which keeps them
+_KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(16 << 30)}
 
 
 class Running(NamedTuple):
@@ -127,7 +130,8 @@ def ministack() -> Iterator[Running]:
 
 
 @contextmanager
-def ceph() -> Iterator[Running]:
+def ceph(memory: int = 2 << 30) -> Iterator[Running]:
+    """Ceph's gateway over a store of so many bytes."""
     found = Running(f"http://127.0.0.1:{_free_port()}", "planted-key", "planted-secret")
     # a socket's name has at most 107 characters
     with tempfile.TemporaryDirectory(prefix="ceph-", dir="/tmp") as folder, ExitStack() as stack:
@@ -137,7 +141,9 @@ def ceph() -> Iterator[Running]:
         (home / "keyring").touch()
         v1, v2, conf = _free_port(), _free_port(), home / "ceph.conf"
         port = found.url.rpartition(":")[2]
-        conf.write_text(_CEPH.format(fsid=cluster, home=home, v1=v1, v2=v2, port=port))
+        conf.write_text(
+            _CEPH.format(fsid=cluster, home=home, v1=v1, v2=v2, port=port, memory=memory)
+        )
 
         def ask(tool: str, *arguments: str) -> None:
             done = subprocess.run(
@@ -147,7 +153,9 @@ def ceph() -> Iterator[Running]:
                 raise AssertionError(f"{tool} {arguments[0]}: {done.stderr}")
 
         def start(tool: str, *arguments: str) -> subprocess.Popen[bytes]:
-            return stack.enter_context(_process(tool, "-c", str(conf), "-f", *arguments))
+            return stack.enter_context(
+                _process(tool, "-c", str(conf), "-f", *arguments, **_KEEPING)
+            )
 
         where, osd = f"[v2:127.0.0.1:{v2},v1:127.0.0.1:{v1}]", str(uuid.uuid4())
         chart = str(home / "monmap")
