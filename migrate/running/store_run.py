@@ -39,6 +39,7 @@ from ..source.index import with_all_tensors
 from ..source.paths import HISTORY, METADATA
 from ..source.shards import INDEX
 from ..source.stores.s3_uploads import PARTIAL, CopyRefusedError, ListedPart, S3Output
+from ..source.stores.system_output import SystemOutput
 from .geometry import ByteLayouts
 from .part_plan import UPLOADED, PartPlan, UploadPart, plan_parts
 from .part_writer import PartWriter, Sender, Uploads
@@ -487,7 +488,7 @@ def published_order(weights: list[str], sides: list[str], small: list[str]) -> l
     return [*weights[:-1], *sides, *stamps, *weights[-1:], *others]
 
 
-def check_store_place(output: S3Output, source: str, resume: bool) -> None:
+def check_store_place(output: S3Output | SystemOutput, source: str, resume: bool) -> None:
     """M904 if the output goes into the source, or where anything is, unless a run goes on."""
     if f"{output.location}/".startswith(source.rstrip("/") + "/"):
         fail(
@@ -499,13 +500,13 @@ def check_store_place(output: S3Output, source: str, resume: bool) -> None:
         require_free(output)
 
 
-def require_free(output: S3Output) -> None:
+def require_free(output: S3Output | SystemOutput) -> None:
     """M904 if anything is where the output goes."""
     if found := output.objects():
         refuse_taken(output, found)
 
 
-def refuse_taken(output: S3Output, keys: list[str]) -> NoReturn:
+def refuse_taken(output: S3Output | SystemOutput, keys: list[str]) -> NoReturn:
     """M904 for a place that holds objects."""
     fail(
         "M904",
