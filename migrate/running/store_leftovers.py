@@ -94,7 +94,8 @@ def _clean_files(
     )
     removed = bool(left) and not dry_run and not young
     if removed:
-        removed = [output.remove(run) for run in left].count(False) == 0
+        gone = [output.remove(run) for run in left]
+        removed = all(gone)
     return {
         "path": output.location,
         "digest": None,

@@ -15,10 +15,10 @@ from ..core import log
 from ..core.errors import Diagnostic, MigrateError, fail, option, printable
 from ..core.out_of_memory import lacking, ran_out
 from ..core.types import PathLike
-from ..source.stores.system_output import PARTIAL, HeldFiles, SystemOutput
+from ..source.stores.system_output import PARTIAL, HeldFiles, SystemOutput, refuse_appeared
 from .gather import Window
 from .resources import RunOptions, RunResult
-from .store_run import published_order, refuse_taken
+from .store_run import published_order
 from .tiles import FileWriter, TargetRun, WriteJob, Writers
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class StreamRun(TargetRun):
                     content if isinstance(content, bytes) else Path(str(content)).read_bytes(),
                 )
             if found := self.output.objects():
-                refuse_taken(self.output, found)
+                refuse_appeared(self.output.shown(found[0]))
             weights = [file.name for file in target.files]
             for name in published_order(weights, list(small), list(target.small)):
                 held.appear(name)
@@ -123,14 +123,15 @@ class StreamRun(TargetRun):
         )
 
     def fail(self, error: BaseException) -> NoReturn:
-        left = () if self._streams is None else self._streams.held.discard()
-        where = printable(self.output.location, 240)
-        if isinstance(error, MigrateError):
-            if self._streams is not None:
-                error = type(error)([self._said(d, left) for d in error.diagnostics])
-        elif isinstance(error, Exception) and lacking(error):
-            ran_out(error, f"write {where}")
-        raise error
+        if self._streams is None:
+            raise error
+        left = self._streams.held.discard()
+        try:
+            if isinstance(error, Exception) and lacking(error):
+                ran_out(error, f"write {printable(self.output.location, 240)}")
+            raise error
+        except MigrateError as found:
+            raise type(found)([self._said(d, left) for d in found.diagnostics]) from error
 
     def _said(self, found: Diagnostic, left: tuple[str, ...]) -> Diagnostic:
         """The diagnostic, with what the run has left in the store."""

@@ -13,11 +13,11 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from ...core.errors import fail, printable
 from ..urls import split_url
-from .systems import HTTP, LOCAL, asking, facts, open_system
+from .systems import HTTP, LOCAL, asking, facts, open_system, status_of
 
 PARTIAL: Final = ".migrate-partial"
 # protocols of stores of objects, whose first name is a bucket: there are no folders to make
@@ -83,8 +83,14 @@ class SystemOutput:
         return self.location + path[len(self.root) :]
 
     def objects(self, most: int = 2) -> list[str]:
-        """The first paths of what is there: the name itself as a file, and what lies below."""
-        return [one["name"] for one in self._listed(self.root)][:most]
+        """The first paths of what is there: the name itself as a file or a folder, and what lies
+        below.
+        """
+        found = [one["name"] for one in self._listed(self.root)][:most]
+        if not found and self.scheme not in _FLAT:
+            with asking(self.location, "list and write"):
+                found = [self.root] * bool(self.system.exists(self.root))
+        return found
 
     def left(self) -> dict[str, list[tuple[str, int, int]]]:
         """What runs have left beside the output: run -> path, bytes and time of each file. Others
@@ -234,7 +240,10 @@ class HeldFiles:
                 raise
             self._appeared += [file.path] * self.closing
             self._system.invalidate_cache()
-            found = self._system.info(file.path)["size"]
+            try:
+                found = self._system.info(file.path)["size"]
+            except FileNotFoundError:
+                found = "none"
         if found != size:
             fail(
                 "M913",
@@ -268,8 +277,20 @@ class HeldFiles:
                     self._system.rm_file(path)
             except Exception:  # noqa: BLE001 - named, and the others are removed
                 left.append(self.output.shown(path))
+        if self.output.scheme not in _FLAT:
+            self._remove_folders()
         self._appeared.clear()
         return (*left, *self.forget())
+
+    def _remove_folders(self) -> None:
+        """Removes the folders that were made for files, where nothing is in them any more."""
+        root, found = self.output.root, set[str]()
+        for path in self._appeared:
+            while len(path := path.rpartition("/")[0]) >= len(root):
+                found.add(path)
+        for path in sorted(found, key=len, reverse=True):
+            with suppress(Exception):
+                self._system.rmdir(path)
 
     def forget(self) -> tuple[str, ...]:
         """Removes the place of what does not show; its name if that could not be done."""
@@ -312,11 +333,7 @@ def _writing(shown: str, scheme: str) -> Iterator[None]:
             try:
                 yield
             except FileExistsError:
-                fail(
-                    "M904",
-                    f"{name} appeared during this run",
-                    help="move it away and run it again, or choose another place",
-                )
+                refuse_appeared(shown)
             except NotImplementedError:
                 fail(
                     "M115",
@@ -324,9 +341,22 @@ def _writing(shown: str, scheme: str) -> Iterator[None]:
                     help="write to a folder of this machine, and copy that with the store's own "
                     "tool",
                 )
+            except Exception as error:
+                if status_of(error) == 404:
+                    raise FileNotFoundError from error
+                raise
     except FileNotFoundError:
         fail(
             "M917",
             f"{name}: there is no such bucket or folder, or it is not shown to you",
             help="make it first",
         )
+
+
+def refuse_appeared(shown: str) -> NoReturn:
+    """M904 for a file that appeared where the run was about to make one."""
+    fail(
+        "M904",
+        f"{printable(shown, 300)} appeared during this run",
+        help="move it away and run it again, or choose another place",
+    )

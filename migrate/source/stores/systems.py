@@ -215,6 +215,18 @@ def facts(found: Any, shown: str) -> tuple[int, str, int]:
     return size, str(version), modified
 
 
+def status_of(error: BaseException) -> int | None:
+    """The status of the answer that an error, or what caused it, is about."""
+    seen: BaseException | None = error
+    while seen is not None:
+        for name in ("status", "code", "status_code"):
+            found = getattr(seen, name, None)
+            if isinstance(found, (int, str)) and str(found).isdecimal():
+                return int(found)
+        seen = seen.__cause__
+    return None
+
+
 @contextmanager
 def asking(shown: str, right: str = "read") -> Iterator[None]:
     """Raises what a file system raises as diagnostics. Its own words are left out: they may hold
@@ -228,12 +240,12 @@ def asking(shown: str, right: str = "read") -> Iterator[None]:
     except PermissionError:
         _refuse(name, "", right)
     except Exception as error:  # noqa: BLE001 - each file system has exceptions of its own
-        status = getattr(error, "status", getattr(error, "code", None))
-        if status in (401, 403, "401", "403"):
+        status = status_of(error)
+        if status in (401, 403):
             _refuse(name, f" (status {status})", right)
         if type(error).__name__ in ("DefaultCredentialsError", "ClientAuthenticationError"):
             _refuse(name, f" ({type(error).__name__})", right)
-        said = f"status {status}" if isinstance(status, int) else type(error).__name__
+        said = type(error).__name__ if status is None else f"status {status}"
         fail(
             "M969",
             f"{name}: the store does not answer as it should ({said})",
