@@ -1,4 +1,4 @@
-"""What runs into buckets have left there."""
+"""What runs into stores have left there."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from ..results import CleanReport
 
 
 def clean(out: PathLike, *, older_than: str | None = None, dry_run: bool = False) -> CleanReport:
-    """Throw away what a run into a bucket left when it ended early: its uploads and its journal.
+    """Throw away what a run into a store left when it ended early: in S3 its uploads and its
+    journal, in other stores the files of a run that was killed.
 
-    Uploads of others and objects that have appeared are named, and stay.
+    What is of others and objects that have appeared are named, and stay.
 
     Args:
-        out: The output of that run, an `s3://` URL.
-        older_than: Only if its journal was written longer ago, such as "36h" or "2d". Default:
-            None, whatever its age.
+        out: The output of that run, a URL.
+        older_than: Only if its journal, or its last file, was written longer ago, such as "36h" or
+            "2d". Default: None, whatever its age.
         dry_run: Only look. Default: False.
 
     Returns:

@@ -106,7 +106,11 @@ def running(command: Callable[..., Any]) -> Callable[..., Any]:
                 is_flag=True,
                 help="Read what the store has copied, and compare.",
             ),
-            click.option("--resume", is_flag=True, help="Continue a killed or failed run."),
+            click.option(
+                "--resume",
+                is_flag=True,
+                help="Continue a killed or failed run. Of stores S3 alone keeps what one wrote.",
+            ),
             click.option(
                 "--if-needed",
                 is_flag=True,
@@ -250,6 +254,8 @@ def _interrupted(output: str, stood: bool, again: str) -> str:
     """
     if output.startswith("hf://"):
         return "interrupted; nothing was committed: run the same command with --resume to go on"
+    if is_url(output) and not output.startswith(("s3:/", "s3a:/")):
+        return "interrupted; nothing was published, and what was written was removed"
     if is_url(output):
         where = safe(shown_url(output))
         return (

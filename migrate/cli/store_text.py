@@ -14,7 +14,9 @@ def stored(doc: Mapping[str, Any]) -> list[str]:
     found = doc.get("store")
     if found is None:
         return []
-    passed = f"{size(found['passed'])} through this machine, {plural(found['requests'], 'request')}"
+    passed = f"{size(found['passed'])} through this machine"
+    if found["requests"] is not None:
+        passed += f", {plural(found['requests'], 'request')}"
     if not found["copied"]:
         return [f"store: {passed}; nothing is copied by the store: {found['why']}"]
     how = ""
@@ -26,13 +28,17 @@ def stored(doc: Mapping[str, Any]) -> list[str]:
 def cleaned(doc: Mapping[str, Any]) -> str:
     doc = safe(doc)
     uploads, nbytes = doc["uploads"], sum(one["bytes"] for one in doc["uploads"])
-    if doc["digest"] is None:
+    if doc["digest"] is None and uploads:
+        what = f"{plural(len(uploads), 'file')} with {size(nbytes)} of a run that was killed"
+        how = "removed" if doc["removed"] else "left, and not removed"
+        lines = [f"{doc['path']}: {what}: {how}"]
+    elif doc["digest"] is None:
         lines = [f"no run has left anything at {doc['path']}"]
     else:
         what = f"{plural(len(uploads), 'unfinished upload')} with {size(nbytes)}, and a journal"
         how = "removed" if doc["removed"] else "left, and not removed"
         lines = [f"{doc['path']}: {what} of {doc['written']}: {how}"]
     lines += [f"  {one['key']}  {size(one['bytes'])}" for one in uploads]
-    lines += [f"an upload of others, which stays: {key}" for key in doc["foreign"]]
+    lines += [f"of others, which stays: {key}" for key in doc["foreign"]]
     lines += [f"an object that the run has made, which stays: {key}" for key in doc["appeared"]]
     return "\n".join(lines)

@@ -14,9 +14,11 @@ class LeftUpload(DocumentPart):
 
 
 class CleanReport(DocumentReport):
-    """What a run into a bucket had left. `digest` is that of its plan and `written` the time of its
-    journal, None where there is none. `removed`: its `uploads` and the journal are gone. `foreign`
-    are keys of others' uploads, and `appeared` those of objects that the run has made.
+    """What a run into a store had left. `digest` is that of its plan and `written` the time of its
+    journal, None where there is none; without a journal `written` is the time of the last file, if
+    that is known. `removed`: its `uploads`, which are files where there is no S3, and the journal
+    are gone. `foreign` are keys of others' uploads, and `appeared` those of objects that the run
+    has made.
     """
 
     KIND = "cleaned"

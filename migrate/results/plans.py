@@ -151,15 +151,16 @@ class UndoTensors(DocumentPart):
 
 
 class StoredOutput(DocumentPart):
-    """How an output comes into a bucket: bytes that the store copies and that pass through this
-    machine, `parts` of weight files, and the requests that write. `why` nothing is copied, if
-    nothing is; `checksum` of what was uploaded; `read_back`: what was copied was read and compared.
+    """How an output comes into a store: bytes that the store copies and that pass through this
+    machine, `parts` of weight files, and the requests that write, None where the library for the
+    store does not tell. `why` nothing is copied, if nothing is; `checksum` of what was uploaded;
+    `read_back`: what was copied was read and compared.
     """
 
     copied: int
     passed: int
-    parts: int
-    requests: int
+    parts: int | None
+    requests: int | None
     why: str | None
     checksum: str | None
     read_back: bool | None

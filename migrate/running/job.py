@@ -15,14 +15,16 @@ from ..planning.request import Request, output_format_of, path_text, shape_of
 from ..planning.savedplan import checked_plan, request_of, require_source, require_unchanged
 from ..results import ApplyReport, PartReport, PlanReport
 from ..source.places import output_in_store, output_on_hub, require_local, same_location
+from ..source.stores.s3_uploads import S3Output
 from .prepare import is_folder, plan_for, what_is_read
 from .publish import check_place, partial_folder
 from .resources import RunOptions, RunResult
-from .tiles import write_target
+from .tiles import TargetRun, write_target
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
     from ..source.index import Source
+    from ..source.stores.system_output import SystemOutput
     from .parts import Begun, LeftBehind, PartResult
     from .ray_run import Cluster
 
@@ -84,6 +86,12 @@ def write_checkpoint(
             ),
         )
     stored = output_in_store(where) if where is not None and ":/" in where else None
+    if stored is not None and not isinstance(stored, S3Output):
+        from .stream_run import require_alone
+
+        several = ranks is not None and ranks.world > 1
+        apart = part is not None or publishes is not None or cluster is not None
+        require_alone(stored, options, apart or several)
     place = None if where is None else Path(where if stored is None else stored.name)
     shared = part is not None or cluster is not None
     if stored is not None and ranks is not None and ranks.world > 1:
@@ -147,9 +155,14 @@ def write_checkpoint(
         if place is None or dry_run:
             if stored is None:
                 return PlanReport.from_json(made.document)
-            from .store_run import describe_upload
+            if isinstance(stored, S3Output):
+                from .store_run import describe_upload
 
-            found = describe_upload(made, source, stored, options)
+                found = describe_upload(made, source, stored, options)
+            else:
+                from .stream_run import describe_stream
+
+                found = describe_stream(made)
             return PlanReport.from_json({**made.document, "store": found})
         stays = not made.document["path"] and (made.grid is None or made.grid.again)
         if stays and source.format != "memory" and not request.reshapes:
@@ -157,9 +170,7 @@ def write_checkpoint(
         write: Callable[..., Any] = write_target
         more, kind = dict[str, Any](), dict[str, Any]()
         if stored is not None:
-            from .store_run import StoreRun
-
-            more["kind"] = StoreRun
+            more["kind"] = _run_into(stored)
             if shared or publishes is not None:
                 from .store_parts import StorePartRun
 
@@ -215,6 +226,16 @@ def write_checkpoint(
             kept.close()
 
 
+def _run_into(stored: S3Output | SystemOutput) -> type[TargetRun]:
+    if isinstance(stored, S3Output):
+        from .store_run import StoreRun
+
+        return StoreRun
+    from .stream_run import StreamRun
+
+    return StreamRun
+
+
 def publish_checkpoint(
     out: PathLike, opened: Callable[[str, Request], Source], options: RunOptions
 ) -> ApplyReport:
@@ -231,6 +252,10 @@ def publish_checkpoint(
     if stored is None:
         folder = partial_folder(Path(text))
         left = LeftInFolder(folder)
+    elif not isinstance(stored, S3Output):
+        from .stream_run import require_alone
+
+        require_alone(stored, options, shared=True)
     else:
         from .store_parts import LeftInBucket
 

@@ -1,7 +1,8 @@
-"""What a run into a bucket has left there when it ended early, and throwing it away.
+"""What a run into a store has left there when it ended early, and throwing it away.
 
-Uploads that do not show are billed like objects. Those of a run stand in its journal; all others
-are somebody else's and stay, and so does what has appeared already.
+In S3 uploads that do not show are billed like objects. Those of a run stand in its journal; all
+others are somebody else's and stay, and so does what has appeared already. Elsewhere a run that was
+killed leaves files below a name of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from ..core.errors import fail, option, printable
 from ..source.places import output_in_store
 from ..source.stores.s3_uploads import PARTIAL, S3Output
+from ..source.stores.system_output import SystemOutput, newest
 from .store_journal import begun_unnamed, own_words, parse_journal
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -38,6 +40,10 @@ def clean_output(url: str, older_than: timedelta | None, dry_run: bool) -> dict[
             f"{printable(url, 240)}: is on this machine",
             help=f"remove {printable(url, 240)}{PARTIAL}: it is a folder",
         )
+    if not isinstance(output, S3Output):
+        if output.name.endswith(PARTIAL):
+            output = SystemOutput(url.rstrip("/").removesuffix(PARTIAL))
+        return _clean_files(output, older_than, dry_run)
     if output.name.endswith(PARTIAL):
         output = S3Output(f"s3://{output.bucket}/{output.key.removesuffix(PARTIAL)}")
     there, every = output.read_journal(), output.uploads()
@@ -72,4 +78,30 @@ def clean_output(url: str, older_than: timedelta | None, dry_run: bool) -> dict[
         ],
         "foreign": sorted(key for upload, (key, _) in every.items() if upload not in ours),
         "appeared": appeared,
+    }
+
+
+def _clean_files(
+    output: SystemOutput, older_than: timedelta | None, dry_run: bool
+) -> dict[str, Any]:
+    """`clean_output` of a store that fsspec writes. Where a time is not known it is none ago."""
+    left = output.left()
+    foreign = [path for path, _, _ in left.pop("", ())]
+    files = [file for run in left.values() for file in run]
+    written = newest(modified for _, _, modified in files)
+    young = older_than is not None and (
+        written is None or datetime.now(timezone.utc) - written < older_than
+    )
+    removed = bool(left) and not dry_run and not young
+    if removed:
+        gone = [output.remove(run) for run in left]
+        removed = all(gone)
+    return {
+        "path": output.location,
+        "digest": None,
+        "written": None if written is None else written.isoformat(),
+        "removed": removed,
+        "uploads": [{"key": output.shown(path), "bytes": size} for path, size, _ in sorted(files)],
+        "foreign": sorted(map(output.shown, foreign)),
+        "appeared": [],
     }

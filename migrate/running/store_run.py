@@ -38,7 +38,8 @@ from ..source.blobs import read_bytes
 from ..source.index import with_all_tensors
 from ..source.paths import HISTORY, METADATA
 from ..source.shards import INDEX
-from ..source.stores.s3_uploads import PARTIAL, CopyRefusedError, ListedPart, S3Output
+from ..source.stores.s3_uploads import KEPT, PARTIAL, CopyRefusedError, ListedPart, S3Output
+from ..source.stores.system_output import SystemOutput
 from .geometry import ByteLayouts
 from .part_plan import UPLOADED, PartPlan, UploadPart, plan_parts
 from .part_writer import PartWriter, Sender, Uploads
@@ -420,6 +421,8 @@ class StoreRun(TargetRun):
         self._sender.close()
         if uploads is None:
             raise error
+        if self._alone and self.source.identities() is None:
+            self._end_of_memory(error, uploads)
         # what a store refuses it may allow to a later run
         refused = isinstance(error, MigrateError) and error.diagnostics[0].code == "M968"
         if self._alone and isinstance(error, CheckpointError) and not refused:
@@ -430,6 +433,36 @@ class StoreRun(TargetRun):
         elif isinstance(error, Exception) and lacking(error):
             ran_out(error, f"write {printable(self.output.location, 300)}")
         raise error
+
+    def _end_of_memory(self, error: BaseException, uploads: Uploads) -> NoReturn:
+        """Removes all that this run has made: what lay in memory cannot be told from what another
+        process holds, so no run goes on with it.
+        """
+        parts = () if self.parts is None else self.parts.names
+        sides = [name for name, _ in self.side_files]
+        weights = [file.name for file in self.target.files]
+        notes: tuple[str, ...] = ()
+        try:
+            notes = self._withdraw(uploads, [*weights, *sides, *parts, *self.target.small])
+        except MigrateError:
+            where = printable(self.output.location, 240)
+            notes = (f"`migrate clean {where}` removes what it has left there",)
+        try:
+            if isinstance(error, Exception) and lacking(error):
+                ran_out(error, f"write {printable(self.output.location, 300)}")
+            raise error
+        except MigrateError as found:
+            resume = option("resume", True)
+            raise type(found)(
+                [
+                    replace(
+                        one,
+                        notes=(*(n for n in one.notes if n != KEPT), *notes),
+                        help="run it again" if resume in (one.help or "") else one.help,
+                    )
+                    for one in found.diagnostics
+                ]
+            ) from error
 
     def _kept(self, found: Diagnostic) -> Diagnostic:
         """The diagnostic, with what can be done with what was uploaded."""
@@ -487,7 +520,7 @@ def published_order(weights: list[str], sides: list[str], small: list[str]) -> l
     return [*weights[:-1], *sides, *stamps, *weights[-1:], *others]
 
 
-def check_store_place(output: S3Output, source: str, resume: bool) -> None:
+def check_store_place(output: S3Output | SystemOutput, source: str, resume: bool) -> None:
     """M904 if the output goes into the source, or where anything is, unless a run goes on."""
     if f"{output.location}/".startswith(source.rstrip("/") + "/"):
         fail(
@@ -499,13 +532,13 @@ def check_store_place(output: S3Output, source: str, resume: bool) -> None:
         require_free(output)
 
 
-def require_free(output: S3Output) -> None:
+def require_free(output: S3Output | SystemOutput) -> None:
     """M904 if anything is where the output goes."""
     if found := output.objects():
         refuse_taken(output, found)
 
 
-def refuse_taken(output: S3Output, keys: list[str]) -> NoReturn:
+def refuse_taken(output: S3Output | SystemOutput, keys: list[str]) -> NoReturn:
     """M904 for a place that holds objects."""
     fail(
         "M904",

@@ -19,6 +19,7 @@ from .urls import how_to_fetch, is_url, shown_url
 if TYPE_CHECKING:
     from .stores.hub_output import HubOutput
     from .stores.s3_uploads import S3Output
+    from .stores.system_output import SystemOutput
 
 
 def find_place(path: PathLike, allow_links: bool = False, at: str | None = None) -> Place:
@@ -162,13 +163,15 @@ def output_on_hub(path: str) -> HubOutput | None:
     return open_hub(path)
 
 
-def output_in_store(path: str) -> S3Output | None:
-    """The output that a URL names; None for a path. M115 for a store that is only read."""
+def output_in_store(path: str) -> S3Output | SystemOutput | None:
+    """The output that a URL names; None for a path. M115 for a protocol that is only read, and for
+    the Hub.
+    """
     if ":/" not in path or not _in_store(path):
         return None
     from .stores import open_output
 
     found = open_output(path)
     if found is None:
-        require_local(path, "of the stores S3 and the Hub alone are written to")
+        require_local(path, "the Hub is committed to when all of an output is on this machine")
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
@@ -76,13 +77,16 @@ def main() -> None:
         stream = given.read()
     if os.getppid() != head["trainer"]:
         return
+    if head["stored"]:
+        # what is in a store is removed there before the process ends
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         source = _source(head, stream)
         request = make_request(**head["arguments"], backwards=None)
         options = read_options(
             **head["options"], threads=1, progress=lambda done, total: say(progress=[done, total])
         )
-        folder, request = shape_of(os.path.basename(head["out"]), source.format, request)
+        folder, request = shape_of(head["name"], source.format, request)
         planned = plan_for(source, request, folder, options.max_shard_size)
         if planned.digest != head["digest"]:
             fail(
@@ -92,6 +96,9 @@ def main() -> None:
                 help="migrate the snapshot again, or leave rule files alone until jobs have ended",
             )
         report = write_checkpoint(lambda: source, head["out"], request, options, planned=planned)
+    except KeyboardInterrupt:
+        # the trainer does not wait for an answer
+        return
     except MigrateError as error:
         say(diagnostics=pack(error.diagnostics))
     else:

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ..core.errors import Diagnostic, MigrateError, RunError, fail, printable
@@ -19,8 +18,8 @@ from ..planning.plan import Plan
 from ..planning.request import Request
 from ..results import ApplyReport
 from ..running.job import write_checkpoint
-from ..running.leftovers import remove_leftover
 from ..running.resources import RunOptions
+from .destination import Destination
 
 
 class StoppedError(Exception):
@@ -33,7 +32,7 @@ class Work:
     to do the same.
     """
 
-    out: Path
+    out: Destination
     source: StateSource
     request: Request
     plan: Plan
@@ -61,7 +60,7 @@ def write_here(
 
     report = write_checkpoint(
         lambda: work.source,
-        work.out,
+        work.out.given,
         work.request,
         replace(work.options, progress=heard),
         planned=work.plan,
@@ -74,7 +73,7 @@ class Job:
 
     def __init__(self, work: Work) -> None:
         self._work: Work | None = work
-        self._path = work.out
+        self._path = work.out.shown
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -87,8 +86,8 @@ class Job:
 
     @property
     def path(self) -> str:
-        """What is written."""
-        return str(self._path)
+        """What is written; a URL without its secrets."""
+        return self._path
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -183,7 +182,7 @@ class Job:
         # what was raised holds frames, and these the memory
         work.source.close()
         if error is not None:
-            remove_leftover(work.out)
+            work.out.remove_leftover()
         self._work = None
         del work
         with self._lock:
@@ -238,8 +237,9 @@ class Writer:
     The interpreter waits for that thread at its exit.
     """
 
-    def __init__(self, write: Writes = write_here) -> None:
-        self._write = write
+    def __init__(self, write: Writes = write_here, apart: bool = False) -> None:
+        """`apart`: another process writes."""
+        self._write, self.apart = write, apart
         self._waiting: deque[Job] = deque()
         self._running: Job | None = None
         self._failed: list[Job] = []

@@ -6,9 +6,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
@@ -20,13 +18,11 @@ from ..formats.torchstream import StateSource, open_stream
 from ..live.load import live_request
 from ..live.statedict import StateDict, migrate_state_dict
 from ..planning.plan import Plan
-from ..planning.request import OUTPUT_FORMATS, SUFFIXES, Request, path_text, shape_of
+from ..planning.request import OUTPUT_FORMATS, SUFFIXES, Request, shape_of
 from ..results import ApplyReport
-from ..running.leftovers import remove_leftover
 from ..running.prepare import plan_for
-from ..running.publish import check_place, partial_folder
 from ..running.resources import RunOptions, read_options
-from ..source.places import require_local
+from .destination import find_destination
 from .jobs import Job, Work, Writer
 from .torchstream import StateStream
 
@@ -134,6 +130,8 @@ class SnapshotMigration:
         Args:
             path: The new checkpoint, which must not exist: one file if the name ends in
                 .safetensors, .pt, .pth, .bin or .ckpt, else a folder. Folders around it are made.
+                Also the URL of a store (`s3://BUCKET/NAME`, and what fsspec writes), but for the
+                Hub; the store is asked whether anything is there before this returns.
             output_format: "safetensors", "torch", "dcp" (torch.distributed.checkpoint) or
                 "torch_dist" (Megatron's). Default: as the suffix of the name says, else
                 "safetensors".
@@ -148,31 +146,19 @@ class SnapshotMigration:
 
         Raises:
             MigrateError: M904 if `path` exists or another job writes it, M911 beside what a run has
-                left there, M981 in a forked child, and what `plan` raises for an output of this
-                form.
+                left there, M967 to M969 of a store, M981 in a forked child, and what `plan` raises
+                for an output of this form.
         """
         self._writer.check_process()
-        require_local(path_text("path", path))
-        out = Path(os.path.abspath(path))
         options = read_options(
             max_shard_size=max_shard_size, threads=1, max_memory=max_memory, fsync=fsync
         )
-        request = self._request
-        wanted = SUFFIXES.get(out.suffix) if output_format is None else _format(output_format)
+        out, request = find_destination(path, self._source.path, self._writer.apart), self._request
+        suffix = os.path.splitext(out.name)[1]
+        wanted = SUFFIXES.get(suffix) if output_format is None else _format(output_format)
         if wanted is not None:
             request = replace(request, output_format=wanted)
-        # as dcp.save does: the first save of a training finds no folder for its steps
-        with suppress(OSError):
-            out.parent.mkdir(parents=True, exist_ok=True)
-        check_place(out, self._source.path)
         folder, request = shape_of(out.name, self._source.format, request)
-        if not remove_leftover(out):
-            fail(
-                "M911",
-                f"{printable(str(partial_folder(out)))} was left by an earlier run, or belongs to "
-                "one that goes on",
-                help="let it finish, or remove that folder",
-            )
         planned = self.plan
         if not folder or request != self._planned or options.max_shard_size != self._shard:
             planned = plan_for(self._source, request, folder, options.max_shard_size)

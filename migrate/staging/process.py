@@ -23,6 +23,8 @@ from .memory import shared_at
 _CODE: Final = "import sys; sys.path[:] = {}; from migrate.staging.child import main; main()"
 # seconds after which a cancelled job is noticed
 _HEARD: Final = 0.1
+# and for which it may remove what it has in a store
+_ENDING: Final = 60.0
 
 
 def write_apart(
@@ -38,7 +40,9 @@ def write_apart(
         head = json.dumps(
             {
                 **message["head"],
-                "out": str(work.out),
+                "out": work.out.given,
+                "name": work.out.name,
+                "stored": work.out.stored,
                 "storages": places,
                 "trainer": os.getpid(),
             }
@@ -63,6 +67,11 @@ def write_apart(
             given.write(message["stream"])
         ended = _follow(answers, progress, stop)
     except BaseException:
+        if work.out.stored:
+            # nobody else can remove what it has in the store
+            child.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_ENDING)
         child.kill()
         raise
     finally:
@@ -72,13 +81,17 @@ def write_apart(
         return ApplyReport.from_json(ended["report"])
     if "diagnostics" in ended:
         raise_packed(ended["diagnostics"])
+    where, notes = work.out.shown, tuple[str, ...]()
+    if work.out.stored:
+        notes = (f"`migrate clean {printable(where, 240)}` removes what it has left there",)
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     raise RunError(
         [
             Diagnostic(
                 "M980",
-                f"the process that wrote {printable(str(work.out), 300)} {how}",
+                f"the process that wrote {printable(where, 300)} {how}",
                 help="save the snapshot again; what it said stands in the standard error",
+                notes=notes,
             )
         ]
     )

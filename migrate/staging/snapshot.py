@@ -258,7 +258,7 @@ class Snapshot(Mapping[Any, Any]):
 
         Args:
             path: The new checkpoint, which must not exist: one file if the name ends in
-                .safetensors, .pt, .pth, .bin or .ckpt, else a folder.
+                .safetensors, .pt, .pth, .bin or .ckpt, else a folder. Also the URL of a store.
             allow: Permissions: "opaque" leaves out what no file can hold, and says so. Default:
                 none, so that it is refused.
             options: `output_format`, `max_shard_size`, `max_memory`, `fsync`, as

@@ -55,6 +55,7 @@ class Stager:
 
             install()
         self._write: Writes = write_here
+        self._apart = process
         if process:
             from .process import write_apart
 
@@ -76,7 +77,7 @@ class Stager:
         self._process = os.getpid()
         self._pool = BlockPool(shared=self._shared, pinned=self._pinned, limit=self._limit)
         self._streams = Streams()
-        self._writer = Writer(self._write)
+        self._writer = Writer(self._write, apart=self._apart)
 
     @property
     def nbytes(self) -> int:

@@ -5,6 +5,7 @@
     hub      models and datasets of the Hub, at one commit, through huggingface_hub: the extra `hub`
              (`hub_output`: what is committed there)
     systems  all other protocols, through fsspec: the extra `stores`
+             (`system_output`: what is written there)
 
 Each is a `Store` in a module of its own, imported when a URL asks for it. Signatures, credentials,
 retries and endpoints are the library's business, and are set as it says.
@@ -22,6 +23,7 @@ from .objects import Located, StoreFolder
 if TYPE_CHECKING:
     from .hub_output import HubOutput
     from .s3_uploads import S3Output
+    from .system_output import SystemOutput
 
 HUB, S3 = "hf", ("s3", "s3a")
 
@@ -54,13 +56,19 @@ def open_hub(text: str) -> HubOutput | None:
     return HubOutput(text)
 
 
-def open_output(text: str) -> S3Output | None:
-    """The bucket that a URL as an output leads to; None for stores that are only read."""
-    if split_url(text).scheme not in S3:
+def open_output(text: str) -> S3Output | SystemOutput | None:
+    """The bucket, or the folder of another store, that a URL as an output leads to; None for the
+    Hub.
+    """
+    if split_url(text).scheme == HUB:
         return None
-    from .s3_uploads import S3Output
+    if split_url(text).scheme in S3:
+        from .s3_uploads import S3Output
 
-    return S3Output(text)
+        return S3Output(text)
+    from .system_output import SystemOutput
+
+    return SystemOutput(text)
 
 
 def _folder(located: Located) -> Folder:

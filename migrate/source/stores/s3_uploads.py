@@ -21,6 +21,7 @@ from .s3 import asking, client_for
 
 # of S3: bytes of a part but for the last, bytes of any part, and parts of an upload
 LEAST, LARGEST, MOST_PARTS = 5 << 20, 5 << 30, 10_000
+KEPT: Final = "what was uploaded is kept"
 PARTIAL, JOURNAL, WORDS = ".migrate-partial", "journal.json", "parts/"
 # longer ones were not written by a run
 _LONGEST_JOURNAL: Final = 64 << 20
@@ -408,6 +409,6 @@ def refuse_appeared(shown: str) -> NoReturn:
     fail(
         "M904",
         f"{printable(shown, 300)} appeared during this run",
-        notes=("what was uploaded is kept",),
+        notes=(KEPT,),
         help=f"move it away and run it again with {option('resume', True)}",
     )

@@ -12,13 +12,14 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from ...core.errors import MigrateError, fail, printable
 from ..urls import Url, hub_location
 from .objects import Located, RemoteObject, refuse_range, refuse_without
 
 HTTP: Final = ("http", "https")
+LOCAL: Final = ("file", "local")
 # what file systems call the version of an object, from the surest to the least
 _VERSIONS: Final = (
     "etag", "ETag", "generation", "version_id", "md5Hash", "content_md5", "Content-MD5", "crc32c",
@@ -28,13 +29,15 @@ _TIMES: Final = ("mtime", "updated", "last_modified", "LastModified", "created")
 _RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
-def locate(url: Url) -> Located:
-    """What the URL names: a file, or a folder."""
+def open_system(url: Url) -> tuple[Any, str]:
+    """The file system that the URL leads to, and the path in it. M917 where there is none, M967."""
     shown = url.shown
-    if url.scheme == "file":
-        fail("M917", f"{printable(shown, 240)}: a URL", help="give the path without `file://`")
-    if url.scheme in HTTP and (meant := hub_location(url)) is not None:
-        fail("M917", f"{printable(shown, 240)}: a page of the Hub", help=f"give {printable(meant)}")
+    if url.scheme in LOCAL:
+        fail(
+            "M917",
+            f"{printable(shown, 240)}: a URL",
+            help=f"give the path without `{printable(url.scheme)}://`",
+        )
     try:
         import fsspec  # noqa: F401 - the package decides, whatever of it is loaded
         from fsspec.core import url_to_fs
@@ -60,9 +63,17 @@ def locate(url: Url) -> Located:
             f"{printable(shown, 240)}: no store is known for {printable(url.scheme)}://",
             help="s3://, gs://, az://, hf://, https:// and other protocols of fsspec are read",
         )
-    path = str(path)
+    return system, str(path)
+
+
+def locate(url: Url) -> Located:
+    """What the URL names: a file, or a folder."""
+    shown = url.shown
+    if url.scheme in HTTP and (meant := hub_location(url)) is not None:
+        fail("M917", f"{printable(shown, 240)}: a page of the Hub", help=f"give {printable(meant)}")
+    system, path = open_system(url)
     is_folder = path.endswith("/") or url.text.endswith("/")
-    with _asking(shown):
+    with asking(shown):
         try:
             if not is_folder:
                 is_folder = system.info(path)["type"] == "directory"
@@ -91,7 +102,9 @@ class SystemPrefix:
         self._system, self._root, self.location, self._query = system, root, location, query
 
     def listing(self) -> Iterator[RemoteObject]:
-        with _asking(self.location):
+        with asking(self.location):
+            # a listing that is kept would say that nothing has changed
+            self._system.invalidate_cache()
             try:
                 walked = self._system.walk(self._root, detail=True, on_error="raise")
                 for _, _, files in walked:
@@ -101,12 +114,13 @@ class SystemPrefix:
                 fail("M917", f"{printable(self.location, 240)}: there is no such folder")
 
     def find(self, path: str) -> RemoteObject | None:
-        with _asking(self.location + path):
+        with asking(self.location + path):
+            self._system.invalidate_cache()
             try:
                 found = self._system.info(self._root + path + self._query)
             except FileNotFoundError:
                 return None
-        return RemoteObject(path, *_facts(found, self.location + path))
+        return RemoteObject(path, *facts(found, self.location + path))
 
     def _object(self, name: str, found: Any) -> RemoteObject:
         root = self._root.lstrip("/")
@@ -116,11 +130,11 @@ class SystemPrefix:
                 "M907",
                 f"{printable(self.location, 240)}: lists {printable(name)}, which lies elsewhere",
             )
-        return RemoteObject(path[len(root) :], *_facts(found, self.location))
+        return RemoteObject(path[len(root) :], *facts(found, self.location))
 
     def fill(self, item: RemoteObject, start: int, buffer: memoryview) -> int:
         name = self.location + item.path
-        with _asking(name):
+        with asking(name):
             data = self._system.cat_file(
                 self._root + item.path + self._query, start=start, end=start + buffer.nbytes
             )
@@ -141,7 +155,7 @@ class HttpPrefix(SystemPrefix):
         from fsspec.asyn import sync
 
         name = self.location + item.path
-        with _asking(name):
+        with asking(name):
             came: int = sync(self._system.loop, self._range, name, item, start, buffer)
         return came
 
@@ -184,7 +198,7 @@ class HttpPrefix(SystemPrefix):
             return done
 
 
-def _facts(found: Any, shown: str) -> tuple[int, str, int]:
+def facts(found: Any, shown: str) -> tuple[int, str, int]:
     """Size, version and time of an object, as its file system says them."""
     size = found.get("size")
     if not isinstance(size, int):
@@ -201,25 +215,37 @@ def _facts(found: Any, shown: str) -> tuple[int, str, int]:
     return size, str(version), modified
 
 
+def status_of(error: BaseException) -> int | None:
+    """The status of the answer that an error, or what caused it, is about."""
+    seen: BaseException | None = error
+    while seen is not None:
+        for name in ("status", "code", "status_code"):
+            found = getattr(seen, name, None)
+            if isinstance(found, (int, str)) and str(found).isdecimal():
+                return int(found)
+        seen = seen.__cause__
+    return None
+
+
 @contextmanager
-def _asking(shown: str) -> Iterator[None]:
+def asking(shown: str, right: str = "read") -> Iterator[None]:
     """Raises what a file system raises as diagnostics. Its own words are left out: they may hold
-    tokens.
+    tokens. `right` is what it takes.
     """
     name = printable(shown, 240)
     try:
         yield
-    except (MigrateError, FileNotFoundError, GeneratorExit):
+    except (MigrateError, FileNotFoundError, GeneratorExit, MemoryError):
         raise
     except PermissionError:
-        _refuse(name, "")
+        _refuse(name, "", right)
     except Exception as error:  # noqa: BLE001 - each file system has exceptions of its own
-        status = getattr(error, "status", getattr(error, "code", None))
-        if status in (401, 403, "401", "403"):
-            _refuse(name, f" (status {status})")
+        status = status_of(error)
+        if status in (401, 403):
+            _refuse(name, f" (status {status})", right)
         if type(error).__name__ in ("DefaultCredentialsError", "ClientAuthenticationError"):
-            _refuse(name, f" ({type(error).__name__})")
-        said = f"status {status}" if isinstance(status, int) else type(error).__name__
+            _refuse(name, f" ({type(error).__name__})", right)
+        said = type(error).__name__ if status is None else f"status {status}"
         fail(
             "M969",
             f"{name}: the store does not answer as it should ({said})",
@@ -227,9 +253,9 @@ def _asking(shown: str) -> Iterator[None]:
         )
 
 
-def _refuse(name: str, said: str) -> None:
+def _refuse(name: str, said: str, right: str) -> NoReturn:
     fail(
         "M968",
         f"{name}: the store refuses{said}",
-        help="log in as the library for this store says, or ask for the right to read",
+        help=f"log in as the library for this store says, or ask for the right to {right}",
     )
