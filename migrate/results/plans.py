@@ -154,7 +154,8 @@ class StoredOutput(DocumentPart):
     """How an output comes into a store: bytes that the store copies and that pass through this
     machine, `parts` of weight files, and the requests that write, None where the library for the
     store does not tell. `why` nothing is copied, if nothing is; `checksum` of what was uploaded;
-    `read_back`: what was copied was read and compared.
+    `read_back`: what was copied was read and compared; `compared`: bytes of it whose checksums
+    were.
     """
 
     copied: int
@@ -164,6 +165,7 @@ class StoredOutput(DocumentPart):
     why: str | None
     checksum: str | None
     read_back: bool | None
+    compared: int | None
 
 
 class PlanReport(DocumentReport):

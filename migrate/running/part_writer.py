@@ -170,7 +170,7 @@ class Uploads:
 
     def forget(self) -> bool:
         """Removes the journal, and what parts have left beside it; whether that could be done."""
-        words = own_words(self.output.words(), self.run) if self.parted else ()
+        words = own_words(self.output.words().names(), self.run) if self.parted else ()
         return self.output.remove_journal(words)
 
 

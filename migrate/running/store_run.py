@@ -16,6 +16,7 @@ state of the source write to: number and size tell that it is the one that was p
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -38,8 +39,10 @@ from ..source.blobs import read_bytes
 from ..source.index import with_all_tensors
 from ..source.paths import HISTORY, METADATA
 from ..source.shards import INDEX
+from ..source.stores.checksums import checksum_named
 from ..source.stores.s3_uploads import KEPT, PARTIAL, CopyRefusedError, ListedPart, S3Output
 from ..source.stores.system_output import SystemOutput
+from .copied_sums import compare_object, copied_parts
 from .geometry import ByteLayouts
 from .part_plan import UPLOADED, PartPlan, UploadPart, plan_parts
 from .part_writer import PartWriter, Sender, Uploads
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from ..planning.graph import Tensor
     from ..planning.plan import Plan
     from ..source.index import Source
+    from ..source.target import OutputFile
 
 # what is read back at a time
 _STEP = 8 << 20
@@ -77,6 +81,8 @@ class StoreRun(TargetRun):
         self._sender = Sender(self.options.max_memory, self.options.threads)
         # whether an earlier run computed some of it
         self._resumed = False
+        # that the store keeps of what is copied from, once they were asked for
+        self._sums: dict[int, tuple[str, int]] | None = None
         # what the journal of a run in parts says beside, and how many there are
         self._more: Mapping[str, Any] = {}
         self._of: int | None = None
@@ -133,22 +139,25 @@ class StoreRun(TargetRun):
 
     @property
     def whole(self) -> bool:
-        """Whether no file is written in pieces: where parts have to be alike, where what is written
-        is compared, and archives, whose checksums stand among the data.
+        """Whether no file is written in pieces: where parts have to be alike, and where what is
+        written is compared.
         """
         compared = self.parts is not None and bool(self.parts.written_specs)
-        sealed = any(file.seal is not None for file in self.target.files)
-        return compared or sealed or self.output.equal_parts() is not None
+        return compared or self.output.equal_parts() is not None
+
+    def deal(self, of: int) -> list[list[OutputFile]]:
+        """What each of `of` parts uploads."""
+        return deal_files(self.target, self.outputs, of, whole=self.whole, uploaded=True)
 
     def _edges(self) -> dict[str, list[int]]:
-        """Where files are divided among parts of the run."""
-        edges: dict[str, list[int]] = {}
-        if self._of is not None:
-            for own in deal_files(self.target, self.outputs, self._of, self.whole):
-                for piece in own:
-                    if piece.begin:
-                        edges.setdefault(piece.name, []).append(piece.begin)
-        return {name: sorted(several) for name, several in edges.items()}
+        """Where files are divided among parts of the run, and where the tail of an archive is."""
+        edges: dict[str, set[int]] = {}
+        for own in () if self._of is None else self.deal(self._of):
+            for piece in own:
+                if piece.of is not None:
+                    edges.setdefault(piece.name, set()).update((piece.begin, piece.size))
+        sizes = {file.name: file.size for file in self.target.files}
+        return {name: sorted(found - {0, sizes[name]}) for name, found in edges.items()}
 
     def _begin(self) -> bool:
         """Begins all uploads, and tries whether the store copies; False if another run has begun
@@ -156,6 +165,7 @@ class StoreRun(TargetRun):
         """
         output, plan, run = self.output, self._plan(self.options.copy), secrets.token_hex(16)
         require_free(output)
+        output.preferred = self._most_kept(plan)
         journal = {
             **self._head(),
             **self._more,
@@ -180,6 +190,29 @@ class StoreRun(TargetRun):
         if refused is not None or self._more:
             output.write_journal(text_of({**journal, "ready": True}), new=False)
         return True
+
+    def _kept_sums(self, plan: PartPlan) -> dict[int, tuple[str, int]]:
+        """The checksums that the store keeps of what is copied from, by number of the blob."""
+        if self._sums is None:
+            self._sums = found = dict[int, tuple[str, int]]()
+
+            def ask(number: int) -> None:
+                blob: Any = self.source.blobs[number]
+                kept = self.output.kept_checksum(blob.copied_from[1:], blob.size)
+                if kept is not None:
+                    found[number] = kept
+
+            self._sender.each([partial(ask, number) for number in plan.sources])
+        return self._sums
+
+    def _most_kept(self, plan: PartPlan) -> str | None:
+        """The checksum that is kept of the most bytes of what is copied from."""
+        if self.options.read_back or not plan.copied:
+            return None
+        found = Counter[str]()
+        for number, (name, _) in self._kept_sums(plan).items():
+            found[name] += self.source.blobs[number].size
+        return max(found, key=found.__getitem__, default=None)
 
     def _started(self, plan: PartPlan, run: str, names: list[str] | None = None) -> Uploads:
         """Uploads for these files, or all."""
@@ -308,6 +341,7 @@ class StoreRun(TargetRun):
         small |= dict(() if self.parts is None else self.parts.finish(self.partial))  # type: ignore[arg-type]
         parts = self._complete_parts(uploads)
         steps = published_order(list(parts), list(small), list(target.small))
+        compared = self._compare(uploads, parts, steps)
         with log.phase("publishing"):
             for name in steps:
                 key = output.key_of(name)
@@ -326,6 +360,7 @@ class StoreRun(TargetRun):
             report = self.ledger.report(complete=not self.lost)
         described = uploads.plan.described(len(small) + len(target.small))
         stored = {**described, "checksum": output.checksum, "read_back": self.options.read_back}
+        stored["compared"] = compared
         return RunResult(
             self.files,
             sum(t.spec.nbytes for t in self.outputs.values()),
@@ -336,6 +371,38 @@ class StoreRun(TargetRun):
             restored=None if self.parts is None else self.parts.outcome,
             stored=stored,
         )
+
+    def _compare(
+        self, uploads: Uploads, listed: Mapping[str, Mapping[int, ListedPart]], names: list[str]
+    ) -> int:
+        """How many bytes that were copied the checksums of the store were compared of. RunError
+        M913 where a part differs, CheckpointError M942 where the source does; nothing of the files
+        `names` stays then.
+        """
+        plan, kind = uploads.plan, checksum_named(self.output.checksum)
+        if self.options.read_back or not plan.copied or kind is None:
+            return 0
+        done = 0
+        copied = copied_parts(plan, listed, kind)
+        kept = self._kept_sums(plan) if copied else {}
+        for number, several in copied.items():
+            blob, (name, whole) = self.source.blobs[number], kept.get(number, ("", 0))
+            if name != kind.name:
+                continue
+            found = compare_object(kind, whole, blob, number, several)
+            if found.part is not None:
+                notes = self._withdraw(uploads, names)
+                self._refuse_copied(found.part.file, found.part.part, notes)
+            if found.blob is not None:
+                self._withdraw(uploads, names)
+                fail(
+                    "M942",
+                    f"{printable(blob.name)}: its bytes are not those that the store keeps the "
+                    f"{name} of",
+                    help="fetch it again, or take another copy of the checkpoint",
+                )
+            done += found.nbytes
+        return done
 
     def _read_back(self, uploads: Uploads, name: str, names: list[str]) -> None:
         """RunError M913 unless what the store has copied is what the source has. Then, and where
@@ -348,7 +415,10 @@ class StoreRun(TargetRun):
             raise
         if part is None:
             return
-        notes = self._withdraw(uploads, names)
+        self._refuse_copied(name, part, self._withdraw(uploads, names))
+
+    def _refuse_copied(self, name: str, part: UploadPart, notes: tuple[str, ...]) -> NoReturn:
+        """M913 for a part of this file."""
         fail(
             "M913",
             f"{printable(self.output.shown(self.output.key_of(name)), 240)}: bytes {part.start} to "
@@ -429,7 +499,7 @@ class StoreRun(TargetRun):
             with suppress(MigrateError):
                 uploads.abort()
         elif isinstance(error, MigrateError):
-            raise type(error)([self._kept(d) for d in error.diagnostics]) from error
+            raise self._kept(error) from error
         elif isinstance(error, Exception) and lacking(error):
             ran_out(error, f"write {printable(self.output.location, 300)}")
         raise error
@@ -464,21 +534,29 @@ class StoreRun(TargetRun):
                 ]
             ) from error
 
-    def _kept(self, found: Diagnostic) -> Diagnostic:
-        """The diagnostic, with what can be done with what was uploaded."""
-        where, resume = printable(self.output.location, 240), option("resume", True)
-        again = found.help or ""
-        if resume not in again:
-            again = f"{again}; then " * bool(again) + (
-                f"run it again with {resume}, or throw it away with `migrate clean {where}`"
-            )
-        note = f"what was uploaded so far is kept, and does not show: {where}{PARTIAL}"
-        return replace(found, notes=(*found.notes, note), help=again)
+    def _kept(self, error: MigrateError) -> MigrateError:
+        """The error, with what can be done with what was uploaded."""
+        return kept_uploads(error, self.output)
 
     def close(self) -> None:
         self._sender.close()
         if self._values is not None:
             self._values.forget()
+
+
+def kept_uploads(error: MigrateError, output: S3Output) -> MigrateError:
+    """The error of a run, with what can be done with what it has uploaded."""
+    where, resume = printable(output.location, 240), option("resume", True)
+    found = list[Diagnostic]()
+    for one in error.diagnostics:
+        again = one.help or ""
+        if resume not in again:
+            again = f"{again}; then " * bool(again) + (
+                f"run it again with {resume}, or throw it away with `migrate clean {where}`"
+            )
+        note = f"what was uploaded so far is kept, and does not show: {where}{PARTIAL}"
+        found.append(replace(one, notes=(*one.notes, note), help=again))
+    return type(error)(found)
 
 
 def describe_upload(

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from ...core.errors import MigrateError, fail, option, printable
 from ..urls import split_url
+from .checksums import joined_parts, kept_in
 from .s3 import asking, client_for
 
 # of S3: bytes of a part but for the last, bytes of any part, and parts of an upload
@@ -54,6 +55,65 @@ class ListedPart(NamedTuple):
     named: Mapping[str, str]
 
 
+class StoredWords:
+    """Small objects below a prefix, by name. Methods raise M968 where the store refuses and M969
+    where it fails.
+    """
+
+    def __init__(self, client: Any, bucket: str, prefix: str) -> None:
+        self._client, self._bucket, self._prefix = client, bucket, prefix
+        self.shown = f"s3://{bucket}/{prefix}"
+
+    def below(self, name: str) -> StoredWords:
+        """Those below another prefix in this one."""
+        return StoredWords(self._client, self._bucket, f"{self._prefix}{name}/")
+
+    def names(self) -> list[str]:
+        found = []
+        pages = self._client.get_paginator("list_objects_v2")
+        with asking(self.shown, _RIGHTS):
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
+                found += [one["Key"][len(self._prefix) :] for one in page.get("Contents", ())]
+        return found
+
+    def say(self, name: str, content: bytes, new: bool = False) -> bool:
+        """Leaves a word of this name in place of an earlier one; with `new` only where there is
+        none, and answers whether it did.
+        """
+        from botocore.exceptions import ClientError
+
+        asked = {"IfNoneMatch": "*"} if new else {}
+        with asking(self.shown + name, _RIGHTS):
+            try:
+                self._client.put_object(
+                    Bucket=self._bucket, Key=self._prefix + name, Body=content, **asked
+                )
+            except ClientError as error:
+                if new and error.response["Error"]["Code"] in _TAKEN:
+                    return False
+                raise
+        return True
+
+    def said(self, name: str) -> bytes:
+        """A word that was left; nothing if there is none."""
+        from botocore.exceptions import ClientError
+
+        with asking(self.shown + name, _RIGHTS):
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
+            except ClientError as error:
+                if error.response["Error"]["Code"] in _ABSENT:
+                    return b""
+                raise
+            with answer["Body"] as body:
+                return bytes(body.read())
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            with asking(self.shown + name, _RIGHTS):
+                self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
+
+
 class S3Output:
     """Where an output goes: objects below a prefix, or, where `single`, one object.
 
@@ -76,6 +136,8 @@ class S3Output:
         self.endpoint: str = self._client.meta.endpoint_url
         # which checksum the parts of all uploads carry, once the first was begun
         self.checksum: str | None = None
+        # which they had better carry, if it is one of those that they can
+        self.preferred: str | None = None
 
     @property
     def name(self) -> str:
@@ -135,7 +197,8 @@ class S3Output:
 
     def begin(self, key: str, run: str) -> str:
         """Begins an upload, and finds out by the first one which checksum the store takes."""
-        for checksum in _checksums() if self.checksum is None else (self.checksum,):
+        known = _checksums(self.preferred) if self.checksum is None else (self.checksum,)
+        for checksum in known:
             made = self._begun(key, run, checksum)
             if made is None:
                 continue
@@ -209,6 +272,38 @@ class S3Output:
                 if code in _NO_COPY:
                     raise CopyRefusedError(code) from error
                 raise
+
+    def kept_checksum(self, of: tuple[str, str, str], size: int) -> tuple[str, int] | None:
+        """The checksum that the store keeps of all bytes of an object, and its name: bucket, key
+        and version are those of a source. None where it keeps none or does not tell.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        bucket, key, version = of
+        asked = {"Bucket": bucket, "Key": key}
+        with suppress(ClientError, BotoCoreError):
+            head = self._client.head_object(**asked, IfMatch=version, ChecksumMode="ENABLED")
+            if (found := kept_in(head)) is not None:
+                return found
+            if head.get("ChecksumType") == "COMPOSITE":
+                joined = joined_parts(self._described_parts(asked, version.strip('"')))
+                return joined[:2] if joined is not None and joined[2] == size else None
+        return None
+
+    def _described_parts(self, asked: Mapping[str, str], version: str) -> Iterator[Any]:
+        """What the store tells of the parts that an object was uploaded in."""
+        after = 0
+        while True:
+            found = self._client.get_object_attributes(
+                **asked, ObjectAttributes=["ETag", "ObjectParts"], PartNumberMarker=after
+            )
+            parts = found.get("ObjectParts", {})
+            if found.get("ETag") != version:
+                return
+            yield from parts.get("Parts", ())
+            if not parts.get("IsTruncated"):
+                return
+            after = parts["NextPartNumberMarker"]
 
     def parts(self, key: str, upload: str) -> dict[int, ListedPart] | None:
         """What the store has of an upload, by number; None if there is no such upload."""
@@ -333,44 +428,16 @@ class S3Output:
                 raise
         return True
 
-    def words(self) -> list[str]:
-        """The names of what parts of a run have said beside the journal."""
-        found, prefix = [], f"{self.key}{PARTIAL}/{WORDS}"
-        pages = self._client.get_paginator("list_objects_v2")
-        with asking(self.shown(prefix), _RIGHTS):
-            for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
-                found += [one["Key"][len(prefix) :] for one in page.get("Contents", ())]
-        return found
-
-    def say(self, name: str, content: bytes) -> None:
-        """Leaves a word of this name beside the journal, in place of an earlier one."""
-        key = f"{self.key}{PARTIAL}/{WORDS}{name}"
-        with asking(self.shown(key), _RIGHTS):
-            self._client.put_object(Bucket=self._bucket, Key=key, Body=content)
-
-    def said(self, name: str) -> bytes:
-        """A word that was left; nothing if there is none."""
-        from botocore.exceptions import ClientError
-
-        key = f"{self.key}{PARTIAL}/{WORDS}{name}"
-        with asking(self.shown(key), _RIGHTS):
-            try:
-                answer = self._client.get_object(Bucket=self._bucket, Key=key)
-            except ClientError as error:
-                if error.response["Error"]["Code"] in _ABSENT:
-                    return b""
-                raise
-            with answer["Body"] as body:
-                return bytes(body.read())
+    def words(self, below: str = WORDS) -> StoredWords:
+        """What processes of a run leave beside the journal, below a name there."""
+        return StoredWords(self._client, self._bucket, f"{self.key}{PARTIAL}/{below}")
 
     def remove_journal(self, words: Iterable[str] = ()) -> bool:
         """Removes these words and then the journal; whether that could be done."""
         from botocore.exceptions import BotoCoreError, ClientError
 
-        with suppress(ClientError, BotoCoreError):
-            for name in words:
-                key = f"{self.key}{PARTIAL}/{WORDS}{name}"
-                self._client.delete_object(Bucket=self._bucket, Key=key)
+        with suppress(ClientError, BotoCoreError, MigrateError):
+            self.words().remove(words)
             self._client.delete_object(Bucket=self._bucket, Key=self.journal)
             return True
         return False
@@ -398,10 +465,11 @@ class S3Output:
                     yield body.read()
 
 
-def _checksums() -> tuple[str, ...]:
-    """What parts may carry, the best first. boto3 computes the first two by awscrt alone."""
+def _checksums(preferred: str | None) -> tuple[str, ...]:
+    """What parts may carry, the best first. boto3 computes CRC32 always, others by awscrt alone."""
     known = ("CRC64NVME", "CRC32C") if find_spec("awscrt") is not None else ("CRC32",)
-    return (*known, "MD5")
+    first = (preferred,) if preferred is not None and preferred in (*known, "CRC32") else ()
+    return (*first, *(name for name in known if name != preferred), "MD5")
 
 
 def refuse_appeared(shown: str) -> NoReturn:
