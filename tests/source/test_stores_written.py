@@ -398,7 +398,7 @@ def test_what_is_left_over_is_listed_and_thrown_away(
 
 
 # how a request fails: it is not answered, wrongly, or in part
-FAILED = ("fail", "drop", "slow", "stale", "truncate", "moved")
+FAILED = ("fail", "drop", "lose", "slow", "delay", "stale", "clash", "truncate", "moved", "page")
 
 
 def fail_each_request(s3: S3, folder: Path, made: Path, ways: list[tuple[str, ...]]) -> None:

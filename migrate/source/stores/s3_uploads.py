@@ -75,6 +75,8 @@ class S3Output:
         self.endpoint: str = self._client.meta.endpoint_url
         # which checksum the parts of all uploads carry, once the first was begun
         self.checksum: str | None = None
+        # keys whose upload boto3 asked for again: the store may have begun it twice
+        self.asked_again: set[str] = set()
 
     @property
     def name(self) -> str:
@@ -139,6 +141,8 @@ class S3Output:
             if made is None:
                 continue
             taken = made.get("ChecksumAlgorithm"), made.get("ChecksumType", "FULL_OBJECT")
+            if made.get("ResponseMetadata", {}).get("RetryAttempts"):
+                self.asked_again.add(key)
             if checksum in ("MD5", self.checksum) or taken == (checksum, "FULL_OBJECT"):
                 self.checksum = checksum
                 return str(made["UploadId"])
@@ -327,9 +331,11 @@ class S3Output:
                     Bucket=self._bucket, Key=self.journal, Body=content, **asked
                 )
             except ClientError as error:
-                if error.response["Error"]["Code"] in _TAKEN:
-                    return False
-                raise
+                if error.response["Error"]["Code"] not in _TAKEN:
+                    raise
+                # the answer to a first request may have been lost
+                there = self.read_journal()
+                return there is not None and there[0] == content
         return True
 
     def words(self) -> list[str]:
