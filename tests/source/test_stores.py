@@ -195,7 +195,8 @@ def test_without_its_library_the_extra_is_named(
     url: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if library == "aiohttp":
-        pytest.importorskip("fsspec")
+        registry = pytest.importorskip("fsspec.registry")
+        monkeypatch.delitem(registry._registry, "https", raising=False)
         monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
     monkeypatch.setitem(sys.modules, library, None)
     said = refused("M967", url)
@@ -450,6 +451,11 @@ def test_a_token_does_not_go_along_to_another_host(tmp_path: Path, local: Path) 
         ("memory://a/b", "memory://a/b"),
         ("hf://org/model@main", "hf://org/model@main"),
         ("s3:/bucket/x", "s3://bucket/x"),
+        # of Azure the container stands where others have a name
+        ("abfs://models@me.dfs.core.windows.net/a", "abfs://models@me.dfs.core.windows.net/a"),
+        ("abfss://models@me.dfs.core.windows.net/a", "abfss://models@me.dfs.core.windows.net/a"),
+        ("az://models/a", "az://models/a"),
+        ("abfs://me:secret@models/a", "abfs://models/a"),
     ],
 )
 def test_a_url_is_shown_without_its_secrets(text: str, shown: str) -> None:

@@ -223,6 +223,110 @@ def test_an_object_without_bytes_and_one_that_is_archived(
     assert "restore it first" in refused("M968", url)
 
 
+def test_an_archived_object_that_was_restored_is_read(
+    s3: S3, url: str, local: Path, tmp_path: Path
+) -> None:
+    """A listing has the class in which it is kept, and nothing of the copy that can be read."""
+    for file in local.glob("*.safetensors"):
+        key = f"{tmp_path.name}/{file.name}"
+        s3.client.put_object(
+            Bucket="bucket", Key=key, Body=file.read_bytes(), StorageClass="DEEP_ARCHIVE"
+        )
+    assert "is archived (DEEP_ARCHIVE)" in refused("M968", url)
+    for number in (1, 2, 3):
+        assert "restore it first" in refused("M968", f"s3://bucket/{shard_of(url, number)}")
+        s3.client.restore_object(
+            Bucket="bucket", Key=shard_of(url, number), RestoreRequest={"Days": 1}
+        )
+    assert migrate.diff(url, local).equal
+    migrate.apply(url, tmp_path / "out", rules=[rule(tmp_path)])
+    migrate.apply(local, tmp_path / "here", rules=[rule(tmp_path)])
+    assert tree(tmp_path / "out") == tree(tmp_path / "here")
+    assert migrate.inspect(f"s3://bucket/{shard_of(url)}").tensors == 2
+
+
+@pytest.mark.parametrize(
+    ("set_to", "said"),
+    [
+        ({"AWS_CONFIG_FILE": "{bad}"}, "{bad} cannot be parsed"),
+        ({"AWS_SHARED_CREDENTIALS_FILE": "{bad}"}, "{bad} cannot be parsed"),
+        ({"AWS_PROFILE": "planted-profile"}, "there is no profile planted-profile"),
+        ({"AWS_DEFAULT_REGION": "no region!"}, "'no region!' is no region"),
+        ({"AWS_ENDPOINT_URL": "me:planted-secret@host"}, "AWS_ENDPOINT_URL is no URL"),
+        ({"AWS_ENDPOINT_URL_S3": "http://"}, "AWS_ENDPOINT_URL_S3 is no URL"),
+        ({"AWS_MAX_ATTEMPTS": "many"}, "AWS_MAX_ATTEMPTS is no number"),
+        ({"AWS_RETRY_MODE": "often"}, 'provided to "mode": "often"'),
+        ({"AWS_DEFAULTS_MODE": "x"}, "invalid defaults mode: x"),
+        ({"AWS_CONFIG_FILE": "{role}", "AWS_PROFILE": "p"}, 'source_profile "q"'),
+        ({"AWS_CONFIG_FILE": "{process}"}, "/no/such/program cannot be read"),
+        (
+            {"AWS_ROLE_ARN": "arn:aws:iam::1:role/x", "AWS_WEB_IDENTITY_TOKEN_FILE": "/no/token"},
+            "/no/token cannot be read",
+        ),
+        (
+            {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "planted-secret"},
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        ),
+    ],
+)
+def test_a_setting_of_the_library_that_is_wrong_is_named(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_to: dict[str, str], said: str
+) -> None:
+    files = {
+        "bad": "[default\n",
+        "role": "[profile p]\nrole_arn = a\nsource_profile = q\n",
+        "process": "[default]\ncredential_process = /no/such/program planted-secret\n",
+    }
+    paths = {name: str(tmp_path / name) for name in files}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    if not {"AWS_ENDPOINT_URL", "AWS_MAX_ATTEMPTS"} & set_to.keys():
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+            monkeypatch.delenv(name)
+    for name, value in set_to.items():
+        monkeypatch.setenv(name, value.format(**paths))
+    found = refused("M968", "s3://bucket/x")
+    assert said.format(**paths) in found
+    assert "planted-secret" not in found
+
+
+def test_a_page_for_people_in_place_of_an_answer(s3: S3, url: str) -> None:
+    """A proxy or a page for logging in: a listing without objects, if it were believed."""
+    for like in ("^GET /bucket$", "HEAD", "GET .*index.json", "GET .*safetensors"):
+        s3.spoil(page=like)
+        said = refused("M969", url if like != "HEAD" else f"s3://bucket/{shard_of(url)}")
+        assert "a web page came in place of the store's answer" in said, like
+        assert "HTTPS_PROXY" in said
+
+
+def test_an_object_that_is_a_page_is_no_answer_of_a_proxy(s3: S3, url: str, tmp_path: Path) -> None:
+    body = b"<!DOCTYPE html><html><body>about this model</body></html>"
+    s3.client.put_object(
+        Bucket="bucket", Key=f"{tmp_path.name}/card.html", Body=body, ContentType="text/html"
+    )
+    migrate.apply(url, tmp_path / "out", rules=[rule(tmp_path)])
+    assert (tmp_path / "out" / "card.html").read_bytes() == body
+
+
+def test_a_head_that_is_refused_without_a_reason(s3: S3, url: str) -> None:
+    s3.spoil(reject="^HEAD")
+    said = refused("M968", f"s3://bucket/{shard_of(url)}")
+    assert "does not say why (status 400)" in said
+    assert "an expired token and another region (AWS_DEFAULT_REGION)" in said
+
+
+@pytest.mark.parametrize(
+    "key", ["a/../b", "..", "a//b", "/a", "./a", "a/.", "a\nb", "a\x1b[2Jb", "a/b//"]
+)
+def test_a_url_that_no_key_of_a_file_has(s3: S3, local: Path, tmp_path: Path, key: str) -> None:
+    for url in (f"s3://bucket/{key}", f"memory://bucket/{key}", f"hf://org/model@main/{key}"):
+        assert "names no path inside a store" in refused("M907", url)
+    with pytest.raises(MigrateError) as caught:
+        migrate.apply(local, f"s3://bucket/{key}", rules=[rule(tmp_path)])
+    assert [d.code for d in caught.value.diagnostics] == ["M907"]
+    assert not s3.log()
+
+
 def test_a_key_that_climbs(s3: S3, url: str, tmp_path: Path) -> None:
     s3.client.put_object(Bucket="bucket", Key=f"{tmp_path.name}/a//b", Body=b"1")
     assert "names no path inside the checkpoint" in refused("M907", url)
@@ -335,6 +439,24 @@ def test_everything_is_read_at_one_commit_while_main_moves(
     assert all(f"/resolve/{COMMIT}/" in path for path in resolved)
     migrate.apply(local, tmp_path / "here", rules=[rule(tmp_path)])
     assert tree(tmp_path / "out") == tree(tmp_path / "here")
+
+
+def test_a_page_for_people_in_place_of_the_hub(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from store_servers import Hub
+
+    page = b"<!DOCTYPE html><html><body>Please log in.</body></html>"
+    plain = Hub.do_GET
+    for part in ("/api/models/org/model", "/tree/", "/resolve/"):
+
+        def answer(self: Any, part: str = part) -> None:
+            if part in self.path and (part != "/api/models/org/model" or "/tree/" not in self.path):
+                return self.answer(200, page, Content_Type="text/html")
+            return plain(self)
+
+        monkeypatch.setattr(Hub, "do_GET", answer)
+        said = refused("M969", "hf://org/model")
+        words = "was asked for a range" if part == "/resolve/" else "does not speak as the Hub does"
+        assert words in said, part
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ..local import LocalFolder
 from ..paths import Folder, Place
 from ..urls import Url, split_url
-from .objects import Located, StoreFolder
+from .objects import Located, StoreFolder, check_url
 
 if TYPE_CHECKING:
     from .hub_output import HubOutput
@@ -28,7 +28,7 @@ HUB, S3 = "hf", ("s3", "s3a")
 
 def open_place(text: str, at: str | None = None) -> Place:
     """The place that a URL names. M905, M907, M914, M915, M917, M967 to M969."""
-    located = _locate(split_url(text))
+    located = _locate(_checked(text))
     folder, where = _folder(located), located.store.location
     try:
         if located.file is None:
@@ -42,12 +42,12 @@ def open_place(text: str, at: str | None = None) -> Place:
 
 def open_folder(text: str) -> Folder:
     """The folder that a URL names, or the one that the file there lies in."""
-    return _folder(_locate(split_url(text)))
+    return _folder(_locate(_checked(text)))
 
 
 def open_hub(text: str) -> HubOutput | None:
     """The repository that a URL names as an output; None for another store."""
-    if split_url(text).scheme != HUB:
+    if _checked(text).scheme != HUB:
         return None
     from .hub_output import HubOutput
 
@@ -56,11 +56,18 @@ def open_hub(text: str) -> HubOutput | None:
 
 def open_output(text: str) -> S3Output | None:
     """The bucket that a URL as an output leads to; None for stores that are only read."""
-    if split_url(text).scheme not in S3:
+    if _checked(text).scheme not in S3:
         return None
     from .s3_uploads import S3Output
 
     return S3Output(text)
+
+
+def _checked(text: str) -> Url:
+    """The parts of a URL; M907."""
+    url = split_url(text)
+    check_url(url)
+    return url
 
 
 def _folder(located: Located) -> Folder:
