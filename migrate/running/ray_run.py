@@ -29,7 +29,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ..core.errors import (
     CheckpointError,
@@ -140,34 +140,55 @@ class _Order:
 _kept: dict[str, tuple[Source, Plan]] = {}
 
 
-def look(order: _Order, probe: str | None, written: str) -> str | None:
+class Differing(NamedTuple):
+    """What a worker sees otherwise than is seen where the run was started, and the way out if it is
+    not the usual one.
+    """
+
+    what: str
+    help: str | None = None
+
+    @classmethod
+    def lacking(cls, what: str, error: MigrateError) -> Differing:
+        """For a diagnostic of the worker; where it lacks a library, the help says which."""
+        found = error.diagnostics[0]
+        absent = found.code == "M967" and found.help is not None
+        way = f"on all machines of the cluster: {found.help}" if absent else None
+        return cls(f"{what}: {found.message}", way)
+
+
+def look(order: _Order, probe: str | None, written: str) -> Differing | None:
     """How what a worker sees differs from what is seen where the run was started; None if it does
     not. The `probe` is a file that holds what was `written`; of a bucket the journal is looked at.
     """
     if (found := _at_home(order)) is not None:
-        return found
+        return Differing(found)
     if probe is None:
         try:
             if order.place().read_journal() is None:
-                return f"does not see what was just written to {printable(order.out, 300)}"
+                return Differing(
+                    f"does not see what was just written to {printable(order.out, 300)}"
+                )
         except MigrateError as error:
-            return f"cannot reach the output: {error.diagnostics[0].message}"
+            return Differing.lacking("cannot reach the output", error)
     else:
         try:
             seen = Path(probe).read_text(encoding="utf-8")
         except OSError as error:
-            return f"does not see what was just written: {printable(probe, 300)}: {refusal(error)}"
+            what = f"does not see what was just written: {printable(probe, 300)}"
+            return Differing(f"{what}: {refusal(error)}")
         if seen != written:
-            return f"sees another file under the name {printable(probe, 300)}"
+            return Differing(f"sees another file under the name {printable(probe, 300)}")
     try:
         source = order.opened()
     except MigrateError as error:
-        return f"cannot open the source: {error.diagnostics[0].message}"
+        return Differing.lacking("cannot open the source", error)
     try:
         mine = facts_of(source.identities(), order.facts["digest"])
     finally:
         source.close()
-    return difference_of(order.facts, mine, _SELF)
+    differs = difference_of(order.facts, mine, _SELF)
+    return None if differs is None else Differing(differs)
 
 
 def work(order: _Order, number: int, second: bool) -> MigrateError | None:
@@ -175,7 +196,7 @@ def work(order: _Order, number: int, second: bool) -> MigrateError | None:
     with on_command_line() if order.flags else nullcontext():
         try:
             if (found := _at_home(order)) is not None:
-                _refuse_differing([f"a worker {found}"])
+                _refuse_differing([Differing(f"a worker {found}")])
             _write(order, number, second)
         except MigrateError as error:
             return error
@@ -242,7 +263,7 @@ def _planned(order: _Order) -> tuple[Source, Plan]:
         mine = facts_of(source.identities(), made.digest)
         if (found := difference_of(order.facts, mine, _SELF)) is not None:
             source.close()
-            _refuse_differing([f"a worker {found}"])
+            _refuse_differing([Differing(f"a worker {found}")])
         for old, _ in _kept.values():
             old.close()
         _kept.clear()
@@ -325,7 +346,7 @@ def _connected(cluster: Cluster) -> Iterator[Any]:
     local = {"address": "local", "object_store_memory": _OBJECTS, "include_dashboard": False}
     try:
         ray.init(**({"address": address} if address else local), **common)
-    except (OSError, RuntimeError, ValueError, ImportError, ray.exceptions.RayError) as error:
+    except Exception as error:  # noqa: BLE001 - of a start that takes too long Ray raises just that
         what = "reach the cluster" if address else "start a cluster on this machine"
         fail(
             "M985",
@@ -360,19 +381,21 @@ def _look_everywhere(ray: Any, order: _Order, left: LeftBehind) -> None:
     for (host, _), reference in asked.items():
         try:
             if (differs := ray.get(reference)) is not None:
-                found.append(f"a worker on {printable(host, 80)} {differs}")
+                what, way = differs
+                found.append(Differing(f"a worker on {printable(host, 80)} {what}", way))
         except ray.exceptions.RayError as error:
             _refuse_worker(f"a worker on {printable(host, 80)}", error)
     if found:
         _refuse_differing(found)
 
 
-def _refuse_differing(found: Sequence[str]) -> NoReturn:
+def _refuse_differing(found: Sequence[Differing]) -> NoReturn:
     fail(
         "M974",
-        f"the workers do not see the same: {found[0]}",
-        notes=tuple(found[1:6]),
-        help="all machines of the cluster need the same paths, rules and version, on a file system "
+        f"the workers do not see the same: {found[0].what}",
+        notes=tuple(one.what for one in found[1:6]),
+        help=next((one.help for one in found if one.help is not None), None)
+        or "all machines of the cluster need the same paths, rules and version, on a file system "
         "that they share",
     )
 

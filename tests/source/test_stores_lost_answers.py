@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,8 @@ import pytest
 from store_servers import S3
 from stored_checkpoint import rule, shards
 from test_stores_written import refused, tree
-from written_stores import held, uploads
+from work import HANG
+from written_stores import held, large, uploads
 
 import migrate
 from migrate.core.types import RunPart
@@ -122,3 +126,42 @@ def test_of_a_run_that_the_checkpoint_stops_no_upload_stays(
     assert bool(uploads(s3, tmp_path.name)) == (of is not None)
     migrate.clean(out)
     assert not uploads(s3, tmp_path.name)
+
+
+def test_an_interrupt_leaves_what_resuming_takes_and_says_so_in_a_line(
+    s3: S3, made: Path, tmp_path: Path
+) -> None:
+    local = large(tmp_path / "large")
+    prefix = f"{tmp_path.name}/new"
+    out, words = f"s3://bucket/{prefix}", ["--rules", str(made), "--max-shard-size", "15MB"]
+    s3.spoil(delay=".", hold="*2=partNumber=")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "migrate", "apply", str(local), "-o", out, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    s3.wait_until_held()
+    child.send_signal(signal.SIGINT)
+    # what is on its way is waited for
+    s3.spoil()
+    said, shown = child.communicate(timeout=HANG)
+    assert (child.returncode, said) == (130, "")
+    (line,) = [one for one in shown.splitlines() if "interrupted" in one]
+    assert "--resume" in line
+    assert "Traceback" not in shown
+    assert not held(s3, f"{prefix}/")
+    assert len(uploads(s3, prefix)) == 2
+    there = sum(
+        len(
+            s3.client.list_parts(Bucket="bucket", Key=one["Key"], UploadId=one["UploadId"])["Parts"]
+        )
+        for one in uploads(s3, prefix)
+    )
+    s3.log()
+    report = migrate.apply(local, out, rules=[made], max_shard_size="15MB", resume=True)
+    sent = [one for one in s3.log() if one.method == "PUT" and one.path.endswith(".safetensors")]
+    assert len(sent) == report.store.parts - there
+    migrate.apply(local, tmp_path / "here", rules=[made], max_shard_size="15MB")
+    assert held(s3, f"{prefix}/") == tree(tmp_path / "here")
+    assert not uploads(s3, prefix)

@@ -13,6 +13,7 @@ from test_stores import point_at_hub, refused, tree
 
 import migrate
 from migrate.core.errors import MigrateError
+from migrate.core.types import RunPart
 from migrate.source.stores import requests
 
 PLANTED = ("planted-key", "planted-secret", "planted-token", "hf_planted", "planted-signature")
@@ -386,6 +387,29 @@ def test_a_signed_url_is_read_and_recorded_without_its_signature(
     assert report.source == f"{server.url}/model-00001-of-00003.safetensors"
     asked = [one.path for one in server.log]
     assert all(path.endswith("?X-Amz-Signature=planted-signature") for path in asked)
+
+
+def test_parts_of_a_signed_url_are_published_when_it_is_given_again(
+    local: Path, tmp_path: Path
+) -> None:
+    out, made, query = tmp_path / "out", rule(tmp_path), "?X-Amz-Signature=planted-signature"
+    with web_server(local, signed=query) as server:
+        url = f"{server.url}/model-00001-of-00003.safetensors{query}"
+        options: Any = {"rules": [made], "max_shard_size": "1MB"}
+        for number in range(2):
+            migrate.apply(url, out, part=RunPart(number, 2), **options)
+        left = [file.read_bytes() for file in tmp_path.rglob("out.migrate-partial/**/*.json*")]
+        assert len(left) > 3
+        assert not [content for content in left if b"planted" in content]
+        with pytest.raises(MigrateError) as caught:
+            migrate.publish(out)
+        assert {d.code for d in caught.value.diagnostics} == {"M968"}
+        assert 'give it again with source="…": its query is not recorded' in str(caught.value)
+        report = migrate.publish(out, source=url)
+    assert report.copy_of is None
+    assert report.source == url.removesuffix(query)
+    migrate.apply(local / "model-00001-of-00003.safetensors", tmp_path / "here", **options)
+    assert tree(out) == tree(tmp_path / "here")
 
 
 def test_a_web_server_without_ranges_is_refused_before_a_file_is_read(local: Path) -> None:
