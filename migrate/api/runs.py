@@ -422,6 +422,7 @@ def downgrade(
 def publish(
     out: PathLike,
     *,
+    source: PathLike | None = None,
     threads: int = 2,
     max_memory: int | str = "1GB",
     fsync: bool = True,
@@ -430,6 +431,8 @@ def publish(
 
     Args:
         out: The new checkpoint, as the parts were given it.
+        source: The checkpoint that they read, where what is recorded of it does not lead there: a
+            signed URL, whose query is not recorded. Default: None.
         threads: As for `apply`. Default: 2.
         max_memory: Bytes for what has to be read once more, also as text ("4GB"). Default: 1 GB.
         fsync: Wait until everything is on disk; without it a power cut may lose the output.
@@ -457,4 +460,5 @@ def publish(
         path_text("out", out),
         lambda path, request: opened("path", path, request, wrapped=False),
         options,
+        None if source is None else path_text("source", source),
     )

@@ -12,6 +12,11 @@ from .options import as_json, quiet, require_savable
 
 @click.command()
 @click.argument("output", metavar="OUT")
+@click.option(
+    "--source",
+    metavar="CKPT",
+    help="The checkpoint that the parts read, where it is a signed URL: its query is not recorded.",
+)
 @click.option("--report", metavar="FILE", help="Save the measured error of every computed tensor.")
 @click.option(
     "--no-fsync",
@@ -20,7 +25,9 @@ from .options import as_json, quiet, require_savable
 )
 @quiet
 @as_json
-def command(output: str, report: str | None, no_fsync: bool, silent: bool, form: str) -> int:
+def command(
+    output: str, source: str | None, report: str | None, no_fsync: bool, silent: bool, form: str
+) -> int:
     """Publish what the parts of a run wrote.
 
     OUT is the one that was given to `migrate apply --part`. All parts have to be done: those that
@@ -31,7 +38,7 @@ def command(output: str, report: str | None, no_fsync: bool, silent: bool, form:
     if report is not None:
         require_savable(report, "report", output)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    document = api.publish(output, fsync=not no_fsync).to_json()
+    document = api.publish(output, source=source, fsync=not no_fsync).to_json()
     return answer(document, form, silent, report)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import fail, option, plural, printable
+from ..core.errors import Diagnostic, MigrateError, fail, option, plural, printable
 from ..core.types import PathLike, Ranks, RunPart
 from ..planning.path import remarks
 from ..planning.request import Request, output_format_of, path_text, shape_of
@@ -16,6 +16,7 @@ from ..planning.savedplan import checked_plan, request_of, require_source, requi
 from ..results import ApplyReport, PartReport, PlanReport
 from ..source.places import output_in_store, output_on_hub, require_local, same_location
 from ..source.stores.s3_uploads import S3Output
+from ..source.urls import is_url
 from .prepare import is_folder, plan_for, what_is_read
 from .publish import check_place, partial_folder
 from .resources import RunOptions, RunResult
@@ -70,7 +71,13 @@ def write_checkpoint(
         from .hub_run import write_to_hub
 
         if part is not None or cluster is not None or (ranks is not None and ranks.world > 1):
-            fail("M115", "several processes write to a folder of one file system, not to the Hub")
+            fail(
+                "M115",
+                f"{printable(hub.shown, 240)}: is committed to by one process, when all of the "
+                "output is on this machine",
+                help="write to a folder, and commit that when it is there: "
+                f"`hf upload {printable(hub.repo)} DIR`",
+            )
         return write_to_hub(
             hub,
             lambda place: write_checkpoint(
@@ -243,9 +250,13 @@ def _run_into(stored: S3Output | SystemOutput) -> type[TargetRun]:
 
 
 def publish_checkpoint(
-    out: PathLike, opened: Callable[[str, Request], Source], options: RunOptions
+    out: PathLike,
+    opened: Callable[[str, Request], Source],
+    options: RunOptions,
+    source: str | None = None,
 ) -> ApplyReport:
-    """Publishes what the parts of a run wrote for `out`; `opened` opens their source.
+    """Publishes what the parts of a run wrote for `out`; `opened` opens their source, which is
+    `source` where what is recorded does not lead there.
 
     QuestionError M983 without parts, M984 where one is not done; what `write_checkpoint` raises
     of a saved plan, which is the one that the parts were begun with.
@@ -269,9 +280,18 @@ def publish_checkpoint(
     begun = begun_at(left, shown)
     saved = checked_plan(begun.plan, left.shown)
     require_done(left, begun.of, saved["digest"])
-    request = request_of(saved)
+    request, recorded = request_of(saved), saved["source"]["path"]
+
+    def found() -> Source:
+        try:
+            return opened(source or recorded, request)
+        except MigrateError as error:
+            if source is not None or not is_url(recorded):
+                raise
+            raise type(error)([_recorded(d) for d in error.diagnostics]) from error
+
     report = write_checkpoint(
-        lambda: opened(saved["source"]["path"], request),
+        found,
         out,
         request,
         replace(options, max_shard_size=saved["options"]["max_shard_size"]),
@@ -281,6 +301,13 @@ def publish_checkpoint(
     if not isinstance(report, ApplyReport):
         raise TypeError(type(report).__name__)
     return report
+
+
+def _recorded(found: Diagnostic) -> Diagnostic:
+    """The diagnostic, of a URL as it is recorded."""
+    way = f"if the parts were given a signed URL, give it again with {option('source')}: its query"
+    way += " is not recorded"
+    return replace(found, help=f"{found.help}; {way}" if found.help else way)
 
 
 def _require_parts(

@@ -7,17 +7,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..core.errors import fail, option, printable
+from ..core.errors import MigrateError, fail, option, printable
 from ..source.blobs import CHANGED_HELP
 from ..source.stores.s3_uploads import PARTIAL, CopyRefusedError, ListedPart, S3Output
 from .ahead import reading_ahead
 from .part_plan import UPLOADED, PartPlan, UploadPart
-from .store_journal import own_words
+from .store_journal import begun_unnamed, own_words, text_of
 from .tiles import FileWriter, Tile, WriteJob, Writers, tiles
 
 if TYPE_CHECKING:
@@ -101,11 +101,10 @@ class Uploads:
     claims: Mapping[Any, Any] = {}
 
     def __init__(
-        self, output: S3Output, plan: PartPlan, sender: Sender, run: str, parted: bool = False
+        self, output: S3Output, plan: PartPlan, sender: Sender, journal: Mapping[str, Any]
     ) -> None:
-        self.output, self.plan, self.sender, self.run = output, plan, sender, run
-        # whether parts of a run leave words beside the journal
-        self.parted = parted
+        self.output, self.plan, self.sender, self.journal = output, plan, sender, journal
+        self.run: str = journal["run"]
         self.folder = Path(f"{output.key}{PARTIAL}")
         self.ids: dict[str, str] = {}
         self.present: dict[str, dict[int, ListedPart]] = {}
@@ -162,6 +161,15 @@ class Uploads:
     def list_parts(self, name: str) -> dict[int, ListedPart] | None:
         return self.output.parts(self.output.key_of(name), self.ids[name])
 
+    def write_journal(self, **more: Any) -> None:
+        """Writes down which uploads there are, and `more`."""
+        output, known = self.output, set(self.journal.get("doubled", ()))
+        known |= {name for name in self.ids if output.key_of(name) in output.asked_again}
+        doubled = {"doubled": sorted(known)} if known else {}
+        named = {"uploads": self.ids, "checksum": output.checksum}
+        self.journal = {**self.journal, **named, **doubled, **more}
+        output.write_journal(text_of(self.journal), new=False)
+
     def abort(self) -> None:
         """Throws away all uploads, and the journal."""
         for name, upload in self.ids.items():
@@ -169,8 +177,14 @@ class Uploads:
         self.forget()
 
     def forget(self) -> bool:
-        """Removes the journal, and what parts have left beside it; whether that could be done."""
-        words = own_words(self.output.words().names(), self.run) if self.parted else ()
+        """Removes the journal, what parts have left beside it, and uploads that were begun twice;
+        whether that could be done.
+        """
+        with suppress(MigrateError):
+            for key, upload in begun_unnamed(self.journal, self.output):
+                self.output.abort(key, upload)
+        parted = "begun" in self.journal
+        words = own_words(self.output.words().names(), self.run) if parted else ()
         return self.output.remove_journal(words)
 
 

@@ -29,7 +29,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ..core.errors import (
     CheckpointError,
@@ -37,6 +37,7 @@ from ..core.errors import (
     fail,
     on_command_line,
     option,
+    plural,
     printable,
     refusal,
 )
@@ -139,34 +140,55 @@ class _Order:
 _kept: dict[str, tuple[Source, Plan]] = {}
 
 
-def look(order: _Order, probe: str | None, written: str) -> str | None:
+class Differing(NamedTuple):
+    """What a worker sees otherwise than is seen where the run was started, and the way out if it is
+    not the usual one.
+    """
+
+    what: str
+    help: str | None = None
+
+    @classmethod
+    def lacking(cls, what: str, error: MigrateError) -> Differing:
+        """For a diagnostic of the worker; where it lacks a library, the help says which."""
+        found = error.diagnostics[0]
+        absent = found.code == "M967" and found.help is not None
+        way = f"on all machines of the cluster: {found.help}" if absent else None
+        return cls(f"{what}: {found.message}", way)
+
+
+def look(order: _Order, probe: str | None, written: str) -> Differing | None:
     """How what a worker sees differs from what is seen where the run was started; None if it does
     not. The `probe` is a file that holds what was `written`; of a bucket the journal is looked at.
     """
     if (found := _at_home(order)) is not None:
-        return found
+        return Differing(found)
     if probe is None:
         try:
             if order.place().read_journal() is None:
-                return f"does not see what was just written to {printable(order.out, 300)}"
+                return Differing(
+                    f"does not see what was just written to {printable(order.out, 300)}"
+                )
         except MigrateError as error:
-            return f"cannot reach the output: {error.diagnostics[0].message}"
+            return Differing.lacking("cannot reach the output", error)
     else:
         try:
             seen = Path(probe).read_text(encoding="utf-8")
         except OSError as error:
-            return f"does not see what was just written: {printable(probe, 300)}: {refusal(error)}"
+            what = f"does not see what was just written: {printable(probe, 300)}"
+            return Differing(f"{what}: {refusal(error)}")
         if seen != written:
-            return f"sees another file under the name {printable(probe, 300)}"
+            return Differing(f"sees another file under the name {printable(probe, 300)}")
     try:
         source = order.opened()
     except MigrateError as error:
-        return f"cannot open the source: {error.diagnostics[0].message}"
+        return Differing.lacking("cannot open the source", error)
     try:
         mine = facts_of(source.identities(), order.facts["digest"])
     finally:
         source.close()
-    return difference_of(order.facts, mine, _SELF)
+    differs = difference_of(order.facts, mine, _SELF)
+    return None if differs is None else Differing(differs)
 
 
 def work(order: _Order, number: int, second: bool) -> MigrateError | None:
@@ -174,7 +196,7 @@ def work(order: _Order, number: int, second: bool) -> MigrateError | None:
     with on_command_line() if order.flags else nullcontext():
         try:
             if (found := _at_home(order)) is not None:
-                _refuse_differing([f"a worker {found}"])
+                _refuse_differing([Differing(f"a worker {found}")])
             _write(order, number, second)
         except MigrateError as error:
             return error
@@ -241,7 +263,7 @@ def _planned(order: _Order) -> tuple[Source, Plan]:
         mine = facts_of(source.identities(), made.digest)
         if (found := difference_of(order.facts, mine, _SELF)) is not None:
             source.close()
-            _refuse_differing([f"a worker {found}"])
+            _refuse_differing([Differing(f"a worker {found}")])
         for old, _ in _kept.values():
             old.close()
         _kept.clear()
@@ -260,14 +282,11 @@ def write_on_ray(
     """
     checks, options = named.pop("checks"), named["options"]
     run = part_run(*where, **named)
-    with run.ending(), _connected(cluster) as ray:
+    needs = {"num_cpus": options.threads, **({"num_gpus": 1} if cluster.device != "cpu" else {})}
+    with run.ending(), _connected(cluster, needs) as ray:
         left = run.left()
         if left.exists() and not options.resume:
             run.refuse_left()
-        needs = {
-            "num_cpus": options.threads,
-            **({"num_gpus": 1} if cluster.device != "cpu" else {}),
-        }
         of, earlier = max(len(run.target.files), _slots(ray, needs)), left.begun()
         if earlier is not None and earlier.of >= len(run.target.files):
             # as many as the run was begun with, on a larger or smaller cluster
@@ -308,8 +327,10 @@ def _slots(ray: Any, needs: Mapping[str, int]) -> int:
 
 
 @contextmanager
-def _connected(cluster: Cluster) -> Iterator[Any]:
-    """Ray, connected to the cluster, or to one of this machine's cores that is started for it."""
+def _connected(cluster: Cluster, needs: Mapping[str, int]) -> Iterator[Any]:
+    """Ray, connected to the cluster, or to one of this machine's cores that is started for it, if
+    it has what a worker `needs`. RunError M985.
+    """
     # a cluster on this machine alone needs no network
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # what a device of 0 GPUs means, which Ray is about to change
@@ -324,7 +345,7 @@ def _connected(cluster: Cluster) -> Iterator[Any]:
     local = {"address": "local", "object_store_memory": _OBJECTS, "include_dashboard": False}
     try:
         ray.init(**({"address": address} if address else local), **common)
-    except (OSError, RuntimeError, ValueError, ImportError, ray.exceptions.RayError) as error:
+    except Exception as error:  # noqa: BLE001 - of a start that takes too long Ray raises just that
         what = "reach the cluster" if address else "start a cluster on this machine"
         fail(
             "M985",
@@ -332,9 +353,24 @@ def _connected(cluster: Cluster) -> Iterator[Any]:
             help="`ray status` says whether it runs; nothing was written",
         )
     try:
+        # one that runs may grow
+        if not address and not _slots(ray, needs):
+            _refuse_size(needs)
         yield ray
     finally:
         ray.shutdown()
+
+
+def _refuse_size(needs: Mapping[str, int]) -> NoReturn:
+    gpu, cores = needs.get("num_gpus", 0), needs["num_cpus"]
+    fail(
+        "M985",
+        f"this machine has no room for a worker of {plural(cores, 'core')}"
+        + (" and a GPU" if gpu else ""),
+        help=f"{option('threads', 1)}"
+        + (f", {option('device', 'cpu')}" if gpu else "")
+        + f", or the address of a cluster: {option('on', 'ray://ADDRESS')}",
+    )
 
 
 def _look_everywhere(ray: Any, order: _Order, left: LeftBehind) -> None:
@@ -359,19 +395,21 @@ def _look_everywhere(ray: Any, order: _Order, left: LeftBehind) -> None:
     for (host, _), reference in asked.items():
         try:
             if (differs := ray.get(reference)) is not None:
-                found.append(f"a worker on {printable(host, 80)} {differs}")
+                what, way = differs
+                found.append(Differing(f"a worker on {printable(host, 80)} {what}", way))
         except ray.exceptions.RayError as error:
             _refuse_worker(f"a worker on {printable(host, 80)}", error)
     if found:
         _refuse_differing(found)
 
 
-def _refuse_differing(found: Sequence[str]) -> NoReturn:
+def _refuse_differing(found: Sequence[Differing]) -> NoReturn:
     fail(
         "M974",
-        f"the workers do not see the same: {found[0]}",
-        notes=tuple(found[1:6]),
-        help="all machines of the cluster need the same paths, rules and version, on a file system "
+        f"the workers do not see the same: {found[0].what}",
+        notes=tuple(one.what for one in found[1:6]),
+        help=next((one.help for one in found if one.help is not None), None)
+        or "all machines of the cluster need the same paths, rules and version, on a file system "
         "that they share",
     )
 

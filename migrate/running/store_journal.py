@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
 from ..core.errors import fail, option, printable
 from ..source.stores.s3_uploads import PARTIAL, S3Output
@@ -30,19 +30,17 @@ def refuse_left(output: S3Output) -> NoReturn:
 
 
 def parse_journal(content: bytes, output: S3Output) -> dict[str, Any]:
-    """The journal of a run; M926 for anything else."""
-    found: Any = None
+    """The journal of a run; M926 for anything else, M918 for one of another version."""
+    parsed: Any = None
     with suppress(ValueError, RecursionError):
-        found = json.loads(content)
-    if (
-        not isinstance(found, dict)
-        or found.get("kind") != "journal"
-        or not isinstance(found.get("digest"), str)
-        or not isinstance(found.get("run"), str)
-        or not re.fullmatch("[0-9a-f]{32}", found["run"])
-        or not isinstance(found.get("copied"), bool)
-        or not _texts(found.get("uploads"))
-    ):
+        parsed = json.loads(content)
+    is_journal = isinstance(parsed, dict) and parsed.get("kind") == "journal"
+    found: dict[str, Any] = parsed if is_journal else {}
+    version = found.get("format_version")
+    fit = all(name in found and fits(found[name]) for name, fits in _FIELDS.items())
+    if not fit and type(version) is int and version != FORMAT_VERSION:
+        _refuse_version(output)
+    if not fit or not all(fits(found[name]) for name, fits in _MORE.items() if name in found):
         fail(
             "M926",
             f"{printable(output.shown(output.journal), 300)} is no journal of a run",
@@ -52,9 +50,53 @@ def parse_journal(content: bytes, output: S3Output) -> dict[str, Any]:
     return found
 
 
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda found: type(found) in kinds
+
+
 def _texts(found: Any) -> bool:
-    return isinstance(found, dict) and all(
-        type(one) is str for pair in found.items() for one in pair
+    return isinstance(found, list) and all(type(one) is str for one in found)
+
+
+def _texts_by_name(found: Any) -> bool:
+    return isinstance(found, dict) and _texts([*found.values()])
+
+
+def _states(found: Any) -> bool:
+    """What tells a state of a file, by its name; None of a source without files."""
+    return found is None or (isinstance(found, dict) and all(map(_is(list), found.values())))
+
+
+_Fits: TypeAlias = Callable[[Any], bool]
+# what a run writes: what each journal has, and what some have beside
+_FIELDS: Final[Mapping[str, _Fits]] = {
+    "digest": _is(str),
+    "run": lambda found: type(found) is str and re.fullmatch("[0-9a-f]{32}", found) is not None,
+    "single": _is(bool),
+    "source": _states,
+    "parts": _is(str),
+    "copied": _is(bool),
+    "files": _texts,
+    "others": _texts,
+    "uploads": _texts_by_name,
+}
+_MORE: Final[Mapping[str, _Fits]] = {
+    "checksum": _is(str, type(None)),
+    "doubled": _texts,
+    "why": _is(str, type(None)),
+    "begun": _is(dict),
+    "by": _is(int),
+    "ready": _is(bool),
+}
+
+
+def _refuse_version(output: S3Output) -> NoReturn:
+    where = printable(output.location, 240)
+    fail(
+        "M918",
+        f"{where}{PARTIAL} was begun by another version of migrate",
+        help=f"`migrate clean {where}` and start over, or resume with the version it was begun "
+        "with",
     )
 
 
@@ -63,11 +105,7 @@ def require_same(head: Mapping[str, Any], found: Mapping[str, Any], output: S3Ou
     where = f"{printable(output.location, 240)}{PARTIAL}"
     way = f"`migrate clean {printable(output.location, 240)}`"
     if found.get("format_version") != FORMAT_VERSION:
-        fail(
-            "M918",
-            f"{where} was begun by another version of migrate",
-            help=f"{way} and start over, or resume with the version it was begun with",
-        )
+        _refuse_version(output)
     if found["digest"] != head["digest"]:
         fail(
             "M918",
@@ -100,13 +138,15 @@ def own_words(words: Iterable[str], run: str) -> list[str]:
 
 
 def begun_unnamed(found: Mapping[str, Any], output: S3Output) -> Iterator[tuple[str, str]]:
-    """(key, id) of uploads that a run began and was killed before it took them down: at keys of its
-    files that have none, not there before the run, and without any part.
+    """(key, id) of uploads that a run began and does not name: it was killed before it took them
+    down, or an answer was lost and the store began one twice. They are at keys of its files that
+    have none or were asked for again, not there before the run, and without any part.
     """
-    names = [str(name) for name in found.get("files") or () if name not in found["uploads"]]
+    named = found["uploads"]
+    names = [name for name in found["files"] if name not in named] + found.get("doubled", [])
     keys = {output.key_of(name) for name in names}
     for upload, (key, _) in output.uploads().items() if keys else ():
-        known = upload in (found.get("others") or ())
+        known = upload in found["others"] or upload in named.values()
         if key in keys and not known and not output.parts(key, upload):
             yield key, upload
 

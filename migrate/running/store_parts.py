@@ -22,7 +22,7 @@ from ..source.stores.s3_uploads import PARTIAL, S3Output
 from .parts import Begun, LeftBehind, what_is_said
 from .pieces import sealed_tail
 from .publish import parsed_line
-from .store_journal import own_words, parse_journal, refuse_left, text_of, word_of
+from .store_journal import own_words, parse_journal, refuse_left, word_of
 from .store_run import StoreRun
 
 if TYPE_CHECKING:
@@ -119,8 +119,7 @@ class StorePartRun(StoreRun):
             names = None if not found.get("ready") else [file.name for file in own]
             self._take_over(found, names)
             if names is None and self.uploads is not None:
-                more = {"uploads": self.uploads.ids, "checksum": output.checksum, "ready": True}
-                output.write_journal(text_of({**found, **more}), new=False)
+                self.uploads.write_journal(ready=True)
             there = {} if self.uploads is None else self.uploads.present
             self._resumed = any(there.get(file.name) for file in own)
         self._begun()

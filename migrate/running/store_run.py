@@ -179,16 +179,16 @@ class StoreRun(TargetRun):
         }
         if not output.write_journal(text_of(journal), new=True):
             return False
-        self.uploads = self._started(plan, run)
-        journal |= {"uploads": self.uploads.ids, "checksum": output.checksum}
-        output.write_journal(text_of(journal), new=False)
+        self.uploads = self._started(plan, journal)
+        self.uploads.write_journal()
         refused = self._try_copy(self.uploads)
+        more: dict[str, Any] = {"ready": True} if self._more else {}
         if refused is not None:
             plan = replace(self._plan("never"), why=f"the store refuses copies ({refused})")
             self.uploads.plan = plan
-            journal |= {"parts": plan.digest, "copied": False, "why": plan.why}
-        if refused is not None or self._more:
-            output.write_journal(text_of({**journal, "ready": True}), new=False)
+            more |= {"parts": plan.digest, "copied": False, "why": plan.why}
+        if more:
+            self.uploads.write_journal(**more)
         return True
 
     def _kept_sums(self, plan: PartPlan) -> dict[int, tuple[str, int]]:
@@ -214,16 +214,18 @@ class StoreRun(TargetRun):
             found[name] += self.source.blobs[number].size
         return max(found, key=found.__getitem__, default=None)
 
-    def _started(self, plan: PartPlan, run: str, names: list[str] | None = None) -> Uploads:
+    def _started(
+        self, plan: PartPlan, journal: Mapping[str, Any], names: list[str] | None = None
+    ) -> Uploads:
         """Uploads for these files, or all."""
         output = self.output
-        uploads = Uploads(output, plan, self._sender, run, bool(self._more))
+        uploads = Uploads(output, plan, self._sender, journal)
         if self.uploads is None:
             self.uploads = uploads
         files = list(plan.files) if names is None else names
 
         def begin(name: str) -> None:
-            uploads.ids[name] = output.begin(output.key_of(name), run)
+            uploads.ids[name] = output.begin(output.key_of(name), uploads.run)
 
         # the first one finds out which checksum is taken
         for name in files[:1]:
@@ -282,7 +284,7 @@ class StoreRun(TargetRun):
         for key, upload in begun_unnamed(found, output) if names is None else ():
             output.abort(key, upload)
         output.checksum = found.get("checksum")
-        uploads = Uploads(output, plan, self._sender, found["run"], "begun" in found)
+        uploads = Uploads(output, plan, self._sender, found)
         self.uploads = uploads
         uploads.ids = dict(found["uploads"])
         gone = list[str]()
@@ -313,11 +315,10 @@ class StoreRun(TargetRun):
             )
         if gone:
             # not before it is known which of them are there
-            known = {name: one for name, one in uploads.ids.items() if name not in gone}
-            output.write_journal(text_of({**found, "uploads": known}), new=False)
-            uploads.ids = known | self._started(plan, found["run"], gone).ids
-            journal = {**found, "uploads": uploads.ids, "checksum": output.checksum}
-            output.write_journal(text_of(journal), new=False)
+            uploads.ids = {name: one for name, one in uploads.ids.items() if name not in gone}
+            uploads.write_journal()
+            uploads.ids |= self._started(plan, found, gone).ids
+            uploads.write_journal()
 
     def allocate(self) -> None:
         """There is nothing to allocate."""

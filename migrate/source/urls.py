@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}(.+)", re.IGNORECASE | re.DOTALL)
 # as huggingface_hub allows them
 _HUB_HOSTS: Final = ("huggingface.co", "www.huggingface.co", "hf.co")
+# of Azure: CONTAINER@ACCOUNT, as hosts are written there
+_AZURE: Final = ("abfs", "abfss", "az", "wasb", "wasbs")
 _HUB_ID: Final = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
 
 
@@ -45,7 +47,9 @@ def split_url(text: str) -> Url:
     else:
         # a name in front of the first slash has no `@`, unless a secret stands there
         host, slash, path = rest.partition("/")
-        shown = host.rpartition("@")[2] + slash + path
+        before, at, after = host.rpartition("@")
+        container = at and scheme in _AZURE and ":" not in before
+        shown = (host if container else after) + slash + path
     return Url(f"{scheme}://{rest}", scheme, rest, f"{scheme}://{shown}")
 
 

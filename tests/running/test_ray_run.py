@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from commandline import safetensors
 
 from migrate import formats
+from migrate.core.errors import MigrateError
 from migrate.planning.request import Request
 from migrate.running import ray_run
 from migrate.running.ranks import facts_of
@@ -32,7 +34,8 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ray_run._Order:
 
 
 def looked(order: ray_run._Order, probe: str = "probe", written: str = "seen") -> str | None:
-    return ray_run.look(order, probe, written)
+    found = ray_run.look(order, probe, written)
+    return None if found is None else found.what
 
 
 def test_a_worker_that_sees_the_same_says_nothing(order: ray_run._Order) -> None:
@@ -64,3 +67,21 @@ def test_a_worker_of_another_version(order: ray_run._Order) -> None:
     other = replace(order, facts={**order.facts, "version": "9.9"})
     found = str(looked(other))
     assert found.endswith("the process that started the run is migrate 9.9")
+
+
+@pytest.mark.parametrize("of", ["source", "output"])
+def test_a_worker_without_an_extra_names_it(
+    order: ray_run._Order, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    if of == "source":
+        other, probe = replace(order, opened=partial(formats.open, "s3://bucket/x")), "probe"
+    else:
+        other, probe = replace(order, out="s3://bucket/x"), None
+    found = ray_run.look(other, probe, "seen")
+    assert found is not None
+    assert "which is not installed" in found.what
+    assert found.help == "on all machines of the cluster: pip install 'ckpt-migrate[s3]'"
+    with pytest.raises(MigrateError) as caught:
+        ray_run._refuse_differing([ray_run.Differing("one differs"), found])
+    assert [(d.code, d.help) for d in caught.value.diagnostics] == [("M974", found.help)]

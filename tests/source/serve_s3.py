@@ -9,9 +9,10 @@ with `*N=PATTERN`, the one after N that match:
 `truncate` cuts the body in half, `whole` ignores the range, `flip` changes a byte on the way in;
 `shift` copies the range one byte before the one asked for;
 `sums` lists the parts of an upload with their checksums, as S3 does and moto does not;
-`fail` answers 500, `slow` 503, `stale` 412, `moved` 301, `forbid` 403, `reject` 400;
-`drop` does nothing and ends the connection; `hold` does nothing and `late` what was asked, and
-neither answers. `GET /__held` answers when such a request has come.
+`fail` answers 500, `slow` 503, `stale` 412, `clash` 409, `moved` 301, `forbid` 403, `reject` 400;
+`page` answers 200 with a page for people; `drop` does nothing and ends the connection, `lose` does
+what was asked and ends it; `delay` does it half a second later; `hold` does nothing and `late` what
+was asked, and neither answers. `GET /__held` answers when such a request has come.
 What comes in is compared with its checksum, as S3 does.
 """
 
@@ -26,6 +27,7 @@ import re
 import socket
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -38,11 +40,13 @@ _ANSWERS = {
     "fail": ("500 Internal Server Error", "InternalError"),
     "slow": ("503 Slow Down", "SlowDown"),
     "stale": ("412 Precondition Failed", "PreconditionFailed"),
+    "clash": ("409 Conflict", "ConditionalRequestConflict"),
     "moved": ("301 Moved Permanently", "PermanentRedirect"),
     "reject": ("400 Bad Request", "InvalidRequest"),
     "forbid": ("403 Forbidden", "AccessDenied"),
 }
 
+_PAGE = b"<!DOCTYPE html><html><body>Please log in, and try again.</body></html>"
 
 _OF_A_CONNECTION = ("connection", "date", "keep-alive", "server", "transfer-encoding")
 
@@ -147,7 +151,15 @@ class Watched:
             body = f"<Error><Code>{code}</Code><Message/></Error>".encode()
             start(status, [("Content-Length", str(len(body))), ("Content-Type", "text/xml")])
             return [b"" if method == "HEAD" else body]
-        if fault == "drop":
+        if fault == "page":
+            self._note(method, path, asked, 0)
+            start("200 OK", [("Content-Length", str(len(_PAGE))), ("Content-Type", "text/html")])
+            return [b"" if method == "HEAD" else _PAGE]
+        if fault == "delay":
+            time.sleep(0.5)
+        if fault in ("drop", "lose"):
+            if fault == "lose":
+                b"".join(self._application(environ, lambda *_: None))
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise ConnectionResetError(name)
         if fault in ("hold", "late"):

@@ -112,12 +112,14 @@ def serving(handler: Any) -> Iterator[Served]:
 
 
 class Files(BaseHTTPRequestHandler):
-    """A folder over HTTP, with ranges and conditions; `ranges` says whether it knows them."""
+    """A folder over HTTP, with ranges and conditions; `ranges` says whether it knows them, and
+    `signed` is the query without which a file is not given.
+    """
 
     protocol_version = "HTTP/1.1"
 
-    def __init__(self, *arguments: Any, root: Path, ranges: bool = True) -> None:
-        self.root, self.ranges = root, ranges
+    def __init__(self, *arguments: Any, root: Path, ranges: bool = True, signed: str = "") -> None:
+        self.root, self.ranges, self.signed = root, ranges, signed
         super().__init__(*arguments)
 
     def log_message(self, *_: Any) -> None:
@@ -143,6 +145,8 @@ class Files(BaseHTTPRequestHandler):
             return self.answer(200, links.encode(), Content_Type="text/html")
         if not place.is_file():
             return self.answer(404)
+        if self.signed not in self.path:
+            return self.answer(403)
         return self.file(place)
 
     def file(self, place: Path, **more: str) -> None:
@@ -162,8 +166,8 @@ class Files(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
 
-def web_server(root: Path, ranges: bool = True) -> Any:
-    return serving(partial(Files, root=root, ranges=ranges))
+def web_server(root: Path, ranges: bool = True, signed: str = "") -> Any:
+    return serving(partial(Files, root=root, ranges=ranges, signed=signed))
 
 
 class Pushed:

@@ -195,7 +195,8 @@ def test_without_its_library_the_extra_is_named(
     url: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if library == "aiohttp":
-        pytest.importorskip("fsspec")
+        registry = pytest.importorskip("fsspec.registry")
+        monkeypatch.delitem(registry._registry, "https", raising=False)
         monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
     monkeypatch.setitem(sys.modules, library, None)
     said = refused("M967", url)
@@ -414,6 +415,18 @@ def test_what_is_expected_is_read_in_large_pieces_and_once() -> None:
     assert sum(stop - start for _, start, stop in store.log) <= len(content)
 
 
+@pytest.mark.parametrize(("gap", "requests_made"), [(1 << 20, 1), ((1 << 20) + 1, 2)])
+def test_gaps_of_a_mebibyte_are_read_through(gap: int, requests_made: int) -> None:
+    store = Kept({"f": bytes(4 << 20)})
+    folder = StoreFolder(store)
+    blob = folder.open("f")
+    second = 1000 + gap
+    with foreseeing([blob], [Stretch(0, 0, 1000), Stretch(0, second, second + 1000)], 1 << 30):
+        assert blob.read(0, 1000) == bytes(1000)
+        assert blob.read(second, 1000) == bytes(1000)
+    assert len(store.log) == requests_made
+
+
 def test_what_is_read_in_strides_is_fetched_once_and_let_go_of_when_its_turn_is_over() -> None:
     content = np.random.default_rng(0).bytes(20 << 20)
     store = Kept({"f": content})
@@ -450,6 +463,11 @@ def test_a_token_does_not_go_along_to_another_host(tmp_path: Path, local: Path) 
         ("memory://a/b", "memory://a/b"),
         ("hf://org/model@main", "hf://org/model@main"),
         ("s3:/bucket/x", "s3://bucket/x"),
+        # of Azure the container stands where others have a name
+        ("abfs://models@me.dfs.core.windows.net/a", "abfs://models@me.dfs.core.windows.net/a"),
+        ("abfss://models@me.dfs.core.windows.net/a", "abfss://models@me.dfs.core.windows.net/a"),
+        ("az://models/a", "az://models/a"),
+        ("abfs://me:secret@models/a", "abfs://models/a"),
     ],
 )
 def test_a_url_is_shown_without_its_secrets(text: str, shown: str) -> None:

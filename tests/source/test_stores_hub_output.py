@@ -13,6 +13,7 @@ from test_stores import point_at_hub, tree
 
 import migrate
 from migrate.core.errors import MigrateError
+from migrate.core.types import Ranks, RunPart
 
 pytestmark = [
     pytest.mark.servers,
@@ -136,4 +137,15 @@ def test_an_upload_that_fails_is_said(
     said = refused("M969", local, OUT, rules=[made])
     assert "the upload failed (status 403)" in said
     assert "hf upload org/model" in said
+    assert not hub.pushed.commits
+
+
+@pytest.mark.parametrize("more", [{"part": RunPart(0, 2)}, {"ranks": Ranks(0, 2)}])
+def test_several_processes_are_told_what_to_do_instead(
+    hub: HubServers, local: Path, made: Path, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    said = refused("M115", local, f"{OUT}@main", rules=[made], **more)
+    assert "hf://org/model@main: is committed to by one process" in said
+    assert "`hf upload org/model DIR`" in said
+    assert not list((tmp_path / "work").iterdir())
     assert not hub.pushed.commits

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
-from store_servers import COMMIT, MOVED, S3, hub_server, web_server
+from store_servers import COMMIT, MOVED, S3, Sent, hub_server, serving, web_server
 from stored_checkpoint import rule, shards
 from test_stores import point_at_hub, refused, tree
 
 import migrate
 from migrate.core.errors import MigrateError
+from migrate.core.types import RunPart
 from migrate.source.stores import requests
 
 PLANTED = ("planted-key", "planted-secret", "planted-token", "hf_planted", "planted-signature")
@@ -171,6 +174,68 @@ def test_answers_that_are_cut_short_and_a_server_without_ranges_are_refused(
     assert "the store fails (InternalError)" in refused("M969", url)
 
 
+class Endless(BaseHTTPRequestHandler):
+    """A file of 1 GB, of which each request gets the whole, whatever range it asks for."""
+
+    size = 1 << 30
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(self.size))
+        self.send_header("ETag", '"1"')
+        self.send_header("Last-Modified", "Sun, 01 Nov 2026 00:00:00 GMT")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        if "list-type" in self.path:
+            # of what lies below the name: nothing
+            listing = b"<ListBucketResult><KeyCount>0</KeyCount></ListBucketResult>"
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(listing)))
+            self.end_headers()
+            self.wfile.write(listing)
+            return
+        self.do_HEAD()
+        sent = 0
+        with suppress(OSError):
+            while sent < self.size:
+                sent += self.wfile.write(bytes(1 << 16))
+        self.server.log.append(Sent(self.command, self.path, "", sent))
+
+
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+def test_a_whole_that_comes_in_place_of_a_range_is_not_read_to_its_end(
+    s3: S3, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    with serving(Endless) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        where = server.url if scheme == "http" else "s3:/"
+        assert "was asked for a range" in refused("M969", f"{where}/bucket/model.safetensors")
+    assert server.log
+    # what the connection had taken when it was closed
+    assert all(one.sent < Endless.size // 8 for one in server.log)
+
+
+@pytest.mark.parametrize("forbidden", ["^GET /bucket$", "GET .*safetensors$"])
+def test_a_user_who_may_not_read_is_told_what_reading_needs(
+    s3: S3, url: str, forbidden: str
+) -> None:
+    s3.spoil(forbid=forbidden)
+    said = refused("M968", url)
+    assert "the store refuses (AccessDenied)" in said
+    assert "reading needs s3:ListBucket on the bucket and s3:GetObject on its objects" in said
+
+
+def test_an_output_in_a_bucket_that_does_not_exist(s3: S3, local: Path, tmp_path: Path) -> None:
+    with pytest.raises(MigrateError) as caught:
+        migrate.apply(local, "s3://nothing-here/new", rules=[rule(tmp_path)])
+    assert [d.code for d in caught.value.diagnostics] == ["M917"]
+    assert "there is no such bucket" in str(caught.value)
+
+
 def test_no_credentials(s3: S3, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
@@ -221,6 +286,110 @@ def test_an_object_without_bytes_and_one_that_is_archived(
     body = (local / "model-00003-of-00003.safetensors").read_bytes()
     s3.client.put_object(Bucket="bucket", Key=shard_of(url, 3), Body=body, StorageClass="GLACIER")
     assert "restore it first" in refused("M968", url)
+
+
+def test_an_archived_object_that_was_restored_is_read(
+    s3: S3, url: str, local: Path, tmp_path: Path
+) -> None:
+    """A listing has the class in which it is kept, and nothing of the copy that can be read."""
+    for file in local.glob("*.safetensors"):
+        key = f"{tmp_path.name}/{file.name}"
+        s3.client.put_object(
+            Bucket="bucket", Key=key, Body=file.read_bytes(), StorageClass="DEEP_ARCHIVE"
+        )
+    assert "is archived (DEEP_ARCHIVE)" in refused("M968", url)
+    for number in (1, 2, 3):
+        assert "restore it first" in refused("M968", f"s3://bucket/{shard_of(url, number)}")
+        s3.client.restore_object(
+            Bucket="bucket", Key=shard_of(url, number), RestoreRequest={"Days": 1}
+        )
+    assert migrate.diff(url, local).equal
+    migrate.apply(url, tmp_path / "out", rules=[rule(tmp_path)])
+    migrate.apply(local, tmp_path / "here", rules=[rule(tmp_path)])
+    assert tree(tmp_path / "out") == tree(tmp_path / "here")
+    assert migrate.inspect(f"s3://bucket/{shard_of(url)}").tensors == 2
+
+
+@pytest.mark.parametrize(
+    ("set_to", "said"),
+    [
+        ({"AWS_CONFIG_FILE": "{bad}"}, "{bad} cannot be parsed"),
+        ({"AWS_SHARED_CREDENTIALS_FILE": "{bad}"}, "{bad} cannot be parsed"),
+        ({"AWS_PROFILE": "planted-profile"}, "there is no profile planted-profile"),
+        ({"AWS_DEFAULT_REGION": "no region!"}, "'no region!' is no region"),
+        ({"AWS_ENDPOINT_URL": "me:planted-secret@host"}, "AWS_ENDPOINT_URL is no URL"),
+        ({"AWS_ENDPOINT_URL_S3": "http://"}, "AWS_ENDPOINT_URL_S3 is no URL"),
+        ({"AWS_MAX_ATTEMPTS": "many"}, "AWS_MAX_ATTEMPTS is no number"),
+        ({"AWS_RETRY_MODE": "often"}, 'provided to "mode": "often"'),
+        ({"AWS_DEFAULTS_MODE": "x"}, "invalid defaults mode: x"),
+        ({"AWS_CONFIG_FILE": "{role}", "AWS_PROFILE": "p"}, 'source_profile "q"'),
+        ({"AWS_CONFIG_FILE": "{process}"}, "/no/such/program cannot be read"),
+        (
+            {"AWS_ROLE_ARN": "arn:aws:iam::1:role/x", "AWS_WEB_IDENTITY_TOKEN_FILE": "/no/token"},
+            "/no/token cannot be read",
+        ),
+        (
+            {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "planted-secret"},
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        ),
+    ],
+)
+def test_a_setting_of_the_library_that_is_wrong_is_named(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_to: dict[str, str], said: str
+) -> None:
+    files = {
+        "bad": "[default\n",
+        "role": "[profile p]\nrole_arn = a\nsource_profile = q\n",
+        "process": "[default]\ncredential_process = /no/such/program planted-secret\n",
+    }
+    paths = {name: str(tmp_path / name) for name in files}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    if not {"AWS_ENDPOINT_URL", "AWS_MAX_ATTEMPTS"} & set_to.keys():
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+            monkeypatch.delenv(name)
+    for name, value in set_to.items():
+        monkeypatch.setenv(name, value.format(**paths))
+    found = refused("M968", "s3://bucket/x")
+    assert said.format(**paths) in found
+    assert "planted-secret" not in found
+
+
+def test_a_page_for_people_in_place_of_an_answer(s3: S3, url: str) -> None:
+    """A proxy or a page for logging in: a listing without objects, if it were believed."""
+    for like in ("^GET /bucket$", "HEAD", "GET .*index.json", "GET .*safetensors"):
+        s3.spoil(page=like)
+        said = refused("M969", url if like != "HEAD" else f"s3://bucket/{shard_of(url)}")
+        assert "a web page came in place of the store's answer" in said, like
+        assert "HTTPS_PROXY" in said
+
+
+def test_an_object_that_is_a_page_is_no_answer_of_a_proxy(s3: S3, url: str, tmp_path: Path) -> None:
+    body = b"<!DOCTYPE html><html><body>about this model</body></html>"
+    s3.client.put_object(
+        Bucket="bucket", Key=f"{tmp_path.name}/card.html", Body=body, ContentType="text/html"
+    )
+    migrate.apply(url, tmp_path / "out", rules=[rule(tmp_path)])
+    assert (tmp_path / "out" / "card.html").read_bytes() == body
+
+
+def test_a_head_that_is_refused_without_a_reason(s3: S3, url: str) -> None:
+    s3.spoil(reject="^HEAD")
+    said = refused("M968", f"s3://bucket/{shard_of(url)}")
+    assert "does not say why (status 400)" in said
+    assert "an expired token and another region (AWS_DEFAULT_REGION)" in said
+
+
+@pytest.mark.parametrize(
+    "key", ["a/../b", "..", "a//b", "/a", "./a", "a/.", "a\nb", "a\x1b[2Jb", "a/b//"]
+)
+def test_a_url_that_no_key_of_a_file_has(s3: S3, local: Path, tmp_path: Path, key: str) -> None:
+    for url in (f"s3://bucket/{key}", f"memory://bucket/{key}", f"hf://org/model@main/{key}"):
+        assert "names no path inside a store" in refused("M907", url)
+    with pytest.raises(MigrateError) as caught:
+        migrate.apply(local, f"s3://bucket/{key}", rules=[rule(tmp_path)])
+    assert [d.code for d in caught.value.diagnostics] == ["M907"]
+    assert not s3.log()
 
 
 def test_a_key_that_climbs(s3: S3, url: str, tmp_path: Path) -> None:
@@ -284,6 +453,29 @@ def test_a_signed_url_is_read_and_recorded_without_its_signature(
     assert all(path.endswith("?X-Amz-Signature=planted-signature") for path in asked)
 
 
+def test_parts_of_a_signed_url_are_published_when_it_is_given_again(
+    local: Path, tmp_path: Path
+) -> None:
+    out, made, query = tmp_path / "out", rule(tmp_path), "?X-Amz-Signature=planted-signature"
+    with web_server(local, signed=query) as server:
+        url = f"{server.url}/model-00001-of-00003.safetensors{query}"
+        options: Any = {"rules": [made], "max_shard_size": "1MB"}
+        for number in range(2):
+            migrate.apply(url, out, part=RunPart(number, 2), **options)
+        left = [file.read_bytes() for file in tmp_path.rglob("out.migrate-partial/**/*.json*")]
+        assert len(left) > 3
+        assert not [content for content in left if b"planted" in content]
+        with pytest.raises(MigrateError) as caught:
+            migrate.publish(out)
+        assert {d.code for d in caught.value.diagnostics} == {"M968"}
+        assert 'give it again with source="…": its query is not recorded' in str(caught.value)
+        report = migrate.publish(out, source=url)
+    assert report.copy_of is None
+    assert report.source == url.removesuffix(query)
+    migrate.apply(local / "model-00001-of-00003.safetensors", tmp_path / "here", **options)
+    assert tree(out) == tree(tmp_path / "here")
+
+
 def test_a_web_server_without_ranges_is_refused_before_a_file_is_read(local: Path) -> None:
     with web_server(local, ranges=False) as server:
         assert "was asked for a range" in refused(
@@ -335,6 +527,24 @@ def test_everything_is_read_at_one_commit_while_main_moves(
     assert all(f"/resolve/{COMMIT}/" in path for path in resolved)
     migrate.apply(local, tmp_path / "here", rules=[rule(tmp_path)])
     assert tree(tmp_path / "out") == tree(tmp_path / "here")
+
+
+def test_a_page_for_people_in_place_of_the_hub(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from store_servers import Hub
+
+    page = b"<!DOCTYPE html><html><body>Please log in.</body></html>"
+    plain = Hub.do_GET
+    for part in ("/api/models/org/model", "/tree/", "/resolve/"):
+
+        def answer(self: Any, part: str = part) -> None:
+            if part in self.path and (part != "/api/models/org/model" or "/tree/" not in self.path):
+                return self.answer(200, page, Content_Type="text/html")
+            return plain(self)
+
+        monkeypatch.setattr(Hub, "do_GET", answer)
+        said = refused("M969", "hf://org/model")
+        words = "was asked for a range" if part == "/resolve/" else "does not speak as the Hub does"
+        assert words in said, part
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ..local import LocalFolder
 from ..paths import Folder, Place
 from ..urls import Url, split_url
-from .objects import Located, StoreFolder
+from .objects import Located, StoreFolder, check_url
 
 if TYPE_CHECKING:
     from .hub_output import HubOutput
@@ -30,7 +30,7 @@ HUB, S3 = "hf", ("s3", "s3a")
 
 def open_place(text: str, at: str | None = None) -> Place:
     """The place that a URL names. M905, M907, M914, M915, M917, M967 to M969."""
-    located = _locate(split_url(text))
+    located = _locate(_checked(text))
     folder, where = _folder(located), located.store.location
     try:
         if located.file is None:
@@ -44,12 +44,12 @@ def open_place(text: str, at: str | None = None) -> Place:
 
 def open_folder(text: str) -> Folder:
     """The folder that a URL names, or the one that the file there lies in."""
-    return _folder(_locate(split_url(text)))
+    return _folder(_locate(_checked(text)))
 
 
 def open_hub(text: str) -> HubOutput | None:
     """The repository that a URL names as an output; None for another store."""
-    if split_url(text).scheme != HUB:
+    if _checked(text).scheme != HUB:
         return None
     from .hub_output import HubOutput
 
@@ -60,7 +60,7 @@ def open_output(text: str) -> S3Output | SystemOutput | None:
     """The bucket, or the folder of another store, that a URL as an output leads to; None for the
     Hub.
     """
-    if split_url(text).scheme == HUB:
+    if _checked(text).scheme == HUB:
         return None
     if split_url(text).scheme in S3:
         from .s3_uploads import S3Output
@@ -69,6 +69,13 @@ def open_output(text: str) -> S3Output | SystemOutput | None:
     from .system_output import SystemOutput
 
     return SystemOutput(text)
+
+
+def _checked(text: str) -> Url:
+    """The parts of a URL; M907."""
+    url = split_url(text)
+    check_url(url)
+    return url
 
 
 def _folder(located: Located) -> Folder:

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from json import JSONDecodeError
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -170,6 +171,9 @@ class HubCommit:
                     refuse_range(name)
                 if span is not None and int(span[3]) != item.size:
                     raise FileNotFoundError(item.path)
+                length = answer.headers.get("Content-Length", str(item.size))
+                if span is None and length != str(item.size):
+                    refuse_range(name)
                 done = 0
                 try:
                     for part in answer.iter_raw():
@@ -215,6 +219,13 @@ def asking(shown: str) -> Iterator[None]:
         if status in (401, 403):
             fail("M968", f"{name}: the Hub refuses (status {status})", help=log_in)
         fail("M969", f"{name}: the Hub fails (status {status})", help="run it again later")
+    except (JSONDecodeError, KeyError, TypeError):
+        fail(
+            "M969",
+            f"{name}: what answers does not speak as the Hub does",
+            help="a proxy, a page for logging in or another server answers at that address: look "
+            "at HF_ENDPOINT and HTTPS_PROXY",
+        )
     except (found.OfflineModeIsEnabled, found.HTTPError, OSError) as error:
         if isinstance(error, FileNotFoundError):
             raise

@@ -23,6 +23,7 @@ from ...core import log
 from ...core.errors import fail, option, printable
 from ..blobs import CHANGED_HELP, Identity, ObjectIdentity, describe_change, difference, read_bytes
 from ..paths import LARGEST_POINTER, MAX_ENTRIES, Listed, pointer_stands_for, stays_behind
+from ..urls import Url
 from .requests import FLIGHT, PIECE, FetchedPiece, Requests
 
 # what is fetched of the beginning of a file, or of its end, before anything is known of it
@@ -335,6 +336,8 @@ class StoreFolder:
         """The beginnings of these files, or their ends, are about to be read: so many are fetched
         side by side. `needed` says of a beginning how long what is wanted of it is.
         """
+        names = list(names)
+        self.requests.each(self._look_again, [name for name in names if self._is_archived(name)])
         with self.lock:
             self._to_come += [(name, needed, ends) for name in names]
             self._fetch_expected()
@@ -356,6 +359,18 @@ class StoreFolder:
                 size = min(HEAD, start)
                 self._expected[name].append((0, self.requests.submit(blob.fetch, 0, size)))
 
+    def _is_archived(self, path: str) -> bool:
+        found = self._object(path)
+        return found is not None and bool(found.archived)
+
+    def _look_again(self, path: str) -> None:
+        """Enters that an archived object was restored, which a listing does not say."""
+        full = self._root + path
+        now = self.store.find(full)
+        if now is not None and not now.archived:
+            with self.lock:
+                self._found[full] = self._found[full]._replace(archived="")
+
     def _object(self, path: str) -> RemoteObject | None:
         full = self._root + path
         found = self._found.get(full)
@@ -368,6 +383,8 @@ class StoreFolder:
         parts = path.split("/")
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
             fail("M907", f"{self.label(path)}: not a path inside the checkpoint")
+        if self._is_archived(path):
+            self._look_again(path)
         found = self._object(path)
         if found is None:
             fail("M901", f"{self.label(path)}: cannot be opened: there is no such object")
@@ -492,6 +509,19 @@ def check_key(location: str, key: str) -> None:
             f"{printable(location, 240)}: holds an object with the key {printable(key)}, which "
             "names no path inside the checkpoint",
             help="give the location of the checkpoint alone, or rename the object",
+        )
+
+
+def check_url(url: Url) -> None:
+    """M907 for a URL that names a key which no file has. Web servers may have empty names."""
+    path = url.shown.partition("://")[2].partition("/")[2].partition("::")[0].removesuffix("/")
+    parts = path.split("/") if path else []
+    wrong = (".", "..") if url.scheme in ("http", "https") else ("", ".", "..")
+    if any(part in wrong for part in parts) or not url.shown.isprintable():
+        fail(
+            "M907",
+            f"{printable(url.shown, 240)}: names no path inside a store",
+            help="give it without `..`, `//` and control characters",
         )
 
 

@@ -7,8 +7,9 @@ meanwhile is refused by the store.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from http.client import HTTPException
@@ -29,6 +30,13 @@ _CREDENTIALS: Final = (
     "AuthorizationHeaderMalformed", "ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId",
     "InvalidToken", "RequestExpired", "SignatureDoesNotMatch", "TokenRefreshRequired",
 )  # fmt: skip
+# settings that are numbers: boto3 does not say which one it cannot read
+_NUMBERS: Final = (
+    "AWS_MAX_ATTEMPTS", "AWS_METADATA_SERVICE_NUM_ATTEMPTS", "AWS_METADATA_SERVICE_TIMEOUT",
+)  # fmt: skip
+_KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+# what a proxy or a page for logging in answers in place of a store
+_PAGE: Final = re.compile(rb"\s*<(!doctype html|html|head|body)\b", re.IGNORECASE)
 _TO_READ: Final = "reading needs s3:ListBucket on the bucket and s3:GetObject on its objects"
 _LOG_IN: Final = (
     "boto3 looks in the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID and others), in ~/.aws, and "
@@ -74,8 +82,79 @@ def client_for(url: Url) -> tuple[Any, str, str]:
         response_checksum_validation="when_required",
         user_agent_extra="ckpt-migrate",
     )
-    with asking(shown):
-        return boto3.client("s3", config=config), bucket, key
+    with asking(shown), _settings(shown):
+        client = boto3.client("s3", config=config)
+    client.meta.events.register_first("before-parse.s3", _refuse_page)
+    return client, bucket, key
+
+
+@contextmanager
+def _settings(shown: str) -> Iterator[None]:
+    """Raises what boto3 says of its own configuration as M968."""
+    from botocore import exceptions as found
+
+    try:
+        yield
+    except (found.NoCredentialsError, found.PartialCredentialsError):
+        raise
+    except found.ProfileNotFound as error:
+        what = f"there is no profile {printable(error.kwargs['profile'], 80)}"
+        _refuse_setting(shown, what, "AWS_PROFILE, or the file AWS_CONFIG_FILE or ~/.aws/config")
+    except found.ConfigParseError as error:
+        what = f"{printable(error.kwargs['path'], 240)} cannot be parsed"
+        _refuse_setting(
+            shown, what, "that file, or AWS_CONFIG_FILE and AWS_SHARED_CREDENTIALS_FILE"
+        )
+    except found.InvalidRegionError as error:
+        what = f"{printable(repr(error.kwargs['region_name']), 80)} is no region"
+        _refuse_setting(shown, what, "AWS_DEFAULT_REGION, or `region` in ~/.aws/config")
+    except (found.BotoCoreError, ValueError) as error:
+        _refuse_setting(shown, *_wrong_setting(error))
+
+
+def _wrong_setting(error: Exception) -> tuple[str, str]:
+    """What is wrong with a setting of boto3, and where it may stand."""
+    from botocore.exceptions import BotoCoreError
+
+    if isinstance(error, BotoCoreError):
+        # of the words of a setting and of those that it may have
+        return printable(str(error), 300), "the variables of AWS, or ~/.aws/config"
+    if str(error).startswith("Invalid endpoint"):
+        names = [name for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if name in os.environ]
+        what = f"{names[0] if names else 'endpoint_url in ~/.aws/config'} is no URL"
+        return what, "it: http://HOST:PORT or https://HOST"
+    for name in _NUMBERS:
+        if not os.environ.get(name, "0").strip().isdigit():
+            return f"{name} is no number", "it, or unset it"
+    there = [name for name in os.environ if name.startswith("AWS_") and name not in _KEYS]
+    return f"boto3 cannot use one of its settings ({type(error).__name__})", ", ".join(there)
+
+
+def _refuse_setting(shown: str, what: str, where: str) -> NoReturn:
+    fail(
+        "M968",
+        f"{shown}: {what}",
+        help=f"correct {where}" if where else "correct ~/.aws/config",
+    )
+
+
+def _refuse_page(response_dict: Mapping[str, Any], operation_model: Any, **_: Any) -> None:
+    """Raises HTTPClientError for a page that came in place of an answer, which would be taken for
+    an empty one. What an object holds is not looked at.
+    """
+    from botocore.exceptions import HTTPClientError
+
+    if response_dict["status_code"] >= 300:
+        return
+    body = response_dict["body"]
+    if operation_model.name in ("GetObject", "HeadObject"):
+        is_page = "etag" not in response_dict["headers"]
+    else:
+        is_page = isinstance(body, bytes) and _PAGE.match(body) is not None
+    if is_page:
+        if hasattr(body, "close"):
+            body.close()
+        raise HTTPClientError(error=_PAGE)
 
 
 class S3Prefix:
@@ -192,6 +271,7 @@ def asking(name: str, rights: str = _TO_READ) -> Iterator[None]:
     `rights` says what it takes.
     """
     from botocore import exceptions as found
+    from botocore.parsers import ResponseParserError
 
     shown = printable(name, 240)
     try:
@@ -213,12 +293,33 @@ def asking(name: str, rights: str = _TO_READ) -> Iterator[None]:
         )
     except found.ParamValidationError:
         fail("M917", f"{shown}: is no name of a bucket or object", help="s3://BUCKET/PREFIX/")
+    except ResponseParserError:
+        _refuse_other(shown, "the answer is not in the language of S3")
     except (found.BotoCoreError, found.HTTPClientError) as error:
+        if error.kwargs.get("error") is _PAGE:
+            _refuse_other(shown, "a web page came in place of the store's answer")
         fail(
             "M969",
             f"{shown}: the store does not answer ({type(error).__name__})",
-            help="look at the network and at AWS_ENDPOINT_URL, then run it again",
+            help="look at the network, AWS_ENDPOINT_URL and HTTPS_PROXY, then run it again",
         )
+    except OSError as error:
+        if error.filename is None:
+            # an object, and no file of this machine
+            raise
+        where = f"{printable(str(error.filename), 240)} cannot be read"
+        _refuse_setting(shown, where, "what names it: a variable of AWS, or ~/.aws/config")
+    except ValueError as error:
+        _refuse_setting(shown, *_wrong_setting(error))
+
+
+def _refuse_other(shown: str, what: str) -> NoReturn:
+    fail(
+        "M969",
+        f"{shown}: {what}",
+        help="a proxy, a page for logging in or another server answers at that address: look at "
+        "AWS_ENDPOINT_URL and HTTPS_PROXY",
+    )
 
 
 def _refuse(shown: str, answer: Any, rights: str) -> NoReturn:
@@ -236,7 +337,17 @@ def _refuse(shown: str, answer: Any, rights: str) -> NoReturn:
         fail(
             "M968",
             f"{shown}: the bucket is {where} ({said})",
-            help=f"set AWS_REGION{f'={printable(region, 40)}' if region else ''}",
+            help=f"set AWS_DEFAULT_REGION{f'={printable(region, 40)}' if region else ''}",
+        )
+    if code.isdigit() and headers.get("content-type", "").startswith("text/html"):
+        # an error of S3 has a name, but for that of a HEAD
+        _refuse_other(shown, f"a web page came in place of the store's answer (status {said})")
+    if code == "400":
+        fail(
+            "M968",
+            f"{shown}: the store refuses, and does not say why (status 400)",
+            help="an expired token and another region (AWS_DEFAULT_REGION) are answered so; "
+            + _LOG_IN,
         )
     if code == "InvalidObjectState":
         fail(

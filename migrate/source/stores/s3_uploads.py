@@ -138,6 +138,8 @@ class S3Output:
         self.checksum: str | None = None
         # which they had better carry, if it is one of those that they can
         self.preferred: str | None = None
+        # keys whose upload boto3 asked for again: the store may have begun it twice
+        self.asked_again: set[str] = set()
 
     @property
     def name(self) -> str:
@@ -203,6 +205,8 @@ class S3Output:
             if made is None:
                 continue
             taken = made.get("ChecksumAlgorithm"), made.get("ChecksumType", "FULL_OBJECT")
+            if made.get("ResponseMetadata", {}).get("RetryAttempts"):
+                self.asked_again.add(key)
             if checksum in ("MD5", self.checksum) or taken == (checksum, "FULL_OBJECT"):
                 self.checksum = checksum
                 return str(made["UploadId"])
@@ -423,9 +427,11 @@ class S3Output:
                     Bucket=self._bucket, Key=self.journal, Body=content, **asked
                 )
             except ClientError as error:
-                if error.response["Error"]["Code"] in _TAKEN:
-                    return False
-                raise
+                if error.response["Error"]["Code"] not in _TAKEN:
+                    raise
+                # the answer to a first request may have been lost
+                there = self.read_journal()
+                return there is not None and there[0] == content
         return True
 
     def words(self, below: str = WORDS) -> StoredWords:
