@@ -16,13 +16,15 @@ import torch
 from ..core.errors import MigrateError, fail, printable
 from ..core.out_of_memory import guarded
 from ..core.types import PathLike
+from ..formats import is_foreign
 from ..formats.torchstream import StateSource, open_stream
 from ..live.load import live_request
 from ..live.statedict import StateDict, migrate_state_dict
 from ..planning.plan import Plan
-from ..planning.request import OUTPUT_FORMATS, SUFFIXES, Request, path_text, shape_of
+from ..planning.request import OUTPUT_FORMATS, Request, path_text
 from ..results import ApplyReport
 from ..running.leftovers import remove_leftover
+from ..running.output_shapes import format_of_ending, shape_of
 from ..running.prepare import plan_for
 from ..running.publish import check_place, partial_folder
 from ..running.resources import RunOptions, read_options
@@ -158,7 +160,7 @@ class SnapshotMigration:
             max_shard_size=max_shard_size, threads=1, max_memory=max_memory, fsync=fsync
         )
         request = self._request
-        wanted = SUFFIXES.get(out.suffix) if output_format is None else _format(output_format)
+        wanted = format_of_ending(out.suffix) if output_format is None else _format(output_format)
         if wanted is not None:
             request = replace(request, output_format=wanted)
         # as dcp.save does: the first save of a training finds no folder for its steps
@@ -214,7 +216,7 @@ class SnapshotMigration:
 
 
 def _format(name: str) -> str:
-    if name not in OUTPUT_FORMATS:
+    if name not in OUTPUT_FORMATS and not is_foreign(name):
         fail(
             "M115",
             f"there is no output format {printable(name)}",
