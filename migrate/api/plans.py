@@ -9,8 +9,9 @@ from typing import Any
 from ..core.out_of_memory import guarded
 from ..core.types import PathLike
 from ..planning.plan import Plan
-from ..planning.request import make_request, output_format_of
-from ..running.prepare import is_folder, plan_for
+from ..planning.request import make_request
+from ..running.output_shapes import is_folder, output_format_of
+from ..running.prepare import plan_for
 from ..running.resources import SHARD, bytes_of
 from .opening import Live, opened
 
@@ -54,7 +55,8 @@ def plan(
         backwards: Plan what `downgrade` would do. Default: False.
         at: The dict of a nested checkpoint that rules work on, as a path such as
             `model.state_dict`. Default: found automatically.
-        output_format: "safetensors", "torch", "dcp" or "torch_dist". Default: as the source.
+        output_format: "safetensors", "torch", "dcp", "torch_dist" or one that a package declares.
+            Default: as the source.
         chunks: Cut tensors as FSDP2 on so many ranks holds them; for "dcp". Default: None.
         rewrite: Write data files of "dcp" anew where names alone change. Default: False.
         undo: Plan what `apply` would do with `undo=`. Default: False.

@@ -137,8 +137,9 @@ def apply(
         inform: Called with a `StateDictReport` after a migration in memory. Default: None.
         at: The dict of a nested checkpoint that rules work on, as a path such as
             `model.state_dict`. Default: found automatically.
-        output_format: "safetensors", "torch", "dcp" (torch.distributed.checkpoint) or "torch_dist"
-            (Megatron's). Default: as the suffix of the name says, else as the source.
+        output_format: "safetensors", "torch", "dcp" (torch.distributed.checkpoint), "torch_dist"
+            (Megatron's) or one that a package declares. Default: as the suffix of the name says,
+            else as the source.
         chunks: Cut tensors as FSDP2 on so many ranks holds them; for "dcp". Default: None.
         rewrite: Write data files of "dcp" anew where names alone change. Default: False.
         dry_run: Return the plan and write nothing; `out` may then be left out. Default: False.
@@ -349,8 +350,9 @@ def downgrade(
         progress: Called with the bytes done so far and the bytes in total. Default: None.
         at: The dict of a nested checkpoint that rules work on, as a path such as
             `model.state_dict`. Default: found automatically.
-        output_format: "safetensors", "torch", "dcp" (torch.distributed.checkpoint) or "torch_dist"
-            (Megatron's). Default: as the suffix of the name says, else as the source.
+        output_format: "safetensors", "torch", "dcp" (torch.distributed.checkpoint), "torch_dist"
+            (Megatron's) or one that a package declares. Default: as the suffix of the name says,
+            else as the source.
         chunks: Cut tensors as FSDP2 on so many ranks holds them; for "dcp". Default: None.
         rewrite: Write data files of "dcp" anew where names alone change. Default: False.
         dry_run: Return the plan and write nothing. Default: False.

@@ -3,18 +3,25 @@
 A number becomes a param where one name has its value, so that the rule holds for a larger model as
 well. Where several names have it, it stays, and a comment names them. One and two never become
 params: they are pairs and halves, whatever else has this value.
+
+A number in a key that is the only one in its place, as that of a single layer, may count or be a
+name. Where it follows into the new key it is a capture; where it does not, it stays, and a comment
+says so.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import MigrateError
+from ..core.templates import is_integer
 from ..source.jsontext import parse
-from .relations import Relation
+from .compact import patterns
+from .relations import Relation, RuleDraft
 
 if TYPE_CHECKING:
     from ..source.index import Source
@@ -22,6 +29,8 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 # names of numbers that count neither tensors nor axes
 _OTHERS = ("_id", "_ids", "_version")
+# a whole segment of a pattern that takes any number
+_INTEGER = re.compile(r"\{[a-z0-9_]+(:int)?\}")
 
 
 class NamedNumbers(NamedTuple):
@@ -81,6 +90,34 @@ def named_numbers(relations: Iterable[Relation], old: Source, new: Source) -> Na
         for name, path in used.items()
     }
     return NamedNumbers(tuple(out), params, {n: known[path] for n, path in used.items()})
+
+
+def mark_lone(drafts: Iterable[RuleDraft], keys: Iterable[str]) -> list[RuleDraft]:
+    """The rules, with a comment where a pattern has a number that all of `keys` have there."""
+    there: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for key in keys:
+        words = tuple(key.split("."))
+        for at, word in enumerate(words):
+            if is_integer(word):
+                there[_form(words[:at])].add(word)
+    out = []
+    for draft in drafts:
+        lone: dict[str, None] = {}
+        for pattern in () if draft.keep else patterns(draft.sources):
+            words = tuple(pattern.split("."))
+            for at, word in enumerate(words):
+                if is_integer(word) and there.get(_form(words[:at])) == {word}:
+                    lone[word] = None
+        if lone:
+            said = f"{' and '.join(lone)} may count or be a name: no other number is in its place"
+            draft = replace(draft, note="; ".join(filter(None, (draft.note, said))))
+        out.append(draft)
+    return out
+
+
+def _form(words: Iterable[str]) -> tuple[str, ...]:
+    """What words of a key and of a pattern have in common: numbers and captures of them are one."""
+    return tuple("#" if is_integer(word) or _INTEGER.fullmatch(word) else word for word in words)
 
 
 def _named(given: Mapping[str, Any], named: Any) -> Mapping[str, Any]:

@@ -56,17 +56,29 @@ _LONGER = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 @dataclass(frozen=True, slots=True)
 class _CutSizes:
-    """How much is cut out of a tensor: so many elements along each axis, but along one."""
+    """How much is cut out of a tensor: so many elements along each axis, but along one; `spread`:
+    along that one as far apart as can be.
+    """
 
     length: int
     axis: int = -1
     longer: int = 0
+    spread: bool = False
 
     def of(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The sizes of what is cut out of a tensor of this shape."""
         return tuple(
             min(n, self.longer if axis == self.axis else self.length)
             for axis, n in enumerate(shape)
+        )
+
+    def box(self, shape: Sequence[int]) -> tuple[slice, ...]:
+        """Where what is cut out of a tensor of this shape lies in it."""
+        return tuple(
+            slice(0, size * (step := n // size if self.spread and axis == self.axis else 1), step)
+            if size
+            else slice(0)
+            for axis, (n, size) in enumerate(zip(shape, self.of(shape), strict=True))
         )
 
 
@@ -238,7 +250,9 @@ def _candidates(
     axes = range(max((len(specs[r.sources[0]].shape) for r in relations if r.ops), default=0))
     # so that their elements can all differ
     longer = [_CutSizes(min(2, _LARGEST // n), axis, n) for n in _LONGER for axis in axes]
-    for length in (*(_CutSizes(n) for n in _LENGTHS), None, *longer):
+    # of each part of an axis that moves as a whole some
+    spread = [_CutSizes(2, axis, max(_LENGTHS), spread=True) for axis in axes]
+    for length in (*(_CutSizes(n) for n in _LENGTHS), *spread, None, *longer):
         few: dict[str, int] = dict(counted)
         labels: dict[tuple[str, int], int] = {}
         given: dict[str, Any] = {}
@@ -291,15 +305,15 @@ def _cut(
     cut = [shape if length is None else length.of(shape) for shape in sizes]
     if sum(map(prod, cut)) > _MOST_ELEMENTS or not all(map(prod, cut)):
         return None
+    boxes = [tuple(map(slice, shape)) if length is None else length.box(shape) for shape in sizes]
     given = {
         # a copy, or the rest of the tensor would stay with it
-        key: read[0](key)[tuple(map(slice, shape))].copy()
-        for key, shape in zip(sources, cut, strict=True)
+        key: read[0](key)[box].copy()
+        for key, box in zip(sources, boxes, strict=True)
     }
     if not relation.ops:
         # what only changes its name is cut alike on both sides
-        box = tuple(map(slice, cut[0]))
-        return given, {key: read[1](key)[box].copy() for key in targets}
+        return given, {key: read[1](key)[boxes[0]].copy() for key in targets}
     elements = np.concatenate([array.reshape(-1) for array in given.values()])
     # so many elements of few bits are found anywhere
     codes = 1 << 8 * elements.itemsize
@@ -347,7 +361,7 @@ def _cut_by_lines(
             return None
         news = [np.take(new, at, found[0]) for new, at in zip(news, found[1], strict=True)]
     places = [[np.arange(n) for n in new.shape] for new in news]
-    cuts = [tuple(map(slice, box.of(array.shape))) for array in olds]
+    cuts = [box.box(array.shape) for array in olds]
     for axis in range(olds[0].ndim):
         along = [(slice(None),) * axis + (cut[axis],) for cut in cuts]
         if all(a[here].shape == a.shape for a, here in zip(olds, along, strict=True)):

@@ -19,7 +19,7 @@ from ..running.resources import MAX_MEMORY
 from ..source.jsontext import collector_paused
 from . import scaffold, writing
 from .compact import compact
-from .configured_numbers import NamedNumbers, named_numbers
+from .configured_numbers import NamedNumbers, mark_lone, named_numbers
 from .infer import infer
 from .infer.compared import require_memory
 
@@ -71,7 +71,7 @@ def made_file(
     _require_answers(found, partial, headers)
     relations = found.relations
     named = named_numbers(relations, old, new)
-    drafts = compact(named.relations, params=named.values)
+    drafts = mark_lone(compact(named.relations, params=named.values), old.index.tensors)
     header = replace(header, why=header.why or _WHY, params=named.params)
     tests: Sequence[Mapping[str, Any]] = ()
     if not headers:

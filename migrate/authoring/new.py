@@ -24,6 +24,10 @@ from .pack import PackFolder, example_layouts
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NUMBERED = re.compile(r"(.*?)([0-9]+)")
+_TWICE = (
+    "# migrate: allow M709 because the rules take what they make: "
+    "apply them once, or put them into a lineage, whose stamp tells"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,8 @@ def publish(place: NewFile, text: str) -> tuple[list[Path], list[Diagnostic]]:
     """Writes the files, and answers with them and with what lint says of them. Raises the problems
     of a file that does not load, and M904 for one that came to be in the meantime.
     """
+    if place.home is None:
+        text = _alone_again(place, text)
     files = {place.file: text}
     if place.home is not None and place.layouts is not None:
         files = {place.home / LAYOUTS: place.layouts, **files}
@@ -160,6 +166,27 @@ def publish(place: NewFile, text: str) -> tuple[list[Path], list[Diagnostic]]:
     files = {**place.around, **files}
     _written(files)
     return list(files), findings
+
+
+def _alone_again(place: NewFile, text: str) -> str:
+    """The text; of rules that take what they make, and no lineage keeps from a second run, with a
+    comment that allows this.
+    """
+    from ..ruletests.checks import FAILED, TWICE, FileChecks
+    from ..ruletests.run import load_rule_files
+
+    with TemporaryDirectory(prefix="migrate-new-") as folder:
+        tried = Path(folder) / place.file.name
+        tried.write_text(text, encoding="utf-8")
+        try:
+            (file,) = load_rule_files([tried])
+        except MigrateError:
+            return text  # which is told where the file is linted
+        checks = FileChecks(file, specs=True)
+        if all(checks.run(check).status != FAILED for check in checks.checks(TWICE)):
+            return text
+    head, _, rest = text.partition("\n")
+    return f"{head}\n{_TWICE}\n{rest}"
 
 
 def _checked(place: NewFile, files: Mapping[Path, str], folder: Path) -> list[Diagnostic]:

@@ -91,7 +91,8 @@ def text(
         out.append("params:")
         for name, said in header.params.items():
             out += entry(name, said, 2)
-    kept = [draft for draft in made if draft.keep]
+    # as `lint --fix` sorts them
+    kept = sorted((draft for draft in made if draft.keep), key=lambda draft: str(draft.sources))
     if kept:
         out.append("keep:")
         for draft in kept:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -20,6 +20,11 @@ from ..source.places import holds, require_local
 # how a page of a plan begins
 PAGE = b"<!doctype html>\n<!-- migrate plan -->\n"
 F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    _Choice = click.Choice[str]
+else:
+    # older releases of click have no parameter here
+    _Choice = click.Choice
 
 
 def as_json(command: F) -> F:
@@ -34,12 +39,24 @@ def as_json(command: F) -> F:
     return option(command)
 
 
+class _Written(_Choice):
+    """One of the built-in formats, or one that a third party declares."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        if value not in self.choices:
+            from ..source.registry import declared
+
+            if any(entry.name == value for entry in declared("migrate.formats")):
+                return str(value)
+        return super().convert(value, param, ctx)
+
+
 def output_format(command: F) -> F:
     """`--output-format safetensors|torch|dcp|torch_dist`, `--chunks` and `--rewrite`."""
     option: Callable[[F], F] = click.option(
         "--output-format",
         "output_format",
-        type=click.Choice(OUTPUT_FORMATS),
+        type=_Written(OUTPUT_FORMATS),
         help="Format of the output.  [default: that of OUT's ending, or the source's]",
     )
     chunks: Callable[[F], F] = click.option(

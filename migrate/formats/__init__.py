@@ -16,12 +16,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core import log
-from ..core.errors import MigrateError, fail, listed, plural, printable, refusal
+from ..core.errors import MigrateError, fail, listed, option, plural, printable, refusal
 from ..core.types import PathLike
 from ..source.index import Source
 from ..source.paths import METADATA, Place, metadata_files, stays_behind
 from ..source.places import find_place
-from ..source.registry import Registry
+from ..source.registry import BrokenEntryError, Registry
 from ..source.shards import by_rank
 from ..source.target import Target, TargetTree
 from ..source.tree import FileTree
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from ._dcpentries import SavedTree
 
 __all__ = [
-    "FORMATS", "PARTS", "Format", "as_saved", "describe_entries", "fit_grid", "get", "open",
-    "roots_of_grid", "tree_as_saved", "without_distributed",
+    "FORMATS", "PARTS", "Format", "as_saved", "describe_entries", "fit_grid", "foreign_endings",
+    "get", "holds_trees", "is_foreign", "open", "roots_of_grid", "tree_as_saved",
+    "without_distributed",
 ]  # fmt: skip
 
 
@@ -195,20 +196,58 @@ def _hint(place: Place) -> str | None:
     return f"there are weights in {listed(below, 5)}" if below else None
 
 
-class _WithRest:
-    """A third party's format that still calls the `tree` of `describe` by its old name, `rest`."""
+class _ThirdParty:
+    """A third party's format, whose `describe` is not given what it does not name: without `ranks`
+    there is one set of files, without `tree` they hold tensors alone. It may still call `tree` by
+    its old name, `rest`.
+    """
 
     def __init__(self, format: Any) -> None:
         self._format = format
+        parameters = inspect.signature(format.describe).parameters.values()
+        self._named = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._format, name)
 
+    @property
+    def holds_trees(self) -> bool:
+        """Whether an output in it holds more than tensors."""
+        return not self._named.isdisjoint(("tree", "rest"))
+
     def describe(
-        self, specs: Mapping[str, Any], *, tree: TargetTree | None = None, **others: Any
+        self,
+        specs: Mapping[str, Any],
+        *,
+        ranks: Any = None,
+        tree: TargetTree | None = None,
+        **others: Any,
     ) -> Target:
-        made: Target = self._format.describe(specs, rest=tree, **others)
-        return made
+        if "ranks" in self._named:
+            others["ranks"] = ranks
+        elif ranks is not None or "@" in "".join(specs):
+            self._refuse(f"what each of {plural(len(by_rank(specs)), 'rank')} has")
+        if self.holds_trees:
+            others["tree" if "tree" in self._named else "rest"] = tree
+        elif tree is not None and tree.passed_through:
+            self._refuse(f"{plural(len(tree.passed_through), 'tensor')} beside the weights")
+        made: Target = self._format.describe(specs, **others)
+        if tree is None or self.holds_trees:
+            return made
+        from .safetensors import items_text
+
+        if items_text(tree, specs) is None:
+            return made
+        lost = "what stands beside the tensors"
+        note = f"{self.name} holds tensors alone: {lost} is left out"
+        return replace(made, notes=(*made.notes, note), lost=(*made.lost, lost))
+
+    def _refuse(self, what: str) -> NoReturn:
+        fail(
+            "M916",
+            f"the format {printable(self.name)} has no place for {what}",
+            help=f"write another format: {option('output_format', 'safetensors')}",
+        )
 
 
 def as_saved(source: Source, name: str) -> tuple[Source, list[str]]:
@@ -290,12 +329,54 @@ def describe_entries() -> DescribedEntries:
     return DescribedEntries()
 
 
+def is_foreign(name: str, *, writes: bool = False) -> bool:
+    """Whether a format of this name is a third party's, and one that loads and `writes`."""
+    if name in FORMATS.builtin() or name not in FORMATS.names():
+        return False
+    if not writes:
+        return True
+    try:
+        return hasattr(FORMATS.get(name), "describe")
+    except BrokenEntryError:
+        return False
+
+
+def foreign_endings() -> dict[str, str]:
+    """What files of third parties' formats that write end in, and the format's name."""
+    return {
+        ending: name
+        for name in FORMATS.names()
+        if is_foreign(name, writes=True)
+        for ending in getattr(FORMATS.get(name), "suffixes", ())
+    }
+
+
 def get(name: str) -> Format:
-    """The format to write called `name`, by its module's name or its own; KeyError without one."""
-    found = FORMATS.get({"torch": "torchzip"}.get(name, name))
+    """The format to write called `name`, by its module's name or its own; KeyError without one.
+    M115 for a third party's that cannot be loaded, or that only reads.
+    """
+    module = {"torch": "torchzip"}.get(name, name)
+    try:
+        found = FORMATS.get(module)
+    except BrokenEntryError as error:
+        fail(
+            "M115",
+            f"format `{printable(name)}` cannot be loaded: {printable(str(error))}",
+            help="update or remove that package",
+        )
     if found is None:
         raise KeyError(name)
-    builtin = FORMATS.builtin()
-    if name not in builtin and "rest" in inspect.signature(found.describe).parameters:
-        return _WithRest(found)
-    return found
+    if module in FORMATS.builtin():
+        return found
+    if not hasattr(found, "describe"):
+        fail(
+            "M115",
+            f"the format {printable(name)} is only read",
+            help=f"write another one: {option('output_format', 'safetensors')}",
+        )
+    return _ThirdParty(found)
+
+
+def holds_trees(name: str) -> bool:
+    """Whether an output in the format called `name` can hold more than tensors."""
+    return not is_foreign(name, writes=True) or _ThirdParty(FORMATS.get(name)).holds_trees

@@ -12,6 +12,7 @@ from ..core.errors import PAGES, Diagnostic, Span, did_you_mean, fail, page, pri
 from ..core.types import PathLike
 from ..rules.lineage import Matcher
 from ..rules.packs import built_in
+from ..ruletests.properties import ALLOWABLE
 from ..source import yaml
 from ..source.index import Index
 from . import file, layout, matching, shape
@@ -82,7 +83,8 @@ def lint(
     for document in filesets.asked.values():
         if document is not None:
             own, bad = _read_suppressions(
-                document, lambda code: code in known and code not in _ABOUT_COMMENTS
+                document,
+                lambda code: code in ALLOWABLE or (code in known and code not in _ABOUT_COMMENTS),
             )
             allowed += own
             wrong += bad
@@ -132,9 +134,9 @@ def _codes(words: Iterable[str]) -> set[str]:
 # of a finding or above it. A suppression without a reason is a finding and suppresses nothing, and
 # so is one that is no longer needed: else a file collects permissions that cannot be checked.
 _COMMENT = re.compile(r"(?<!\S)#\s*migrate:\s*allow\b")
-_FORM = re.compile(r"\s*(?P<codes>M6[0-9]{2}(?:\s*,?\s+M6[0-9]{2})*)\s+because\s+\S")
-_CODE = re.compile(r"M6[0-9]{2}")
-_SECOND = re.compile(r"\bM6[0-9]{2}\s+because\b")
+_FORM = re.compile(r"\s*(?P<codes>M[67][0-9]{2}(?:\s*,?\s+M[67][0-9]{2})*)\s+because\s+\S")
+_CODE = re.compile(r"M[67][0-9]{2}")
+_SECOND = re.compile(r"\bM[67][0-9]{2}\s+because\b")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from ..core.errors import fail, listed, printable
 from ..core.out_of_memory import guarded
 from ..core.types import PathLike
 from ..elements.raw import is_dtensor
-from ..planning.request import SUFFIXES, Request, path_text
+from ..planning.request import Request, path_text
 from ..results import ApplyReport
 from ..running.job import write_checkpoint
+from ..running.output_shapes import format_of_ending
 from ..running.resources import read_options
 from . import module as modules
 from .load import GATHER, live_request
@@ -60,8 +61,9 @@ def save(
             checkpoint.
         allow: Permissions, such as "lossy" or "drop". Default: none, so that whatever would lose
             something is refused.
-        output_format: "safetensors", "torch", "dcp" (torch.distributed.checkpoint) or "torch_dist"
-            (Megatron's). Default: as the suffix of the name says, else "safetensors".
+        output_format: "safetensors", "torch", "dcp" (torch.distributed.checkpoint), "torch_dist"
+            (Megatron's) or one that a package declares. Default: as the suffix of the name says,
+            else "safetensors".
         chunks: Cut each tensor as FSDP2 on so many ranks would hold it; for "dcp". Default: None,
             chunks of at most 512 MiB.
         max_shard_size: Bytes of the largest output file, also as text ("500MB"). Default: 5 GB.
@@ -92,7 +94,7 @@ def save(
         )
     ending = os.path.splitext(path_text("path", path))[1]
     request = live_request(
-        to, from_, rules, params, allow, None, output_format or SUFFIXES.get(ending), chunks
+        to, from_, rules, params, allow, None, output_format or format_of_ending(ending), chunks
     )
     report = write_checkpoint(
         lambda: _opened(model, request),

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from ..core.errors import MigrateError, did_you_mean, fail, listed, option, printable, raise_all
 from ..core.types import PACK, PathLike
 from ..source.places import full_location
+from ..source.registry import declared
 from ..source.torn_tensors import REQUANTIZE
 
 # what `allow` can hold; nothing else loosens anything
@@ -38,7 +39,7 @@ PARTS_PARAM = "parts"
 BUILT_IN = (OPTIMIZER_PARAM, OPTIMIZER_NAMES, OBJECT_FORM, REQUANTIZE, PARTS_PARAM)
 # those that are something to do by themselves
 _MAKE_ANEW = frozenset({OBJECT_FORM, REQUANTIZE})
-# what can be written, as `--output-format` and messages call it
+# what can be written, as `--output-format` and messages call it, beside third parties' formats
 OUTPUT_FORMATS = ("safetensors", "torch", "dcp", "torch_dist")
 # the one whose tensors are cut for ranks
 DISTRIBUTED = OUTPUT_FORMATS[2]
@@ -49,18 +50,6 @@ WHOLE_TENSORS = DESCRIBED[-1]
 MOST_CHUNKS = 65_536
 # of a file of entries
 _MOST_BYTES = 16_000_000
-# a name with one of these is that of one file
-SUFFIXES = {
-    ".safetensors": "safetensors",
-    ".pt": "torch",
-    ".pth": "torch",
-    ".bin": "torch",
-    ".ckpt": "torch",
-}
-# of formats that are not written, beside those that are known among side files
-_OTHERS = (".pkl", ".pickle", ".hdf5", ".keras", ".nemo", ".pt2")
-# endings of fewer letters are near to too many words that a folder may end in
-_LONG = 4
 # permissions that only planning asks for
 _ASKED_TOGETHER = frozenset({"lossy", "drop", "opaque", DELAYED_SCALING, STALE_OPTIMIZER})
 T = TypeVar("T")
@@ -205,11 +194,13 @@ def make_request(
     if not isinstance(at, (str, type(None))):
         fail("M115", f"`at` must be the path of a dict as text, not {printable(repr(at))}")
     if output_format is not None and output_format not in OUTPUT_FORMATS:
-        fail(
-            "M115",
-            f"`{printable(str(output_format))}` is not a format that is written",
-            help=f"one of {listed(list(OUTPUT_FORMATS))}",
-        )
+        foreign = [entry.name for entry in declared("migrate.formats")]
+        if output_format not in foreign:
+            fail(
+                "M115",
+                f"`{printable(str(output_format))}` is not a format that is written",
+                help=f"one of {listed([*OUTPUT_FORMATS, *foreign])}",
+            )
     if chunks is not None and (type(chunks) is not int or not 1 <= chunks <= MOST_CHUNKS):
         fail(
             "M115",
@@ -319,80 +310,6 @@ def _patterns(name: str, value: Any) -> list[str]:
     if not texts or not all(texts):
         fail("M115", f"`{name}` is empty", help=option("params", f"{name}=PATTERN"))
     return list(texts)
-
-
-def output_format_of(source_format: str, request: Request) -> str:
-    """The name of the format of the output: what was asked for, else the source's, safetensors for
-    what lies in memory, and for that of Megatron, which holds no other models.
-    """
-    return request.output_format or (
-        source_format if source_format in OUTPUT_FORMATS[:3] else OUTPUT_FORMATS[0]
-    )
-
-
-def shape_of(name: str, source_format: str, request: Request) -> tuple[bool, Request]:
-    """Whether an output of this name is a folder, and the request with the name's format.
-
-    M115 if it says another format than the request, or, where the request says none, one that is
-    not written or is misspelt.
-    """
-    suffix = os.path.splitext(name)[1]
-    said = SUFFIXES.get(suffix)
-    if said is None:
-        if request.output_format is None:
-            _refuse_ending(name, suffix)
-        return True, request
-    if request.output_format not in (None, said):
-        both = (
-            f"{option('output_format', request.output_format)} and a file called "
-            f"`{printable(name)}`"
-        )
-        fail("M115", both, help="give it another ending, or none: a folder")
-    return False, request if said == output_format_of(source_format, request) else replace(
-        request, output_format=said
-    )
-
-
-def _refuse_ending(name: str, suffix: str) -> None:
-    """M115 for a name that ends like a file of weights and would be that of a folder; other dots
-    say nothing (`Llama-3.1-8B`).
-    """
-    from difflib import get_close_matches  # of such names only
-
-    from ..source.paths import WEIGHT_SUFFIXES
-
-    low, endings = suffix.lower(), list(SUFFIXES)
-    other = next(
-        (ending for ending in (*WEIGHT_SUFFIXES, *_OTHERS) if name.lower().endswith(ending)), None
-    )
-    long = [ending for ending in endings if len(ending) > _LONG]
-    near = (
-        [low]
-        if low in SUFFIXES
-        else get_close_matches(low, long, n=1, cutoff=0.75)
-        if low[1:].isalpha()
-        else []
-    )
-    near = near or [
-        ending for ending in endings if len(ending) >= _LONG and sorted(low) == sorted(ending)
-    ]
-    if not (near or other):
-        return
-    what = (
-        f"`{printable(name)}` ends in `{printable(suffix)}`"
-        if near
-        else f"`{printable(name)}` is the name of a file in another format"
-    )
-    hint = (
-        f"did you mean `{printable(name[: len(name) - len(suffix)] + near[0])}`?"
-        if near
-        else f"files end in {listed(endings)}"
-    )
-    fail(
-        "M115",
-        f"{what}, and would be a folder",
-        help=f"{hint} (with {option('output_format')} a folder of this name is made)",
-    )
 
 
 def path_text(name: str, path: Any) -> str:

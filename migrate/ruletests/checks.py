@@ -41,8 +41,8 @@ from .binding import elements as encoded
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 EXAMPLE, COVERAGE = "example", "coverage"
-TWINS = "eager twins"
-PROPERTIES = ("round trip", TWINS, "order of rules", "applied twice")
+TWINS, TWICE = "eager twins", "applied twice"
+PROPERTIES = ("round trip", TWINS, "order of rules", TWICE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Each property answers with diagnostics, or the reason why the example says nothi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -21,6 +22,8 @@ from ..rules.lineage import Lineage, detect
 from ..rules.packs import LAYOUTS
 from .binding import BoundTest, GivenSource, rule_behind
 
+# what a comment of a file can allow, as those of lint are allowed
+ALLOWABLE = ("M709",)
 # bytes of one example; elements that are written down are made one by one
 MOST_BYTES = 16 << 20
 TOO_LARGE = "the tensors are too large to be made"
@@ -166,7 +169,7 @@ def twice(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
     """M709 if the edge takes its own output and changes it again.
 
     A file in the folder of a lineage is safe by the stamp of what it makes; there only detection is
-    looked at, which is what decides where the stamp was lost.
+    looked at, which is what decides where the stamp was lost. Another one may say that it is so.
     """
     if bound.steps[0].start == bound.steps[-1].goal:
         return "the edge leads to the layout that it begins in"
@@ -186,6 +189,8 @@ def twice(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
         return []
     lineage = _lineage(bound.file)
     if lineage is None:
+        if _allows(bound.file, "M709"):
+            return "the file allows M709: it takes its own output, and changes it again"
         hint = (
             "make the patterns narrower, or put the file into the folder of a lineage: a stamp "
             "then says where a checkpoint is"
@@ -219,6 +224,15 @@ def twice(bound: BoundTest, *, values: bool) -> list[Diagnostic] | str:
                 )
             ]
     return []
+
+
+def _allows(file: LoadedFile, code: str) -> bool:
+    """Whether a comment of the file allows what a check finds, and says why."""
+    return any(
+        not file.document.is_text(number, found.start() + 1)
+        for number, line in enumerate(file.document.lines, 1)
+        for found in re.finditer(rf"(?<!\S)#\s*migrate:\s*allow\s+{code}\s+because\s+\S", line)
+    )
 
 
 def _lineage(file: LoadedFile) -> Lineage | None:

@@ -13,10 +13,11 @@ from ..core.errors import fail, listed, option, together
 from ..planning.grids import RANKS, asked_grid, way_to_no_grid
 from ..planning.optimizer_states import find_states
 from ..planning.optimizers import DROP
-from ..planning.request import OPTIMIZER_PARAM, WHOLE_TENSORS, Request, output_format_of
+from ..planning.request import OPTIMIZER_PARAM, WHOLE_TENSORS, Request
 from ..source.root_values import ARGS, values_of
 from ..source.shards import Naming, by_rank, naming
 from .gathered_ranks import CutParts, OutputCut, called_in, called_parts
+from .output_shapes import output_format_of
 
 if TYPE_CHECKING:
     from ..core.spec import Spec

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import Diagnostic, MigrateError, fail, option, plural, printable
 from ..core.types import PathLike, Ranks, RunPart
 from ..planning.path import remarks
-from ..planning.request import Request, output_format_of, path_text, shape_of
+from ..planning.request import Request, path_text
 from ..planning.savedplan import checked_plan, request_of, require_source, require_unchanged
 from ..results import ApplyReport, PartReport, PlanReport
 from ..source.places import output_in_store, output_on_hub, require_local, same_location
 from ..source.stores.s3_uploads import S3Output
 from ..source.urls import is_url
-from .prepare import is_folder, plan_for, what_is_read
+from .output_shapes import is_folder, output_format_of, shape_of
+from .prepare import plan_for, what_is_read
 from .publish import check_place, partial_folder
 from .resources import RunOptions, RunResult
 from .tiles import TargetRun, write_target

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from .. import formats
 from ..planning.request import OUTPUT_FORMATS
 from ..source.pickle.tree import DictNode, TensorRecord
 from ..source.target import output_record, outside_prefix
@@ -47,6 +48,8 @@ def has_place(index: Index, written: str, folder: bool) -> bool:
     """
     part = None if index.tree is None else index.tree.parts[0]
     if part is not None and type(part.root) is not DictNode:
+        return False
+    if written not in OUTPUT_FORMATS and not formats.holds_trees(written):
         return False
     return folder if written == OUTPUT_FORMATS[0] else part is not None and bool(part.at)
 

@@ -37,7 +37,6 @@ from ..planning.request import (
     STALE_OPTIMIZER,
     WHOLE_TENSORS,
     Request,
-    output_format_of,
     with_permissions,
 )
 from ..planning.sides import SideFiles, clash, refuse_clash
@@ -56,6 +55,7 @@ from . import stamp as stamps
 from .gathered_ranks import UNCUT
 from .geometry import ByteLayouts
 from .kept import has_place, kept_parts
+from .output_shapes import is_folder, output_format_of
 from .output_tree import (
     OutputTree,
     in_form,
@@ -92,28 +92,6 @@ def stamp_of(source: Source) -> tuple[stamps.Stamp, list[str]]:
 def side_reader(source: Source) -> Callable[[str], bytes | None]:
     present = {f.path for f in source.index.side_files}
     return lambda name: source.side_file(name) if name in present else None
-
-
-def is_folder(source: Source, single_file: bool | None, written: str = "") -> bool:
-    """Whether the output is a folder; M115 where one file is asked for of a format, `written`, that
-    has none.
-    """
-    if written in DESCRIBED:
-        if single_file:
-            fail(
-                "M115",
-                f"{option('single_file')}: a distributed checkpoint is a folder",
-                help="leave it out",
-            )
-        return True
-    if single_file is not None:
-        return not single_file
-    if source.format == "memory" or getattr(source, "reference", None):
-        return bool(source.index.side_files)
-    if source.format in (*DESCRIBED, "gguf"):
-        # `.metadata` names it too, and what becomes of a GGUF file has its key-values beside it
-        return True
-    return places.is_folder(source.path) or source.path.endswith(".index.json")
 
 
 def path_state_for(source: Source, migration_path: MigrationPath, folder: bool) -> PathState:
@@ -753,25 +731,27 @@ def _anew_at(request: Request) -> dict[str, Any]:
 def _left_behind(source: Source, written: str, folder: bool, request: Request) -> list[str]:
     """Notes on what the output has no place for, beyond a dict of tensors; M916 unless allowed."""
     index = source.index
+    tensors_only = not (written in OUTPUT_FORMATS or formats.holds_trees(written))
     if index.tree is None:
-        kept = {} if written == OUTPUT_FORMATS[0] else writable_items(index)
+        bare = tensors_only or written == OUTPUT_FORMATS[0]
+        kept = {} if bare else writable_items(index)
         lost = [key for key in index.items if key not in kept]
         why = (
-            "safetensors holds tensors only"
-            if written == "safetensors"
-            else "plain values only are written from memory"
+            f"{written} holds tensors only" if bare else "plain values only are written from memory"
         )
     elif written == "safetensors" and not folder and index.passed_through:
         lost, why = (
             [*index.passed_through, *index.items],
             "one safetensors file holds the weights only",
         )
+    elif tensors_only:
+        lost, why = [*index.passed_through, *index.items], f"{written} holds tensors only"
     else:
         return []
     if lost and "drop" not in request.allow:
         way = (
             "leave them out"
-            if index.tree is None
+            if index.tree is None or tensors_only
             else "write a folder, where they lie beside the weights"
         )
         fail(

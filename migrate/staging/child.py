@@ -18,9 +18,10 @@ from typing import Any
 
 from ..core.errors import Diagnostic, MigrateError, Span, fail, raise_all
 from ..formats.torchstream import StateSource, open_stream
-from ..planning.request import make_request, shape_of
+from ..planning.request import make_request
 from ..running.fillers import die_with_parent
 from ..running.job import write_checkpoint
+from ..running.output_shapes import shape_of
 from ..running.prepare import plan_for
 from ..running.resources import read_options
 

@@ -14,12 +14,14 @@ import torch
 from ..core.errors import MigrateError, fail, printable
 from ..core.out_of_memory import guarded
 from ..core.types import PathLike
+from ..formats import is_foreign
 from ..formats.torchstream import StateSource, open_stream
 from ..live.load import live_request
 from ..live.statedict import StateDict, migrate_state_dict
 from ..planning.plan import Plan
-from ..planning.request import OUTPUT_FORMATS, SUFFIXES, Request, shape_of
+from ..planning.request import OUTPUT_FORMATS, Request
 from ..results import ApplyReport
+from ..running.output_shapes import format_of_ending, shape_of
 from ..running.prepare import plan_for
 from ..running.resources import RunOptions, read_options
 from .destination import find_destination
@@ -155,7 +157,7 @@ class SnapshotMigration:
         )
         out, request = find_destination(path, self._source.path, self._writer.apart), self._request
         suffix = os.path.splitext(out.name)[1]
-        wanted = SUFFIXES.get(suffix) if output_format is None else _format(output_format)
+        wanted = format_of_ending(suffix) if output_format is None else _format(output_format)
         if wanted is not None:
             request = replace(request, output_format=wanted)
         folder, request = shape_of(out.name, self._source.format, request)
@@ -200,7 +202,7 @@ class SnapshotMigration:
 
 
 def _format(name: str) -> str:
-    if name not in OUTPUT_FORMATS:
+    if name not in OUTPUT_FORMATS and not is_foreign(name):
         fail(
             "M115",
             f"there is no output format {printable(name)}",

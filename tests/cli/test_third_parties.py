@@ -332,3 +332,119 @@ def test_a_format_of_the_old_contract_is_named_where_no_other_knows_the_file(
     )
     # and harms no other
     assert migrate(work, plugins, "inspect", "OLD.safetensors").exit == 0
+
+
+@pytest.fixture
+def flat(tmp_path: Path) -> list[Path]:
+    """A folder with the format that the docs show, as a package declares it; `flat_read` only
+    reads, and `flat_lost` cannot be loaded.
+    """
+    page = (ROOT / "docs" / "how-to" / "custom-format.md").read_text(encoding="utf-8")
+    folder = tmp_path / "formats"
+    info = folder / "acme_formats-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-formats\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[migrate.formats]\nflat = acme_formats:FORMAT\nflat_read = acme_more:FORMAT\n"
+        "flat_lost = acme_gone:FORMAT\n"
+    )
+    (folder / "acme_formats.py").write_text(page.split("```python\n")[1].split("```")[0])
+    (folder / "acme_more.py").write_text(
+        "class Reader:\n    name = 'flat_read'\n    suffixes = ('.flat2',)\n"
+        "    def sniff(self, place): return 0\nFORMAT = Reader()\n"
+    )
+    return [folder]
+
+
+def test_a_third_partys_format_is_written_and_read_again(work: Path, flat: list[Path]) -> None:
+    (work / "rename.yaml").write_text(HEAD + 'rules: [{name: r, from: "{k...}.w", to: "{k}.v"}]\n')
+    rename = ("--rules", "rename.yaml")
+    # by the ending, by name, and as the source is
+    first = migrate(work, flat, "apply", "OLD.safetensors", "-o", "NEW.flat", *rename)
+    assert first.exit == 0, first.err
+    assert (work / "NEW.flat").read_bytes()[:6] == b"FLATv1"
+    told = migrate(work, flat, "inspect", "NEW.flat", "--format", "json").json
+    assert told["format"] == "flat"
+    source = ("--source", "OLD.safetensors", *rename)
+    assert migrate(work, flat, "verify", "NEW.flat", *source).exit == 0
+    folder = ("apply", "OLD.safetensors", "-o", "FOLDER", "--output-format", "flat", *rename)
+    assert migrate(work, flat, *folder).exit == 0
+    assert [file.name for file in (work / "FOLDER").iterdir()] == ["model.flat"]
+    assert migrate(work, flat, "verify", "FOLDER", *source).exit == 0
+    back = migrate(work, flat, "downgrade", "NEW.flat", "-o", "BACK.flat", *rename)
+    assert back.exit == 0, back.err
+    assert migrate(work, flat, "diff", "OLD.safetensors", "BACK.flat").exit == 0
+    planned = migrate(work, flat, "plan", "BACK.flat", *rename, "-o", "plan.json")
+    assert planned.exit == 0, planned.err
+    assert migrate(work, flat, "apply", "plan.json", "-o", "AGAIN.flat").exit == 0
+    assert (work / "AGAIN.flat").read_bytes()[:6] == b"FLATv1"
+
+
+def test_an_unknown_format_is_refused_with_those_that_are_declared(
+    work: Path, flat: list[Path]
+) -> None:
+    asked = ("apply", "OLD.safetensors", "-o", "NEW", "--output-format")
+    unknown = migrate(work, flat, *asked, "flatt")
+    assert unknown.exit == 2
+    assert "flatt" in unknown.err
+    read = migrate(work, flat, *asked, "flat_read")
+    assert read.exit == 2
+    assert read.err.startswith("error[M115]: the format flat_read is only read")
+    lost = migrate(work, flat, *asked, "flat_lost")
+    assert lost.exit == 2
+    assert lost.err.startswith(
+        "error[M115]: format `flat_lost` cannot be loaded: flat_lost of acme"
+    )
+    assert "help: update or remove that package" in lost.err
+    without = migrate(work, flat, *asked, "flat", "--no-packs")
+    assert without.exit == 2
+    script = (
+        "import migrate\ntry: migrate.apply({}, 'X', output_format='flatt')\n"
+        "except migrate.MigrateError as error: print(error)\n"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=work,
+        env={**environment(), "PYTHONPATH": ":".join(map(str, [ROOT, *flat]))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "`flatt` is not a format that is written" in child.stdout
+    assert "flat, flat_lost, flat_read" in child.stdout
+
+
+@pytest.mark.heavy
+def test_what_a_format_has_no_place_for_is_refused_or_said(work: Path, flat: list[Path]) -> None:
+    import torch
+
+    weights = {"w": torch.arange(2.0)}
+    torch.save({"epoch": 3, "model": weights}, work / "values.pt")
+    torch.save({"model": weights, "more": {"m": torch.ones(2)}}, work / "beside.pt")
+    versions = torch.nn.BatchNorm1d(2).state_dict()
+    torch.save(versions, work / "versions.pt")
+    torch.save(weights, work / "plain.pt")
+    asked = ("--output-format", "flat", "--at", "model")
+    for name, key in (("values", "epoch"), ("beside", "/more.m")):
+        refused = migrate(work, flat, "apply", f"{name}.pt", "-o", "NEW", *asked)
+        assert refused.exit == 3
+        assert refused.err.startswith(f"error[M916]: flat holds tensors only, not {key}")
+        dropped = migrate(work, flat, "apply", f"{name}.pt", "-o", name, *asked, "--allow", "drop")
+        assert dropped.exit == 0, dropped.err
+        held = migrate(work, flat, "inspect", name, "--format", "json").json
+        assert held["tensors"] == 1
+    said = migrate(work, flat, "plan", "versions.pt", "--output-format", "flat", "--format", "json")
+    assert said.exit == 0, said.err
+    assert (
+        "flat holds tensors alone: what stands beside the tensors is left out" in said.json["notes"]
+    )
+    assert said.json["downgrade"]["exact"] is False
+    plain = migrate(work, flat, "plan", "plain.pt", "--output-format", "flat", "--format", "json")
+    assert not any("flat holds" in note for note in plain.json["notes"])
+    ranks = work / "ranks"
+    ranks.mkdir()
+    for rank in range(2):
+        torch.save(weights, ranks / f"consolidated.0{rank}.pth")
+    apart = migrate(work, flat, "apply", "ranks", "-o", "NEW", "--output-format", "flat")
+    assert apart.exit == 3
+    assert "error[M916]: the format flat has no place for what each of 2 ranks has" in apart.err

@@ -20,7 +20,7 @@ from ...elements.codes import number_of
 from ..relations import Relation
 from . import names, proof
 from .compared import ComparedTensor
-from .encoded import decoded
+from .encoded import decoded, parts_that_follow
 from .layouts import NoLayout, PartLayout, Shape, lay_out, reshaped
 from .places import Region, is_certain, places, read_strides
 from .reading import FEW, read_both
@@ -129,6 +129,7 @@ def search(
             key = (relation.targets or relation.sources)[0]
             names.refuse_answer(relation, found.why.get(key))
     _equal_bytes(found)
+    _follow_codes(found)
     _settle_doubtful(found)
     _moved(found, *_as_they_are(found))
     _by_analogy(found)
@@ -142,6 +143,7 @@ def search(
             else:
                 found.why[one.key] = one.why
     _by_analogy(found)
+    _follow_codes(found)
     _settle_doubtful(found)
     _settle_by_names(found, ask)
     asked = {key for question in found.questions for key in question.keys}
@@ -204,6 +206,18 @@ def _place(source: Source, key: str) -> Any:
     at: Any = source.index.tensors[key]
     shared = getattr(at, "storage", None)
     return None if shared is None else (shared, at.offset)
+
+
+def _follow_codes(found: Search) -> None:
+    """Parts of encoded tensors whose codes were found, by the codecs' tables of names."""
+    codes = {
+        r.sources[0]: r.targets[0]
+        for r in found.relations
+        if not r.ops and len(r.sources) == len(r.targets) == 1
+    }
+    for source, target in parts_that_follow(found.old, found.new, codes, found.news.keys()):
+        if source in found.olds:
+            found.prove(Relation((source,), (target,)))
 
 
 def _settle_doubtful(found: Search) -> None:
@@ -550,7 +564,9 @@ def _around(
 
 
 def _rolled(shape: Shape, pairs: Pairs) -> OpTexts | None:
-    """The rolls of axes that explain pairs of two tensors of one shape."""
+    """The rolls of axes that explain pairs of two tensors of one shape. A roll by half of an axis
+    is two halves that change places, whatever its length.
+    """
     import numpy as np
 
     size = int(np.prod(shape))
@@ -565,8 +581,10 @@ def _rolled(shape: Shape, pairs: Pairs) -> OpTexts | None:
         shifts = np.unique((b - a) % shape[axis])
         if len(shifts) != 1:
             return None
-        if shifts[0]:
-            shift = int(shifts[0])
+        shift = int(shifts[0])
+        if shift and 2 * shift == shape[axis]:
+            ops += [{"flip": {"dim": axis}}] if shift == 1 else _swapped(axis, len(shape))
+        elif shift:
             ops.append(
                 {
                     "roll": {
@@ -576,6 +594,16 @@ def _rolled(shape: Shape, pairs: Pairs) -> OpTexts | None:
                 }
             )
     return tuple(ops)
+
+
+def _swapped(axis: int, rank: int) -> list[Mapping[str, Any]]:
+    """The ops that exchange the two halves of an axis."""
+    names = [f"x{n}" for n in range(rank)]
+    whole = " ".join(["(two half)" if n == axis else name for n, name in enumerate(names)])
+    apart = whole.replace("(two half)", "two half")
+    ways = (f"{whole} -> {apart}", f"{apart} -> {whole}")
+    first, last = ({"rearrange": {"pattern": way, "axes": {"two": 2}}} for way in ways)
+    return [first, {"flip": {"dim": axis}}, last]
 
 
 # --- elements that changed
