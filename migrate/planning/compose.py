@@ -243,7 +243,7 @@ def _losses(
     """What is lost by these rules: unless it is `kept`, also what was `cut`, and what those drop
     that keep it.
     """
-    short, held = (set(), set()) if cut is None else (cut.rules, cut.held)
+    short, held = (set(), set()) if cut is None else (cut.rules, cut.kept_keys)
     keys_of: dict[int, list[str]] = {}
     for key, made in bound.provenance.items():
         keys_of.setdefault(id(made.rule), []).append(key)

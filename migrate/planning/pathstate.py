@@ -38,7 +38,6 @@ from ..rules.lineage import Layout
 from ..rules.packs import load_edge
 from ..source.pickle.tree import PARAMETER
 from .bind import CODING, StepResult
-from .edge_memory import chosen
 from .graph import Tensor
 from .module_names import is_place_of, rename
 from .patches import (
@@ -302,7 +301,8 @@ class PathState:
         spans = {
             name: f.span("params", name) for f in reversed(step.files) for name in f.model.params
         }
-        given = chosen(step, declared) | {n: v for n, v in self._given.items() if n in declared}
+        again = parameters.chosen(step.memory.get("again"), declared)
+        given = again | {name: value for name, value in self._given.items() if name in declared}
         said = [
             (
                 parameters.STAMP,
