@@ -12,7 +12,7 @@ from ..core.keys import Pattern, parse
 from ..core.spec import BITS
 from ..core.templates import Template, group, matching, seen_by, without_rank
 from ..ops.base import Loss, ValueOp
-from ..rules.compiled import CompiledRule, DirectedRule, holds
+from ..rules.compiled import DirectedRule, holds
 from ..source.blobs import StoredTensor
 from ..source.jsontext import collector_paused
 from . import pairs
@@ -132,7 +132,11 @@ def compose(
             context = context._replace(
                 elsewhere=frozenset(map(id, rules_of_items(rules, items.names)))
             )
-        keeping = _keeping(step)
+        keeping = [
+            rule
+            for rule, params in step.rules
+            if rule.rule.inverse == "keep" and holds(rule.rule.where or {}, params)
+        ]
         if cut is None and (keeping or any(call.op.keeps for rule in rules for call in rule.steps)):
             from .kept import Kept, stored_parts
 
@@ -226,15 +230,6 @@ def compose(
             composition.inexact.append("what is cut off is not kept")
         composition.inexact += path_state.inexact if path_state is not None else []
     return composition
-
-
-def _keeping(step: PathStep) -> list[CompiledRule]:
-    """The rules of a step that keep what they drop, whichever way it is walked."""
-    return [
-        rule
-        for rule, params in step.rules
-        if rule.rule.inverse == "keep" and holds(rule.rule.where or {}, params)
-    ]
 
 
 def _losses(
@@ -470,7 +465,11 @@ def prove_downgrade(
         if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics]
         made = bound.provenance
-        keeping = _keeping(step)
+        keeping = [
+            rule
+            for rule, params in step.rules
+            if rule.rule.inverse == "keep" and holds(rule.rule.where or {}, params)
+        ]
         elsewhere = (
             frozenset(map(id, rules_of_items(rules, there.names)))
             if there is not None

@@ -184,10 +184,10 @@ def resolve(
     return out
 
 
-def chosen(again: Mapping[str, Any] | None, params: Mapping[str, Param]) -> dict[str, Any]:
+def chosen(again: Mapping[str, Any], params: Mapping[str, Param]) -> dict[str, Any]:
     """What a person was free to say of an edge that is walked again, by its entry in a stamp."""
-    said = {} if again is None else again["params"]
-    return {name: value for name, value in said.items() if name in params and params[name].free}
+    said = again["params"].items()
+    return {name: value for name, value in said if name in params and params[name].free}
 
 
 def unless_chosen(
