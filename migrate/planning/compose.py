@@ -250,8 +250,11 @@ def _losses(
         if not keys:
             continue
         destroys = Loss.DESTRUCTIVE in {s.op.loss(s.args) for s in rule.steps}
-        if not (kept and rule.keeps) and (destroys or (not kept and id(rule) in short)):
-            found.append(LossOf(rule, "drop", tuple(keys), rule.why))
+        gone = keys if destroys or (not kept and id(rule) in short) else []
+        if kept and rule.keeps:
+            gone = [key for key in gone if key not in held]
+        if gone:
+            found.append(LossOf(rule, "drop", tuple(gone), rule.why))
         elif bound.left_behind and (left := [key for key in keys if key in bound.left_behind]):
             found.append(LossOf(rule, "drop", tuple(left), "state of the optimizer"))
         lost = [key for key in keys if key not in held and bound.lost.get(key) is rule]

@@ -96,6 +96,8 @@ class Kept:
             value = lifted.get(key, lifted)
             (none if value is None else others).add(_split(key)[0])
             form = "" if value is lifted else _form(value)
+            if value is None:
+                self.kept_keys.add(key)
             if place and form is not None and key in tensors:
                 program = None if programs is None else programs.get(key)
                 self.parts[f"{rule.id} {rule.name} {key}{form}"] = KeptPart(tensors[key], program)
