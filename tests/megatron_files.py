@@ -63,8 +63,8 @@ def differences(one: Any, other: Any, at: str = "") -> list[str]:
         return differences(vars(one), vars(other), at)
     if isinstance(one, Mapping):
         found = [] if list(one) == list(other) else [f"{at}: keys or their order"]
-        versions = [getattr(value, "_metadata", None) for value in (one, other)]
-        found += differences(*versions, f"{at}._metadata") if any(versions) else []
+        before, after = (getattr(value, "_metadata", None) for value in (one, other))
+        found += differences(before, after, f"{at}._metadata") if before or after else []
         return found + [
             text
             for key in one.keys() & other.keys()

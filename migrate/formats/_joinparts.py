@@ -17,7 +17,7 @@ from ..source.pickle.jsonform import to_json
 from ..source.pickle.policy import together
 from ..source.pickle.tree import Composite, DictNode, TensorRecord
 from ..source.target import node_of
-from ..source.tree import FileTree, is_state, name_tensors_outside, replace_dict, tensor_records
+from ..source.tree import STATE, FileTree, name_tensors_outside, replace_dict, tensor_records
 from . import _megatron
 from .torchzip import TorchFile
 
@@ -57,8 +57,8 @@ class RankOfParts:
         self._tensors: dict[str, Stored] = {}
         # what expert groups have of a tensor of all experts
         self._grouped: dict[str, list[Stored]] = {}
-        # by key the CRC-32 of each
-        self._sums: dict[str, int | None] = {}
+        # the CRC-32 of each storage of a part by where it begins, where somebody asked
+        self._sums: dict[str, dict[int, int | None]] = {}
         # the part that they are taken from
         self._home: dict[str, Member] = {}
         # states of modules that a part has otherwise than the one before it
@@ -71,11 +71,15 @@ class RankOfParts:
         for member in members:
             one = member.content
             own = one.names
-            sums = _sums(one)
             for key, value in _pairs(one):
                 if tied and key == _megatron.OUTPUT and _megatron.EMBEDDING in self._tensors:
                     continue
-                if key in values and self._is_other(key, values[key], value, sums, member):
+                if (
+                    key in values
+                    and type(key) is str
+                    and key.endswith(STATE)
+                    and self._is_other(key, values[key], value, member)
+                ):
                     own_states.setdefault(member.called, {})[key] = value
                 elif key not in values:
                     values[key] = value
@@ -90,7 +94,6 @@ class RankOfParts:
                 # a file holds each tensor in one place
                 if isinstance(stored, Stored) and key not in others:
                     self._add(key, stored, member, tied)
-                    self._sums.setdefault(key, sums.get(stored.offset))
             versions.update(_versions(one))
         self.replicas = {k: self.replicas[k] for k in self._tensors if k in self.replicas}
         there: dict[str, StoredTensor] = {**self._tensors}
@@ -121,7 +124,7 @@ class RankOfParts:
             for member in members[1:]
         ]
         tree = with_parts(tree, beside, members[0].called)
-        others, paths = _outside(tree, members)
+        others, paths = _outside(tree, members, own_states)
         # those of objects have keys of their own, and stand behind the others
         tensors = {key: there[key] for key in order if key in there}
         if len(tensors) < len(there):
@@ -157,19 +160,23 @@ class RankOfParts:
                     f"the same keys: {listed(unlike, 4)}",
                 )
 
-    def _is_other(
-        self, key: Any, one: Any, other: Any, sums: Mapping[int, int | None], member: Member
-    ) -> bool:
+    def _is_other(self, key: str, one: Any, other: Any, member: Member) -> bool:
         """Whether a part has the state of a module otherwise: of tensors, as far as the sums of
-        the archive tell.
+        the archives tell.
         """
-        if type(key) is not str or not is_state(key):
-            return False
         held, stored = self._tensors.get(key), member.content.tensors.get(key)
         if isinstance(held, Stored) and isinstance(stored, Stored):
-            crc, before = sums.get(stored.offset), self._sums.get(key)
-            return held.spec != stored.spec or (None not in (crc, before) and crc != before)
-        return bool(to_json(node_of(one)) != to_json(node_of(other)))
+            sums = self._sum(self._home[key], held), self._sum(member, stored)
+            return held.spec != stored.spec or (None not in sums and sums[0] != sums[1])
+        return one is not other and bool(to_json(node_of(one)) != to_json(node_of(other)))
+
+    def _sum(self, member: Member, stored: Stored) -> int | None:
+        """The CRC-32 of the storage that a tensor begins."""
+        known = self._sums.get(member.called)
+        if known is None:
+            places = member.content.places.values()
+            known = self._sums[member.called] = {one.offset: one.crc for one in places}
+        return known.get(stored.offset)
 
     def _add(self, key: str, stored: Stored, member: Member, tied: bool) -> None:
         own = key
@@ -234,29 +241,28 @@ class RankOfParts:
         )
 
 
-def _outside(tree: FileTree, members: Sequence[Member]) -> tuple[dict[str, Stored], dict[int, str]]:
-    """The tensors beside the model in all parts by path, and their paths by identity."""
+def _outside(
+    tree: FileTree, members: Sequence[Member], states: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, Stored], dict[int, str]]:
+    """The tensors beside the model in all parts by path, `states` of modules among them that a part
+    has otherwise, and their paths by identity.
+    """
     stored = {
         number: member.content.others[path]
         for member in members
         for number, path in member.content.paths.items()
     }
     stored |= {
-        number: at
-        for member in members[1:]
-        for number, key in member.content.names.items()
-        if is_state(key) and isinstance(at := member.content.tensors.get(key), Stored)
+        id(value): at
+        for member in members
+        for key, value in states.get(member.called, {}).items()
+        if isinstance(at := member.content.tensors.get(key), Stored)
     }
     named = name_tensors_outside(tree)
     return (
         {name: stored[id(record)] for name, record in named},
         {id(record): name for name, record in named},
     )
-
-
-def _sums(one: TorchFile) -> dict[int, int | None]:
-    """The CRC-32 of each storage of a file by where it begins."""
-    return {record.offset: record.crc for record in one.places.values()}
 
 
 def _pairs(one: TorchFile) -> Sequence[tuple[Any, Any]]:

@@ -12,7 +12,7 @@ from ..core.keys import Pattern, parse
 from ..core.spec import BITS
 from ..core.templates import Template, group, matching, seen_by, without_rank
 from ..ops.base import Loss, ValueOp
-from ..rules.compiled import CompiledRule, DirectedRule, holds
+from ..rules.compiled import DirectedRule, holds
 from ..source.blobs import StoredTensor
 from ..source.jsontext import collector_paused
 from . import pairs
@@ -132,7 +132,11 @@ def compose(
             context = context._replace(
                 elsewhere=frozenset(map(id, rules_of_items(rules, items.names)))
             )
-        keeping = _keeping(step)
+        keeping = [
+            rule
+            for rule, params in step.rules
+            if rule.rule.inverse == "keep" and holds(rule.rule.where or {}, params)
+        ]
         if cut is None and (keeping or any(call.op.keeps for rule in rules for call in rule.steps)):
             from .kept import Kept, stored_parts
 
@@ -228,22 +232,13 @@ def compose(
     return composition
 
 
-def _keeping(step: PathStep) -> list[CompiledRule]:
-    """The rules of a step that keep what they drop, whichever way it is walked."""
-    return [
-        rule
-        for rule, params in step.rules
-        if rule.rule.inverse == "keep" and holds(rule.rule.where or {}, params)
-    ]
-
-
 def _losses(
     rules: Sequence[DirectedRule], bound: StepResult, cut: Kept | None, kept: bool
 ) -> list[LossOf]:
     """What is lost by these rules: unless it is `kept`, also what was `cut`, and what those drop
     that keep it.
     """
-    short, held = (set(), set()) if cut is None else (cut.rules, cut.held)
+    short, held = (set(), set()) if cut is None else (cut.rules, cut.kept_keys)
     keys_of: dict[int, list[str]] = {}
     for key, made in bound.provenance.items():
         keys_of.setdefault(id(made.rule), []).append(key)
@@ -255,8 +250,11 @@ def _losses(
         if not keys:
             continue
         destroys = Loss.DESTRUCTIVE in {s.op.loss(s.args) for s in rule.steps}
-        if not (kept and rule.keeps) and (destroys or (not kept and id(rule) in short)):
-            found.append(LossOf(rule, "drop", tuple(keys), rule.why))
+        gone = keys if destroys or (not kept and id(rule) in short) else []
+        if kept and rule.keeps:
+            gone = [key for key in gone if key not in held]
+        if gone:
+            found.append(LossOf(rule, "drop", tuple(gone), rule.why))
         elif bound.left_behind and (left := [key for key in keys if key in bound.left_behind]):
             found.append(LossOf(rule, "drop", tuple(left), "state of the optimizer"))
         lost = [key for key in keys if key not in held and bound.lost.get(key) is rule]
@@ -470,7 +468,11 @@ def prove_downgrade(
         if report.has_errors():
             return reasons + [_reason(d) for d in report.diagnostics]
         made = bound.provenance
-        keeping = _keeping(step)
+        keeping = [
+            rule
+            for rule, params in step.rules
+            if rule.rule.inverse == "keep" and holds(rule.rule.where or {}, params)
+        ]
         elsewhere = (
             frozenset(map(id, rules_of_items(rules, there.names)))
             if there is not None

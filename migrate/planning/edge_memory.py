@@ -18,7 +18,6 @@ from .unchanged import goes_back, standing_entries
 
 if TYPE_CHECKING:
     from ..rules.lineage import Edge
-    from ..rules.param_model import Param
     from .pathstate import PathStep
 
 
@@ -60,13 +59,6 @@ def remembered(
         "nothing": undone[-1].get("nothing", []) if undone and step.backwards else [],
         "optimizer": left,
     }
-
-
-def chosen(step: PathStep, declared: Mapping[str, Param]) -> dict[str, Any]:
-    """What a person was free to say where the step is walked again; nothing where it is not."""
-    own = step.memory.get("again")
-    said = {} if own is None else own["params"]
-    return {name: value for name, value in said.items() if name in declared and declared[name].free}
 
 
 def _values_of(entry: Mapping[str, Any]) -> dict[str, Any]:

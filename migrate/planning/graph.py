@@ -13,6 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .. import ops
+from ..core.errors import listed, option, printable
 from ..core.spec import BITS, Spec, unit
 from ..core.view import View
 from ..ops.base import OpCall, ValueOp
@@ -20,6 +21,7 @@ from ..source.blobs import ChunkOf, key_of
 
 if TYPE_CHECKING:
     from ..ops.base import Box
+    from ..rules.compiled import DirectedRule
 
 
 class Tensor:
@@ -103,6 +105,20 @@ class Item(NamedTuple):
     program: Program | None = None
 
 
+NOT_ASSUMED = (
+    "the checkpoint is not what the rule assumes: correct the rule, or leave these keys to another "
+    "one"
+)
+
+
+def assumed(rule: DirectedRule) -> str:
+    """What to do where a rule finds what it does not assume; the params that choose it say more."""
+    chosen = [f"{name}={printable(str(value))}" for name, value in rule.params.items()]
+    if not chosen:
+        return NOT_ASSUMED
+    return f"{NOT_ASSUMED}; this one is for {listed(chosen)}, and {option('params')} may choose"
+
+
 class ValueCheck(NamedTuple):
     """A condition on values, to be met before anything is published.
 
@@ -117,10 +133,7 @@ class ValueCheck(NamedTuple):
     message: str
     rule: str
     keys: tuple[str, ...]
-    help: str = (
-        "the checkpoint is not what the rule assumes: correct the rule, or leave these keys to "
-        "another one"
-    )
+    help: str = NOT_ASSUMED
 
 
 @dataclass(slots=True)

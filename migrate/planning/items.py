@@ -22,7 +22,7 @@ from ..core.templates import rank_of
 from ..core.view import View
 from ..rules.compiled import DirectedRule
 from .bind import DROP, BindContext, StepResult, bind
-from .graph import Tensor
+from .graph import Tensor, assumed
 from .module_names import ModuleMoves
 from .pipeline import Views
 from .request import OPTIMIZER_PARAM, STALE_OPTIMIZER
@@ -138,6 +138,7 @@ def carry_items(
                     f"rule {made.rule.name!r}: the values {listed([made.keys[0], *unlike], 4)} "
                     "differ",
                     spans=(made.rule.span,),
+                    help=assumed(made.rule),
                 )
         handled.update(own.dropped)
         bound.named.update(own.provenance)

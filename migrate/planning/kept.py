@@ -49,7 +49,7 @@ class Kept:
     ) -> None:
         self.parts, self.rules, self.notes = parts, set[int](), list[str]()
         # the keys of what rules dropped and is kept
-        self.held = set[str]()
+        self.kept_keys = set[str]()
         self._before = dict(parts)
         self._read, self._of = read, of
 
@@ -96,10 +96,12 @@ class Kept:
             value = lifted.get(key, lifted)
             (none if value is None else others).add(_split(key)[0])
             form = "" if value is lifted else _form(value)
+            if value is None:
+                self.kept_keys.add(key)
             if place and form is not None and key in tensors:
                 program = None if programs is None else programs.get(key)
                 self.parts[f"{rule.id} {rule.name} {key}{form}"] = KeptPart(tensors[key], program)
-                self.held.add(key)
+                self.kept_keys.add(key)
         if none or others:
             # what is None on some ranks alone has no name that stands for all
             bound.nothing = sorted(none - others)

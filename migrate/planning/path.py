@@ -29,7 +29,7 @@ from ..core.errors import (
 from ..core.keys import Pattern, parse
 from ..extra_state.states import States
 from ..rules import params as parameters
-from ..rules.compiled import compile_file_once
+from ..rules.compiled import compile_file_once, holds
 from ..rules.families import Family, suiting
 from ..rules.files import LoadedFile
 from ..rules.lineage import (
@@ -102,16 +102,27 @@ class MigrationPath:
         return any(step.layouts is not None and step.layouts[1].files for step in self.steps)
 
     def decided_patterns(self) -> list[Pattern]:
-        """What rules name whose ops decide about each tensor by what it holds: extra states."""
+        """What rules name whose ops decide about each tensor by what it holds, extra states; and
+        what those drop and keep that somebody asked for.
+        """
         return [
             pattern
             for step in self.steps
             for compiled, _ in step.rules
             if not step.backwards
-            and any(ops.get(call.op).kind == "decide" for call in compiled.rule.via)
+            and (
+                any(ops.get(call.op).kind == "decide" for call in compiled.rule.via)
+                or (compiled.rule.inverse == "keep" and self._chosen(step, compiled.rule.where))
+            )
             for pattern in compiled.sources.values()
             if not pattern.params
         ]
+
+    def _chosen(self, step: PathStep, where: Mapping[str, Any] | None) -> bool:
+        """Whether params that are known before the checkpoint is asked choose a rule."""
+        known = {**step.memory.get("params", {}), **self.given}
+        asked = {name: value for name, value in (where or {}).items() if name.startswith("$")}
+        return all(name[1:] in known for name in asked) and holds(asked, known)
 
     def check_output(
         self, outputs: Mapping[str, Tensor], read_side: ReadSide, report: Report

@@ -38,7 +38,6 @@ from ..rules.lineage import Layout
 from ..rules.packs import load_edge
 from ..source.pickle.tree import PARAMETER
 from .bind import CODING, StepResult
-from .edge_memory import chosen
 from .graph import Tensor
 from .module_names import is_place_of, rename
 from .patches import (
@@ -100,9 +99,7 @@ class PathStep:
         return self.start == self.goal
 
     def reads(self) -> list[Pattern]:
-        """The patterns of the keys that its rules take, in the direction in which it is walked;
-        without those that params decide.
-        """
+        """The patterns of keys that its rules take as it is walked; none that params decide."""
         rules = [rule for rule, _ in self.rules if not (self.backwards and rule.rule.skipped_back)]
         patterns = (
             pattern
@@ -302,7 +299,9 @@ class PathState:
         spans = {
             name: f.span("params", name) for f in reversed(step.files) for name in f.model.params
         }
-        given = chosen(step, declared) | {n: v for n, v in self._given.items() if n in declared}
+        given = {name: value for name, value in self._given.items() if name in declared}
+        if again := step.memory.get("again"):
+            given = parameters.chosen(again, declared) | given
         said = [
             (
                 parameters.STAMP,

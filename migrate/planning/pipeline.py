@@ -27,6 +27,7 @@ from .graph import (
     Tensor,
     TensorSource,
     ValueCheck,
+    assumed,
 )
 from .match import ABSENT, RANK
 from .parts import NOTHING_KNOWN, Keeper, PartFacts, settle_exchange, settle_join, settle_part
@@ -740,11 +741,9 @@ def _collect(
     checks: list[ValueCheck],
 ) -> None:
     for check, tensors in met:
-        checks.append(
-            ValueCheck(
-                check.kind, tuple(tensors), check.value, "M404", check.message, rule.label, keys
-            )
-        )
+        held, way = tuple(tensors), assumed(rule)
+        message, label = check.message, rule.label
+        checks.append(ValueCheck(check.kind, held, check.value, "M404", message, label, keys, way))
 
 
 _DECODING = ("dequantize", "recode")

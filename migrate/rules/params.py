@@ -184,6 +184,12 @@ def resolve(
     return out
 
 
+def chosen(again: Mapping[str, Any], params: Mapping[str, Param]) -> dict[str, Any]:
+    """What a person was free to say of an edge that is walked again, by its entry in a stamp."""
+    said = again["params"].items()
+    return {name: value for name, value in said if name in params and params[name].free}
+
+
 def unless_chosen(
     said: Mapping[str, Any], given: Mapping[str, Any], params: Mapping[str, Param]
 ) -> dict[str, Any]:

@@ -64,8 +64,9 @@ def put_kept(
     names = {number: key for number, key in tree.names.items() if key not in before}
     first = {key: one for key, one in tree.first.items() if key not in before}
     prefix, keys, pairs = outside_prefix({**every, **specs}), dict[str, str](), []
+    mark = "@0" if len(tree.parts) > 1 else ""
     for name, part in parts.items():
-        key, spec = f"{prefix}{KEPT}.{name}", part.tensor.spec
+        key, spec = f"{prefix}{KEPT}.{name}{mark}", part.tensor.spec
         record = output_record(spec)
         pairs.append((name, record))
         keys[name] = names[id(record)] = first[key] = key

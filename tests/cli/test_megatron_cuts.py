@@ -406,3 +406,45 @@ def test_what_stands_in_no_stage_that_is_known_is_named(tmp_path: Path) -> None:
     assert "[M929]" in found.err
     assert "in which pipeline stage lm_head.dense.weight stands" in found.err
     done("plan", tmp_path / "run", "--output-format", "torch")
+
+
+# of each: what it is made of, and what is asked for
+CHANGED = [
+    ("tp2-pp2", ("padded=48",)),
+    ("tp2-pp2", ("tp=1", "pp=4", "vocab=20", "impl=te")),
+    ("1", ("tp=4", "vocab=20", "padded=48")),
+    ("hf", ("tp=4", "pp=1", "padded=40")),
+    ("hf", ("tp=1", "divisible=4")),
+]
+
+
+@pytest.mark.parametrize(("source", "asked"), CHANGED)
+def test_an_output_with_other_ranks_or_padding_is_verified(
+    tmp_path: Path, source: str, asked: tuple[str, ...]
+) -> None:
+    run, out, again = tmp_path / "run", tmp_path / "out", tmp_path / "again"
+    if source == "hf":
+        made = run_folder("llama", "legacy", "tp2-pp2")
+        done("apply", made, "-o", run, "--to", "megatron-gpt@llama", "--set", "vocab=20")
+    else:
+        run = run_folder("llama", "legacy", source)
+    words = [word for one in asked for word in ("--set", one)]
+    done("apply", run, "-o", out, *TO, *words, "--allow", "drop")
+    done("verify", out, "--source", run)
+    # a run later its own params are not those of the first
+    done("apply", out, "-o", again, *TO, "--set", "tp=2", "--set", "padded=64", "--allow", "drop")
+    done("verify", again, "--source", out)
+    if source != "hf" and "impl=te" not in asked:
+        done("verify", again, "--source", run)
+
+
+def test_what_is_kept_stands_in_the_first_part_alone(tmp_path: Path) -> None:
+    run, hf, out = run_folder("llama", "legacy", "tp2-pp2"), tmp_path / "hf", tmp_path / "out"
+    done("apply", run, "-o", hf, "--to", "megatron-gpt@llama", "--set", "vocab=20")
+    asked = ("--set", "tp=1", "--set", "pp=4", "--set", "divisible=1", "--allow", "drop")
+    done("apply", hf, "-o", out, *TO, *asked)
+    first, *others = parts(out / "iter_0000010").values()
+    assert first["migrate.kept"]
+    assert not any("migrate.kept" in root or "parts" in root for root in others)
+    done("verify", out, "--source", hf)
+    done("diff", out, out)

@@ -16,7 +16,7 @@ import torch
 from commandline import done
 from cut_runs import WEIGHTS
 from megatron_files import differences, parts, read_as_data
-from megatron_runs import ARCHIVES, checkpoint, run_folder
+from megatron_runs import ARCHIVES, GRIDS, checkpoint, run_folder
 
 from migrate.extra_state.decode import decode
 
@@ -32,7 +32,9 @@ def _read_as_data(monkeypatch: pytest.MonkeyPatch) -> None:
 def of_bytes(number: int) -> torch.Tensor:
     """A state of 2.17, whose scales are no other's."""
     data = (STATES / "v2.17_linear_DelayedScaling.pkl").read_bytes()
-    scale = bytes(decode(data, "a state").states[""].tensors["scale_fwd"].data)
+    held = decode(data, "a state").states[""]
+    assert held is not None
+    scale = bytes(held.tensors["scale_fwd"].data)
     assert data.count(scale) == 1
     changed = data.replace(scale, struct.pack("<3f", 1, 2, number))
     return torch.frombuffer(bytearray(changed), dtype=torch.uint8)
@@ -99,6 +101,31 @@ def test_what_delayed_scaling_keeps_comes_back_from_transformers(
     for called in due:
         assert differences(due[called], made[called]) == []
     done("verify", back, "--source", hf)
+
+
+@pytest.mark.parametrize("state", [of_bytes, of_buffer])
+@pytest.mark.parametrize("grid", ["pp2-vpp2", "ep2"])
+def test_they_go_through_distributed_checkpoints(
+    tmp_path: Path, grid: str, state: Callable[[int], Any]
+) -> None:
+    family = "mixtral" if grid == "ep2" else "llama"
+    run, dist, hf, back = (tmp_path / name for name in ("run", "dist", "hf", "back"))
+    due = run_with(run, family, grid, state, "local_experts" if grid == "ep2" else "")
+    done("apply", run, "-o", dist, "--output-format", "torch_dist")
+    done("verify", dist, "--source", run)
+    done("apply", dist, "-o", hf, "--to", f"megatron-gpt@{family}", "--set", VOCABULARY)
+    done("downgrade", hf, "-o", back)
+    done("diff", dist, back)
+    shutil.rmtree(back)
+    axes = dict(zip(("tp", "pp", "vpp", "ep"), map(str, GRIDS[grid]), strict=True))
+    cut = [word for axis, size in axes.items() for word in ("--set", f"{axis}={size}")]
+    done("apply", dist, "-o", back, "--to", "megatron-gpt@mcore", *cut, "--allow", "drop")
+    for called, root in parts(back / "iter_0000010").items():
+        for name in (key for key in root if key.startswith("model")):
+            held = {k: v for k, v in root[name].items() if k.endswith("_extra_state")}
+            for key, value in held.items():
+                assert differences(due[called][name][key], value, key) == []
+            assert held
 
 
 @pytest.fixture
@@ -176,9 +203,12 @@ def test_states_of_all_experts_are_left_out_by_a_word_where_groups_are_others(
             shutil.rmtree(out)
 
 
-def test_states_that_ranks_have_otherwise_are_kept_or_left_out_by_a_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", [of_bytes, of_buffer])
+def test_states_that_ranks_have_otherwise_are_kept_or_left_out_by_a_word(
+    tmp_path: Path, state: Callable[[int], Any]
+) -> None:
     run, out, back = tmp_path / "run", tmp_path / "out", tmp_path / "back"
-    due = run_with(run, "llama", "tp2-pp2", of_bytes)
+    due = run_with(run, "llama", "tp2-pp2", state)
     cut = (
         "apply",
         run,
@@ -193,8 +223,10 @@ def test_states_that_ranks_have_otherwise_are_kept_or_left_out_by_a_word(tmp_pat
     )
     said = done(*cut, exit=3).err
     assert "_extra_state" in said
+    assert "states=follow, and --set may choose" in " ".join(said.split())
     done(*cut, "--set", "states=drop")
-    assert not any("_extra_state" in key for key in parts(out / "iter_0000010")["mp_rank_00_000"])
+    for root in parts(out / "iter_0000010").values():
+        assert not any(key.endswith("_extra_state") for key in root["model"])
     shutil.rmtree(out)
     done(*cut, "--set", "states=keep")
     done("verify", out, "--source", run)

@@ -267,9 +267,12 @@ def _bytesio(call: Call, _: Any, __: Decoding) -> Buffer:
 
 
 def buffer_of(data: bytes, position: int) -> Buffer:
-    """An io.BytesIO with this content, read to that position."""
+    """An io.BytesIO with this content, read to that position, as the pickler writes it."""
+    spelled = Call("reduce", Global("_codecs", "encode"), (data.decode("latin-1"), "latin1"))
+    if not data:
+        spelled = Call("reduce", Global("builtins", "bytes"), ())
     made = Call("newobj", Global("_io", "BytesIO"), ())
-    made.state = data, position, None
+    made.state = spelled, position, None
     return Buffer(data, position, made)
 
 
