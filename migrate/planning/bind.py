@@ -422,8 +422,9 @@ def _run_rule(
             said = step.op.decide(step.args, spec, data, printable(item.keys[0]), context.allow)
             last = (step, spec, data, said)
         decided: Decided = last[3]
+        gone = not decided.outputs
         for key in item.keys:
-            out.decided[key] = gone = not decided.outputs
+            out.decided[key] = gone
             if gone:
                 out.dropped[key] = rule
             if decided.loses:
