@@ -24,6 +24,7 @@ from .pathstate import PathStep, directed, refuse_without_codes
 from .pipeline import Views
 from .request import DELAYED_SCALING, STALE_OPTIMIZER
 from .stored import initial, untouched_key
+from .tensor_params import Asked
 from .unchanged import fold_keys, unfold_keys
 
 if TYPE_CHECKING:
@@ -152,7 +153,12 @@ def compose(
         bound_to = current
         if following is not None:
             bound_to = following.take_out(rules, current, views)
+        if path_state is not None:
+            # the forms of keys are many, and nothing asks for them later
+            context = context._replace(asked=path_state.entered)
+            path_state.entered = Asked(current)
         bound = bind(rules, step.keep, bound_to, views, context, report, expressions, stay)
+        context = context._replace(asked=None)
         if following is not None and not report.has_errors():
             following.follow(bound, bound_to, views, report)
         if items is not None and not report.has_errors():

@@ -269,7 +269,7 @@ class PathState:
         # and how they let a person leave state of delayed scaling behind, if they do
         self._leave: str | None = None
         # the tensors that it begins with
-        self._entered: Mapping[str, Tensor] = {}
+        self.entered = Asked({})
         # the steps whose patches stand or were undone, in order
         self._steps: list[PathStep] = []
         # why the way back would not bring the side files back
@@ -282,7 +282,7 @@ class PathState:
     def enter_step(self, step: PathStep, tensors: Mapping[str, Tensor]) -> PathStep:
         """The step with its rules' params. Raises what is wrong with them or with their files."""
         undone = _undone(step) if step.backwards else None
-        self._entered = tensors
+        self.entered = Asked(tensors)
         patching = step.layouts is not None and bool(step.layouts[1].files)
         patching = patching or any(
             m.files or m.names or m.files_back or m.files_restored
@@ -308,7 +308,7 @@ class PathState:
                 parameters.STAMP,
                 {n: v for n, v in step.memory.get("params", {}).items() if n in declared},
             ),
-            *self._sources(step, Asked(tensors)),
+            *self._sources(step, self.entered),
         ]
         for name in given:
             at = (spans[name],) if name in spans else ()
@@ -668,7 +668,7 @@ class PathState:
                 # it was made, and is made again
                 from .made_files import make_file
 
-                says = self._says(values, self._entered)
+                says = self._says(values, self.entered.tensors)
                 again = make_file(step.layouts[0], path, self._given, says)[0] or {}
             for file in step.files:
                 patch = each_as_it_stands(file.model.files.get(path, {}), before[path])
