@@ -51,11 +51,10 @@ def objects(
     several, new = len(index.tree.parts) > 1, tuple.__new__
     for rank, part in enumerate(index.tree.parts):
         for key, value in part.table.pairs if part.table is not None else ():
+            kind = type(value)
             if (
-                type(key) is str
-                and (
-                    type(value) is Buffer or type(value) in _CONTAINERS or (none and value is None)
-                )
+                (none if value is None else kind is Buffer or kind in _CONTAINERS)
+                and type(key) is str
                 and asked(key)
             ):
                 # there may be as many as tensors
