@@ -208,14 +208,17 @@ def compose(
         known = before.keys() | (items.known if items is not None else ())
         _refuse_losses(losses, context.allow, report, known)
     graph.outputs = dict(current)
-    # a part of a tensor is left behind only where one is stored in a number format
+    lifted = lifted or {}
+    # a part of a tensor is left behind only where one is stored in a number format; what stands for
+    # a value is not
+    stored_as = {tensor.spec.dtype for key, tensor in tensors.items() if key not in lifted}
     if not report.has_errors() and any(
-        BITS[t.spec.dtype] <= 8 or t.spec.dtype in pairs.PACKED_IN for t in tensors.values()
+        BITS[dtype] <= 8 or dtype in pairs.PACKED_IN for dtype in stored_as
     ):
         pairs.check_pairs(tensors, graph.outputs, [bound for _, bound in done], report)
     composition = Composition(graph, done, losses, expressions or {}, items, before.keys(), kept)
     composition.put_back = put_back
-    composition.nothing = {key for key, value in (lifted or {}).items() if value is None}
+    composition.nothing = {key for key, value in lifted.items() if value is None}
     if cut is not None and kept_parts is not None:
         composition.parts = cut.parts
         for _, last in done[-1:]:
