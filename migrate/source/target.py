@@ -210,6 +210,9 @@ class ValuesByPath(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._listed)
 
+    def __repr__(self) -> str:
+        return repr(self._listed)
+
 
 def node_of(value: Any, tree: CheckpointTree | None = None) -> Any:
     """The nodes of a value; tensors become their keys in the `tree`, nothing without one."""
