@@ -341,7 +341,7 @@ Ranked = tuple[Template, tuple[Template, int | None]]
 
 def ranked(keys: Iterable[str]) -> list[Ranked]:
     """The templates of the keys, each with what it is without its rank."""
-    return [(template, without_rank(template)) for template in group(keys)]
+    return [(t, without_rank(t) if "@" in t.text else (t, None)) for t in group(keys)]
 
 
 def with_rank_0(pattern: Pattern, template: Template, rank: int | None) -> Template:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import Report, fail, listed, option, printable
 from ..core.keys import FOREIGN, NegativeIndex, Pattern, foreign, foreign_text
-from ..core.templates import Template, rank_of, ranked, takes
+from ..core.templates import Template, rank_of, takes
 from ..core.types import records
 from ..ops.base import Decided, ValueOp
 from ..rules.compiled import ROLE, CompiledCall, DirectedRule
@@ -339,8 +339,9 @@ def _run_all(
     """
     specs = {key: t.spec for key, t in tensors.items() if key not in stay}
     asked = context.asked
-    known = asked is not None and asked.tensors is tensors and not stay
-    templates = asked.templates if asked is not None and known else ranked(specs)
+    same = asked is not None and asked.tensors is tensors and not stay
+    # none where no param asked for them
+    templates = vars(asked).get("templates") if same else None
     excluded: set[tuple[int, str]] = set()
     while True:
         attempt, out, before = Report(), StepResult(), len(excluded)

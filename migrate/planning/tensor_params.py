@@ -7,6 +7,7 @@ Only tensors that a step reads in its direction count, and backwards none that i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, compress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -47,11 +48,11 @@ class WalkedEdge(Protocol):
     def reads(self) -> list[Pattern]: ...
 
 
+@dataclass(eq=False)
 class Asked:
     """The tensors of a step that params ask, their keys grouped by form when the first does."""
 
-    def __init__(self, tensors: Mapping[str, Tensor | StoredTensor]) -> None:
-        self.tensors = tensors
+    tensors: Mapping[str, Tensor | StoredTensor]
 
     @cached_property
     def templates(self) -> list[Ranked]:
