@@ -335,6 +335,15 @@ def without_rank(template: Template) -> tuple[Template, int | None]:
     ), rank
 
 
+# a template, and what `without_rank` makes of it
+Ranked = tuple[Template, tuple[Template, int | None]]
+
+
+def ranked(keys: Iterable[str]) -> list[Ranked]:
+    """The templates of the keys, each with what it is without its rank."""
+    return [(t, without_rank(t) if "@" in t.text else (t, None)) for t in group(keys)]
+
+
 def with_rank_0(pattern: Pattern, template: Template, rank: int | None) -> Template:
     """The template as a pattern with `@{r:int}` sees it: a key of one file has rank 0."""
     if rank is not None or not pattern.ranked:

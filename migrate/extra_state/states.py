@@ -14,7 +14,8 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, islice
+from itertools import compress, groupby, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import CheckpointError, printable
@@ -23,8 +24,8 @@ from ..core.spec import Spec, spec
 from ..core.templates import group, matching
 from ..source.blobs import Blob, BytesBlob, Stored, read_rows, rows_of
 from ..source.pickle.tree import Buffer, DictNode, ListNode, TensorRecord
-from ..source.target import output_record
-from ..source.tree import CheckpointTree, FileTree, is_state, replace_dict, tensor_records
+from ..source.target import ValuesByPath, output_record
+from ..source.tree import CheckpointTree, is_state, replace_dict, tensor_records
 from .record import Object
 
 if TYPE_CHECKING:
@@ -50,11 +51,10 @@ def objects(
     several, new = len(index.tree.parts) > 1, tuple.__new__
     for rank, part in enumerate(index.tree.parts):
         for key, value in part.table.pairs if part.table is not None else ():
+            kind = type(value)
             if (
-                type(key) is str
-                and (
-                    type(value) is Buffer or type(value) in _CONTAINERS or (none and value is None)
-                )
+                (none if value is None else kind is Buffer or kind in _CONTAINERS)
+                and type(key) is str
                 and asked(key)
             ):
                 # there may be as many as tensors
@@ -94,17 +94,8 @@ def lift_states(source: Source, patterns: Sequence[Pattern]) -> None:
         items = {key: value for key, value in index.items.items() if key not in tensors}
         source.index = replace(index, tensors=tensors, items=items)
     else:
-        paths = _paths(found, index.tree)
-        several = len(index.tree.parts) > 1
-        tables = tuple({".".join((*(part.at or ()), "")) for part in index.tree.parts})
-        items = {
-            path: value
-            for path, value in index.items.items()
-            if path not in paths and not (path.startswith(tables) and _below(path, paths, several))
-        }
-        source.index = replace(
-            index, tensors=tensors, items=items, tree=_without(index.tree, found, tensors)
-        )
+        tree = _without(index.tree, found, tensors)
+        source.index = replace(index, tensors=tensors, items=ValuesByPath(tree.parts), tree=tree)
     source.blobs = tuple(blobs)
 
 
@@ -123,38 +114,31 @@ def _without(
 ) -> CheckpointTree:
     """The trees with a tensor's place for each state, without tensors that were in states only."""
     names = dict(outline.names)
-    parts: list[FileTree] = []
+    parts = list(outline.parts)
     # by the identities of specs
     records: dict[int, TensorRecord] = {}
-    by_rank: dict[int, dict[str, str]] = {}
-    for one in found:
-        by_rank.setdefault(one.rank, {})[one.key] = one.name
-    for rank, part in enumerate(outline.parts):
-        here = by_rank.get(rank, {})
+    new = tuple.__new__
+    for rank, several in groupby(found, attrgetter("rank")):
+        part = parts[rank]
         table = part.table
-        if table is None or not here:
-            parts.append(part)
+        if table is None:
             continue
+        here = {one.key: one.name for one in several}
         pairs: list[tuple[Any, Any]] = []
-        for key, value in table.pairs:
-            if type(key) is str and key in here:
-                at = tensors[here[key]].spec
+        for pair in table.pairs:
+            name = here.get(pair[0]) if type(pair[0]) is str else None
+            if name is not None:
+                at = tensors[name].spec
                 like = records.get(id(at))
                 if like is None:
                     like = records[id(at)] = output_record(at)
                 # one for each place
-                value = tuple.__new__(TensorRecord, like)
-                names[id(value)] = here[key]
-            pairs.append((key, value))
-        parts.append(
-            part._replace(
-                root=replace_dict(
-                    part.root,
-                    table,
-                    DictNode(table.kind, tuple(pairs), table.node, table.attributes),
-                )
-            )
-        )
+                record = new(TensorRecord, like)
+                names[id(record)] = name
+                pair = (pair[0], record)
+            pairs.append(pair)
+        made = DictNode(table.kind, tuple(pairs), table.node, table.attributes)
+        parts[rank] = part._replace(root=replace_dict(part.root, table, made))
     if next(tensor_records([one.value for one in found]), None) is None:
         # the states hold no tensors, so that all others are where they were
         return replace(outline, parts=tuple(parts), names=names)
@@ -165,25 +149,6 @@ def _without(
     gone = outline.passed_through.keys() - carried.keys()
     ties = {key: first for key, first in outline.ties.items() if gone.isdisjoint((key, first))}
     return replace(outline, parts=tuple(parts), names=names, passed_through=carried, ties=ties)
-
-
-def _paths(found: Sequence[Object], outline: CheckpointTree) -> set[str]:
-    """Where the states stand, as the paths of values have it."""
-    several = len(outline.parts) > 1
-    homes = [".".join((*(part.at or ()), "")) for part in outline.parts]
-    return {
-        f"{homes[one.rank]}{one.key}@{one.rank}" if several else f"{homes[one.rank]}{one.key}"
-        for one in found
-    }
-
-
-def _below(path: str, states: set[str], several: bool) -> bool:
-    """Whether the value at a path is one of these states, or inside of one."""
-    if path in states:
-        return True
-    short, at, rank = path.rpartition("@") if several else (path, "", "")
-    ends = [n for n, letter in enumerate(short) if letter == "."] if "." in short else []
-    return any(short[:end] + at + rank in states for end in ends)
 
 
 # how many states are looked at; the others are of the same release

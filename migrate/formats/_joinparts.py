@@ -59,49 +59,54 @@ class RankOfParts:
         self._grouped: dict[str, list[Stored]] = {}
         # the CRC-32 of each storage of a part by where it begins, where somebody asked
         self._sums: dict[str, dict[int, int | None]] = {}
-        # the part that they are taken from
-        self._home: dict[str, Member] = {}
         # states of modules that a part has otherwise than the one before it
         own_states: dict[str, dict[str, Any]] = {}
+        # by the number of its file
+        self._members = {member.content.number: member for member in members}
         first = members[0].content
-        values: dict[Any, Any] = {}
+        # what the model has under a key, with the key
+        values: dict[Any, tuple[Any, Any]] = {}
         names: dict[int, str] = {}
         versions: dict[Any, Any] = {}
         self._check_groups(members, forms)
         for member in members:
             one = member.content
             own = one.names
-            for key, value in _pairs(one):
+            for pair in _pairs(one):
+                key, value = pair
                 if tied and key == _megatron.OUTPUT and _megatron.EMBEDDING in self._tensors:
                     continue
-                if (
-                    key in values
-                    and type(key) is str
-                    and key.endswith(STATE)
-                    and self._is_other(key, values[key], value, member)
-                ):
-                    own_states.setdefault(member.called, {})[key] = value
-                elif key not in values:
-                    values[key] = value
+                there = values.setdefault(key, pair)
+                if there is pair:
                     if type(value) is TensorRecord and value.state is None:
                         names[id(value)] = key
                     elif value is not None:
                         names.update(_named(value, own))
+                elif (
+                    type(key) is str
+                    and key.endswith(STATE)
+                    and self._is_other(key, there[1], value, member)
+                ):
+                    own_states.setdefault(member.called, {})[key] = value
                 else:
-                    self._compare(key, values[key], value, members, member)
+                    self._compare(key, there[1], value, members, member)
             others = own_states.get(member.called, ())
             for key, stored in one.tensors.items():
                 # a file holds each tensor in one place
-                if isinstance(stored, Stored) and key not in others:
+                if (
+                    isinstance(stored, Stored)
+                    and key not in others
+                    and (tied or self._tensors.setdefault(key, stored) is not stored)
+                ):
                     self._add(key, stored, member, tied)
             versions.update(_versions(one))
         self.replicas = {k: self.replicas[k] for k in self._tensors if k in self.replicas}
-        there: dict[str, StoredTensor] = {**self._tensors}
+        every: dict[str, StoredTensor] = {**self._tensors}
         for key, several in self._grouped.items():
-            record = values[key]
-            there[key] = whole = self._of_groups(key, several)
+            _, record = values[key]
+            every[key] = whole = self._of_groups(key, several)
             made = record._replace(shape=whole.spec.shape, strides=(whole.spec.shape[1], 1))
-            values[key] = made
+            values[key] = (key, made)
             names[id(made)] = key
         table = first.part.table
         if table is None:
@@ -109,7 +114,7 @@ class RankOfParts:
         order = ordered(tuple(values))
         made = DictNode(
             table.kind,
-            tuple([(key, values[key]) for key in order]),
+            tuple([values[key] for key in order]),
             table.node,
             _attributes(table.attributes, versions),
         )
@@ -126,9 +131,9 @@ class RankOfParts:
         tree = with_parts(tree, beside, members[0].called)
         others, paths = _outside(tree, members, own_states)
         # those of objects have keys of their own, and stand behind the others
-        tensors = {key: there[key] for key in order if key in there}
-        if len(tensors) < len(there):
-            tensors.update(there)
+        tensors = {key: every[key] for key in order if key in every}
+        if len(tensors) < len(every):
+            tensors.update(every)
         self.joined = replace(
             first,
             part=tree,
@@ -166,7 +171,7 @@ class RankOfParts:
         """
         held, stored = self._tensors.get(key), member.content.tensors.get(key)
         if isinstance(held, Stored) and isinstance(stored, Stored):
-            sums = self._sum(self._home[key], held), self._sum(member, stored)
+            sums = self._sum(self._members[held.blob], held), self._sum(member, stored)
             return held.spec != stored.spec or (None not in sums and sums[0] != sums[1])
         return one is not other and bool(to_json(node_of(one)) != to_json(node_of(other)))
 
@@ -184,9 +189,9 @@ class RankOfParts:
             key = _megatron.EMBEDDING
         there = self._tensors.get(key)
         if there is None:
-            self._tensors[key], self._home[key] = stored, member
+            self._tensors[key] = stored
             return
-        home = self._home[key]
+        home = self._members[there.blob]
         if there.spec != stored.spec:
             contradict(
                 self.label,

@@ -80,13 +80,17 @@ DESCRIBING = (
 )  # fmt: skip
 # those that tell a run, and how far it was, from another one of the same model
 OF_RUN = ("seed", "consumed_train_samples")
+# what tells processes apart
+RANK = "rank"
+_ASKED = frozenset((*DESCRIBING, *OF_RUN, RANK))
 # layers of a layout's text that are believed
 _MOST_LAYERS = 100_000
 
 
 class Facts(NamedTuple):
-    """What the root of a part's file says. `models` are its dicts of tensors by virtual stage, one
-    under None where there are no virtual stages.
+    """What the root of a part's file says. `args` are those that describe the model, its grid, the
+    run and the process. `models` are its dicts of tensors by virtual stage, one under None where
+    there are no virtual stages.
     """
 
     args: Mapping[str, Any] | None
@@ -168,7 +172,7 @@ def iteration_note(called: str, iteration: Any) -> tuple[str, ...]:
 
 
 def _attributes(node: Any) -> Mapping[str, Any] | None:
-    """The plain values of a Namespace by their names; None for anything else."""
+    """The plain values of a Namespace by their names, of those asked for; None for others."""
     pairs: Sequence[tuple[Any, Any]]
     if type(node) is DictNode:
         pairs = node.pairs
@@ -179,7 +183,7 @@ def _attributes(node: Any) -> Mapping[str, Any] | None:
     return {
         key: value if type(value) in _SIMPLE else _plain(value)
         for key, value in pairs
-        if type(key) is str
+        if type(key) is str and key in _ASKED
     }
 
 

@@ -308,7 +308,7 @@ def _require_different(parts: Sequence[_Part], label: str) -> None:
     The rank alone does not tell, because a program that converts writes all parts with its own.
     """
     known: dict[tuple[int, frozenset[tuple[str, int, int | None]]], _Part] = {}
-    ranks = [(part.facts.args or {}).get("rank") for part in parts]
+    ranks = [(part.facts.args or {}).get(_megatron.RANK) for part in parts]
     counts = Counter(rank for rank in ranks if type(rank) is int)
     for part, rank in zip(parts, ranks, strict=True):
         if type(rank) is not int or counts[rank] < 2:

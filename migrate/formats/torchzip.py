@@ -46,7 +46,7 @@ from ..source.shards import (
     shard_sets,
 )
 from ..source.table import choose_table, flatten_table, tensors_at_root
-from ..source.target import Target, items_of, node_of, outside_prefix
+from ..source.target import Target, ValuesByPath, node_of, outside_prefix
 from ..source.tree import (
     CheckpointTree,
     FileTree,
@@ -369,7 +369,6 @@ def index_of(
         prefix = outside_prefix(tensors) if any(held.paths for held in parts) else ""
         carried: dict[str, Stored] = {}
         known: dict[int, str] = {}
-        items: dict[str, Any] = {}
         unread: dict[str, Unread] = {}
         for rank, held in enumerate(parts):
             mark = f"@{rank}" if several else ""
@@ -381,8 +380,6 @@ def index_of(
                 {f"{prefix}{path}{mark}": stored for path, stored in held.others.items()}
             )
             unread.update({path + mark: one for path, one in held.unread.items()})
-            if not held.plain:
-                items.update({path + mark: value for path, value in items_of(held.part)})
         every = [held for unit in units for held in unit]
         outside = tuple(found for held in every for found in held.outside)
         carries = tuple(found for held in every for found in held.carried)
@@ -392,7 +389,7 @@ def index_of(
             tuple(names),
             side_files,
             left_out,
-            items=items,
+            items={} if all(held.plain for held in parts) else ValuesByPath(tree.parts),
             tree=tree,
             outside=together(outside) if outside else (),
             carried=together(carries) if carries else (),

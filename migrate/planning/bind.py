@@ -28,6 +28,7 @@ from .match import RANK, MatchedKey, Matching, Reader, keep_rest, match, when_te
 from .parts import Keeper, PartFacts, bytes_of_part
 from .pipeline import MOST_TENSORS, SUFFIX, RefusedGroup, Views, run_ops
 from .request import STALE_OPTIMIZER
+from .tensor_params import Asked
 
 # what the header of a safetensors file may have
 MOST_TEXT = 100_000_000
@@ -118,6 +119,8 @@ class BindContext(NamedTuple):
     # what the way back does not bring back will be kept
     undo: bool = False
     kept: Keeper | None = None
+    # what params asked of a step's tensors, with the forms of their keys
+    asked: Asked | None = None
 
 
 DROP = frozenset(("drop",))
@@ -335,10 +338,14 @@ def _run_all(
     matches; then all is matched again without it, because the key may complete another group.
     """
     specs = {key: t.spec for key, t in tensors.items() if key not in stay}
+    asked = context.asked
+    same = asked is not None and asked.tensors is tensors and not stay
+    # none where no param asked for them
+    templates = vars(asked).get("templates") if same else None
     excluded: set[tuple[int, str]] = set()
     while True:
         attempt, out, before = Report(), StepResult(), len(excluded)
-        matching = match(rules, specs, attempt, frozenset(excluded))
+        matching = match(rules, specs, attempt, frozenset(excluded), templates)
         finished, made = [], 0
         for reader in matching.readers:
             if not reader.rule.forward:
@@ -679,16 +686,9 @@ def _merge(
                         f"{printable(key)} exists and differs from what rule {rule.name!r} "
                         f"makes of {listed(list(where[1]), 3)}"
                     )
+                    both = (tensors[key], made_tensor)
                     out.checks.append(
-                        ValueCheck(
-                            "equal",
-                            (tensors[key], made_tensor),
-                            None,
-                            "M404",
-                            message,
-                            rule.label,
-                            (key,),
-                        )
+                        ValueCheck("equal", both, None, "M404", message, rule.label, (key,))
                     )
                 out.redundant.update((source, rule) for source in where[1])
                 out.settled.add(key)

@@ -24,6 +24,7 @@ from .pathstate import PathStep, directed, refuse_without_codes
 from .pipeline import Views
 from .request import DELAYED_SCALING, STALE_OPTIMIZER
 from .stored import initial, untouched_key
+from .tensor_params import Asked
 from .unchanged import fold_keys, unfold_keys
 
 if TYPE_CHECKING:
@@ -156,7 +157,12 @@ def compose(
         bound_to = current
         if following is not None:
             bound_to = following.take_out(rules, current, views)
+        if path_state is not None:
+            # the forms of keys are many, and nothing asks for them later
+            context = context._replace(asked=path_state.entered)
+            path_state.entered = Asked(current)
         bound = bind(rules, step.keep, bound_to, views, context, report, expressions, stay)
+        context = context._replace(asked=None)
         if following is not None and not report.has_errors():
             following.follow(bound, bound_to, views, report)
         if items is not None and not report.has_errors():
@@ -206,14 +212,17 @@ def compose(
         known = before.keys() | (items.known if items is not None else ())
         _refuse_losses(losses, context.allow, report, known)
     graph.outputs = dict(current)
-    # a part of a tensor is left behind only where one is stored in a number format
+    lifted = lifted or {}
+    # a part of a tensor is left behind only where one is stored in a number format; what stands for
+    # a value is not
+    stored_as = {tensor.spec.dtype for key, tensor in tensors.items() if key not in lifted}
     if not report.has_errors() and any(
-        BITS[t.spec.dtype] <= 8 or t.spec.dtype in pairs.PACKED_IN for t in tensors.values()
+        BITS[dtype] <= 8 or dtype in pairs.PACKED_IN for dtype in stored_as
     ):
         pairs.check_pairs(tensors, graph.outputs, [bound for _, bound in done], report)
     composition = Composition(graph, done, losses, expressions or {}, items, before.keys(), kept)
     composition.put_back = put_back
-    composition.lifted = lifted or {}
+    composition.lifted = lifted
     if cut is not None and kept_parts is not None:
         composition.parts = cut.parts
         for _, last in done[-1:]:

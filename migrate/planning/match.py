@@ -30,15 +30,16 @@ from ..core.keys import Pattern, TwoReadings, narrower, nearest, parse
 from ..core.spec import ALIASES, Spec
 from ..core.templates import (
     PER_KEY,
+    Ranked,
     Template,
     bind,
     group,
     matching,
     names_rank,
     rank_of,
+    ranked,
     seen_by,
     with_rank_0,
-    without_rank,
 )
 from ..core.types import records
 from ..rules.compiled import DirectedRule, Side
@@ -161,13 +162,15 @@ def match(
     specs: Mapping[str, Spec],
     report: Report,
     excluded: Excluded = frozenset(),
+    templates: Sequence[Ranked] | None = None,
 ) -> Matching:
     """Assigns every key to at most one rule; keys under none are `rest`. Ambiguities are reported.
 
-    `excluded`: (id of a rule, key) that are no match although the patterns say so.
+    `excluded`: (id of a rule, key) that are no match although the patterns say so. `templates` are
+    those of the keys, where they are known.
     """
-    templates = group(specs)
-    carries = any("@" in t.text and rank_of(t.text) for t in templates)
+    templates = ranked(specs) if templates is None else templates
+    carries = any(rank for _, (_, rank) in templates)
     matcher = _Matcher(rules, carries, excluded, report)
     matcher.assign(templates, specs)
     if any(side.pattern.has_flat for rule in rules for side in rule.reads):
@@ -208,10 +211,9 @@ class _Matcher:
                     entry
                 )
 
-    def assign(self, templates: Sequence[Template], specs: Mapping[str, Spec]) -> None:
+    def assign(self, templates: Sequence[Ranked], specs: Mapping[str, Spec]) -> None:
         """Gives the keys of the templates to their rules, or to `rest`."""
-        for template in templates:
-            base, rank = without_rank(template) if "@" in template.text else (template, None)
+        for template, (base, rank) in templates:
             hits: list[_Hit] = []
             for entry in self._candidates(base):
                 try:

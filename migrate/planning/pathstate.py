@@ -266,7 +266,7 @@ class PathState:
         # and how they let a person leave state of delayed scaling behind, if they do
         self._leave: str | None = None
         # the tensors that it begins with
-        self._entered: Mapping[str, Tensor] = {}
+        self.entered = Asked({})
         # the steps whose patches stand or were undone, in order
         self._steps: list[PathStep] = []
         # why the way back would not bring the side files back
@@ -279,7 +279,7 @@ class PathState:
     def enter_step(self, step: PathStep, tensors: Mapping[str, Tensor]) -> PathStep:
         """The step with its rules' params. Raises what is wrong with them or with their files."""
         undone = _undone(step) if step.backwards else None
-        self._entered = tensors
+        self.entered = Asked(tensors)
         patching = step.layouts is not None and bool(step.layouts[1].files)
         patching = patching or any(
             m.files or m.names or m.files_back or m.files_restored
@@ -307,7 +307,7 @@ class PathState:
                 parameters.STAMP,
                 {n: v for n, v in step.memory.get("params", {}).items() if n in declared},
             ),
-            *self._sources(step, Asked(tensors)),
+            *self._sources(step, self.entered),
         ]
         for name in given:
             at = (spans[name],) if name in spans else ()
@@ -454,7 +454,7 @@ class PathState:
             from .made_files import make_files
 
             paths = [path for path in goal.files if self._goes_out(path)]
-            says = self._says(params, bound.tensors)
+            says = self._says(params, Asked(bound.tensors))
             self.notes += make_files(goal, paths, self.sides, self._given, says)
         if not step.backwards:
             self._steps.append(step)
@@ -515,11 +515,10 @@ class PathState:
             for path in dict.fromkeys([*paths, *(_undone(step) or {}), *made])
         }
 
-    def _says(self, params: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Says:
+    def _says(self, params: Mapping[str, Any], reached: Asked) -> Says:
         """What is said of a layout's params by those of the rules and by tensors in the layout."""
         from .made_files import ReachedLayout
 
-        reached = Asked(tensors)
         return lambda asked: [("the rules", params), *self._said(ReachedLayout(), asked, reached)]
 
     def _changed(self, path: str, patch: Any) -> dict[str, Any] | None:
@@ -667,7 +666,7 @@ class PathState:
                 # it was made, and is made again
                 from .made_files import make_file
 
-                says = self._says(values, self._entered)
+                says = self._says(values, self.entered)
                 again = make_file(step.layouts[0], path, self._given, says)[0] or {}
             for file in step.files:
                 patch = each_as_it_stands(file.model.files.get(path, {}), before[path])

@@ -327,9 +327,9 @@ def _join_sources(
     joined: list[TensorSource] = []
     for tensor in tensors:
         joined += tensor.sources
-    positions = {source: n for n, source in enumerate(dict.fromkeys(joined))}
-    if len(positions) == len(joined):
+    if len(set(joined)) == len(joined):
         return None, tuple(joined)
+    positions = {source: n for n, source in enumerate(dict.fromkeys(joined))}
     return tuple(tuple(positions[s] for s in t.sources) for t in tensors), tuple(positions)
 
 
@@ -388,7 +388,7 @@ def _each(
         (bound.index(n), {str(v) for v in (w if isinstance(w, (list, tuple)) else [w])})
         for n, w in (step.only or {}).items()
     ]
-    out = []
+    out, label = [], rule.label
     for item in items:
         if only and not all(str(item.values[at]) in allowed for at, allowed in only):
             out.append(item)
@@ -397,7 +397,7 @@ def _each(
             if kept is not None and step.op.keeps:
                 out.append(kept.resize(rule, step, bound, item, views))
                 continue
-            (made,), met = views.trace(step, [item.tensor], 1, rule.label, item.keys)
+            (made,), met = views.trace(step, [item.tensor], 1, label, item.keys)
         except OpError as error:
             refusals.add(item.keys, rule, step, error, bound, item.values, [item])
             continue
@@ -527,7 +527,7 @@ def _part(
         and isinstance(step.op, ValueOp)
         and step.op.settles(step.args, [str(side.role) for side in rule.writes])
     )
-    unsettled, named = step, listed_values or []
+    unsettled, named, label = step, listed_values or [], rule.label
     for item in items:
         try:
             if settles:
@@ -545,7 +545,7 @@ def _part(
                     f"{step.name} into {{{capture}}}: {parts} parts, at most {MOST_PARTS:,} are "
                     "made of one tensor",
                 )
-            made, met = views.trace(step, [item.tensor], parts, rule.label, item.keys)
+            made, met = views.trace(step, [item.tensor], parts, label, item.keys)
         except OpError as error:
             refusals.add(item.keys, rule, step, error, bound, item.values, [item])
             continue
@@ -606,7 +606,7 @@ def _join(
         and isinstance(step.op, ValueOp)
         and step.op.settles(step.args, [str(side.role) for side in rule.reads])
     )
-    unsettled = step
+    unsettled, label = step, rule.label
     exchanges = step.op.kind == "exchange"
     for group, members in groups.items():
         try:
@@ -631,7 +631,7 @@ def _join(
                 )
                 tensors = [m.tensor for m in ordered]
                 keys = tuple(k for m in ordered for k in m.keys)
-            (made,), met = views.trace(step, tensors, 1, rule.label, keys)
+            (made,), met = views.trace(step, tensors, 1, label, keys)
         except OpError as error:
             keys = tuple(k for m in members.values() for k in m.keys)
             if error.code != "M207" or not refusals.explain(rest, group):

@@ -7,6 +7,7 @@ Only tensors that a step reads in its direction count, and backwards none that i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, compress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -15,15 +16,16 @@ from ..core.errors import listed, printable
 from ..core.keys import Pattern, TwoReadings, parse
 from ..core.spec import ALIASES
 from ..core.templates import (
+    Ranked,
     Template,
     as_seen,
     group,
     matching,
     rank_of,
+    ranked,
     rows,
     seen_by,
     takes,
-    without_rank,
 )
 from ..rules import params as parameters
 from .graph import Tensor
@@ -46,16 +48,16 @@ class WalkedEdge(Protocol):
     def reads(self) -> list[Pattern]: ...
 
 
+@dataclass(eq=False)
 class Asked:
-    """The tensors that params ask, their keys grouped by form when the first of them does."""
+    """The tensors of a step that params ask, their keys grouped by form when the first does."""
 
-    def __init__(self, tensors: Mapping[str, Tensor | StoredTensor]) -> None:
-        self.tensors = tensors
+    tensors: Mapping[str, Tensor | StoredTensor]
 
     @cached_property
-    def templates(self) -> list[tuple[Template, tuple[Template, int | None]]]:
+    def templates(self) -> list[Ranked]:
         """Each form, and what it is without its rank."""
-        return [(one, without_rank(one)) for one in group(self.tensors)]
+        return ranked(self.tensors)
 
 
 def dtypes_of(

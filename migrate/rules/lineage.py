@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core.errors import Diagnostic, did_you_mean, fail, listed, option, printable
 from ..core.keys import Pattern, parse
 from ..core.spec import Spec
-from ..core.templates import Template, group, matches, matching, seen_by, without_rank
+from ..core.templates import Ranked, matches, matching, ranked, seen_by
 from ..extra_state.states import States, ranges
 from ..source.index import Index
 
@@ -677,10 +677,7 @@ class Matcher:
         self._beside: Mapping[str, Spec] = {}
         if states is not None and (index.tree is not None or index.items):
             self._beside = states.beside
-        self._templates = [
-            (template, without_rank(template))
-            for template in group([*index.tensors, *self._beside])
-        ]
+        self._templates = ranked([*index.tensors, *self._beside])
         self._patterns: dict[str, Pattern] = {}
         self._first: dict[str, str | None] = {}
         # the keys that fit a pattern as far as they were asked for, and those to come: several
@@ -688,7 +685,7 @@ class Matcher:
         self._fits: dict[str, tuple[list[str], Iterator[str]]] = {}
         # keys without a form are many templates, most of which lack a segment that a pattern asks
         # for
-        self._having: dict[str, list[tuple[Template, tuple[Template, int | None]]]] = {}
+        self._having: dict[str, list[Ranked]] = {}
         for both in self._templates:
             template, (base, _) = both
             for segment in {*template.text.split("."), *base.text.split(".")}:

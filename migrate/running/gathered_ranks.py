@@ -23,7 +23,7 @@ from ..source.by_part import (
 )
 from ..source.pickle.tree import DictNode
 from ..source.shards import Naming, naming
-from ..source.target import items_of, outside_prefix, plain_part
+from ..source.target import ValuesByPath, outside_prefix, plain_part
 from ..source.tree import CheckpointTree, FileTree, name_tensors_outside, tensor_records
 
 if TYPE_CHECKING:
@@ -207,17 +207,7 @@ def with_other_values(index: Index, values: tuple[Any, Any]) -> Index:
     from ..source.root_values import with_values
 
     tree = replace(tree, parts=tuple(with_values(part, *values) for part in tree.parts))
-    return replace(index, tree=tree, items=_items_of(tree.parts))
-
-
-def _items_of(parts: Sequence[FileTree]) -> dict[str, Any]:
-    """The values of trees by path."""
-    mark = "@{}" if len(parts) > 1 else ""
-    return {
-        path + mark.format(rank): value
-        for rank, part in enumerate(parts)
-        for path, value in items_of(part)
-    }
+    return replace(index, tree=tree, items=ValuesByPath(tree.parts))
 
 
 def as_written(source: S, made: Index, cut: CutParts, values: tuple[Any, Any] | None = None) -> S:
@@ -246,7 +236,7 @@ def as_written(source: S, made: Index, cut: CutParts, values: tuple[Any, Any] | 
     renamed = renamed or {key: key for key in tree.passed_through}
     found.index = replace(
         index,
-        items=_items_of(parts),
+        items=ValuesByPath(parts),
         tree=replace(
             tree,
             parts=tuple(parts),

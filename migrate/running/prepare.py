@@ -123,7 +123,7 @@ def compose_for(
     is cut has a place in the output.
     """
     index = source.index
-    beside = bool(index.items) or index.tree is not None
+    beside = index.tree is not None or bool(index.items)
     if beside and (patterns := migration_path.decided_patterns()):
         lift_states(source, patterns)
     every = cache(partial(with_all_tensors, source))
@@ -133,6 +133,7 @@ def compose_for(
 
         return tensors_equal(present, made, source)
 
+    stored = source.index.tensors
     # of the last tensor: thousands of modules share one state
     last: tuple[Any, Any, bytes] = (None, None, b"")
 
@@ -141,7 +142,7 @@ def compose_for(
 
         nonlocal last
         key = tensor.sources[0] if len(tensor.sources) == 1 else None
-        at = every().index.tensors.get(key) if isinstance(key, str) else None
+        at = stored.get(key) if type(key) is str else None
         if at is None or at is not last[0] or tensor.view is not last[1]:
             last = (at, tensor.view, read_content(tensor, every()))
         return last[2]

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import is_
 from typing import Any, NoReturn
 
 from ..core.errors import fail, printable
@@ -37,6 +36,7 @@ from .tree import TENSORS, FileTree, kept_by_part
 _DICTS = frozenset({"dict", "OrderedDict", *OBJECTS})
 _HASHABLE = SCALARS - {bytearray}
 _TEXT = frozenset({str})
+_Twos = list[tuple[tuple[Any, Any], tuple[Any, Any]]]
 
 
 def names_of(root: Any) -> list[str]:
@@ -187,7 +187,7 @@ class Sharing:
             type(value) is not DictNode
             or type(known) is not DictNode
             or not TENSORS.isdisjoint([type(held) for _, held in value.pairs])
-            or not compared.alike(value, known)
+            or compared.unlike(value, known) is None
         ):
             return value
         made = [
@@ -250,10 +250,11 @@ class _Compared:
 
     def _compare(self, one: Any, other: Any) -> bool:
         if type(one) is DictNode:
+            unlike = self.unlike(one, other)
             return (
-                self.alike(one, other)
+                unlike is not None
                 and (one.kind in _DICTS or _text(_dict_of(one)) == _text(_dict_of(other)))
-                and all(self.same(a[1], b[1]) for a, b in _unlike(one.pairs, other.pairs))
+                and all(self.same(a[1], b[1]) for a, b in unlike)
             )
         if type(one) is ListNode and one.kind in ("list", "tuple"):
             return (
@@ -265,37 +266,39 @@ class _Compared:
             return False
         return _text(one) == _text(other)
 
-    def alike(self, one: DictNode, other: DictNode) -> bool:
-        """Whether two dicts are of one kind, with the same keys in one order."""
-        return (
-            one.kind == other.kind
-            and len(one.pairs) == len(other.pairs)
-            # of an object without fields its node says how it was made
-            and bool(one.pairs or one.kind not in OBJECTS or _text(one) == _text(other))
-            and self._same_keys(one.pairs, other.pairs)
-            and self.same(one.attributes, other.attributes)
-        )
+    def unlike(self, one: DictNode, other: DictNode) -> _Twos | None:
+        """The pairs that are not one object, of two dicts of one kind with the same keys in one
+        order; None for others.
+        """
+        if one.kind != other.kind:
+            return None
+        # of an object without fields its node says how it was made
+        if not one.pairs and one.kind in OBJECTS and _text(one) != _text(other):
+            return None
+        unlike = self._unlike(one.pairs, other.pairs)
+        return unlike if self.same(one.attributes, other.attributes) else None
 
-    def _same_keys(
+    def _unlike(
         self, some: Sequence[tuple[Any, Any]], others: Sequence[tuple[Any, Any]]
-    ) -> bool:
-        """Whether as many pairs have the same keys in one order."""
+    ) -> _Twos | None:
+        """The pairs that are not one object, which most are, of as many with the same keys in one
+        order; None for others.
+        """
         if len(some) != len(others):
-            return False
-        unlike = _unlike(some, others)
+            return None
+        unlike = [two for two in zip(some, others, strict=True) if two[0] is not two[1]]
         keys, there = [a[0] for a, _ in unlike], [b[0] for _, b in unlike]
-        if all(map(is_, keys, there)):
-            return True
         if _TEXT.issuperset(map(type, keys)) and _TEXT.issuperset(map(type, there)):
-            return keys == there
-        return all(map(self.same, keys, there))
+            return unlike if keys == there else None
+        return unlike if all(map(self.same, keys, there)) else None
 
     def difference(self, one: DictNode, other: DictNode) -> Any:
         """What makes the `other` dict out of the `one`, as `of_part` reads it."""
-        if self._same_keys(one.pairs, other.pairs):
+        unlike = self._unlike(one.pairs, other.pairs)
+        if unlike is not None:
             return _dict(
                 (key, self._entry(was, value))
-                for (key, was), (_, value) in _unlike(one.pairs, other.pairs)
+                for (key, was), (_, value) in unlike
                 if was is not value and not self.same(was, value)
             )
         before = {_known(key): value for key, value in one.pairs}
@@ -336,13 +339,6 @@ class _Compared:
         if type(value) is ListNode and value.kind == "tuple":
             return ListNode("tuple", (value,), None)
         return value
-
-
-def _unlike(
-    some: Sequence[tuple[Any, Any]], others: Sequence[tuple[Any, Any]]
-) -> list[tuple[tuple[Any, Any], tuple[Any, Any]]]:
-    """The pairs of as many that are not one object; most are."""
-    return [two for two in zip(some, others, strict=True) if two[0] is not two[1]]
 
 
 def difference(one: DictNode, other: DictNode) -> Any:

@@ -21,6 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from ..core.errors import Report, fail, listed, printable
@@ -356,12 +357,12 @@ def join_ranks(parts: Sequence[Mapping[str, T]], label: str) -> Mapping[str, T]:
     """
     if len(parts) == 1:
         return parts[0]
-    refuse_literal((key for part in parts for key in part), label)
-    counts = Counter(key for part in parts for key in part)
+    refuse_literal(dict.fromkeys(chain.from_iterable(parts)), label)
+    several = set[str]().union(*parts[1:])
     out: dict[str, T] = {}
     for rank, part in enumerate(parts):
         for key, stored in part.items():
-            out[key if rank == 0 and counts[key] == 1 else f"{key}@{rank}"] = stored
+            out[f"{key}@{rank}" if rank or key in several else key] = stored
     return out
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import Report, fail, printable
@@ -182,6 +183,36 @@ def items_of(part: FileTree) -> Iterator[tuple[str, Any]]:
                 help="do not trust where this file comes from",
             )
         yield path, value if kind in JSON_SCALARS else spellings[id(value)]
+
+
+class ValuesByPath(Mapping[str, Any]):
+    """The values of trees by path, and by rank where there are several trees. They are listed when
+    one is asked for: there may be as many as tensors.
+    """
+
+    def __init__(self, parts: Sequence[FileTree]) -> None:
+        self._parts = tuple(parts)
+
+    @cached_property
+    def _listed(self) -> dict[str, Any]:
+        several = len(self._parts) > 1
+        return {
+            f"{path}@{rank}" if several else path: value
+            for rank, part in enumerate(self._parts)
+            for path, value in items_of(part)
+        }
+
+    def __getitem__(self, path: str) -> Any:
+        return self._listed[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._listed)
+
+    def __len__(self) -> int:
+        return len(self._listed)
+
+    def __repr__(self) -> str:
+        return repr(self._listed)
 
 
 def node_of(value: Any, tree: CheckpointTree | None = None) -> Any:

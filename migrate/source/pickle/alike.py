@@ -38,6 +38,7 @@ _OPEN = "migrate.open"
 _TENSORS = frozenset({TensorRecord, Composite, LocalShard})
 _PLAIN = {0x4E: None, 0x88: True, 0x89: False}
 _INTEGER, _integer = 0x4A, struct.Struct("<i").unpack_from
+_LONG = 0x8A
 
 
 class StreamsAlike:
@@ -103,16 +104,21 @@ class _StreamForm:
         if self.failed or self._texts is None:
             return None
         *texts, last = self._texts
+        from_bytes = int.from_bytes
         at, found, size = 0, list[Any](), len(stream)
         for text in texts:
             if text:
                 if not stream.startswith(text, at):
                     return None
                 at += len(text)
+            # numbers of a random state, below 2**31 and from there on
             if at + 5 <= size and stream[at] == _INTEGER:
-                # as most numbers of a random state
                 found += _integer(stream, at + 1)
                 at += 5
+                continue
+            if at + 7 <= size and stream[at] == _LONG and stream[at + 1] == 5:
+                found.append(from_bytes(stream[at + 2 : at + 7], "little", signed=True))
+                at += 7
                 continue
             read = _plain_value(stream, at)
             if read is None:
@@ -216,8 +222,11 @@ class _StreamForm:
                 if kind is TensorRecord:
                     copy = new(TensorRecord, value)
                 elif kind is DictNode:
-                    pairs = tuple([(key, copies.get(id(held), held)) for key, held in value.pairs])
-                    copy = DictNode(value.kind, pairs, value.node, value.attributes)
+                    pairs = [
+                        pair if (held := copies.get(id(pair[1]))) is None else (pair[0], held)
+                        for pair in value.pairs
+                    ]
+                    copy = DictNode(value.kind, tuple(pairs), value.node, value.attributes)
                 else:
                     items = tuple([copies.get(id(held), held) for held in value.items])
                     copy = ListNode(value.kind, items, value.node)
@@ -378,7 +387,7 @@ def _plain_value(data: bytes, at: int) -> tuple[Any, int] | None:
         op = data[at]
         if op == _INTEGER:
             return _integer(data, at + 1)[0], at + 5
-        if op == 0x8A:
+        if op == _LONG:
             end = at + 2 + data[at + 1]
             if end > len(data) or data[at + 1] > ARCHIVE.integer:
                 return None
