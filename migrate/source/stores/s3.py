@@ -57,8 +57,10 @@ def locate(url: Url) -> Located:
     return Located(parent, found)
 
 
-def client_for(url: Url) -> tuple[Any, str, str]:
-    """boto3's client, and the bucket and key that the URL names. M917 without a bucket, M967."""
+def client_for(url: Url, **settings: Any) -> tuple[Any, str, str]:
+    """boto3's client with these settings for S3, and the bucket and key that the URL names. M917
+    without a bucket, M967.
+    """
     shown = url.shown
     try:
         import boto3
@@ -72,7 +74,10 @@ def client_for(url: Url) -> tuple[Any, str, str]:
         max_pool_connections=FLIGHT,
         # of a range there is no checksum to compare
         response_checksum_validation="when_required",
+        # what is sent says which checksum it carries
+        request_checksum_calculation="when_required",
         user_agent_extra="ckpt-migrate",
+        s3=settings or None,
     )
     with asking(shown):
         return boto3.client("s3", config=config), bucket, key
