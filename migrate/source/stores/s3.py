@@ -163,7 +163,7 @@ class S3Prefix:
                 whole = (start, buffer.nbytes) == (0, item.size)
                 if (span is None and not whole) or (span and int(span[1]) != start):
                     refuse_range(self.location + item.path)
-                raw: Any = getattr(body, "_raw_stream", None)
+                raw: Any = getattr(body, "_raw_stream", body)
                 # urllib3's own readinto reads into memory of its own and copies, which is a third
                 # of the processor time of a run; the response below it fills the buffer
                 into = getattr(getattr(raw, "_fp", None), "readinto", body.readinto)
