@@ -1,7 +1,7 @@
-"""The weights of a checkpoint in a bucket, read by ranges of 8 MiB in one process: as a run reads
-them, or by boto3 alone with 16 threads.
+"""The weights of a checkpoint in a bucket, read by ranges of 8 MiB in one process: as a run with so
+many bytes of memory reads them, or by boto3 alone with 16 threads.
 
-    python stores_reading.py ours|boto3 BUCKET PREFIX
+    python stores_reading.py ours|boto3 BUCKET PREFIX MEMORY
 
 Prints the processor time of reading, without what starting and opening take, and the bytes read.
 """
@@ -26,7 +26,7 @@ def spent(work: Callable[[], int]) -> tuple[float, int]:
     return after.user + after.system - before.user - before.system, found
 
 
-def ours(bucket: str, prefix: str) -> tuple[float, int]:
+def ours(bucket: str, prefix: str, max_memory: int) -> tuple[float, int]:
     from migrate.source import stores
     from migrate.source.blobs import Stretch, foreseeing
 
@@ -40,7 +40,7 @@ def ours(bucket: str, prefix: str) -> tuple[float, int]:
     memory = memoryview(bytearray(RANGE))
 
     def read() -> int:
-        with foreseeing(blobs, stretches):
+        with foreseeing(blobs, stretches, max_memory):
             for one in stretches:
                 blobs[one.blob].readinto(one.start, memory[: one.stop - one.start])
         return sum(one.stop - one.start for one in stretches)
@@ -48,7 +48,7 @@ def ours(bucket: str, prefix: str) -> tuple[float, int]:
     return spent(read)
 
 
-def peer(bucket: str, prefix: str) -> tuple[float, int]:
+def peer(bucket: str, prefix: str, _: int) -> tuple[float, int]:
     import boto3
     from botocore.config import Config
 
@@ -72,8 +72,8 @@ def peer(bucket: str, prefix: str) -> tuple[float, int]:
 
 
 def main() -> None:
-    which, bucket, prefix = sys.argv[1:4]
-    print(json.dumps({"ours": ours, "boto3": peer}[which](bucket, prefix)))
+    which, bucket, prefix, memory = sys.argv[1:5]
+    print(json.dumps({"ours": ours, "boto3": peer}[which](bucket, prefix, int(memory))))
 
 
 if __name__ == "__main__":

@@ -304,7 +304,8 @@ def reading(bench: Bench) -> list[Limit]:
         found: dict[str, list[float]] = {"ours": [], "boto3": []}
         for number in range(bench.args.rounds):
             for who in list(found)[:: 1 if number % 2 == 0 else -1]:
-                argv = [PYTHON, HERE / "stores_reading.py", who, BUCKET, prefix]
+                limit = str(STORES_MEMORY * MB)
+                argv = [PYTHON, HERE / "stores_reading.py", who, BUCKET, prefix, limit]
                 seconds, nbytes = json.loads(store.run(argv).stdout)
                 found[who].append(seconds)
         name = store.name

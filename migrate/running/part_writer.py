@@ -5,7 +5,7 @@ side by side, or copied by the store.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -33,7 +33,9 @@ class Sender:
     """Requests of a run side by side, of which no more hold data than memory allows."""
 
     def __init__(self, max_memory: int, threads: int) -> None:
-        self._memory, self._threads = max_memory // 4, threads
+        self._memory, self._threads = max_memory * 3 // 8, threads
+        # memory of parts that were sent
+        self._free: list[bytearray] = []
         self.limit(UPLOADED)
         self._pool = ThreadPoolExecutor(_FLIGHT, "migrate-upload")
         self._lock = threading.Lock()
@@ -50,14 +52,27 @@ class Sender:
         self._check()
         self._sent.append(self._pool.submit(self._guard, work))
 
-    def send_data(self, work: Callable[[], None]) -> None:
+    def buffer(self, nbytes: int) -> bytearray:
+        """Memory for a part, which goes to `send_data`; what is in it is left from another."""
+        with self._lock:
+            found = self._free.pop() if self._free else None
+        if found is None:
+            return bytearray(nbytes)
+        # most parts have one size, and what is allocated stays
+        del found[nbytes:]
+        found += bytes(nbytes - len(found))
+        return found
+
+    def send_data(self, work: Callable[[bytearray], None], data: bytearray) -> None:
         """Has a request made that holds data, when there is room for it."""
         while not self._room.acquire(timeout=0.5):
             self._check()
 
         def freeing() -> None:
             try:
-                work()
+                work(data)
+                with self._lock:
+                    self._free.append(data)
             finally:
                 self._room.release()
 
@@ -189,17 +204,13 @@ class Uploads:
 
 
 class PartWriter(FileWriter):
-    """The parts of one file: copies are asked for at once, the others are uploaded as they fill."""
+    """The parts of one file that are not copied, which are uploaded as they fill."""
 
     def __init__(self, run: Writers, file: OutputFile, window: Window) -> None:
         super().__init__(run, file, window)
         uploads: Any = run.partial
         self._uploads: Uploads = uploads
-        missing = list(uploads.missing(file))
-        self._wanted = [(number, part) for number, part in missing if part.blob < 0]
-        for number, part in missing:
-            if part.blob >= 0:
-                uploads.sender.send(partial(_copied, uploads, file.name, number, part, run.source))
+        self._wanted = [(number, part) for number, part in uploads.missing(file) if part.blob < 0]
         self._at, self._open, self._skipped = 0, bytearray(), list[Tile]()
 
     def ahead(self) -> AbstractContextManager[None]:
@@ -241,14 +252,14 @@ class PartWriter(FileWriter):
             if low >= high:
                 break
             if not self._open:
-                self._open = bytearray(part.size)
+                self._open = self._uploads.sender.buffer(part.size)
             self._open[low - part.start : high - part.start] = data[low - first : high - first]
             if high < part.stop:
                 break
             filled, self._open = self._open, bytearray()
             self._at += 1
             uploads, name = self._uploads, self.file.name
-            uploads.sender.send_data(partial(uploads.put, name, number, filled))
+            uploads.sender.send_data(partial(uploads.put, name, number), filled)
         if job.last:
             self._run.finished(job.tile, job.tile.length)
 
@@ -267,6 +278,14 @@ class PartWriter(FileWriter):
         """Whether all of the file is gathered: something in it depends on what is before."""
         parts = self._run.parts
         return self.sums is not None or bool(parts is not None and parts.written_specs)
+
+
+def send_copies(uploads: Uploads, files: Iterable[OutputFile], source: Source) -> None:
+    """Has all missing parts of these files copied that the store copies."""
+    for file in files:
+        for number, part in uploads.missing(file):
+            if part.blob >= 0:
+                uploads.sender.send(partial(_copied, uploads, file.name, number, part, source))
 
 
 def _copied(uploads: Uploads, name: str, number: int, part: UploadPart, source: Source) -> None:

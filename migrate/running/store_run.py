@@ -45,7 +45,7 @@ from ..source.stores.system_output import SystemOutput
 from .copied_sums import compare_object, copied_parts
 from .geometry import ByteLayouts
 from .part_plan import UPLOADED, PartPlan, UploadPart, plan_parts
-from .part_writer import PartWriter, Sender, Uploads
+from .part_writer import PartWriter, Sender, Uploads, send_copies
 from .pieces import deal_files
 from .resources import RunOptions, RunResult
 from .store_journal import (
@@ -324,6 +324,8 @@ class StoreRun(TargetRun):
         """There is nothing to allocate."""
 
     def write(self, files: Any) -> None:
+        if self.uploads is not None:
+            send_copies(self.uploads, files, self.source)
         super().write(files)
         with log.phase("waiting for the store"):
             self._sender.wait()

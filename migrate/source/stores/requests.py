@@ -18,18 +18,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from operator import attrgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from ..blobs import Stretch
 
+_OWN: Final = MAP_PRIVATE | MAP_ANONYMOUS
 A = TypeVar("A")
 B = TypeVar("B")
 # requests at a time, the bytes of one, and the longest gap that is read through
 FLIGHT, PIECE, GAP = 32, 8 << 20, 1 << 20
+# bytes of memory that is kept for pieces to come, beyond the limit
+SPARE = 2 * PIECE
 # turns that an output may fall back behind its latest, when several threads read for it
 BEHIND = 64
-_STEP = 1 << 16
 
 
 class FetchedBlob(Protocol):
@@ -105,13 +108,13 @@ class Requests:
         self._rows: deque[Row] = deque()
         # pieces that are read again, the one that was read last at the end
         self._again: OrderedDict[int, FetchedPiece] = OrderedDict()
-        # memory that was a piece, by its size
-        self._free: dict[int, list[bytearray]] = {}
+        # memory that was a piece; pages that are new to a process cost more than their copy
+        self._free: list[mmap] = []
 
     def limit(self, nbytes: int) -> None:
         """Holds no more than `nbytes`, and no more than 32 requests need."""
         with self._lock:
-            self.budget = max(PIECE, min(FLIGHT * PIECE, nbytes))
+            self.budget = max(1, min(FLIGHT, nbytes // PIECE)) * PIECE
 
     def submit(self, work: Callable[..., B], *arguments: Any) -> Future[B]:
         """The answer of `work`, which a thread of its own computes."""
@@ -186,32 +189,29 @@ class Requests:
 
     def _begin(self, piece: FetchedPiece) -> Future[memoryview]:
         for other in list(self._again.values()):
-            if self._held + piece.size <= self.budget:
+            if self._held + _capacity(piece.size) <= self.budget:
                 break
             if not other.readers and other is not piece:
                 self._let_go(other)
-        self._held += piece.size
-        data = piece.data = self.submit(self._load, piece)
+        taken = _capacity(piece.size)
+        self._held += taken
+        memory = self._free.pop() if self._free and taken == PIECE else None
+        while self._free and self._held + len(self._free) * PIECE > self.budget + SPARE:
+            self._free.pop()
+        data = piece.data = self.submit(_load, piece, memory)
         return data
-
-    def _load(self, piece: FetchedPiece) -> memoryview:
-        with self._lock:
-            free = self._free.get(_capacity(piece.size))
-            memory = free.pop() if free else None
-        view = memoryview(bytearray(_capacity(piece.size)) if memory is None else memory)
-        piece.blob.load(piece.start, view[: piece.size])
-        return view[: piece.size]
 
     def _let_go(self, piece: FetchedPiece) -> None:
         self._again.pop(id(piece), None)
         data, piece.data = piece.data, None
         if data is None:
             return
-        self._held -= piece.size
-        if not data.cancel() and data.done() and not piece.readers and data.exception() is None:
-            free = self._free.setdefault(_capacity(piece.size), [])
-            if len(free) < FLIGHT // 4:
-                free.append(data.result().obj)  # type: ignore[arg-type]
+        taken = _capacity(piece.size)
+        self._held -= taken
+        if data.cancel() or not data.done() or piece.readers or data.exception() is not None:
+            return
+        if taken == PIECE and self._held + len(self._free) * PIECE < self.budget + SPARE:
+            self._free.append(data.result().obj)  # type: ignore[arg-type]
 
     def _go_on(self) -> None:
         """Begins the next piece of each row in turn, as long as there is room."""
@@ -220,7 +220,7 @@ class Requests:
             row = self._rows[0].waiting
             while row and row[0].data is not None:
                 row.popleft()
-            if row and self._held + row[0].size > self.budget:
+            if row and self._held + _capacity(row[0].size) > self.budget:
                 return
             idle = 0 if row else idle + 1
             if row:
@@ -236,9 +236,16 @@ class Requests:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _load(piece: FetchedPiece, memory: mmap | None) -> memoryview:
+    # not of the heap, which keeps a part for each thread
+    view = memoryview(mmap(-1, _capacity(piece.size), _OWN) if memory is None else memory)
+    piece.blob.load(piece.start, view[: piece.size])
+    return view[: piece.size]
+
+
 def _capacity(size: int) -> int:
-    # pieces of one stretch differ by a byte
-    return -(-size // _STEP) * _STEP
+    """Bytes of memory for a piece: most have room for any, so that the next one can take it."""
+    return PIECE if size > PIECE // 8 else size
 
 
 def pieces_of(needs: Iterable[tuple[FetchedBlob, Stretch]]) -> list[FetchedPiece]:

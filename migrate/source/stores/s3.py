@@ -65,8 +65,10 @@ def locate(url: Url) -> Located:
     return Located(parent, found)
 
 
-def client_for(url: Url) -> tuple[Any, str, str]:
-    """boto3's client, and the bucket and key that the URL names. M917 without a bucket, M967."""
+def client_for(url: Url, **settings: Any) -> tuple[Any, str, str]:
+    """boto3's client with these settings for S3, and the bucket and key that the URL names. M917
+    without a bucket, M967.
+    """
     shown = url.shown
     try:
         import boto3
@@ -80,7 +82,10 @@ def client_for(url: Url) -> tuple[Any, str, str]:
         max_pool_connections=FLIGHT,
         # of a range there is no checksum to compare
         response_checksum_validation="when_required",
+        # what is sent says which checksum it carries
+        request_checksum_calculation="when_required",
         user_agent_extra="ckpt-migrate",
+        s3=settings or None,
     )
     with asking(shown), _settings(shown):
         client = boto3.client("s3", config=config)
@@ -237,7 +242,7 @@ class S3Prefix:
                 whole = (start, buffer.nbytes) == (0, item.size)
                 if (span is None and not whole) or (span and int(span[1]) != start):
                     refuse_range(self.location + item.path)
-                raw: Any = getattr(body, "_raw_stream", None)
+                raw: Any = getattr(body, "_raw_stream", body)
                 # urllib3's own readinto reads into memory of its own and copies, which is a third
                 # of the processor time of a run; the response below it fills the buffer
                 into = getattr(getattr(raw, "_fp", None), "readinto", body.readinto)

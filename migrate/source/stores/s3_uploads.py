@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -27,6 +29,8 @@ PARTIAL, JOURNAL, WORDS = ".migrate-partial", "journal.json", "parts/"
 # longer ones were not written by a run
 _LONGEST_JOURNAL: Final = 64 << 20
 _RUN: Final = "migrate-run"
+# bytes of a part that are sent at once
+_SENT: Final = 1 << 20
 _RIGHTS: Final = (
     "writing needs s3:ListBucket and s3:ListBucketMultipartUploads on the bucket, s3:PutObject, "
     "s3:GetObject, s3:AbortMultipartUpload, s3:ListMultipartUploadParts and s3:DeleteObject "
@@ -86,7 +90,11 @@ class StoredWords:
         with asking(self.shown + name, _RIGHTS):
             try:
                 self._client.put_object(
-                    Bucket=self._bucket, Key=self._prefix + name, Body=content, **asked
+                    Bucket=self._bucket,
+                    Key=self._prefix + name,
+                    Body=content,
+                    **asked,
+                    **_md5(content),
                 )
             except ClientError as error:
                 if new and error.response["Error"]["Code"] in _TAKEN:
@@ -114,6 +122,48 @@ class StoredWords:
                 self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
 
 
+class PartStream(io.RawIOBase):
+    """The bytes of a part as a stream: those who sign and send it copy what is no stream."""
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self._data, self._at = memoryview(data), 0
+
+    def __len__(self) -> int:
+        return self._data.nbytes
+
+    def readable(self) -> bool:
+        return True
+
+    seekable = readable
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, len(self))[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        found = self._data[self._at : self._at + view.nbytes]
+        view[: found.nbytes] = found
+        self._at += found.nbytes
+        return found.nbytes
+
+    def read(self, size: int | None = -1) -> Any:
+        """More than is asked for: http.client asks for 16 KiB, and asking takes longer than sending
+        them.
+        """
+        most = len(self) if size is None or size < 0 else max(size, _SENT)
+        found = self._data[self._at : self._at + most]
+        self._at += found.nbytes
+        return found
+
+    def close(self) -> None:
+        super().close()
+        self._data.release()
+
+
 class S3Output:
     """Where an output goes: objects below a prefix, or, where `single`, one object.
 
@@ -122,8 +172,10 @@ class S3Output:
     """
 
     def __init__(self, text: str) -> None:
-        url = split_url(text)
+        url = self._url = split_url(text)
         self._client, self._bucket, key = client_for(url)
+        self._unsigned: Any = None
+        self._making = threading.Lock()
         self.key = key.rstrip("/")
         self.location = f"s3://{self._bucket}/{self.key}"
         self.single = False
@@ -232,20 +284,31 @@ class S3Output:
 
     def put_part(self, key: str, upload: str, number: int, data: bytes | bytearray) -> None:
         """Uploads a part, with a checksum that the store compares."""
-        with asking(self.shown(key), _RIGHTS):
-            self._client.upload_part(
+        with asking(self.shown(key), _RIGHTS), PartStream(data) as body:
+            self._uploading().upload_part(
                 Bucket=self._bucket,
                 Key=key,
                 UploadId=upload,
                 PartNumber=number,
-                Body=data,
+                Body=body,
                 **self._summed(data),
             )
 
+    def _uploading(self) -> Any:
+        """What parts are sent through. A part whose MD5 stands in the signed header needs no
+        SHA-256, which boto3 computes of what goes through no TLS, unless its settings ask for it.
+        """
+        signs = (self._client.meta.config.s3 or {}).get("payload_signing_enabled")
+        if self.checksum != "MD5" or signs:
+            return self._client
+        with self._making:
+            if self._unsigned is None:
+                self._unsigned, *_ = client_for(self._url, payload_signing_enabled=False)
+            return self._unsigned
+
     def _summed(self, data: bytes | bytearray) -> dict[str, str]:
         if self.checksum in (None, "MD5"):
-            digest = hashlib.md5(data, usedforsecurity=False).digest()
-            return {"ContentMD5": base64.b64encode(digest).decode()}
+            return _md5(data)
         # boto3 computes it
         return {"ChecksumAlgorithm": str(self.checksum)}
 
@@ -367,6 +430,7 @@ class S3Output:
                     Body=content,
                     Metadata={_RUN: run},
                     IfNoneMatch="*",
+                    **_md5(content),
                 )
             except ClientError as error:
                 code = error.response["Error"]["Code"]
@@ -424,7 +488,7 @@ class S3Output:
         with asking(self.shown(self.journal), _RIGHTS):
             try:
                 self._client.put_object(
-                    Bucket=self._bucket, Key=self.journal, Body=content, **asked
+                    Bucket=self._bucket, Key=self.journal, Body=content, **asked, **_md5(content)
                 )
             except ClientError as error:
                 if error.response["Error"]["Code"] not in _TAKEN:
@@ -469,6 +533,11 @@ class S3Output:
                 )
                 with answer["Body"] as body:
                     yield body.read()
+
+
+def _md5(data: bytes | bytearray) -> dict[str, str]:
+    digest = hashlib.md5(data, usedforsecurity=False).digest()
+    return {"ContentMD5": base64.b64encode(digest).decode()}
 
 
 def _checksums(preferred: str | None) -> tuple[str, ...]:
