@@ -1,6 +1,6 @@
-"""Google's and Azure's stores as their emulators are, through gcsfs and adlfs. None of these is among
-the libraries of the tests: `pip install gcsfs adlfs gcp-storage-emulator`, `npm install azurite`, and
-`azurite-blob` on the path.
+"""Google's and Azure's stores as their emulators are, through gcsfs and adlfs. None of these is
+among the libraries of the tests: `pip install gcsfs adlfs gcp-storage-emulator`, `npm install
+azurite`, and `azurite-blob` on the path.
 """
 
 from __future__ import annotations
