@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import pytest
 from stored_checkpoint import rule
 from stored_systems import held, tree
-from work import HANG
 from written_stores import large
 
 import migrate
@@ -39,19 +38,18 @@ class Bucket(NamedTuple):
         return held(self.system, self.at + below)
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as asked:
+        return not asked.connect_ex(("127.0.0.1", port))
+
+
 @contextmanager
 def running(*command: str, port: int) -> Iterator[None]:
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        until = time.monotonic() + HANG
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except OSError:
-                assert child.poll() is None, "the emulator has ended"
-                assert time.monotonic() < until
-                time.sleep(0.5)
+        while not listens(port):
+            assert child.poll() is None, "the emulator has ended"
+            time.sleep(0.5)
         yield
     finally:
         child.terminate()
