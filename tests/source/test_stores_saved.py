@@ -181,11 +181,11 @@ def test_of_a_save_that_fails_nothing_is_left_and_a_retry_succeeds(
     late = when == "when it appears"
     with monkeypatch.context() as patched:
         if store.s3 is not None:
-            # the last file that appears is the stamp, or a part before any
+            # behind the first shard the stamp appears
             store.s3.spoil(fail="PUT .*history.json" if late else "PUT .*partNumber")
         else:
-            patched.setattr(HeldFiles, "appear" if late else "write", broken)
-        job = snapshot.save_async(f"{store.at}/new")
+            patched.setattr(HeldFiles, "appear" if late else "write", broken())
+        job = snapshot.save_async(f"{store.at}/new", max_shard_size="1MB")
         error = job.exception(HANG)
     assert isinstance(error, MigrateError), error
     assert [d.code for d in error.diagnostics] == ["M922" if store.s3 is None else "M969"]
@@ -199,8 +199,18 @@ def test_of_a_save_that_fails_nothing_is_left_and_a_retry_succeeds(
     stager.close()
 
 
-def broken(*_: Any, **__: Any) -> None:
-    raise MemoryError
+def broken() -> Callable[..., None]:
+    """A method that works once."""
+    calls: list[Any] = [HeldFiles.appear, HeldFiles.write]
+
+    def once(files: HeldFiles, name: str, *more: Any) -> None:
+        call = calls[bool(more)]
+        if call is None:
+            raise MemoryError
+        calls[bool(more)] = None
+        call(files, name, *more)
+
+    return once
 
 
 @pytest.mark.parametrize(("store", "apart"), WRITTEN_BY, indirect=["store"])
