@@ -39,7 +39,6 @@ from ..source.index import with_all_tensors
 from ..source.paths import HISTORY, METADATA
 from ..source.shards import INDEX
 from ..source.stores.s3_uploads import KEPT, PARTIAL, CopyRefusedError, ListedPart, S3Output
-from ..source.stores.system_output import SystemOutput
 from .geometry import ByteLayouts
 from .part_plan import UPLOADED, PartPlan, UploadPart, plan_parts
 from .part_writer import PartWriter, Sender, Uploads
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from ..planning.graph import Tensor
     from ..planning.plan import Plan
     from ..source.index import Source
+    from ..source.stores.system_output import SystemOutput
 
 # what is read back at a time
 _STEP = 8 << 20

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from ...core.errors import fail, printable
 from ..urls import split_url
@@ -37,6 +37,8 @@ class SystemOutput:
     `location` is how messages call it, without a slash at its end. All methods raise M968 where the
     store refuses and M969 where it fails.
     """
+
+    kind: Literal["system"] = "system"
 
     def __init__(self, text: str) -> None:
         url = split_url(text)
