@@ -111,9 +111,10 @@ def apply(
         path: A checkpoint, a state dict, a module, or a saved plan (a file ending in .json), which
             is planned again and must give the same digest.
         out: The new checkpoint, which must not exist: one file if the name ends in .safetensors,
-            .pt, .pth, .bin or .ckpt, else a folder; or an `s3://` URL of such a name, or
-            `hf://ORG/MODEL` for a pull request, `hf://ORG/MODEL@BRANCH` for a commit. Default:
-            None, for a state dict or a module that is migrated in memory.
+            .pt, .pth, .bin or .ckpt, else a folder; or the URL of such a name in a store (`s3://`,
+            `gs://`, `az://` and others that fsspec writes), or `hf://ORG/MODEL` for a pull
+            request, `hf://ORG/MODEL@BRANCH` for a commit. Default: None, for a state dict or a
+            module that is migrated in memory.
         to: Layouts to reach, as `LINEAGE@LAYOUT`, one or several. Default: none; `rules` then
             determine what is done.
         from_: Layouts that the checkpoint is in. Default: none; read from its stamp, else detected
@@ -130,7 +131,8 @@ def apply(
             Default: 1 GB.
         fsync: Wait until everything is on disk; without it a power cut may lose the output.
             Default: True.
-        resume: Continue a killed or failed run. Default: False.
+        resume: Continue a killed or failed run; of stores S3 alone keeps what one wrote. Default:
+            False.
         device: Where values are computed: "cpu", "cuda", or "cuda:all" to include ops whose bits
             differ there. Default: "cpu".
         progress: Called with the bytes done so far and the bytes in total. Default: None.
@@ -344,7 +346,8 @@ def downgrade(
             Default: 1 GB.
         fsync: Wait until everything is on disk; without it a power cut may lose the output.
             Default: True.
-        resume: Continue a killed or failed run. Default: False.
+        resume: Continue a killed or failed run; of stores S3 alone keeps what one wrote. Default:
+            False.
         device: Where values are computed: "cpu", "cuda", or "cuda:all" to include ops whose bits
             differ there. Default: "cpu".
         progress: Called with the bytes done so far and the bytes in total. Default: None.

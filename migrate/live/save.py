@@ -43,7 +43,7 @@ def save(
     resume: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> ApplyReport:
-    """Write a live module to disk in any layout, including older ones.
+    """Write a live module to disk or to a store, in any layout, including older ones.
 
     A folder gets the module's `config`, if it has one, as the rules change it. Names are the
     model's own, without the segments that DDP and torch.compile insert.
@@ -51,7 +51,7 @@ def save(
     Args:
         model: The module.
         path: The new checkpoint, which must not exist: one file by its ending (.safetensors, .pt,
-            .pth, .bin, .ckpt), else a folder.
+            .pth, .bin, .ckpt), else a folder. Also a URL, as for `apply`.
         to: Layouts to write, as `LINEAGE@LAYOUT`. Default: none; the module is written as it is.
         from_: Layouts that the module is in. Default: none; read from its stamp, else detected from
             keys, shapes and `config.json`.
@@ -72,7 +72,7 @@ def save(
         threads: Output files to write at the same time, 1 to 64. Default: 2.
         fsync: Wait until everything is on disk; without it a power cut may lose the output.
             Default: True.
-        resume: Continue a killed or failed run. Default: False.
+        resume: Continue a killed or failed run, not in a store. Default: False.
         progress: Called with the bytes done so far and the bytes in total. Default: None.
 
     Returns:

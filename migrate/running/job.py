@@ -15,7 +15,6 @@ from ..planning.request import Request, path_text
 from ..planning.savedplan import checked_plan, request_of, require_source, require_unchanged
 from ..results import ApplyReport, PartReport, PlanReport
 from ..source.places import output_in_store, output_on_hub, require_local, same_location
-from ..source.stores.s3_uploads import S3Output
 from ..source.urls import is_url
 from .output_shapes import is_folder, output_format_of, shape_of
 from .prepare import plan_for, what_is_read
@@ -26,6 +25,7 @@ from .tiles import TargetRun, write_target
 if TYPE_CHECKING:
     from ..planning.plan import Plan
     from ..source.index import Source
+    from ..source.stores.s3_uploads import S3Output
     from ..source.stores.system_output import SystemOutput
     from .parts import Begun, LeftBehind, PartResult
     from .ray_run import Cluster
@@ -94,7 +94,7 @@ def write_checkpoint(
             ),
         )
     stored = output_in_store(where) if where is not None and ":/" in where else None
-    if stored is not None and not isinstance(stored, S3Output):
+    if stored is not None and stored.kind == "system":
         from .stream_run import require_alone
 
         several = ranks is not None and ranks.world > 1
@@ -163,7 +163,7 @@ def write_checkpoint(
         if place is None or dry_run:
             if stored is None:
                 return PlanReport.from_json(made.document)
-            if isinstance(stored, S3Output):
+            if stored.kind == "s3":
                 from .store_run import describe_upload
 
                 found = describe_upload(made, source, stored, options)
@@ -241,7 +241,7 @@ def write_checkpoint(
 
 
 def _run_into(stored: S3Output | SystemOutput) -> type[TargetRun]:
-    if isinstance(stored, S3Output):
+    if stored.kind == "s3":
         from .store_run import StoreRun
 
         return StoreRun
@@ -270,7 +270,7 @@ def publish_checkpoint(
     if stored is None:
         folder = partial_folder(Path(text))
         left = LeftInFolder(folder)
-    elif not isinstance(stored, S3Output):
+    elif stored.kind == "system":
         from .stream_run import require_alone
 
         require_alone(stored, options, shared=True)

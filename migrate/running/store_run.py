@@ -41,7 +41,6 @@ from ..source.paths import HISTORY, METADATA
 from ..source.shards import INDEX
 from ..source.stores.checksums import checksum_named
 from ..source.stores.s3_uploads import KEPT, PARTIAL, CopyRefusedError, ListedPart, S3Output
-from ..source.stores.system_output import SystemOutput
 from .copied_sums import compare_object, copied_parts
 from .geometry import ByteLayouts
 from .part_plan import UPLOADED, PartPlan, UploadPart, plan_parts
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from ..planning.graph import Tensor
     from ..planning.plan import Plan
     from ..source.index import Source
+    from ..source.stores.system_output import SystemOutput
     from ..source.target import OutputFile
 
 # what is read back at a time

@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 WHY = "what fsspec writes passes through this machine"
 
 
-class Streams:
+class StreamedFiles:
     """The files of one output: in a `StreamRun` what a partial folder is in a run into files."""
 
     # all of each file is gathered here
     whole = True
     claims: Mapping[Any, Any] = {}
 
-    def __init__(self, held: HeldFiles) -> None:
-        self.held = held
-        self.folder = Path(held.place)
+    def __init__(self, files: HeldFiles) -> None:
+        self.files = files
+        self.folder = Path(files.place)
 
     def open(self, name: str) -> int:
         """No descriptor: the file is begun in the store."""
-        self.held.begin(name)
+        self.files.begin(name)
         return -1
 
 
@@ -52,7 +52,7 @@ class StreamWriter(FileWriter):
     def __init__(self, run: Writers, file: OutputFile, window: Window) -> None:
         super().__init__(run, file, window)
         streams: Any = run.partial
-        self._held: HeldFiles = streams.held
+        self._held: HeldFiles = streams.files
 
     def put(self, job: WriteJob, data: memoryview) -> None:
         self._held.write(self.file.name, data)
@@ -72,7 +72,7 @@ class StreamRun(TargetRun):
 
     def __init__(self, outputs: Any, *arguments: Any, **named: Any) -> None:
         super().__init__(outputs, *arguments, **named)
-        self._streams: Streams | None = None
+        self._streams: StreamedFiles | None = None
         if not self.output.by_threads:
             self.options = replace(self.options, threads=1)
 
@@ -85,7 +85,7 @@ class StreamRun(TargetRun):
         files = [(file.name, file.size) for file in self.target.files]
         require_nothing_left(self.output)
         held = HeldFiles(self.output, files, self.options.max_memory // 4)
-        self._streams = Streams(held)
+        self._streams = StreamedFiles(held)
         self.partial = self._streams  # type: ignore[assignment]
         return self._streams
 
@@ -96,7 +96,7 @@ class StreamRun(TargetRun):
         streams, target = self._streams, self.target
         if streams is None:
             raise ValueError("nothing was begun")
-        held, small = streams.held, dict(self.side_files)
+        held, small = streams.files, dict(self.side_files)
         small |= dict(() if self.parts is None else self.parts.finish(streams))  # type: ignore[arg-type]
         with log.phase("publishing"):
             for name, content in {**small, **target.small}.items():
@@ -125,7 +125,7 @@ class StreamRun(TargetRun):
     def fail(self, error: BaseException) -> NoReturn:
         if self._streams is None:
             raise error
-        left = self._streams.held.discard()
+        left = self._streams.files.discard()
         try:
             if isinstance(error, Exception) and lacking(error):
                 ran_out(error, f"write {printable(self.output.location, 240)}")

@@ -12,11 +12,7 @@ from ..core.types import PathLike
 from ..planning.request import path_text
 from ..running.leftovers import remove_leftover
 from ..running.publish import check_place, partial_folder
-from ..running.store_journal import refuse_left
-from ..running.store_run import check_store_place
-from ..running.stream_run import require_nothing_left
 from ..source.places import output_in_store
-from ..source.stores.s3_uploads import S3Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +54,12 @@ def find_destination(path: PathLike, source: str, apart: bool) -> Destination:
                 help="let it finish, or remove that folder",
             )
         return found
+    from ..running.store_run import check_store_place
+
     check_store_place(stored, source, resume=False)
-    if isinstance(stored, S3Output):
+    if stored.kind == "s3":
+        from ..running.store_journal import refuse_left
+
         if stored.read_journal() is not None:
             refuse_left(stored)
     else:
@@ -70,5 +70,7 @@ def find_destination(path: PathLike, source: str, apart: bool) -> Destination:
                 "one writes",
                 help=f"use a Stager without {option('process', True)}",
             )
+        from ..running.stream_run import require_nothing_left
+
         require_nothing_left(stored)
     return Destination(text, stored.location, stored.name, True)

@@ -31,7 +31,7 @@ LOCAL = {
     "running/ranks.py": "the folder where ranks meet, in the partial folder",
     "running/rank_run.py": "the output",
     "running/undo.py": "the undo folder",
-    "staging/migration.py": "the output",
+    "staging/destination.py": "the output",
     "staging/memory.py": "shared memory",
     "planning/lineages.py": "folders of rules",
     "planning/path.py": "rule files",

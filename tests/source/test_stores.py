@@ -165,20 +165,16 @@ def test_one_file_of_a_store_is_a_checkpoint(url: str, tmp_path: Path, local: Pa
     assert migrate.diff(f"{url.rstrip('/')}{'@main' * url.startswith('hf')}/{name}", local / name)
 
 
-@pytest.mark.parametrize("target", ["gs://bucket/new", "az://bucket/new", "memory://new"])
+@pytest.mark.parametrize("target", ["s3://bucket/new", "az://bucket/new", "memory://new"])
 @pytest.mark.parametrize("as_path", [False, True])
-def test_of_all_stores_s3_and_the_hub_alone_are_written_to(
+def test_what_the_way_back_needs_is_kept_on_this_machine(
     target: str, as_path: bool, local: Path, made: Path, tmp_path: Path
 ) -> None:
     out = Path(target) if as_path else target
-    for kind, call in {
-        "apply": lambda: migrate.apply(local, out, rules=[made]),
-        "undo": lambda: migrate.apply(local, tmp_path / "out", rules=[made], undo=out),
-    }.items():
-        with pytest.raises(MigrateError) as caught:
-            call()
-        assert [d.code for d in caught.value.diagnostics] == ["M115"], kind
-        assert "is in a store, and" in str(caught.value)
+    with pytest.raises(MigrateError) as caught:
+        migrate.apply(local, tmp_path / "out", rules=[made], undo=out)
+    assert [d.code for d in caught.value.diagnostics] == ["M115"]
+    assert "is in a store, and" in str(caught.value)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["old", "rule.yaml"]
 
 

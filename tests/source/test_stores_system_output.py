@@ -406,8 +406,8 @@ def test_what_a_killed_run_leaves_is_cleaned(
     migrate.apply(local, out, rules=[made])
 
 
+@pytest.mark.parametrize("place", ["closing"], indirect=True)
 def test_files_that_stay_open_share_what_memory_there_is(place: Place) -> None:
-    Closing.objects.clear()
     output = SystemOutput("gs://bucket/new")
     for count, memory, block in (
         (1, 256 << 20, 8 << 20),
@@ -427,11 +427,10 @@ def test_files_that_stay_open_share_what_memory_there_is(place: Place) -> None:
     assert not Closing.objects
 
 
+@pytest.mark.parametrize("place", ["folders"], indirect=True)
 def test_the_command_line_says_what_passes_through_this_machine(
     place: Place, local: Path, made: Path
 ) -> None:
-    if not isinstance(place.system, Folders):
-        pytest.skip("of another process")
     out = f"{place.at}/new"
     code = (
         "import sys; sys.path[:0] = sys.argv[1:3]\n"

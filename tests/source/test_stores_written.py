@@ -146,7 +146,6 @@ def test_what_is_there_is_never_replaced(s3: S3, local: Path, made: Path, tmp_pa
     source = s3.put(local, f"{tmp_path.name}/old")
     assert "overlap" in refused("M904", source, f"{source}/new", rules=[made])
     assert "names a whole bucket" in refused("M115", local, "s3://bucket", rules=[made])
-    assert "S3 and the Hub alone" in refused("M115", local, "gs://bucket/new", rules=[made])
 
 
 def test_an_object_that_appears_during_the_run_is_not_replaced(

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from importlib.util import find_spec
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from ...core.errors import MigrateError, fail, option, printable
 from ..urls import split_url
@@ -170,6 +170,9 @@ class S3Output:
     `location` is how messages call it, without a slash at its end. Methods may be called by several
     threads. All raise M968 where the store refuses and M969 where it fails.
     """
+
+    # tells outputs in stores apart before anything of them is imported
+    kind: Literal["s3"] = "s3"
 
     def __init__(self, text: str) -> None:
         url = self._url = split_url(text)

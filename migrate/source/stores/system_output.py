@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from ...core.errors import fail, printable
 from ..urls import split_url
@@ -37,6 +37,8 @@ class SystemOutput:
     `location` is how messages call it, without a slash at its end. All methods raise M968 where the
     store refuses and M969 where it fails.
     """
+
+    kind: Literal["system"] = "system"
 
     def __init__(self, text: str) -> None:
         url = split_url(text)
@@ -135,7 +137,7 @@ class SystemOutput:
             return list(self.system.find(path, detail=True).values())
 
 
-class WrittenFile(NamedTuple):
+class OpenedFile(NamedTuple):
     """A file while it is written, and the path where it is."""
 
     stream: Any
@@ -151,7 +153,7 @@ class HeldFiles:
         """`files` are names and sizes of those that are long, which may hold `memory` together."""
         self.output, self.run = output, secrets.token_hex(16)
         self._system = output.system
-        self._opened: dict[str, WrittenFile] = {}
+        self._opened: dict[str, OpenedFile] = {}
         self._appeared: list[str] = []
         self._sizes = dict(files)
         block = min(_LONGEST_BLOCK, memory // max(1, len(self._sizes)))
@@ -175,7 +177,7 @@ class HeldFiles:
         self._begun = True
         with _writing(output.shown(path), output.scheme):
             self._make_folder(path)
-            self._opened[name] = WrittenFile(self._open(name, path), path)
+            self._opened[name] = OpenedFile(self._open(name, path), path)
 
     def _open(self, name: str, path: str) -> Any:
         named: dict[str, Any] = {}
