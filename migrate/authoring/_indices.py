@@ -35,7 +35,7 @@ def capture_integers(
         if "@" not in template.text and not template.literal
         for key, ints in zip(template.keys, template.ints, strict=True)
     }
-    groups: dict[Hashable, _Group] = {}
+    groups: dict[Hashable, _AlikeRelations] = {}
     for relation in relations:
         before = after = None
         if len(relation.sources) == len(relation.targets) == 1 and not (
@@ -57,14 +57,14 @@ def capture_integers(
             )
         group = groups.get(form)
         if group is None:
-            group = groups[form] = _Group([], [], [], params)
+            group = groups[form] = _AlikeRelations([], [], [], params)
         group.relations.append(relation)
         group.sources.append(left)
         group.targets.append(right)
     return [made for group in groups.values() for made in _solved(group)]
 
 
-class _Group(NamedTuple):
+class _AlikeRelations(NamedTuple):
     """Relations whose lines differ in integers, and these integers."""
 
     relations: list[Relation]
@@ -79,7 +79,7 @@ class _Group(NamedTuple):
 class _Lines(Sequence[Line]):
     """Some lines of a group, which are made when they are asked for."""
 
-    def __init__(self, of: _Group, rows: Sequence[int]) -> None:
+    def __init__(self, of: _AlikeRelations, rows: Sequence[int]) -> None:
         self._of, self._rows = of, rows
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ def _integers(patterns: Iterable[Segments]) -> _Row:
     )
 
 
-def _solved(group: _Group) -> list[Line]:
+def _solved(group: _AlikeRelations) -> list[Line]:
     sources, targets = group.sources, group.targets
     if not sources[0]:
         return [group.line(number) for number in range(len(sources))]
@@ -218,7 +218,9 @@ def _cut(
     return best[1] if best is not None else [[row] for row in rows]
 
 
-def _line(group: _Group, rows: Sequence[int], found: dict[int, int | _Follows] | None) -> Line:
+def _line(
+    group: _AlikeRelations, rows: Sequence[int], found: dict[int, int | _Follows] | None
+) -> Line:
     first = group.line(rows[0])
     if found is None or not any(isinstance(f, tuple) for f in found.values()):
         return first

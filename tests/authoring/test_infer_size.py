@@ -131,8 +131,9 @@ def test_whole_blocks_that_move_are_compared_without_being_read_again(
     # digests that are wrong say nothing: what they are of is read
     kept = blocks.BlockDigests.keep
 
-    def changed(self: blocks.BlockDigests, key: str, held: bytes) -> None:
-        kept(self, key, held if key != "l.1.e.2.up" else bytes([held[0] ^ 1]) + held[1:])
+    def changed(self: blocks.BlockDigests, key: str, digests: bytes) -> None:
+        wrong = key == "l.1.e.2.up"
+        kept(self, key, bytes([digests[0] ^ 1]) + digests[1:] if wrong else digests)
 
     monkeypatch.setattr(blocks.BlockDigests, "keep", changed)
     again, more = read()

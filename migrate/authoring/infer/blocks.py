@@ -55,13 +55,13 @@ class BlockDigests:
             [xxh3_128_digest(held[at : at + width], _SEED) for at in range(0, len(held), width)]
         )
 
-    def keep(self, key: str, held: bytes) -> None:
+    def keep(self, key: str, digests: bytes) -> None:
         """Keeps all digests of a tensor, if its elements lie in their order."""
         import numpy as np
 
         at = self._source.index.tensors[key]
         if isinstance(at, Stored) and at.strides is None:
-            self._of[key] = np.frombuffer(held, "<u8").reshape(-1, 2)
+            self._of[key] = np.frombuffer(digests, "<u8").reshape(-1, 2)
 
     def of(self, key: str) -> Array | None:
         """Those of a tensor; None if none were kept."""
