@@ -177,8 +177,8 @@ def from_transformers(bench: Bench) -> list[Limit]:
     checkpoint, made = bench.root / "v4", bench.root / "imported.yaml"
     if not bench.has_transformers():
         return []
-    build = [sys.executable, "-c", BUILD, checkpoint]
-    ours = [*bench.migrate, "new", "-o", made, "--from-transformers", checkpoint]
+    build: list[Any] = [sys.executable, "-c", BUILD, checkpoint]
+    ours: list[Any] = [*bench.migrate, "new", "-o", made, "--from-transformers", checkpoint]
     rounds = []
     for _ in range(bench.args.rounds + 1):
         made.unlink(missing_ok=True)
