@@ -1,5 +1,5 @@
 """What writes rule files, locks, stamps and pages: against `cp` of the two checkpoints that are
-compared, and against `plan` of as many keys.
+compared, against building a class of transformers, and against `plan` of as many keys.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import report
 from tasks import (
     DIFF_PRIVATE,
     DIFF_TIMES,
+    FROM_TRANSFORMERS,
     NEW_HEADERS,
     PLAN_KEYS,
     PLAN_TIMES,
@@ -49,6 +50,12 @@ for path in sys.argv[1:]:
             numbers = dice.standard_normal(some, dtype="f4") * np.float32(0.02)
             file.write((numbers.view("u4") >> 16).astype("<u2").data)
             left -= some
+"""
+BUILD = """
+import sys, torch, transformers
+config = transformers.AutoConfig.from_pretrained(sys.argv[1])
+with torch.device("meta"):
+    getattr(transformers, config.architectures[0])(config)
 """
 LAYOUTS = """\
 lineage: bench
@@ -137,28 +144,57 @@ def many_keys(migrate: list[str], python: str, folder: Path, checkpoint: Path) -
         ("stamp", ["stamp", stamped, "bench@old", "--rules", lineage], PLAN_TIMES),
         ("plan --html", [*plan, "--html", page], PLAN_TIMES),
     ]
-    found = []
-    for name, arguments, times in commands:
-        rounds = []
-        for _ in range(6):
+    taken: dict[str, list[float]] = {name: [] for name, _, _ in commands}
+    plans_taken: list[float] = []
+    for _ in range(6):
+        for name, arguments, _ in commands:
             for file in written:
                 file.unlink(missing_ok=True)
-            ours = process.run([*migrate, *arguments]).wall
-            rounds.append((ours, process.run([*migrate, *plan]).wall))
+            taken[name].append(process.run([*migrate, *arguments]).wall)
+        # beside the commands that take about as long
+        plans_taken.append(process.run([*migrate, *plan]).wall)
+    found = []
+    for name, arguments, times in commands:
         # the first round finds neither bytecode nor the files in the page cache
-        rounds = rounds[1:]
+        ratios = report.spread(report.ratios(taken[name][1:], plans_taken[1:]))
+        seconds = statistics.median(taken[name][1:])
         found.append(
             Limit(
                 f"{name}, against plan of {PLAN_KEYS:,} keys",
-                statistics.median(ours / theirs for ours, theirs in rounds),
+                ratios[0],
                 times,
-                note=f" ({statistics.median(ours for ours, _ in rounds):.2f} s)",
+                note=f" ({report.shown(ratios)}; {seconds:.2f} s)",
             )
         )
         for file in written:
             file.unlink(missing_ok=True)
         found.append(plans.imported(python, [str(a) for a in arguments], "torch"))
     return found
+
+
+def from_transformers(bench: Bench) -> list[Limit]:
+    """`new --from-transformers` of the checkpoint's class, against a process that builds it."""
+    checkpoint, made = bench.root / "v4", bench.root / "imported.yaml"
+    if not bench.has_transformers():
+        return []
+    build: list[Any] = [sys.executable, "-c", BUILD, checkpoint]
+    ours: list[Any] = [*bench.migrate, "new", "-o", made, "--from-transformers", checkpoint]
+    rounds = []
+    for _ in range(bench.args.rounds + 1):
+        made.unlink(missing_ok=True)
+        rounds.append((process.run(ours).wall, process.run(build).wall))
+    made.unlink(missing_ok=True)
+    # the first round finds neither bytecode nor the files in the page cache
+    ratios = report.spread([new / built for new, built in rounds[1:]])
+    seconds = statistics.median(new for new, _ in rounds[1:])
+    return [
+        Limit(
+            "new --from-transformers, against a process that builds the class on the meta device",
+            ratios[0],
+            FROM_TRANSFORMERS,
+            note=f" ({report.shown(ratios)}; {seconds:.2f} s)",
+        )
+    ]
 
 
 def _renamed(old: Path, new: Path) -> None:
@@ -179,5 +215,8 @@ def _renamed(old: Path, new: Path) -> None:
         )
 
 
-ROWS: dict[str, Callable[[Bench], list[Limit]]] = {"from-diff": from_diff}
+ROWS: dict[str, Callable[[Bench], list[Limit]]] = {
+    "from-diff": from_diff,
+    "from-transformers": from_transformers,
+}
 COMMANDS: dict[str, Callable[[list[str], str, Path, Path], list[Limit]]] = {"authoring": many_keys}

@@ -246,7 +246,7 @@ RAY_OVERHEAD, RAY_FASTER = 1.1, 3.0
 VERIFY_LAYOUTS, VERIFY_BLOCKS, VERIFY_PRIVATE = 3.0, 2.0, 120.0
 # rules from two checkpoints against cp of both, MB; from headers alone, and what else writes rules,
 # locks, stamps and pages, against `plan` of as many keys
-DIFF_TIMES, DIFF_PRIVATE, NEW_HEADERS, PLAN_TIMES = 2.5, 400.0, 2.0, 1.0
+DIFF_TIMES, DIFF_PRIVATE, FROM_TRANSFORMERS, NEW_HEADERS, PLAN_TIMES = 2.5, 400.0, 1.5, 2.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)

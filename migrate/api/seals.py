@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ def _looked_at(name: str, home: Path) -> _Sealed:
     return _Sealed(name, home, old, new, len(files), tuple(problems))
 
 
-def _unsealable(home: Path, files: Iterable[LoadedFile]) -> list[Diagnostic]:
+def _unsealable(home: Path, files: Sequence[LoadedFile]) -> list[Diagnostic]:
     """M523 for each file without tests, and for errors and guesses that lint finds."""
     from ..lints.findings import lint
 
@@ -157,7 +157,7 @@ def _unsealable(home: Path, files: Iterable[LoadedFile]) -> list[Diagnostic]:
         for file in files
         if not file.model.tests
     ]
-    found = lint([home])
+    found = lint([home], loaded=files)
     return out + [
         Diagnostic(
             "M523",

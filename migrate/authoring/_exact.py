@@ -4,9 +4,10 @@ the parts that it was made of.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ..core.keys import Pattern, TwoReadings, narrower, parse
@@ -24,15 +25,27 @@ class _Ambiguous(Exception):  # noqa: N818 - an answer: the pattern is of no use
     pass
 
 
-def settle(lines: Sequence[Line], targets: Mapping[str, Sequence[str]]) -> list[Line]:
+class KnownKeys:
+    """The keys of one side by their templates, and the number of the template of each."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self.templates = group(keys)
+        self.number = {key: at for at, form in enumerate(self.templates) for key in form.keys}
+
+
+def settle(
+    lines: Sequence[Line],
+    targets: Mapping[str, Sequence[str]],
+    sources: KnownKeys,
+    made: KnownKeys,
+) -> list[Line]:
     """The lines so that each takes what is its own of the source keys, and so that on the way back
-    each takes what it made. `targets` maps a source key to the target keys of its relation.
+    each takes what it made. `targets` maps a source key to the target keys of its relation;
+    `sources` and `made` are the keys of both sides.
     """
     work = list(lines)
     # what neither a condition nor its parts can help; who applies the rules finds out
     left: dict[int, Line] = {}
-    sources = group(dict.fromkeys(key for line in work for key in line.keys))
-    made = group(dict.fromkeys(key for keys in targets.values() for key in keys))
     while True:
         wrong = _wrong(work, sources, made, targets)
         if all(id(work[number]) in left for number in wrong):
@@ -55,28 +68,26 @@ def settle(lines: Sequence[Line], targets: Mapping[str, Sequence[str]]) -> list[
 
 def _wrong(
     lines: Sequence[Line],
-    sources: Sequence[Template],
-    made: Sequence[Template],
+    sources: KnownKeys,
+    made: KnownKeys,
     targets: Mapping[str, Sequence[str]],
 ) -> dict[int, list[tuple[list[Any], list[Any], str]]]:
     """The lines that take foreign keys: for each integer capture its own and the foreign values;
     an empty list where nothing but the parts helps.
     """
     out: dict[int, list[tuple[list[Any], list[Any], str]]] = {}
-    for side, templates in (("from", sources), ("to", made)):
+    for side, known_keys in (("from", sources), ("to", made)):
+        if _is_exact(lines, side, known_keys, targets):
+            continue
         readings: list[list[_Reading]] = []
         owner: dict[str, list[int]] = defaultdict(list)
         strange = False
         for number, line in enumerate(lines):
-            own = (
-                line.keys
-                if side == "from"
-                else dict.fromkeys(k for key in line.keys for k in targets[key])
-            )
+            own = _own(line, side, targets)
             for key in own:
                 owner[key].append(number)
             try:
-                readings.append([_read(p, templates) for p in _patterns(line, side)])
+                readings.append([_read(p, known_keys.templates) for p in _patterns(line, side)])
                 known = set(own)
                 strange = strange or any(not r.rows.keys() <= known for r in readings[-1])
             except _Ambiguous:
@@ -120,6 +131,41 @@ def _wrong(
                     theirs = sorted({reading.rows[k][at] for k in keys if k in reading.rows})
                     found.append((ours, theirs, name))
     return out
+
+
+def _own(line: Line, side: str, targets: Mapping[str, Sequence[str]]) -> Iterable[str]:
+    """The keys of one side that are a line's."""
+    if side == "from":
+        return line.keys
+    return dict.fromkeys(chain.from_iterable(map(targets.__getitem__, line.keys)))
+
+
+def _is_exact(
+    lines: Sequence[Line],
+    side: str,
+    keys: KnownKeys,
+    targets: Mapping[str, Sequence[str]],
+) -> bool:
+    """Whether each line takes whole templates, of which all keys are its own, and no others: what
+    is so of templates need not be looked at key by key.
+    """
+    for line in lines:
+        own = Counter(map(keys.number.__getitem__, _own(line, side, targets)))
+        for pattern in _patterns(line, side):
+            parsed = parse(text(pattern, set()))
+            for at, template in enumerate(keys.templates):
+                seen, rank = (template, None) if parsed.ranked else without_rank(template)
+                try:
+                    binding = bind(parsed, with_rank_0(parsed, seen, rank))
+                except TwoReadings:
+                    return False
+                if binding is None:
+                    continue
+                if binding is PER_KEY or binding.partial or binding.agreeing:
+                    return False
+                if own[at] != len(template.keys):
+                    return False
+    return True
 
 
 def _patterns(line: Line, side: str) -> Iterator[Segments]:

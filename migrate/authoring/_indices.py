@@ -7,9 +7,12 @@ or as a*n + b. One that no target has stays as it is, and tells rules apart.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ._lines import Hole, Line, Segments
+from ..core.templates import Template
+from ._lines import Hole, Line, Segments, line_of
+from .relations import Relation
 
 _Row = tuple[int, ...]
 # of the targets: the source integer it follows, factor and offset; or a constant
@@ -18,13 +21,73 @@ _Follows = tuple[int, int, int]
 _SLOT = "\0"
 
 
-def capture_integers(lines: Iterable[Line]) -> list[Line]:
-    """The lines with captures in place of integers, in the order of their first keys."""
-    groups: dict[Hashable, list[Line]] = defaultdict(list)
-    for line in lines:
-        form = tuple(map(_skeleton, line.sources)), tuple(map(_skeleton, line.targets)), line.how()
-        groups[form].append(line)
+def capture_integers(
+    relations: Iterable[Relation], params: Mapping[str, int], templates: Iterable[Template] = ()
+) -> list[Line]:
+    """The relations as lines with captures in place of integers, in the order of their first keys.
+    `templates` are those of their keys, where these are known. ValueError if the ops of a relation
+    do not fit its keys.
+    """
+    # what else stands for an integer, of a rank or in the key itself, is no slot of a template
+    forms = {
+        key: (template.text, ints)
+        for template in templates
+        if "@" not in template.text and not template.literal
+        for key, ints in zip(template.keys, template.ints, strict=True)
+    }
+    groups: dict[Hashable, _AlikeRelations] = {}
+    for relation in relations:
+        before = after = None
+        if len(relation.sources) == len(relation.targets) == 1 and not (
+            relation.ops or relation.roles or relation.fields
+        ):
+            before = forms.get(relation.sources[0])
+            after = forms.get(relation.targets[0])
+        if before is not None and after is not None:
+            # there are hundreds of thousands, of which only the first of a form becomes a line
+            left, right = before[1], after[1]
+            form: Hashable = (before[0], after[0], relation.guessed, relation.note)
+        else:
+            line = line_of(relation, params)
+            left, right = _integers(line.sources), _integers(line.targets)
+            form = (
+                tuple(map(_skeleton, line.sources)),
+                tuple(map(_skeleton, line.targets)),
+                line.how(),
+            )
+        group = groups.get(form)
+        if group is None:
+            group = groups[form] = _AlikeRelations([], [], [], params)
+        group.relations.append(relation)
+        group.sources.append(left)
+        group.targets.append(right)
     return [made for group in groups.values() for made in _solved(group)]
+
+
+class _AlikeRelations(NamedTuple):
+    """Relations whose lines differ in integers, and these integers."""
+
+    relations: list[Relation]
+    sources: list[_Row]
+    targets: list[_Row]
+    params: Mapping[str, int]
+
+    def line(self, number: int) -> Line:
+        return line_of(self.relations[number], self.params)
+
+
+class _Lines(Sequence[Line]):
+    """Some lines of a group, which are made when they are asked for."""
+
+    def __init__(self, of: _AlikeRelations, rows: Sequence[int]) -> None:
+        self._of, self._rows = of, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, at: Any) -> Any:
+        rows = self._rows[at]
+        return self._of.line(rows) if isinstance(rows, int) else _Lines(self._of, rows)
 
 
 def _skeleton(pattern: Segments) -> Hashable:
@@ -42,16 +105,15 @@ def _integers(patterns: Iterable[Segments]) -> _Row:
     )
 
 
-def _solved(group: Sequence[Line]) -> list[Line]:
-    sources = [_integers(line.sources) for line in group]
-    targets = [_integers(line.targets) for line in group]
+def _solved(group: _AlikeRelations) -> list[Line]:
+    sources, targets = group.sources, group.targets
     if not sources[0]:
-        return list(group)
-    first = [a for p in group[0].sources[:1] for s in p for a in s if isinstance(a, int)]
-    own = len(first)
-    dropped = not group[0].targets
+        return [group.line(number) for number in range(len(sources))]
+    start = group.line(0)
+    own = len(_integers(start.sources[:1]))
+    dropped = not start.targets
     out: list[Line] = []
-    stack = [list(range(len(group)))]
+    stack = [list(range(len(sources)))]
     while stack:
         rows = stack.pop()
         left = [sources[r] for r in rows]
@@ -60,7 +122,7 @@ def _solved(group: Sequence[Line]) -> list[Line]:
         if found is None and len(rows) > 1:
             stack += reversed(_cut(rows, sources, targets, own, dropped))
         else:
-            out.append(_line([group[r] for r in rows], found))
+            out.append(_line(group, rows, found))
     return out
 
 
@@ -156,8 +218,10 @@ def _cut(
     return best[1] if best is not None else [[row] for row in rows]
 
 
-def _line(group: Sequence[Line], found: dict[int, int | _Follows] | None) -> Line:
-    first = group[0]
+def _line(
+    group: _AlikeRelations, rows: Sequence[int], found: dict[int, int | _Follows] | None
+) -> Line:
+    first = group.line(rows[0])
     if found is None or not any(isinstance(f, tuple) for f in found.values()):
         return first
     counter = iter(range(len(found)))
@@ -178,8 +242,8 @@ def _line(group: Sequence[Line], found: dict[int, int | _Follows] | None) -> Lin
         first.fields,
         guessed=first.guessed,
         note=first.note,
-        keys=tuple([key for line in group for key in line.keys]),
-        parts=tuple(group),
+        keys=tuple([key for row in rows for key in group.relations[row].sources]),
+        parts=_Lines(group, rows),
     )
 
 

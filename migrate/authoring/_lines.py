@@ -55,7 +55,7 @@ class Line:
     guessed: bool = False
     note: str | None = None
     keys: tuple[str, ...] = ()
-    parts: tuple[Line, ...] = ()
+    parts: Sequence[Line] = ()
 
     @property
     def kept(self) -> bool:

@@ -15,13 +15,15 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.templates import is_integer
-from ._exact import rest_of, settle
+from ._exact import KnownKeys, rest_of, settle
 from ._indices import capture_integers
-from ._lines import Hole, Line, Segment, Segments, bound, holes, line_of, plain, renamed, text
+from ._lines import Hole, Line, Segment, Segments, bound, holes, plain, renamed, text
 from ._subtrees import REST, merge_subtrees
 from ._words import merge_words
 from .relations import Patterns, Relation, RuleDraft
 
+# keys that are looked at before all are
+_SOME = 64
 # what parameters of a module are called; alone they say nothing about a rule
 LEAVES = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 _INTEGERS = "nijlhbcd"
@@ -43,7 +45,9 @@ def compact(
     for relation in ordered:
         for key in relation.sources:
             targets.setdefault(key, []).extend(relation.targets)
-    lines = capture_integers([line_of(relation, known) for relation in ordered])
+    sources = KnownKeys(targets)
+    made = KnownKeys(dict.fromkeys(key for keys in targets.values() for key in keys))
+    lines = capture_integers(ordered, known, (*sources.templates, *made.templates))
     best: list[RuleDraft] | None = None
     before: list[Line] | None = None
     for alone in (False, True):
@@ -51,7 +55,7 @@ def compact(
         if merged == before:
             break
         before = merged
-        drafts = drafts_of(settle(merged, targets), known)
+        drafts = drafts_of(settle(merged, targets, sources, made), known)
         if best is None or (size(drafts), len(drafts)) < (size(best), len(best)):
             best = drafts
     return best or []
@@ -62,7 +66,9 @@ def _spelled(line: Line) -> Line:
     source = line.sources[0]
     if len(line.sources) > 1 or source[-1] != REST or "k" in line.map:
         return line
-    rests = rest_of(source, line.keys)
+    rests = rest_of(source, line.keys[:: max(1, len(line.keys) // _SOME)])
+    if len(rests) == 1:
+        rests = rest_of(source, line.keys)
     words = rests.pop().split(".") if len(rests) == 1 else [""]
     if any(word == "" or is_integer(word) for word in words):
         return line

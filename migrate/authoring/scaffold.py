@@ -8,7 +8,6 @@ from typing import Any
 
 from ..core.templates import group
 from ._indices import capture_integers
-from ._lines import line_of
 from .compact import drafts_of
 from .relations import Relation, RuleDraft
 from .writing import scalar
@@ -65,7 +64,7 @@ def templates(keys: Iterable[str]) -> list[RuleDraft]:
     """A pattern of `keep` for each form of these keys, in their order."""
     # of a key that stays every integer is a capture, so that one key of each form says it all
     forms = [form.keys[0] for form in group(keys)]
-    lines = capture_integers([line_of(Relation((key,), (key,)), {}) for key in forms])
+    lines = capture_integers([Relation((key,), (key,)) for key in forms], {})
     return drafts_of(lines, {}, ordered=False)
 
 

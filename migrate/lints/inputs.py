@@ -15,7 +15,7 @@ from typing import Any
 from ..core.errors import Diagnostic, MigrateError, OpError, Report, Span, fail, printable
 from ..core.types import PathLike
 from ..rules.compiled import CompiledCall, CompiledRule, DirectedRule, direct
-from ..rules.files import LAYOUTS, SUFFIXES
+from ..rules.files import LAYOUTS, SUFFIXES, LoadedFile
 from ..rules.lineage import Lineage
 from ..rules.loading import read_files
 from ..rules.model import RuleFile
@@ -63,8 +63,11 @@ class LintInput:
     problems: tuple[Diagnostic, ...]
 
 
-def read_inputs(paths: Sequence[PathLike]) -> LintInput:
-    """The rule files and layouts at `paths`; M115 for a path that is neither."""
+def read_inputs(paths: Sequence[PathLike], loaded: Iterable[LoadedFile] = ()) -> LintInput:
+    """The rule files and layouts at `paths`; M115 for a path that is neither. Those that are
+    `loaded` without problems are not read again.
+    """
+    known = {file.path: file for file in loaded}
     report = Report()
     # a file outside a lineage's folder has no siblings
     homes: dict[tuple[Path | None, Path | None], dict[str, Path]] = {}
@@ -75,7 +78,7 @@ def read_inputs(paths: Sequence[PathLike]) -> LintInput:
     filesets = []
     for (home, _), files in homes.items():
         asked |= dict.fromkeys(files)
-        fileset = _fileset(home, files, report)
+        fileset = _fileset(home, files, report, known)
         filesets.append(fileset)
         documents = [file.loaded.document for file in fileset.files] + (
             [fileset.layouts] if fileset.layouts else []
@@ -138,9 +141,15 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
-def _fileset(home: Path | None, files: Mapping[str, Path], report: Report) -> FileSet:
+def _fileset(
+    home: Path | None,
+    files: Mapping[str, Path],
+    report: Report,
+    known: Mapping[Path, LoadedFile],
+) -> FileSet:
     if home is None:
-        return FileSet(None, None, None, _compile_all([Path(name) for name in files], report))
+        rules = [Path(name) for name in files]
+        return FileSet(None, None, None, _compile_all(rules, report, known))
     place = Path(name_of(home))
     rules = [Path(name_of(path)) for path in _files(home) if path.name != LAYOUTS]
     lineage = None
@@ -150,13 +159,21 @@ def _fileset(home: Path | None, files: Mapping[str, Path], report: Report) -> Fi
     except MigrateError as error:
         report.diagnostics += error.diagnostics
     return FileSet(
-        place, lineage, yaml.read_file(place / LAYOUTS, Report()), _compile_all(rules, report)
+        place,
+        lineage,
+        yaml.read_file(place / LAYOUTS, Report()),
+        _compile_all(rules, report, known),
     )
 
 
-def _compile_all(paths: Iterable[Path], report: Report) -> tuple[CompiledFile, ...]:
+def _compile_all(
+    paths: Sequence[Path], report: Report, known: Mapping[Path, LoadedFile]
+) -> tuple[CompiledFile, ...]:
     said = Report()
-    loaded = read_files(paths, said)
+    if known.keys() >= set(paths):
+        loaded = [known[path] for path in paths]
+    else:
+        loaded = read_files(paths, said)
     out = []
     for file in loaded:
         own = Report()

@@ -660,7 +660,10 @@ def _step(
     derived = not isinstance(rule.rule.via[number].args.get("shift", 0), int)
     doubt: str | None = None
     for which, mutant in enumerate(mutants(shown, step, derived=derived)):
-        seen = [_seen(e, mine, keys, number, which, derived) for e, mine, keys in touching]
+        seen: list[bool | None] = []
+        # one test that notices is enough
+        while len(seen) < len(touching) and not (seen and seen[-1]):
+            seen.append(_seen(*touching[len(seen)], number, which, derived))
         if any(seen) or (mutant.shown and all(e.test.backwards for e, _, _ in touching)):
             continue
         if None in seen:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from raw_states import applied, bits, opened
 
-from migrate.authoring.infer import compared, infer, samples
+from migrate.authoring.infer import blocks, compared, infer, proof, samples
 from migrate.formats.memory import MemoryBlob, MemorySource
 
 Arrays = dict[str, np.ndarray]
@@ -18,6 +18,7 @@ def little_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"DENSE": 1 << 14, "SPARSE": 1 << 12, "SMALL": 1 << 8}.items():
         monkeypatch.setattr(samples, name, value)
     monkeypatch.setattr(compared, "STRETCH", 1 << 11)
+    monkeypatch.setattr(blocks, "LEAST", 8)
 
 
 def old_weights(seed: int, dtype: str) -> Arrays:
@@ -92,3 +93,61 @@ def test_padding_and_what_a_slice_leaves_are_seen_in_stretches() -> None:
         ).relations
         ((name, given),) = relation.ops[0].items()
         assert (name, given["value"]) == (op, 0)
+
+
+def stacked(old: Arrays) -> Arrays:
+    """Gate above up of all experts in one tensor, whose rows stay whole."""
+    out = {"tok": old["embed"], "norm": old["norm"]}
+    for n in range(2):
+        out[f"b.{n}.rope"] = old[f"l.{n}.rope"]
+        both = [np.concatenate([old[f"l.{n}.e.{e}.{w}"] for w in ("gate", "up")]) for e in range(4)]
+        out[f"b.{n}.gate_up"] = np.stack(both)
+    return out
+
+
+def shares_read(*sides: MemorySource) -> list[float]:
+    return [sum(blob.read for blob in side.blobs) / side.index.nbytes for side in sides]
+
+
+def test_whole_blocks_that_move_are_compared_without_being_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = old_weights(4, "bfloat16")
+
+    def read() -> tuple[object, list[float]]:
+        sides = counted(old, "bfloat16"), counted(stacked(old), "bfloat16")
+        found = infer(*sides)
+        assert (found.questions, found.unexplained) == ((), ())
+        return found, shares_read(*sides)
+
+    found, once = read()
+    assert once == [1.0, 1.0]
+    with monkeypatch.context() as without:
+        without.setattr(proof, "equal_by_blocks", lambda *of: False)
+        again, more = read()
+    assert again == found
+    assert min(more) > 1.5
+
+    # digests that are wrong say nothing: what they are of is read
+    kept = blocks.BlockDigests.keep
+
+    def changed(self: blocks.BlockDigests, key: str, digests: bytes) -> None:
+        wrong = key == "l.1.e.2.up"
+        kept(self, key, bytes([digests[0] ^ 1]) + digests[1:] if wrong else digests)
+
+    monkeypatch.setattr(blocks.BlockDigests, "keep", changed)
+    again, more = read()
+    assert again == found
+    assert min(more) > 1.2
+
+
+@pytest.mark.parametrize("place", [0, 12_345, 49_151])
+def test_one_element_that_differs_in_a_block_is_named(place: int) -> None:
+    old = old_weights(5, "bfloat16")
+    new = stacked(old)
+    new["b.1.gate_up"].reshape(-1)[place] ^= 1
+    found = infer(*(opened({k: ("bfloat16", a) for k, a in s.items()}) for s in (old, new)))
+    (rest,) = found.unexplained
+    index = [int(i) for i in np.unravel_index(place, (4, 192, 64))]
+    assert rest.key == "b.1.gate_up"
+    assert f"in 1 of 49152 elements, the first at {index}" in rest.why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -47,8 +48,10 @@ def infer(
 
         found, rest = search(old, new, answers or {}, ask)
         relations, questions = found.relations, found.questions
-    specs = {k: t.spec for k, t in new.index.tensors.items()}
-    made = sum(specs[k].nbytes for r in relations for k in r.targets)
+    # a spec is one object for many tensors
+    specs = [new.index.tensors[key].spec for relation in relations for key in relation.targets]
+    counts = Counter(map(id, specs))
+    made = sum(spec.nbytes * counts[at] for at, spec in {id(s): s for s in specs}.items())
     order = {k: n for n, k in enumerate(old.index.tensors)}
     relations.sort(key=lambda r: (order[r.sources[0]], r.targets))
     return Inferred(tuple(relations), tuple(questions), tuple(rest), made, new.index.nbytes)

@@ -172,6 +172,8 @@ def _equal_bytes(found: Search) -> None:
     sides_read = (found.old, found.olds), (found.new, found.news)
     readers = read_both(sides_read, found.bits)
     found.runs = readers[0].runs, readers[1].runs
+    found.compare.blocks = readers[0].blocks, readers[1].blocks
+    found.back.blocks = readers[1].blocks, readers[0].blocks
     few = readers[0].few | readers[1].few
     sides = [reader.keys for reader in readers]
     for label, new in sides[1].items():

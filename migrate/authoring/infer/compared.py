@@ -50,9 +50,10 @@ class ComparedTensor:
         """All raw elements, in their shape."""
         return self._after(read_elements(self.source, self.key))
 
-    def stretches(self, more: int = 0) -> Iterator[tuple[int, int, Array]]:
-        """(start, number, elements) of all stretches in order. The array begins at `start`; behind
-        its own elements up to `more` of those that follow stand. It is valid until the next one.
+    def stretches(self, more: int = 0, multiple: int = 1) -> Iterator[tuple[int, int, Array]]:
+        """(start, number, elements) of all stretches in order, whose numbers are multiples of
+        `multiple` but for the last one. The array begins at `start`; behind its own elements up to
+        `more` of those that follow stand. It is valid until the next one.
         """
         import numpy as np
 
@@ -60,14 +61,14 @@ class ComparedTensor:
         size = held.numel
         if not _in_order(self.source.index.tensors[self.key]):
             flat = self.read().reshape(-1)
-            step = max(1, STRETCH // flat.itemsize)
+            step = -(-max(1, STRETCH // flat.itemsize) // multiple) * multiple
             for start in range(0, size, step):
                 yield start, min(step, size - start), flat[start : start + step + more]
             return
         width = BITS[held.dtype] // 8
-        step = max(STRETCH // width, more // 2)
-        packed = np.empty(min(step + more, size) * width, "u1")
+        step = -(-max(STRETCH // width, more // 2) // multiple) * multiple
         into: Array = np.empty(min(step + more, size), carrier(self.spec.dtype))
+        packed = np.empty(into.size * width, "u1") if self.before else into.view("u1")
         there = 0
         for start in range(0, size, step):
             kept = there - start if start else 0
@@ -75,8 +76,10 @@ class ComparedTensor:
                 into[:kept] = into[step : step + kept].copy()
             stop = min(size, start + step + more)
             if stop > start + kept:
-                read = read_stretch(self.source, self.key, start + kept, stop, packed)
-                into[kept : stop - start] = self._after(read) if self.before else read
+                room = packed if self.before else packed[kept * width :]
+                read = read_stretch(self.source, self.key, start + kept, stop, room)
+                if self.before:
+                    into[kept : stop - start] = self._after(read)
             there = stop
             yield start, min(step, size - start), into[: stop - start]
 

@@ -85,19 +85,34 @@ def score(one: Template, other: Template) -> float:
     return value
 
 
-def _compatible(
-    old: Template,
-    new: Template,
-    labels_old: Mapping[str, Hashable],
-    labels_new: Mapping[str, Hashable],
-) -> bool:
+class _Labelled:
+    """Templates of one side, with a number for the label of each key."""
+
+    def __init__(self, labels: Mapping[str, Hashable], numbers: dict[Hashable, int]) -> None:
+        self.templates = group(labels)
+        # keys share the objects of a few labels, which are hashed once
+        objects = {id(label): label for label in labels.values()}
+        known = {at: numbers.setdefault(one, len(numbers)) for at, one in objects.items()}
+        self.labels = [[known[id(labels[key])] for key in t.keys] for t in self.templates]
+        self._at: dict[int, dict[tuple[int, ...], int]] = {}
+
+    def by_integers(self, number: int) -> dict[tuple[int, ...], int]:
+        """The labels of a template's keys by their integers."""
+        found = self._at.get(number)
+        if found is None:
+            ints = self.templates[number].ints
+            found = self._at[number] = dict(zip(ints, self.labels[number], strict=True))
+        return found
+
+
+def _compatible(olds: _Labelled, i: int, news: _Labelled, j: int) -> bool:
+    old, new = olds.templates[i], news.templates[j]
     if old.text.count(SLOT) != new.text.count(SLOT) or len(old.keys) < len(new.keys):
         return False
-    at = dict(zip(old.ints, old.keys, strict=True))
-    return all(
-        ints in at and labels_old[at[ints]] == labels_new[key]
-        for ints, key in zip(new.ints, new.keys, strict=True)
-    )
+    if old.ints == new.ints:
+        return olds.labels[i] == news.labels[j]
+    at = olds.by_integers(i)
+    return all(at.get(ints) == label for ints, label in zip(new.ints, news.labels[j], strict=True))
 
 
 class Matched(NamedTuple):
@@ -116,11 +131,13 @@ def match(
     """Pairs of keys with equal labels. `ask` answers questions one by one, and each answer may
     decide others.
     """
-    olds, news = group(labels_old), group(labels_new)
+    numbers: dict[Hashable, int] = {}
+    sides = _Labelled(labels_old, numbers), _Labelled(labels_new, numbers)
+    olds, news = sides[0].templates, sides[1].templates
     scores: dict[tuple[int, int], float] = {}
     for j, new in enumerate(news):
         for i, old in enumerate(olds):
-            if _compatible(old, new, labels_old, labels_new):
+            if _compatible(sides[0], i, sides[1], j):
                 scores[i, j] = score(old, new) if old.text != new.text else 9.0
     found = Matched([], [], [])
     while scores:

@@ -1,7 +1,8 @@
 """Both checkpoints, read once: what is noticed of each tensor on the way.
 
 That is a digest, whether it has so few values that equal bytes may be an accident, and of large
-checkpoints some of its runs.
+checkpoints some of its runs, and digests of its blocks, so that what only moves whole blocks need
+not be read again to be compared.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.spec import Spec
 from ...running.resources import run_together
+from .blocks import BlockDigests
 from .compared import ComparedTensor
 from .samples import Runs, RunSampler, is_sampled
 
@@ -46,7 +48,9 @@ class _FewValues:
             # a number that somebody chose has trailing zeros, a trained one does not
             self._many = bool(int(flat[0]) & 0xFF) and int(flat[0]) >= 1 << 20
             return
-        known = np.unique(flat[:4096]) if self._known is None else self._known
+        known = np.unique(flat[:64]) if self._known is None else self._known
+        if self._known is None and len(known) < FEW:
+            known = np.unique(flat[:4096])
         if len(known) < FEW:
             left = flat
             for value in known:
@@ -66,6 +70,7 @@ class SideReader:
         self.keys: dict[tuple[str, bytes], list[str]] = defaultdict(list)
         self.few: set[tuple[str, bytes]] = set()
         self.runs: dict[str, Runs] = {}
+        self.blocks = BlockDigests(source, bits)
         self.error: BaseException | None = None
 
     def read(self, stopped: Callable[[], bool]) -> None:
@@ -76,14 +81,23 @@ class SideReader:
             if stopped():
                 return
             hashed, values = xxhash.xxh3_128(), _FewValues()
+            whole = self._bits > 0 and self.blocks.fit(spec)
+            held: list[bytes] = []
             sampler = RunSampler(spec, self._bits) if is_sampled(spec, self._bits) else None
             tensor = ComparedTensor(key, spec, self._source)
-            for start, count, flat in tensor.stretches(sampler.beyond if sampler else 0):
+            beyond = sampler.beyond if sampler else 0
+            for start, count, flat in tensor.stretches(beyond, self.blocks.size if whole else 1):
                 own = flat[:count]
-                hashed.update(own.view("u1").data)
+                if whole:
+                    held.append(self.blocks.take(own))
+                    hashed.update(held[-1])
+                else:
+                    hashed.update(own.view("u1").data)
                 values.take(own, spec.numel)
                 if sampler is not None:
                     sampler.take(start, count, flat)
+            if whole:
+                self.blocks.keep(key, b"".join(held))
             label = (spec.dtype, hashed.digest())
             self.keys[label].append(key)
             if values:

@@ -130,6 +130,9 @@ class RunSampler:
         self._axes = [a for a in self._axes if a[0] * (a[2] - 1) <= FARTHEST]
         self.beyond = max((stride * (n - 1) for stride, _, n in self._axes), default=0)
         self._found: list[tuple[Array, Array, int, int]] = []
+        # kept from stretch to stretch: fresh memory is slow
+        self._low: Array = np.empty(0, "u1")
+        self._told: Array = np.empty(0, bool)
 
     def take(self, start: int, count: int, flat: Array) -> None:
         """Takes what begins among the first `count` of these elements; the first is number
@@ -139,15 +142,19 @@ class RunSampler:
 
         flat = _whole_numbers(flat)
         kind = flat.dtype.type
-        chosen = np.flatnonzero((flat[:count] & kind(self._mask)) == kind(self._wanted))
+        if self._low.dtype != flat.dtype or self._low.size < count:
+            self._low, self._told = np.empty(count, flat.dtype), np.empty(count, bool)
+        low, told = self._low[:count], self._told[:count]
+        np.bitwise_and(flat[:count], kind(self._mask), out=low)
+        chosen = np.flatnonzero(np.equal(low, kind(self._wanted), out=told))
         if not chosen.size:
             return
         for stride, length, many in self._axes:
             begin = chosen[(chosen + start) // stride % length <= length - many]
             if self._second is not None:
                 one, two = flat[begin].astype(np.uint64), flat[begin + stride].astype(np.uint64)
-                told = _mixed((one << np.uint64(32) ^ two) * np.uint64(_ODD)) * np.uint64(_ODD)
-                begin = begin[told >> self._second == 0]
+                both = _mixed((one << np.uint64(32) ^ two) * np.uint64(_ODD)) * np.uint64(_ODD)
+                begin = begin[both >> self._second == 0]
             hashes, at = _hashed(flat, begin, begin + start, stride, many, self._salt)
             if hashes.size:
                 self._found.append((hashes, at, stride, many))
