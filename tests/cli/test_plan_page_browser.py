@@ -1,5 +1,5 @@
-"""The page of `migrate plan --html` in a browser: with 100,000 keys it does little at once, and what
-a checkpoint holds stays text. Needs `pip install playwright` and Chromium, Debian's or the one that
+"""The page of `migrate plan --html` in a browser: with 100,000 keys it does little at once, and
+what a checkpoint holds stays text. Needs `pip install playwright` and Chromium, Debian's or that which
 `playwright install chromium` fetches.
 """
 
