@@ -24,6 +24,11 @@ from ..relations import Relation
 # how much better than the next best the score of a match has to be
 MARGIN = 0.1
 _SLOTS = "nmijklxyz"
+# What says where in a block something stands, by which the names of its neighbour come near: Meta's
+# `attention_norm` is the `input_layernorm` of others, and not their `post_attention_layernorm`.
+_PLACES = frozenset(
+    ("pre", "post", "in", "out", "input", "output", "before", "after", "first", "last", "final")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,7 @@ def match(
     decide others.
     """
     olds, news = group(labels_old), group(labels_new)
+    places = [[_PLACES.intersection(_words(t.text)) for t in side] for side in (olds, news)]
     scores: dict[tuple[int, int], float] = {}
     for j, new in enumerate(news):
         for i, old in enumerate(olds):
@@ -124,7 +130,7 @@ def match(
                 scores[i, j] = score(old, new) if old.text != new.text else 9.0
     found = Matched([], [], [])
     while scores:
-        best, into = _surest(scores), found.pairs
+        best, into = _surest(scores, *places), found.pairs
         if best is None:
             j = min(j for _, j in scores)
             question, candidates = _question(news[j], j, olds, scores)
@@ -161,8 +167,14 @@ def _question(
     return question, [i for _, i in found]
 
 
-def _surest(scores: Mapping[tuple[int, int], float]) -> tuple[int, int] | None:
-    """The pair that beats the next best of both of its sides by the most, and by the margin."""
+def _surest(
+    scores: Mapping[tuple[int, int], float],
+    olds: Sequence[frozenset[str]],
+    news: Sequence[frozenset[str]],
+) -> tuple[int, int] | None:
+    """The pair that beats the next best of both of its sides by the most, and by the margin; where
+    there is a next best, both have the same words of place.
+    """
     rows: dict[int, list[float]] = defaultdict(list)
     columns: dict[int, list[float]] = defaultdict(list)
     for (i, j), value in scores.items():
@@ -174,6 +186,8 @@ def _surest(scores: Mapping[tuple[int, int], float]) -> tuple[int, int] | None:
     for (i, j), value in scores.items():
         ahead = 9.0
         for side in (rows[i], columns[j]):
+            if len(side) > 1 and olds[i] != news[j]:
+                break
             if value < side[0] or (len(side) > 1 and value - side[1] < MARGIN):
                 break
             ahead = min(ahead, value - side[1]) if len(side) > 1 else ahead
