@@ -172,8 +172,8 @@ def _surest(
     olds: Sequence[frozenset[str]],
     news: Sequence[frozenset[str]],
 ) -> tuple[int, int] | None:
-    """The pair that beats the next best of both of its sides by the most, and by the margin; where
-    there is a next best, both have the same words of place.
+    """The pair that beats the next best of both of its sides by the most, and by the margin, of
+    those that have the same words of place.
     """
     rows: dict[int, list[float]] = defaultdict(list)
     columns: dict[int, list[float]] = defaultdict(list)
@@ -184,10 +184,10 @@ def _surest(
         side.sort(reverse=True)
     best: tuple[float, tuple[int, int]] | None = None
     for (i, j), value in scores.items():
+        if olds[i] != news[j]:
+            continue
         ahead = 9.0
         for side in (rows[i], columns[j]):
-            if len(side) > 1 and olds[i] != news[j]:
-                break
             if value < side[0] or (len(side) > 1 and value - side[1] < MARGIN):
                 break
             ahead = min(ahead, value - side[1]) if len(side) > 1 else ahead
