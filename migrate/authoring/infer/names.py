@@ -130,7 +130,7 @@ def match(
                 scores[i, j] = score(old, new) if old.text != new.text else 9.0
     found = Matched([], [], [])
     while scores:
-        best, into = _surest(scores, *places), found.pairs
+        best, into = _surest(scores, *places, told=bool(found.told)), found.pairs
         if best is None:
             j = min(j for _, j in scores)
             question, candidates = _question(news[j], j, olds, scores)
@@ -171,9 +171,11 @@ def _surest(
     scores: Mapping[tuple[int, int], float],
     olds: Sequence[frozenset[str]],
     news: Sequence[frozenset[str]],
+    *,
+    told: bool,
 ) -> tuple[int, int] | None:
     """The pair that beats the next best of both of its sides by the most, and by the margin, of
-    those that have the same words of place.
+    those that have the same words of place; or, where a person has `told` others, the last one.
     """
     rows: dict[int, list[float]] = defaultdict(list)
     columns: dict[int, list[float]] = defaultdict(list)
@@ -184,7 +186,8 @@ def _surest(
         side.sort(reverse=True)
     best: tuple[float, tuple[int, int]] | None = None
     for (i, j), value in scores.items():
-        if olds[i] != news[j]:
+        last = told and len(rows[i]) == len(columns[j]) == 1
+        if olds[i] != news[j] and not last:
             continue
         ahead = 9.0
         for side in (rows[i], columns[j]):
