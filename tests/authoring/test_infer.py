@@ -222,3 +222,15 @@ def test_a_name_that_is_near_to_its_neighbours_is_asked_by_headers(back: bool) -
     assert found.relations == ()
     assert len(found.questions) == 2
     assert all(len(question.candidates) == 2 for question in found.questions)
+
+
+def test_numbers_in_words_that_count_from_elsewhere_are_asked_by_headers() -> None:
+    shape = ("float32", np.zeros(8, "<u4"))
+    old, new = (
+        {f"{stem}.{n}.norm{k}.weight": shape for n in range(2) for k in counted}
+        for stem, counted in (("blocks", (0, 1)), ("layers", (1, 2)))
+    )
+    found = infer(opened(old), opened(new), headers=True)
+    assert found.relations == ()
+    same = {key.replace("blocks", "layers"): held for key, held in old.items()}
+    assert len(infer(opened(old), opened(same), headers=True).relations) == 4

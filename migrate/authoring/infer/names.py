@@ -24,8 +24,9 @@ from ..relations import Relation
 # how much better than the next best the score of a match has to be
 MARGIN = 0.1
 _SLOTS = "nmijklxyz"
-# What says where in a block something stands, by which the names of its neighbour come near: Meta's
+# what says where in a block something stands, by which the names of its neighbour come near: Meta's
 # `attention_norm` is the `input_layernorm` of others, and not their `post_attention_layernorm`.
+_NUMBERED = re.compile(r"([a-z]+)([0-9]+)")
 _PLACES = frozenset(
     ("pre", "post", "in", "out", "input", "output", "before", "after", "first", "last", "final")
 )
@@ -105,6 +106,20 @@ def _compatible(
     )
 
 
+def _places(side: Sequence[Template]) -> list[frozenset[Any]]:
+    """Of each template its words of place, and for a word that ends in a number, which numbers
+    there are: `norm1` of `norm0` and `norm1` is not that of `norm1` and `norm2`.
+    """
+    numbers: dict[str, set[str]] = defaultdict(set)
+    found = [[m for w in _words(t.text) if (m := _NUMBERED.fullmatch(w))] for t in side]
+    for word in {m for those in found for m in those}:
+        numbers[word[1]].add(word[2])
+    return [
+        _PLACES.intersection(_words(t.text)) | {frozenset(numbers[m[1]]) for m in those}
+        for t, those in zip(side, found, strict=True)
+    ]
+
+
 class Matched(NamedTuple):
     """Pairs of keys that names tell apart, pairs that a person did, and what is still open."""
 
@@ -122,7 +137,7 @@ def match(
     decide others.
     """
     olds, news = group(labels_old), group(labels_new)
-    places = [[_PLACES.intersection(_words(t.text)) for t in side] for side in (olds, news)]
+    places = [_places(olds), _places(news)]
     scores: dict[tuple[int, int], float] = {}
     for j, new in enumerate(news):
         for i, old in enumerate(olds):
