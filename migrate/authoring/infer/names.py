@@ -24,9 +24,10 @@ from ..relations import Relation
 # how much better than the next best the score of a match has to be
 MARGIN = 0.1
 _SLOTS = "nmijklxyz"
+# a word that ends in a number
+_NUMBERED = re.compile(r"([a-z]+)([0-9]+)")
 # what says where in a block something stands, by which the names of its neighbour come near: Meta's
 # `attention_norm` is the `input_layernorm` of others, and not their `post_attention_layernorm`.
-_NUMBERED = re.compile(r"([a-z]+)([0-9]+)")
 _PLACES = frozenset(
     ("pre", "post", "in", "out", "input", "output", "before", "after", "first", "last", "final")
 )
