@@ -20,6 +20,7 @@ from tasks import (
     INDEX_FASTER,
     INDEX_KEYS,
     KEYS_A_FILE,
+    LINEAGE_TIMES,
     LINT_TIMES,
     MANY_FILES,
     PLAN_BIND,
@@ -37,6 +38,8 @@ from tasks import (
 HERE = Path(__file__).resolve().parent
 SHIPPED = HERE.parent / "rules"
 
+# in the layouts.yaml of a lineage that is imported from transformers
+FROM_CATALOGUE = "Made by `make catalogue`"
 # runs the command line in this process and prints which heavy modules it left behind
 IMPORTS = """
 import sys
@@ -265,8 +268,34 @@ def rules(migrate: list[str], python: str, folder: Path, checkpoint: Path) -> li
         found += [
             against(what, [*migrate, *arguments], reading, times),
             imported(python, arguments, "torch"),
+            by_lineage([*migrate, *arguments[:-1]]),
         ]
     return found
+
+
+def by_lineage(argv: list[Any], times: int = 5) -> Limit:
+    """What a lineage more takes of the command's time, of all shipped ones against those that are
+    written by hand, as the first fourteen were: the catalogue shall not be dearer than they are.
+    """
+    lineages = sorted(path.parent for path in SHIPPED.glob("*/layouts.yaml"))
+    by_hand = [
+        one for one in lineages if FROM_CATALOGUE not in (one / "layouts.yaml").read_text("utf-8")
+    ]
+    sets = (by_hand[:1], by_hand, lineages)
+    rounds = [[process.run([*argv, *some]).cpu for some in sets] for _ in range(times + 1)][1:]
+    each = [
+        ((hand - one) / (len(by_hand) - 1), (every - one) / (len(lineages) - 1))
+        for one, hand, every in rounds
+    ]
+    ours, theirs = (1000 * statistics.median(side) for side in zip(*each, strict=True))
+    command = " ".join(argv[argv.index("migrate") + 1 :] if "migrate" in argv else argv[-2:])
+    return Limit(
+        f"{command}: processor time of a lineage, of {len(lineages)} against the {len(by_hand)} "
+        "written by hand",
+        statistics.median(every / hand for hand, every in each),
+        LINEAGE_TIMES,
+        note=f" ({theirs:.0f} ms against {ours:.0f} ms)",
+    )
 
 
 COMMANDS: dict[str, Callable[[list[str], str, Path, Path], list[Limit]]] = {

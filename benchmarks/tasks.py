@@ -201,6 +201,8 @@ HOOK_KEYS, HOOK_FIRST, HOOK_AGAIN = 20_000, 2.5, 0.25
 HELP_CLICKS, PLAN_CLICKS = 3.0, 5.0
 # of all shipped rules, against PyYAML's loader in Python over the same files
 LINT_TIMES, SPECS_TIMES = 4.0, 6.0
+# a lineage of the catalogue against one written by hand
+LINEAGE_TIMES = 1.0
 # a folder of a number format against the larger of cp and the codec in memory; MB; and the memory
 # of a tensor of 8 GB against that of one of 100 MB
 FOLDER_TIMES, FOLDER_PRIVATE, LARGE_TENSOR = 1.6, 600.0, 1.25

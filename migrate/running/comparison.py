@@ -51,7 +51,7 @@ from .evaluator import Evaluator
 from .gather import Gather
 from .gathered_ranks import as_written
 from .geometry import STAGE, ByteLayouts
-from .kept import has_place
+from .output_shapes import has_place
 from .padding import FilledUp, filled_up, padding_note
 from .prepare import (
     compose_for,

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .. import formats
-from ..planning.request import OUTPUT_FORMATS
 from ..source.pickle.tree import DictNode, TensorRecord
 from ..source.target import output_record, outside_prefix
 from ..source.tree import KEPT
@@ -40,18 +38,6 @@ def _held(part: FileTree) -> Iterator[tuple[str, TensorRecord]]:
     for name, value in held.pairs if type(held) is DictNode else ():
         if type(name) is str and type(value) is TensorRecord:
             yield name, value
-
-
-def has_place(index: Index, written: str, folder: bool) -> bool:
-    """Whether an output in this format has a place for what is kept: safetensors of a folder have
-    files beside them, and other formats that of a checkpoint that has more than one dict.
-    """
-    part = None if index.tree is None else index.tree.parts[0]
-    if part is not None and type(part.root) is not DictNode:
-        return False
-    if written not in OUTPUT_FORMATS and not formats.holds_trees(written):
-        return False
-    return folder if written == OUTPUT_FORMATS[0] else part is not None and bool(part.at)
 
 
 def put_kept(

@@ -1,4 +1,6 @@
-"""What an output is written as: in which format, and whether as one file or as a folder."""
+"""What an output is written as: in which format, whether as one file or as a folder, and whether
+that has a place for what is kept for the way back.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from .. import formats
 from ..core.errors import fail, listed, option, printable
 from ..planning.request import DESCRIBED, OUTPUT_FORMATS, Request
 from ..source import places
-from ..source.index import Source
+from ..source.index import Index, Source
+from ..source.pickle.tree import DictNode
 
 # a name with one of these is that of one file
 SUFFIXES = {
@@ -45,6 +48,18 @@ def is_folder(source: Source, single_file: bool | None, written: str = "") -> bo
         # `.metadata` names it too, and what becomes of a GGUF file has its key-values beside it
         return True
     return places.is_folder(source.path) or source.path.endswith(".index.json")
+
+
+def has_place(index: Index, written: str, folder: bool) -> bool:
+    """Whether an output in this format has a place for what is kept: safetensors of a folder have
+    files beside them, and other formats that of a checkpoint that has more than one dict.
+    """
+    part = None if index.tree is None else index.tree.parts[0]
+    if part is not None and type(part.root) is not DictNode:
+        return False
+    if written not in OUTPUT_FORMATS and not formats.holds_trees(written):
+        return False
+    return folder if written == OUTPUT_FORMATS[0] else part is not None and bool(part.at)
 
 
 def format_of_ending(suffix: str) -> str | None:

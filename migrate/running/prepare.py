@@ -54,8 +54,8 @@ from ..source.torn_tensors import REQUANTIZE, refuse_torn
 from . import stamp as stamps
 from .gathered_ranks import UNCUT
 from .geometry import ByteLayouts
-from .kept import has_place, kept_parts
-from .output_shapes import is_folder, output_format_of
+from .kept import kept_parts
+from .output_shapes import has_place, is_folder, output_format_of
 from .output_tree import (
     OutputTree,
     in_form,

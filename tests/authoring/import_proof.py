@@ -39,13 +39,14 @@ def saved(
     experts: int = 4,
     dtype: str = "float32",
     original: bool = True,
+    cls: Any = None,
 ) -> tuple[Any, Path]:
     """A checkpoint of a small model, in the layout of the hub or as the library has it, and its
-    class.
+    class: that of the entry, or another one.
     """  # fmt: skip
     import torch
 
-    cls = tiny_models.class_of(entry)
+    cls = cls or tiny_models.class_of(entry)
     model = tiny_models.model(cls, tiny_models.configuration(entry, cls, layers, experts))
     model.to(getattr(torch, dtype)).save_pretrained(folder, save_original_format=original)
     return cls, folder

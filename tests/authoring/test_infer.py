@@ -206,3 +206,31 @@ def test_ranks_of_joined_tensors_are_joined_and_cut() -> None:
         wanted = way(seeds[1])
         assert got.keys() == wanted.keys()
         assert all(np.array_equal(got[key][1], array) for key, array in wanted.items())
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_name_that_is_near_to_its_neighbours_is_asked_by_headers(back: bool) -> None:
+    # what is before the attention is called after the attention on one side, and input on the other
+    names = {"attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+    shape = ("float32", np.zeros(8, "<u4"))
+    sides = [
+        {f"{stem}.{n}.{name}.weight": shape for n in range(2) for name in side}
+        for stem, side in (("layers", names), ("model.layers", names.values()))
+    ]
+    old, new = sides[::-1] if back else sides
+    found = infer(opened(old), opened(new), headers=True)
+    assert found.relations == ()
+    assert len(found.questions) == 2
+    assert all(len(question.candidates) == 2 for question in found.questions)
+
+
+def test_numbers_in_words_that_count_from_elsewhere_are_asked_by_headers() -> None:
+    shape = ("float32", np.zeros(8, "<u4"))
+    old, new = (
+        {f"{stem}.{n}.norm{k}.weight": shape for n in range(2) for k in counted}
+        for stem, counted in (("blocks", (0, 1)), ("layers", (1, 2)))
+    )
+    found = infer(opened(old), opened(new), headers=True)
+    assert found.relations == ()
+    same = {key.replace("blocks", "layers"): held for key, held in old.items()}
+    assert len(infer(opened(old), opened(same), headers=True).relations) == 4

@@ -61,7 +61,7 @@ def test_one_that_is_joined_is_marked_too_and_makes_no_param(tmp_path: Path) -> 
 
 def test_one_that_follows_into_the_new_key_counts_and_is_not_marked(tmp_path: Path) -> None:
     old = {f"model.layers.0.{w}": weight(3, 4, seed=n) for n, w in enumerate("qk")}
-    new = {f"h.0.{w}": old[f"model.layers.0.{w}"] for w in "qk"}
+    new = {f"h.0.attn.{w}": old[f"model.layers.0.{w}"] for w in "qk"}
     text = made(tmp_path, old, new, {"num_layers": 1})
     assert "model.layers.{n:int}" in text
     assert "may count" not in text

@@ -286,26 +286,9 @@ HEADS_FIRST = (
 
 def class_of(entry: str) -> Any:
     """A class that the entry is for: itself, or the fullest of the model type."""
-    from transformers import PreTrainedModel
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     if entry in _sources():
         return getattr(importlib.import_module(_sources()[entry][0]), entry)
-    if entry not in CONFIG_MAPPING:
-        raise LookupError("neither a class nor a model type of this name is in the library")
-    configuration = CONFIG_MAPPING[entry]
-    home = configuration.__module__.replace("configuration_", "modeling_")
-    if importlib.util.find_spec(home) is None:
-        from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-
-        return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[configuration]
-    module = importlib.import_module(home)
-    held = [
-        value for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, PreTrainedModel)
-        and value.__module__ == home and "PreTrained" not in value.__name__
-        and getattr(value, "config_class", None) is configuration
-    ]  # fmt: skip
+    held = classes_of(entry)
     for ending in HEADS_FIRST:
         for value in held:
             if value.__name__.endswith(ending):
@@ -313,6 +296,28 @@ def class_of(entry: str) -> Any:
     if held:
         return held[0]
     raise LookupError("no class of the library has this model type")
+
+
+def classes_of(entry: str) -> list[Any]:
+    """The classes of a model type, in the order of their module."""
+    from transformers import PreTrainedModel
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if entry not in CONFIG_MAPPING:
+        raise LookupError("neither a class nor a model type of this name is in the library")
+    configuration = CONFIG_MAPPING[entry]
+    home = configuration.__module__.replace("configuration_", "modeling_")
+    if importlib.util.find_spec(home) is None:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+        return [MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[configuration]]
+    module = importlib.import_module(home)
+    return [
+        value for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, PreTrainedModel)
+        and value.__module__ == home and "PreTrained" not in value.__name__
+        and getattr(value, "config_class", None) is configuration
+    ]  # fmt: skip
 
 
 def configuration(entry: str, cls: Any, layers: int = 2, experts: int = 4) -> Any:

@@ -1,6 +1,6 @@
 """The page of `migrate plan --html` in a browser: with 100,000 keys it does little at once, and
-what a checkpoint holds stays text. Needs `pip install playwright` and Chromium, Debian's or the one that
-`playwright install chromium` fetches.
+what a checkpoint holds stays text. Needs `pip install playwright` and Chromium, that of Debian or
+the one that `playwright install chromium` fetches.
 """
 
 from __future__ import annotations

@@ -34,8 +34,10 @@ BARS = {
     # functions or 10
     # the rows of a plan have a module of their own, and what a row says of an edge, of rounding and
     # of what goes is said by functions that one key's answer shares: 1 module, 3 functions
-    "apply": (63, 499),
-    "plan": (56, 395),
+    # what an output is written as is said above the formats, where those of third parties can be
+    # asked, in a module of its own: 1 module, and no function
+    "apply": (64, 499),
+    "plan": (57, 395),
     "rules": (9, 59),
     # which of two threads gets a tile is chance, and one that helps enters a function or two more
     # the arguments of a codec are declared as those of an op, and checked by the base of codecs
@@ -54,7 +56,8 @@ BARS = {
     # what a thread keeps of inputs has a module of its own, and is asked for once a box
     # the home of checkpoints on this machine is a module of its own
     # the rows of its plan are those above: 1 module, 3 functions
-    "fp8": (91, 606),
+    # the module of what an output is written as: 1 module
+    "fp8": (92, 606),
     "attach": (37, 184),
     # which dict rules work on is decided in a module of its own, by functions that were there
     "pt": (20, 100),

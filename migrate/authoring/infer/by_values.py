@@ -585,7 +585,7 @@ def _rolled(shape: Shape, pairs: Pairs) -> OpTexts | None:
             return None
         shift = int(shifts[0])
         if shift and 2 * shift == shape[axis]:
-            ops += [{"flip": {"dim": axis}}] if shift == 1 else _swapped(axis, len(shape))
+            ops += [{"flip": {"dim": axis}}] if shift == 1 else _swapped(axis)
         elif shift:
             ops.append(
                 {
@@ -598,11 +598,10 @@ def _rolled(shape: Shape, pairs: Pairs) -> OpTexts | None:
     return tuple(ops)
 
 
-def _swapped(axis: int, rank: int) -> list[Mapping[str, Any]]:
-    """The ops that exchange the two halves of an axis."""
-    names = [f"x{n}" for n in range(rank)]
-    whole = " ".join(["(two half)" if n == axis else name for n, name in enumerate(names)])
-    apart = whole.replace("(two half)", "two half")
+def _swapped(axis: int) -> list[Mapping[str, Any]]:
+    """The ops that exchange the two halves of an axis, whatever axes follow."""
+    before = "".join(f"x{n} " for n in range(axis))
+    whole, apart = f"{before}(two half) ...", f"{before}two half ..."
     ways = (f"{whole} -> {apart}", f"{apart} -> {whole}")
     first, last = ({"rearrange": {"pattern": way, "axes": {"two": 2}}} for way in ways)
     return [first, {"flip": {"dim": axis}}, last]

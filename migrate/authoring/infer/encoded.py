@@ -90,8 +90,7 @@ def _elsewhere(
         for dtype in sorted({spec.dtype for spec in news.values() if spec.dtype in _NUMBERS}):
             for way in _relations(one, "", olds, dtype):
                 made = _made(way, old)
-                spec = None if made is None else Spec(dtype, made[0])
-                if made is None or spec not in news.values():
+                if made is None or (spec := Spec(dtype, made[0])) not in news.values():
                     continue
                 if spec not in held:
                     held[spec] = defaultdict(list)
@@ -178,7 +177,8 @@ def _elements(source: Source, key: str) -> tuple[tuple[int, ...], bytes]:
 def _digest(array: Any) -> tuple[tuple[int, ...], bytes]:
     import numpy as np
 
-    return array.shape, hashlib.blake2b(np.ascontiguousarray(array)).digest()
+    held: Any = np.ascontiguousarray(array)
+    return array.shape, hashlib.blake2b(held).digest()
 
 
 def _made(relation: Relation, old: Source) -> tuple[tuple[int, ...], bytes] | None:

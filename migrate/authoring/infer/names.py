@@ -24,6 +24,13 @@ from ..relations import Relation
 # how much better than the next best the score of a match has to be
 MARGIN = 0.1
 _SLOTS = "nmijklxyz"
+# a word that ends in a number
+_NUMBERED = re.compile(r"([a-z]+)([0-9]+)")
+# what says where in a block something stands, by which the names of its neighbour come near: Meta's
+# `attention_norm` is the `input_layernorm` of others, and not their `post_attention_layernorm`.
+_PLACES = frozenset(
+    ("pre", "post", "in", "out", "input", "output", "before", "after", "first", "last", "final")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,20 @@ def _compatible(olds: _Labelled, i: int, news: _Labelled, j: int) -> bool:
     return all(at.get(ints) == label for ints, label in zip(new.ints, news.labels[j], strict=True))
 
 
+def _places(side: Sequence[Template]) -> list[frozenset[Any]]:
+    """Of each template its words of place, and for a word that ends in a number, which numbers
+    there are: `norm1` of `norm0` and `norm1` is not that of `norm1` and `norm2`.
+    """
+    numbers: dict[str, set[str]] = defaultdict(set)
+    found = [[m for w in _words(t.text) if (m := _NUMBERED.fullmatch(w))] for t in side]
+    for word in {m for those in found for m in those}:
+        numbers[word[1]].add(word[2])
+    return [
+        _PLACES.intersection(_words(t.text)) | {frozenset(numbers[m[1]]) for m in those}
+        for t, those in zip(side, found, strict=True)
+    ]
+
+
 class Matched(NamedTuple):
     """Pairs of keys that names tell apart, pairs that a person did, and what is still open."""
 
@@ -134,6 +155,7 @@ def match(
     numbers: dict[Hashable, int] = {}
     sides = _Labelled(labels_old, numbers), _Labelled(labels_new, numbers)
     olds, news = sides[0].templates, sides[1].templates
+    places = [_places(olds), _places(news)]
     scores: dict[tuple[int, int], float] = {}
     for j, new in enumerate(news):
         for i, old in enumerate(olds):
@@ -141,7 +163,7 @@ def match(
                 scores[i, j] = score(old, new) if old.text != new.text else 9.0
     found = Matched([], [], [])
     while scores:
-        best, into = _surest(scores), found.pairs
+        best, into = _surest(scores, *places, told=bool(found.told)), found.pairs
         if best is None:
             j = min(j for _, j in scores)
             question, candidates = _question(news[j], j, olds, scores)
@@ -178,8 +200,16 @@ def _question(
     return question, [i for _, i in found]
 
 
-def _surest(scores: Mapping[tuple[int, int], float]) -> tuple[int, int] | None:
-    """The pair that beats the next best of both of its sides by the most, and by the margin."""
+def _surest(
+    scores: Mapping[tuple[int, int], float],
+    olds: Sequence[frozenset[str]],
+    news: Sequence[frozenset[str]],
+    *,
+    told: bool,
+) -> tuple[int, int] | None:
+    """The pair that beats the next best of both of its sides by the most, and by the margin, of
+    those that have the same words of place; or, where a person has `told` others, the last one.
+    """
     rows: dict[int, list[float]] = defaultdict(list)
     columns: dict[int, list[float]] = defaultdict(list)
     for (i, j), value in scores.items():
@@ -189,6 +219,9 @@ def _surest(scores: Mapping[tuple[int, int], float]) -> tuple[int, int] | None:
         side.sort(reverse=True)
     best: tuple[float, tuple[int, int]] | None = None
     for (i, j), value in scores.items():
+        last = told and len(rows[i]) == len(columns[j]) == 1
+        if olds[i] != news[j] and not last:
+            continue
         ahead = 9.0
         for side in (rows[i], columns[j]):
             if value < side[0] or (len(side) > 1 and value - side[1] < MARGIN):
