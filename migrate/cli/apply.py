@@ -253,8 +253,8 @@ def _interrupted(output: str, stood: bool, again: str) -> str:
     if is_url(output):
         where = safe(shown_url(output))
         return (
-            f"interrupted; what was uploaded so far to {where} is kept, and does not show\nrun the "
-            f"same command with --resume to go on, or throw it away with `migrate clean {where}`"
+            f"interrupted; run the same command {f'with {again} ' if again else ''}to go on, or "
+            f"throw away what was uploaded to {where} with `migrate clean {where}`"
         )
     if not stood and os.path.lexists(output):
         # an output appears by one rename, so it is whole

@@ -37,6 +37,7 @@ from ..core.errors import (
     fail,
     on_command_line,
     option,
+    plural,
     printable,
     refusal,
 )
@@ -282,14 +283,11 @@ def write_on_ray(
     """
     checks, options = named.pop("checks"), named["options"]
     run = part_run(*where, **named)
-    with run.ending(), _connected(cluster) as ray:
+    needs = {"num_cpus": options.threads, **({"num_gpus": 1} if cluster.device != "cpu" else {})}
+    with run.ending(), _connected(cluster, needs) as ray:
         left = run.left()
         if left.exists() and not options.resume:
             run.refuse_left()
-        needs = {
-            "num_cpus": options.threads,
-            **({"num_gpus": 1} if cluster.device != "cpu" else {}),
-        }
         of, earlier = max(len(run.target.files), _slots(ray, needs)), left.begun()
         if earlier is not None and earlier.of >= len(run.target.files):
             # as many as the run was begun with, on a larger or smaller cluster
@@ -330,8 +328,10 @@ def _slots(ray: Any, needs: Mapping[str, int]) -> int:
 
 
 @contextmanager
-def _connected(cluster: Cluster) -> Iterator[Any]:
-    """Ray, connected to the cluster, or to one of this machine's cores that is started for it."""
+def _connected(cluster: Cluster, needs: Mapping[str, int]) -> Iterator[Any]:
+    """Ray, connected to the cluster, or to one of this machine's cores that is started for it, if
+    it has what a worker `needs`. RunError M985.
+    """
     # a cluster on this machine alone needs no network
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # what a device of 0 GPUs means, which Ray is about to change
@@ -354,9 +354,24 @@ def _connected(cluster: Cluster) -> Iterator[Any]:
             help="`ray status` says whether it runs; nothing was written",
         )
     try:
+        # one that runs may grow
+        if not address and not _slots(ray, needs):
+            _refuse_size(needs)
         yield ray
     finally:
         ray.shutdown()
+
+
+def _refuse_size(needs: Mapping[str, int]) -> NoReturn:
+    gpu, cores = needs.get("num_gpus", 0), needs["num_cpus"]
+    fail(
+        "M985",
+        f"this machine has no room for a worker of {plural(cores, 'core')}"
+        + (" and a GPU" if gpu else ""),
+        help=f"{option('threads', 1)}"
+        + (f", {option('device', 'cpu')}" if gpu else "")
+        + f", or the address of a cluster: {option('on', 'ray://ADDRESS')}",
+    )
 
 
 def _look_everywhere(ray: Any, order: _Order, left: LeftBehind) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from commandline import ROOT, Result, done, fingerprint, rules, safetensors
+from ray_cluster import ATTEMPTS
 from work import HANG
 
 pytestmark = pytest.mark.servers
@@ -92,14 +93,14 @@ def ended(child: subprocess.Popen[str]) -> Result:
 
 
 @contextmanager
-def cluster(workers: int) -> Iterator[Cluster]:
+def cluster(workers: int, **environment: str) -> Iterator[Cluster]:
     # a socket's path has at most 107 characters
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     command = [sys.executable, str(ROOT / "tests" / "cli" / "ray_cluster.py")]
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     child = subprocess.Popen(
         [*command, str(workers), str(folder)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **token},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **token, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -320,16 +321,20 @@ def test_a_cluster_that_lets_nobody_in(two: Cluster, scene: Scene, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_client_of_a_cluster(scene: Scene, tmp_path: Path) -> None:
-    """`ray://`: this process is no part of the cluster, and speaks to a server of it."""
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    # a slow machine needs more than Ray's 30 seconds
-    waits = {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "300"}
-    waits["RAY_CLIENT_INITIAL_CONNECTION_TIMEOUT_S"] = "300"
-    waits["RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S"] = "300"
-    here = {**os.environ, **token, **waits, "PYTHONPATH": str(ROOT)}
-    here["RAY_USAGE_STATS_ENABLED"] = "0"
+# until Ray's server for clients takes one: behind it an agent starts, for which it waits 15 seconds
+WAIT = """
+import sys, time, ray
+while True:
+    try:
+        ray.init(sys.argv[1], logging_level="ERROR")
+        break
+    except (ConnectionError, RuntimeError):
+        time.sleep(0.5)
+"""
+
+
+def start_head(folder: Path, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], str]:
+    """A head of a cluster, and the address for its clients."""
     with socket.socket() as one, socket.socket() as other:
         one.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
@@ -337,28 +342,50 @@ def test_a_client_of_a_cluster(scene: Scene, tmp_path: Path) -> None:
     words = ["start", "--head", "--block", "--num-cpus=2", "--include-dashboard=false"]
     words += [f"--port={port}", f"--ray-client-server-port={client}", f"--temp-dir={folder}"]
     words += ["--object-store-memory=80000000"]
-    head = subprocess.Popen(
-        [sys.executable, "-m", "ray.scripts.scripts", *words],
-        env=here,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+    command = [sys.executable, "-m", "ray.scripts.scripts", *words]
+    null = subprocess.DEVNULL
+    return (
+        subprocess.Popen(command, env=environment, stdout=null, stderr=null),
+        f"ray://127.0.0.1:{client}",
     )
-    try:
+
+
+def takes_clients(
+    head: subprocess.Popen[bytes], address: str, environment: Mapping[str, str]
+) -> bool:
+    """Waits until the head takes a client; False if it ends before."""
+    with subprocess.Popen([sys.executable, "-c", WAIT, address], env=environment) as waiting:
         while head.poll() is None:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", client)):
-                break
-            time.sleep(0.1)
-        command = [sys.executable, "-m", "migrate", *scene.words(tmp_path / "out"), "-q"]
-        command += ["--format", "json", "--on", f"ray://127.0.0.1:{client}"]
-        made = ended(
-            subprocess.Popen(
-                command, env=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-        )
+            with suppress(subprocess.TimeoutExpired):
+                return waiting.wait(0.2) == 0
+        waiting.kill()
+    return False
+
+
+def test_a_client_of_a_cluster(scene: Scene, tmp_path: Path) -> None:
+    """`ray://`: this process is no part of the cluster, and speaks to a server of it."""
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # a slow machine needs more than Ray's 30 seconds
+    names = ("RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S", "RAY_CLIENT_INITIAL_CONNECTION_TIMEOUT_S")
+    names += ("RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S", "TIMEOUT_FOR_SPECIFIC_SERVER_S")
+    here = {**os.environ, **token, **dict.fromkeys(names, "300"), "PYTHONPATH": str(ROOT)}
+    here["RAY_USAGE_STATS_ENABLED"] = "0"
+    for _ in range(ATTEMPTS):
+        folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+        head, address = start_head(folder, here)
+        try:
+            if not takes_clients(head, address, here):
+                continue
+            command = [sys.executable, "-m", "migrate", *scene.words(tmp_path / "out"), "-q"]
+            command += ["--format", "json", "--on", address]
+            pipe = subprocess.PIPE
+            made = ended(subprocess.Popen(command, env=here, stdout=pipe, stderr=pipe, text=True))
+        finally:
+            head.terminate()
+            head.wait(HANG)
+            shutil.rmtree(folder, ignore_errors=True)
         assert made.exit == 0, made.out
         assert unlike(scene.said, made.json) == {}
         assert scene.made(tmp_path / "out") == scene.wanted
-    finally:
-        head.terminate()
-        head.wait(HANG)
-        shutil.rmtree(folder, ignore_errors=True)
+        return
+    raise AssertionError("no head of a cluster could be started")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commandline import rules, shards
+from commandline import ROOT, rules, shards
 from header_files import write_headers
-from work import processor
+from work import HANG, processor
 
 import migrate
 
@@ -26,13 +29,13 @@ ROOM = 1.5
 
 
 def exponent(plan: Callable[[Path], object], places: dict[int, Path]) -> float:
-    """The exponent of a power law through the processor time that the plans take, by least
-    squares.
-    """
-    points = [
-        (math.log(size), math.log(processor(lambda: plan(place), best_of=2)))
-        for size, place in places.items()
-    ]
+    """The exponent of a power law through the processor time that the plans take."""
+    return fitted({n: processor(lambda: plan(place), best_of=2) for n, place in places.items()})
+
+
+def fitted(taken: dict[int, float]) -> float:
+    """The exponent of a power law through what each size takes, by least squares."""
+    points = [(math.log(size), math.log(found)) for size, found in taken.items()]
     x, y = (sum(column) / len(points) for column in zip(*points, strict=True))
     above = sum((a - x) * (b - y) for a, b in points)
     return above / sum((a - x) ** 2 for a, _ in points)
@@ -45,25 +48,67 @@ def keys_of(count: int) -> list[str]:
     ]
 
 
-def test_planning_is_linear_in_keys(tmp_path: Path) -> None:
+# the memory that a plan takes beside what a small one does
+PEAK = """
+import resource, sys, migrate
+from pathlib import Path
+def most(place):
+    migrate.plan(Path(place), rules=[Path(sys.argv[1])], max_shard_size=int(sys.argv[2]))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+small, large = map(most, sys.argv[3:])
+print(large - small)
+"""
+
+
+def peaks(places: dict[int, Path], small: Path, rule: Path, size: int) -> dict[int, float]:
+    """KiB of memory that the plan of each place takes at its peak, in a process of its own."""
+    return {
+        count: float(ended(PEAK, str(rule), str(size), str(small), str(place)))
+        for count, place in places.items()
+    }
+
+
+def ended(*words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def many_keys(folder: Path, *counts: int) -> dict[int, Path]:
     places = {}
-    for count in (50_000, 100_000, 200_000):
+    for count in counts:
         tensors = dict.fromkeys(keys_of(count), ("uint8", (16,)))
         assert len(tensors) == count
-        places[count] = write_headers(tmp_path / str(count), tensors)
-    rule = rules(tmp_path, RULES)
-    assert 0.5 < exponent(lambda place: migrate.plan(place, rules=[rule]), places) < ROOM
+        places[count] = write_headers(folder / str(count), tensors)
+    return places
 
 
-def test_planning_is_linear_in_files(tmp_path: Path) -> None:
+def many_files(folder: Path, *counts: int) -> dict[int, Path]:
     places = {}
-    for count in (500, 1_000, 2_000):
+    for count in counts:
         parts = [
             {f"l.{i}.n": ("U8", [16]), f"l.{i}.e.0.w": ("U8", [16]), f"l.{i}.e.1.w": ("U8", [16])}
             for i in range(count)
         ]
-        places[count] = shards(tmp_path / str(count), parts)
-    rule = rules(tmp_path, RULES)
+        places[count] = shards(folder / str(count), parts)
+    return places
+
+
+def test_planning_is_linear_in_keys(tmp_path: Path) -> None:
+    places, rule = many_keys(tmp_path, 50_000, 100_000, 200_000), rules(tmp_path, RULES)
+    assert 0.5 < exponent(lambda place: migrate.plan(place, rules=[rule]), places) < ROOM
+    (small,) = many_keys(tmp_path, 5_000).values()
+    assert 0.5 < fitted(peaks(places, small, rule, 5 * 10**9)) < ROOM
+
+
+def test_planning_is_linear_in_files(tmp_path: Path) -> None:
+    places, rule = many_files(tmp_path, 500, 1_000, 2_000), rules(tmp_path, RULES)
 
     def plan(place: Path) -> None:
         # as many files come out as go in
@@ -71,3 +116,5 @@ def test_planning_is_linear_in_files(tmp_path: Path) -> None:
         assert len(made.report.target.files) >= len(list(place.glob("*.safetensors")))
 
     assert 0.5 < exponent(plan, places) < ROOM
+    (small,) = many_files(tmp_path, 20).values()
+    assert 0.5 < fitted(peaks(places, small, rule, 48)) < ROOM

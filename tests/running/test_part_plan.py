@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from migrate.running.part_plan import COPIED, UPLOADED, UploadPart, cut_parts
 from migrate.running.share import Extent
 from migrate.running.store_run import published_order
+from migrate.source.stores.requests import PIECE
 from migrate.source.stores.s3_uploads import LARGEST, LEAST, MOST_PARTS
 
 MIB = 1 << 20
@@ -75,3 +77,18 @@ def test_what_tells_that_the_set_is_whole_appears_last() -> None:
     assert published_order(["d"], [], ["iter/.metadata", "iter/common.pt", "latest.txt"])[1:] == [
         "iter/common.pt", "iter/.metadata", "latest.txt",
     ]  # fmt: skip
+
+
+def test_the_arithmetic_of_the_page_is_that_of_the_parts() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    _, _, page = page.partition("## Costs and times of 10 TB")
+    all_bytes, files, size = 10**13, 2000, 5 * 10**9
+    assert files * size == all_bytes
+    uploaded = cut_parts(size)
+    copied = cut_parts(size, [Extent(0, size, 0, 0)])
+    assert f"= {len(uploaded)} parts a file | {files * len(uploaded):,} PUT |" in page
+    assert f"= {len(copied)} parts a file" in page
+    assert f"| {files * len(copied):,} COPY |" in page
+    assert f"| {-(-all_bytes // PIECE):,} GET |" in page
+    assert f"at most {MOST_PARTS:,} parts" in page
+    assert f"Parts of {UPLOADED >> 20} MiB make {MOST_PARTS * UPLOADED / 1e9:.0f} GB" in page

@@ -415,6 +415,18 @@ def test_what_is_expected_is_read_in_large_pieces_and_once() -> None:
     assert sum(stop - start for _, start, stop in store.log) <= len(content)
 
 
+@pytest.mark.parametrize(("gap", "requests_made"), [(1 << 20, 1), ((1 << 20) + 1, 2)])
+def test_gaps_of_a_mebibyte_are_read_through(gap: int, requests_made: int) -> None:
+    store = Kept({"f": bytes(4 << 20)})
+    folder = StoreFolder(store)
+    blob = folder.open("f")
+    second = 1000 + gap
+    with foreseeing([blob], [Stretch(0, 0, 1000), Stretch(0, second, second + 1000)], 1 << 30):
+        assert blob.read(0, 1000) == bytes(1000)
+        assert blob.read(second, 1000) == bytes(1000)
+    assert len(store.log) == requests_made
+
+
 def test_what_is_read_in_strides_is_fetched_once_and_let_go_of_when_its_turn_is_over() -> None:
     content = np.random.default_rng(0).bytes(20 << 20)
     store = Kept({"f": content})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
-from store_servers import COMMIT, MOVED, S3, hub_server, web_server
+from store_servers import COMMIT, MOVED, S3, Sent, hub_server, serving, web_server
 from stored_checkpoint import rule, shards
 from test_stores import point_at_hub, refused, tree
 
@@ -170,6 +172,68 @@ def test_answers_that_are_cut_short_and_a_server_without_ranges_are_refused(
     assert "was asked for a range" in refused("M969", url)
     s3.spoil(fail="GET .*safetensors$")
     assert "the store fails (InternalError)" in refused("M969", url)
+
+
+class Endless(BaseHTTPRequestHandler):
+    """A file of 1 GB, of which each request gets the whole, whatever range it asks for."""
+
+    size = 1 << 30
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(self.size))
+        self.send_header("ETag", '"1"')
+        self.send_header("Last-Modified", "Sun, 01 Nov 2026 00:00:00 GMT")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        if "list-type" in self.path:
+            # of what lies below the name: nothing
+            listing = b"<ListBucketResult><KeyCount>0</KeyCount></ListBucketResult>"
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(listing)))
+            self.end_headers()
+            self.wfile.write(listing)
+            return
+        self.do_HEAD()
+        sent = 0
+        with suppress(OSError):
+            while sent < self.size:
+                sent += self.wfile.write(bytes(1 << 16))
+        self.server.log.append(Sent(self.command, self.path, "", sent))
+
+
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+def test_a_whole_that_comes_in_place_of_a_range_is_not_read_to_its_end(
+    s3: S3, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    with serving(Endless) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        where = server.url if scheme == "http" else "s3:/"
+        assert "was asked for a range" in refused("M969", f"{where}/bucket/model.safetensors")
+    assert server.log
+    # what the connection had taken when it was closed
+    assert all(one.sent < Endless.size // 8 for one in server.log)
+
+
+@pytest.mark.parametrize("forbidden", ["^GET /bucket$", "GET .*safetensors$"])
+def test_a_user_who_may_not_read_is_told_what_reading_needs(
+    s3: S3, url: str, forbidden: str
+) -> None:
+    s3.spoil(forbid=forbidden)
+    said = refused("M968", url)
+    assert "the store refuses (AccessDenied)" in said
+    assert "reading needs s3:ListBucket on the bucket and s3:GetObject on its objects" in said
+
+
+def test_an_output_in_a_bucket_that_does_not_exist(s3: S3, local: Path, tmp_path: Path) -> None:
+    with pytest.raises(MigrateError) as caught:
+        migrate.apply(local, "s3://nothing-here/new", rules=[rule(tmp_path)])
+    assert [d.code for d in caught.value.diagnostics] == ["M917"]
+    assert "there is no such bucket" in str(caught.value)
 
 
 def test_no_credentials(s3: S3, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from bucket_servers import STARTED
+from commandline import DATA
 from store_servers import S3
 from stored_checkpoint import rule
 from test_stores_written import refused, tree
@@ -56,6 +57,18 @@ def test_a_run_from_bucket_to_bucket_and_back(
     assert migrate.diff(f"{out}-back", local).tensors_equal
     assert not uploads(s3, tmp_path.name)
     assert not held(s3, f"{tmp_path.name}/new.migrate-partial")
+
+
+@pytest.mark.parametrize("copy", ["auto", "never"])
+def test_a_released_lineage_from_bucket_to_bucket(s3: S3, tmp_path: Path, copy: str) -> None:
+    local = DATA / "mixtral__v4" / "hub"
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    migrate.apply(local, tmp_path / "here", to="hf-mixtral@v5")
+    migrate.apply(source, out, to="hf-mixtral@v5", copy=copy)
+    assert migrate.diff(out, tmp_path / "here").equal
+    assert migrate.verify(out, source=source).equal
+    migrate.downgrade(out, f"{out}-back", copy=copy)
+    assert migrate.diff(f"{out}-back", local).tensors_equal
 
 
 def test_a_run_that_fails_goes_on_or_is_thrown_away(
