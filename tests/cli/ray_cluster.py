@@ -47,7 +47,7 @@ def looking(*arguments):
             if there is not None:
                 sys.modules[name] = there
 def writing(*arguments, options, part, **named):
-    said = [part.number, os.getpid(), options.max_memory, options.threads, str(options.device)]
+    said = [part.number, os.getpid(), options.max_memory, options.threads, options.device.name]
     with open(folder / "told", "a") as told:
         told.write(json.dumps(said) + chr(10))
     return write(*arguments, options=options, part=part, **named)
@@ -67,7 +67,7 @@ def main() -> None:
             context = ray.init(
                 address="local",
                 num_cpus=workers,
-                num_gpus=int(os.environ.get("MADE_UP_GPUS", "0")),
+                num_gpus=int(gpus) if (gpus := os.environ.get("MADE_UP_GPUS")) else None,
                 object_store_memory=80 << 20,
                 include_dashboard=False,
                 logging_level="ERROR",

@@ -329,6 +329,7 @@ while True:
         ray.init(sys.argv[1], logging_level="ERROR")
         break
     except (ConnectionError, RuntimeError):
+        ray.shutdown()
         time.sleep(0.5)
 """
 

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commandline import safetensors
@@ -85,3 +86,61 @@ def test_a_worker_without_an_extra_names_it(
     with pytest.raises(MigrateError) as caught:
         ray_run._refuse_differing([ray_run.Differing("one differs"), found])
     assert [(d.code, d.help) for d in caught.value.diagnostics] == [("M974", found.help)]
+
+
+class Started:
+    """What stands for Ray: a cluster with so much, or a start that fails."""
+
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+
+    def __init__(self, failing: Exception | None = None, **resources: float) -> None:
+        self.resources, self.failing, self.ended = resources, failing, False
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, **_: object) -> None:
+        if self.failing is not None:
+            raise self.failing
+
+    def cluster_resources(self) -> dict[str, float]:
+        return self.resources
+
+    def shutdown(self) -> None:
+        self.ended = True
+
+
+def connected(monkeypatch: pytest.MonkeyPatch, ray: Started, at: str, **needs: int) -> str:
+    """What is said where a cluster cannot be worked with; nothing where it can."""
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    try:
+        with ray_run._connected(ray_run.Cluster(at, "cpu"), needs) as found:
+            assert found is ray
+    except MigrateError as error:
+        return str(error)
+    return ""
+
+
+def test_a_cluster_of_this_machine_without_room_for_a_worker_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would be waited for without an end, since it does not grow."""
+    small = Started(CPU=2.0)
+    said = connected(monkeypatch, small, "ray", num_cpus=3)
+    assert "error[M985]: this machine has no room for a worker of 3 cores\n" in said
+    assert small.ended
+    said = connected(monkeypatch, Started(CPU=2.0), "ray", num_cpus=1, num_gpus=1)
+    assert "a worker of 1 core and a GPU" in said
+    assert 'device="cpu"' in said
+    assert not connected(monkeypatch, Started(CPU=2.0), "ray", num_cpus=2)
+    assert not connected(monkeypatch, Started(CPU=2.0, GPU=1.0), "ray", num_cpus=2, num_gpus=1)
+    # one that others have started may grow
+    assert not connected(monkeypatch, Started(CPU=2.0), "ray://head:10001", num_cpus=3)
+
+
+def test_whatever_ray_raises_when_it_cannot_start_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Started(Exception("The current node timed out during startup."))
+    said = connected(monkeypatch, late, "ray", num_cpus=1)
+    assert "error[M985]: cannot start a cluster on this machine" in said
+    assert "timed out during startup" in said

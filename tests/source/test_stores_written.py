@@ -635,9 +635,9 @@ def test_a_bucket_that_encrypts_with_a_key_of_its_own(
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("first", range(1000, 1200, 20))
+@pytest.mark.parametrize("first", range(1000, 1200, 10))
 def test_two_hundred_kills_are_survived(s3: S3, made: Path, tmp_path: Path, first: int) -> None:
-    survive_kills(s3, tmp_path, made, range(first, first + 20))
+    survive_kills(s3, tmp_path, made, range(first, first + 10))
 
 
 def test_a_store_that_takes_no_mixed_parts_is_streamed_to(
