@@ -16,6 +16,7 @@ from ..core.errors import MigrateError, fail, option, printable
 from ..source.blobs import CHANGED_HELP
 from ..source.stores.s3_uploads import PARTIAL, CopyRefusedError, ListedPart, S3Output
 from .ahead import reading_ahead
+from .meeting_in_bucket import RANKS, BucketMeeting
 from .part_plan import UPLOADED, PartPlan, UploadPart
 from .store_journal import begun_unnamed, own_words, text_of
 from .tiles import FileWriter, Tile, WriteJob, Writers, tiles
@@ -198,8 +199,11 @@ class Uploads:
         with suppress(MigrateError):
             for key, upload in begun_unnamed(self.journal, self.output):
                 self.output.abort(key, upload)
-        parted = "begun" in self.journal
-        words = own_words(self.output.words().names(), self.run) if parted else ()
+        words: list[str] = []
+        if "begun" in self.journal:
+            words = own_words(self.output.words().names(), self.run)
+            with suppress(MigrateError):
+                BucketMeeting(self.output.words(RANKS)).clear()
         return self.output.remove_journal(words)
 
 

@@ -108,9 +108,9 @@ def test_a_rank_that_dies_ends_all_and_leaves_nothing_that_shows(
     assert f"error[M973]: rank {dies} died (process {children[dies].pid} on " in err
     assert "--resume" in err
     assert not held(s3, f"{prefix}/")
-    again = launch(words, 2)
-    assert again[0][0] == 2
-    assert "error[M911]: " in again[0][2]
+    again = rank(words, 0, 2)
+    assert "error[M911]: " in ended(again)[1]
+    assert again.returncode == 2
     if dies:
         found = launch([*words, "--resume", "-q"], 2)
         assert [(status, err) for status, _, err in found] == [(0, "")] * 2

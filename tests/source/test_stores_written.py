@@ -18,7 +18,7 @@ import pytest
 from marks import thorough
 from safetensors.numpy import save_file
 from store_servers import S3
-from stored_checkpoint import rule, shards
+from stored_checkpoint import RULE, rule, shards
 from written_stores import MIB, held, large, uploads
 
 import migrate
@@ -249,7 +249,8 @@ def longer(tmp_path: Path) -> tuple[Path, Path]:
     save_file(tensors, tmp_path / "old/model.safetensors")
     (tmp_path / "old/config.json").write_text("{}")
     place = tmp_path / "renamed.yaml"
-    place.write_text("rules: [{name: r, from: 'w.{i:int}', to: 'v.{i}'}]\n")
+    head = RULE.partition("rules:")[0]
+    place.write_text(f"{head}rules: [{{name: r, from: 'w.{{i:int}}', to: 'v.{{i}}'}}]\n")
     return tmp_path / "old", place
 
 
