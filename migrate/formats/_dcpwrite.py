@@ -470,6 +470,10 @@ class _Chain:
             self._begins.append(count)
             count += len(made.tensors)
 
+    def needs(self, count: int) -> int:
+        """The first stretch whose CRC-32 stands in what follows the first `count`."""
+        return self._begins[bisect_right(self._begins, count - 1) - 1]
+
     def __call__(self, crcs: Sequence[int]) -> bytes:
         count = len(crcs)
         if not count:

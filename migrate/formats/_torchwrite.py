@@ -266,6 +266,10 @@ class Seal:
         self._layout, self._first, self._count, self._after = layout, first, count, after
         self._before = [crc32(content) for content in before]
 
+    def needs(self, count: int) -> int:
+        """The first storage whose CRC-32 stands in what follows the first `count`."""
+        return count - 1 if count < self._count else 0
+
     def __call__(self, crcs: Sequence[int]) -> bytes:
         layout, slots = self._layout, self._layout.slots
         here = self._first + len(crcs) - 1

@@ -358,8 +358,9 @@ def _without_locks() -> Iterator[None]:
 class PartRun(TargetRun):
     """The steps of a run, for one part of it."""
 
-    # whether no file is written in pieces
-    whole = False
+    def deal(self, of: int) -> list[list[OutputFile]]:
+        """What each of `of` parts writes."""
+        return deal_files(self.target, self.outputs, of)
 
     def enter_part(
         self, part: RunPart, own: Sequence[OutputFile], begun: Begun, second: bool = False
@@ -501,7 +502,7 @@ def write_part(
     happens, because other parts write in it.
     """
     run = part_run(*where, **named)
-    dealt = deal_files(run.target, run.outputs, part.of, run.whole)
+    dealt = run.deal(part.of)
     own = dealt[part.number]
     with run.ending():
         left = run.enter_part(part, own, begun, second)
@@ -535,7 +536,7 @@ def publish_parts(
         require_done(left, of, run.digest)
         run.examine(())
         shared, pieces = 0, dict[str, list[Any]]()
-        dealt = deal_files(run.target, run.outputs, of, run.whole)
+        dealt = run.deal(of)
         for number, own in enumerate(dealt):
             said = left.said(number, run.digest)
             if said is None or said.get("spans") != spans_of(own):

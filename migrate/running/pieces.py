@@ -6,6 +6,10 @@ earlier; where it is cut depends on the plan and on how many take part alone. Wh
 in an archive depends on checksums of pieces that others write: such places stay blank, and are
 written when all pieces are there (`write_seals`).
 
+What was uploaded cannot be changed. There an archive is cut between tensors alone, where what
+follows depends on the tensors of its own piece, and the last piece ends in front of the directory
+of all, which is uploaded when all pieces are there (`tail_of`, `sealed_tail`).
+
 Where something is computed, nothing is cut within a tensor: what lies across the cut would be
 computed by both, and its error measured twice.
 """
@@ -13,8 +17,8 @@ computed by both, and its error measured twice.
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -39,10 +43,15 @@ LONG = 1.5
 
 
 def deal_files(
-    target: Target, outputs: Mapping[str, Tensor], of: int, whole: bool = False
+    target: Target,
+    outputs: Mapping[str, Tensor],
+    of: int,
+    *,
+    whole: bool = False,
+    uploaded: bool = False,
 ) -> list[list[OutputFile]]:
     """What each of `of` processes writes, so that their bytes are about equal; files alone if they
-    are to stay `whole`.
+    are to stay `whole`. `uploaded`: nothing can be changed once it is written.
     """
     layouts, even = ByteLayouts(), sum(file.size for file in target.files) / of
     pieces: list[OutputFile] = []
@@ -51,7 +60,10 @@ def deal_files(
             pieces.append(file)
         else:
             count = min(of, _MOST, -(-file.size // max(1, int(even))))
-            pieces += cut_file(file, outputs, count, layouts)
+            if uploaded and file.seal is not None:
+                pieces += cut_archive(file, count)
+            else:
+                pieces += cut_file(file, outputs, count, layouts)
     loads, dealt = [0] * of, [list[OutputFile]() for _ in range(of)]
     for one in sorted(pieces, key=lambda piece: -piece.nbytes):
         free: Iterable[int] = range(of)
@@ -79,6 +91,41 @@ def cut_file(
     return [_piece(file, start, stop) for start, stop in pairwise([*edges, file.size])]
 
 
+def cut_archive(file: OutputFile, count: int) -> list[OutputFile]:
+    """A file with a seal in at most `count` pieces, cut where nothing that follows needs the
+    tensors before, but for its tail, which no piece has.
+    """
+    tail, begins, edges = tail_of(file), _independent(file), [0]
+    for number in range(1, count):
+        wanted = tail * number // count
+        behind = bisect_right(begins, wanted)
+        near = begins[max(0, behind - 1) : behind + 1]
+        at = min(near, key=lambda edge: abs(edge - wanted), default=0)
+        if at - edges[-1] >= LEAST_PIECE and tail - at >= LEAST_PIECE:
+            edges.append(at)
+    if len(edges) == 1:
+        return [file]
+    return [_piece(file, start, stop, uploaded=True) for start, stop in pairwise([*edges, tail])]
+
+
+def tail_of(file: OutputFile) -> int:
+    """Where the last tensor of a file ends."""
+    return file.tensors[-1].offset + file.tensors[-1].nbytes
+
+
+def _independent(file: OutputFile) -> list[int]:
+    """Where the tensors begin from which on no seal but the last needs tensors before them."""
+    needs = getattr(file.seal, "needs", None)
+    if needs is None:
+        return []
+    found, least = list[int](), len(file.tensors)
+    for number in range(len(file.tensors) - 1, 0, -1):
+        if least >= number:
+            found.append(file.tensors[number].offset)
+        least = min(least, needs(number))
+    return found[::-1]
+
+
 def _edge_near(
     file: OutputFile, wanted: int, outputs: Mapping[str, Tensor], layouts: ByteLayouts
 ) -> int:
@@ -96,9 +143,14 @@ def _edge_near(
     return min(edges, key=lambda edge: abs(edge - wanted))
 
 
-def _piece(file: OutputFile, start: int, stop: int) -> OutputFile:
+def _piece(file: OutputFile, start: int, stop: int, uploaded: bool = False) -> OutputFile:
     """Bytes `start` to `stop` of a file."""
-    tensors = []
+    tensors, seal = [], file.seal
+    if seal is not None and uploaded:
+        first = bisect_left(file.tensors, start, key=lambda placed: placed.offset)
+        seal = _Within(seal, first)
+    elif seal is not None:
+        seal = _Blank(max(map(len, _places(file))))
     for key, offset, nbytes, begin in file.tensors:
         low, high = max(offset, start), min(offset + nbytes, stop)
         if low < high or (not nbytes and start <= offset < stop):
@@ -110,7 +162,7 @@ def _piece(file: OutputFile, start: int, stop: int) -> OutputFile:
         size=stop,
         begin=start,
         of=file.size,
-        seal=None if file.seal is None else _Blank(max(map(len, _places(file)))),
+        seal=seal,
     )
 
 
@@ -122,6 +174,16 @@ class _Blank:
 
     def __call__(self, crcs: Sequence[int]) -> bytes:
         return bytes(self._nbytes)
+
+
+class _Within:
+    """The seal of a file, for a piece that begins with its tensor of number `first`."""
+
+    def __init__(self, seal: Callable[[Sequence[int]], bytes], first: int) -> None:
+        self._seal, self._before = seal, [0] * first
+
+    def __call__(self, crcs: Sequence[int]) -> bytes:
+        return self._seal([*self._before, *crcs])
 
 
 def _places(file: OutputFile) -> list[range]:
@@ -154,3 +216,20 @@ def write_seals(
         if place:
             write_at(descriptor, memoryview(file.seal(done)), place.start)
     os.fsync(descriptor)
+
+
+def sealed_tail(
+    file: OutputFile, pieces: Sequence[tuple[OutputFile, Sequence[int]]]
+) -> tuple[int, bytes]:
+    """Where the tail of a file begins whose uploaded `pieces` have these CRC-32s of their tensors,
+    and its bytes.
+    """
+    if file.seal is None:
+        raise ValueError(f"{file.name} has no seal")
+    # tensors without bytes behind the last piece have that of nothing
+    found = {
+        placed.offset: crc
+        for piece, crcs in pieces
+        for placed, crc in zip(piece.tensors, crcs, strict=True)
+    }
+    return tail_of(file), file.seal([found.get(placed.offset, 0) for placed in file.tensors])

@@ -52,7 +52,6 @@ from .parts import (
     said_by,
     write_part,
 )
-from .pieces import deal_files
 from .publish import AGAIN, PARTS
 from .ranks import difference_of, facts_of
 from .resources import NAMES, RunOptions, RunResult, parse_device
@@ -287,7 +286,7 @@ def write_on_ray(
         run.enter_part(RunPart(of, of), (), replace(begun, of=of))
         run.allocate_own(())
         _look_everywhere(ray, told, left)
-        dealt = deal_files(run.target, run.outputs, of, run.whole)
+        dealt = run.deal(of)
         dealer = _Dealer(ray, told, left, dealt, needs)
         try:
             dealer.go(options.progress)

@@ -20,6 +20,7 @@ from ..core.errors import Diagnostic, fail, plural, printable
 from ..core.types import RunPart
 from ..source.stores.s3_uploads import PARTIAL, S3Output
 from .parts import Begun, LeftBehind, what_is_said
+from .pieces import sealed_tail
 from .publish import parsed_line
 from .store_journal import own_words, parse_journal, refuse_left, text_of, word_of
 from .store_run import StoreRun
@@ -174,8 +175,26 @@ class StorePartRun(StoreRun):
         self._resumed = False
         return left
 
-    def seal(self, said: Mapping[str, Any]) -> None:
-        """No archive is written in pieces."""
+    def seal(self, said: Mapping[str, Sequence[tuple[OutputFile, Mapping[str, Any]]]]) -> None:
+        """Uploads the tails of the archives that were uploaded in pieces, by what is `said` of
+        these.
+        """
+        uploads = self._begun()
+        for file in self.target.files:
+            if file.seal is None or file.name not in said:
+                continue
+            crcs = [
+                (piece, one["account"]["files"][file.name]["crcs"])
+                for piece, one in said[file.name]
+            ]
+            start, tail = sealed_tail(file, crcs)
+            self.written += len(tail)
+            if uploads.list_parts(file.name) is None:
+                # completed by one that was killed while it published
+                continue
+            for number, part in enumerate(uploads.plan.files[file.name], 1):
+                if part.start >= start:
+                    uploads.put(file.name, number, tail[part.start - start : part.stop - start])
 
     @property
     def shown(self) -> str:

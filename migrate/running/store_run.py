@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from ..planning.graph import Tensor
     from ..planning.plan import Plan
     from ..source.index import Source
+    from ..source.target import OutputFile
 
 # what is read back at a time
 _STEP = 8 << 20
@@ -132,22 +133,25 @@ class StoreRun(TargetRun):
 
     @property
     def whole(self) -> bool:
-        """Whether no file is written in pieces: where parts have to be alike, where what is written
-        is compared, and archives, whose checksums stand among the data.
+        """Whether no file is written in pieces: where parts have to be alike, and where what is
+        written is compared.
         """
         compared = self.parts is not None and bool(self.parts.written_specs)
-        sealed = any(file.seal is not None for file in self.target.files)
-        return compared or sealed or self.output.equal_parts() is not None
+        return compared or self.output.equal_parts() is not None
+
+    def deal(self, of: int) -> list[list[OutputFile]]:
+        """What each of `of` parts uploads."""
+        return deal_files(self.target, self.outputs, of, whole=self.whole, uploaded=True)
 
     def _edges(self) -> dict[str, list[int]]:
-        """Where files are divided among parts of the run."""
-        edges: dict[str, list[int]] = {}
-        if self._of is not None:
-            for own in deal_files(self.target, self.outputs, self._of, self.whole):
-                for piece in own:
-                    if piece.begin:
-                        edges.setdefault(piece.name, []).append(piece.begin)
-        return {name: sorted(several) for name, several in edges.items()}
+        """Where files are divided among parts of the run, and where the tail of an archive is."""
+        edges: dict[str, set[int]] = {}
+        for own in () if self._of is None else self.deal(self._of):
+            for piece in own:
+                if piece.of is not None:
+                    edges.setdefault(piece.name, set()).update((piece.begin, piece.size))
+        sizes = {file.name: file.size for file in self.target.files}
+        return {name: sorted(found - {0, sizes[name]}) for name, found in edges.items()}
 
     def _begin(self) -> bool:
         """Begins all uploads, and tries whether the store copies; False if another run has begun

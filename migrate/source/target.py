@@ -50,7 +50,8 @@ class OutputFile:
 
     Without a `seal` they cover the rest without a hole. With one, something may follow each of them
     that depends on what was written before: `seal(crcs)`, given the CRC-32 of the first tensors, is
-    what stands behind the last of these, up to the next one or to the end of the file.
+    what stands behind the last of these, up to the next one or to the end of the file. A seal whose
+    method `needs` says, given how many tensors, the first whose CRC-32 that depends on can be cut.
 
     A piece of a file of `of` bytes, which several processes write, has the bytes from `begin` up to
     `size`, and of `header` and tensors what lies there.

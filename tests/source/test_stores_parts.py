@@ -11,7 +11,7 @@ import pytest
 from store_servers import S3
 from stored_checkpoint import rule
 from test_stores_written import killed, refused, tree
-from written_stores import held, large, uploads
+from written_stores import MIB, held, large, uploads
 
 import migrate
 from migrate.core.errors import MigrateError
@@ -101,14 +101,58 @@ def test_one_file_is_uploaded_in_pieces(
     }
 
 
-def test_an_archive_is_one_part(s3: S3, local: Path, made: Path, tmp_path: Path) -> None:
+ARCHIVES = [("new.pt", {}), ("new", {"output_format": "dcp"})]
+
+
+@pytest.mark.parametrize(("name", "form"), ARCHIVES)
+def test_an_archive_is_uploaded_in_pieces(
+    s3: S3, local: Path, made: Path, tmp_path: Path, name: str, form: Any
+) -> None:
     """Checksums stand among the data, and what was uploaded cannot be changed."""
+    one, out = (f"s3://bucket/{tmp_path.name}/{place}{name}" for place in ("one/", ""))
+    alone = migrate.apply(local, one, rules=[made], **form)
+    found = parts(local, out, 2, (1, 0), rules=[made], **form)
+    assert min(sum(file.size for file in one.files.values()) for one in found) > 8 * MIB
+    assert len(uploads(s3, tmp_path.name)) == 1
+    again = migrate.publish(out)
+    assert again.bytes_written == alone.bytes_written == sum(f.size for f in alone.files.values())
+    assert next(iter(again.files.values())).xxh3_128 is None
+    assert held(s3, f"{tmp_path.name}/{name}") == held(s3, f"{tmp_path.name}/one/{name}")
+    assert migrate.diff(out, one).equal
+    assert migrate.verify(out, source=local, rules=[made]).equal
+    assert not uploads(s3, tmp_path.name)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_one_that_is_stopped_while_it_seals_or_publishes_goes_on(
+    s3: S3, local: Path, made: Path, tmp_path: Path, at: int
+) -> None:
     out = f"s3://bucket/{tmp_path.name}/new.pt"
-    migrate.apply(local, tmp_path / "new.pt", rules=[made])
-    found = parts(local, out, 2, (0, 1), rules=[made])
-    assert [len(one.files) for one in found] == [1, 0]
+    parts(local, out, 2, (1, 0), rules=[made])
+    # the tail is uploaded, or the file was completed and what parts said is removed
+    s3.spoil(fail=["*0=PUT .*partNumber=", "*0=DELETE "][at])
+    if at:
+        assert migrate.publish(out).notes[-1].endswith("is no longer needed: remove it")
+    else:
+        unpublished("M969", out)
+        assert "" not in held(s3, f"{tmp_path.name}/new.pt")
+    s3.spoil()
     migrate.publish(out)
+    migrate.apply(local, tmp_path / "new.pt", rules=[made])
     assert held(s3, f"{tmp_path.name}/new.pt") == {"": (tmp_path / "new.pt").read_bytes()}
+    assert not uploads(s3, tmp_path.name)
+
+
+def test_one_process_goes_on_with_an_archive_in_pieces(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    out = f"s3://bucket/{tmp_path.name}/new.pt"
+    (found,) = parts(local, out, 2, (1,), rules=[made])
+    report = migrate.apply(local, out, rules=[made], resume=True)
+    migrate.apply(local, tmp_path / "new.pt", rules=[made])
+    whole = (tmp_path / "new.pt").read_bytes()
+    assert report.bytes_written == len(whole) - found.bytes_written
+    assert held(s3, f"{tmp_path.name}/new.pt") == {"": whole}
 
 
 @pytest.mark.parametrize("at", [3, 6])
