@@ -17,9 +17,15 @@ def stored(doc: Mapping[str, Any]) -> list[str]:
     passed = f"{size(found['passed'])} through this machine, {plural(found['requests'], 'request')}"
     if not found["copied"]:
         return [f"store: {passed}; nothing is copied by the store: {found['why']}"]
-    how = ""
-    if "read_back" in found:
-        how = ", read and compared" if found["read_back"] else ", not read"
+    how, compared = "", found.get("compared", 0)
+    if found.get("read_back"):
+        how = ", read and compared"
+    elif compared == found["copied"]:
+        how = ", compared by checksums and not read"
+    elif compared:
+        how = f", not read, {size(compared)} of it compared by checksums"
+    elif "read_back" in found:
+        how = ", not read"
     return [f"store: {size(found['copied'])} copied by the store{how}, {passed}"]
 
 

@@ -153,7 +153,8 @@ class UndoTensors(DocumentPart):
 class StoredOutput(DocumentPart):
     """How an output comes into a bucket: bytes that the store copies and that pass through this
     machine, `parts` of weight files, and the requests that write. `why` nothing is copied, if
-    nothing is; `checksum` of what was uploaded; `read_back`: what was copied was read and compared.
+    nothing is; `checksum` of what was uploaded; `read_back`: what was copied was read and compared;
+    `compared`: bytes of it whose checksums were.
     """
 
     copied: int
@@ -163,6 +164,7 @@ class StoredOutput(DocumentPart):
     why: str | None
     checksum: str | None
     read_back: bool | None
+    compared: int | None
 
 
 class PlanReport(DocumentReport):

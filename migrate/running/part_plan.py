@@ -125,6 +125,12 @@ class PartPlan:
         return sum(p.size for parts in self.files.values() for p in parts if p.blob >= 0)
 
     @property
+    def sources(self) -> list[int]:
+        """The numbers of the blobs that the store copies from."""
+        found = {p.blob for parts in self.files.values() for p in parts if p.blob >= 0}
+        return sorted(found)
+
+    @property
     def passed(self) -> int:
         """Bytes of weight files that pass through this machine."""
         return sum(p.size for parts in self.files.values() for p in parts if p.blob < 0)

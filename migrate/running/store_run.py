@@ -16,6 +16,7 @@ state of the source write to: number and size tell that it is the one that was p
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -38,7 +39,9 @@ from ..source.blobs import read_bytes
 from ..source.index import with_all_tensors
 from ..source.paths import HISTORY, METADATA
 from ..source.shards import INDEX
+from ..source.stores.checksums import checksum_named
 from ..source.stores.s3_uploads import PARTIAL, CopyRefusedError, ListedPart, S3Output
+from .copied_sums import compare_object, copied_parts
 from .geometry import ByteLayouts
 from .part_plan import UPLOADED, PartPlan, UploadPart, plan_parts
 from .part_writer import PartWriter, Sender, Uploads
@@ -77,6 +80,8 @@ class StoreRun(TargetRun):
         self._sender = Sender(self.options.max_memory, self.options.threads)
         # whether an earlier run computed some of it
         self._resumed = False
+        # that the store keeps of what is copied from, once they were asked for
+        self._sums: dict[int, tuple[str, int]] | None = None
         # what the journal of a run in parts says beside, and how many there are
         self._more: Mapping[str, Any] = {}
         self._of: int | None = None
@@ -159,6 +164,7 @@ class StoreRun(TargetRun):
         """
         output, plan, run = self.output, self._plan(self.options.copy), secrets.token_hex(16)
         require_free(output)
+        output.preferred = self._most_kept(plan)
         journal = {
             **self._head(),
             **self._more,
@@ -183,6 +189,29 @@ class StoreRun(TargetRun):
         if refused is not None or self._more:
             output.write_journal(text_of({**journal, "ready": True}), new=False)
         return True
+
+    def _kept_sums(self, plan: PartPlan) -> dict[int, tuple[str, int]]:
+        """The checksums that the store keeps of what is copied from, by number of the blob."""
+        if self._sums is None:
+            self._sums = found = dict[int, tuple[str, int]]()
+
+            def ask(number: int) -> None:
+                blob: Any = self.source.blobs[number]
+                kept = self.output.kept_checksum(blob.copied_from[1:], blob.size)
+                if kept is not None:
+                    found[number] = kept
+
+            self._sender.each([partial(ask, number) for number in plan.sources])
+        return self._sums
+
+    def _most_kept(self, plan: PartPlan) -> str | None:
+        """The checksum that is kept of the most bytes of what is copied from."""
+        if self.options.read_back or not plan.copied:
+            return None
+        found = Counter[str]()
+        for number, (name, _) in self._kept_sums(plan).items():
+            found[name] += self.source.blobs[number].size
+        return max(found, key=found.__getitem__, default=None)
 
     def _started(self, plan: PartPlan, run: str, names: list[str] | None = None) -> Uploads:
         """Uploads for these files, or all."""
@@ -311,6 +340,7 @@ class StoreRun(TargetRun):
         small |= dict(() if self.parts is None else self.parts.finish(self.partial))  # type: ignore[arg-type]
         parts = self._complete_parts(uploads)
         steps = published_order(list(parts), list(small), list(target.small))
+        compared = self._compare(uploads, parts, steps)
         with log.phase("publishing"):
             for name in steps:
                 key = output.key_of(name)
@@ -329,6 +359,7 @@ class StoreRun(TargetRun):
             report = self.ledger.report(complete=not self.lost)
         described = uploads.plan.described(len(small) + len(target.small))
         stored = {**described, "checksum": output.checksum, "read_back": self.options.read_back}
+        stored["compared"] = compared
         return RunResult(
             self.files,
             sum(t.spec.nbytes for t in self.outputs.values()),
@@ -339,6 +370,38 @@ class StoreRun(TargetRun):
             restored=None if self.parts is None else self.parts.outcome,
             stored=stored,
         )
+
+    def _compare(
+        self, uploads: Uploads, listed: Mapping[str, Mapping[int, ListedPart]], names: list[str]
+    ) -> int:
+        """How many bytes that were copied the checksums of the store were compared of. RunError
+        M913 where a part differs, CheckpointError M942 where the source does; nothing of the files
+        `names` stays then.
+        """
+        plan, kind = uploads.plan, checksum_named(self.output.checksum)
+        if self.options.read_back or not plan.copied or kind is None:
+            return 0
+        done = 0
+        copied = copied_parts(plan, listed, kind)
+        kept = self._kept_sums(plan) if copied else {}
+        for number, several in copied.items():
+            blob, (name, whole) = self.source.blobs[number], kept.get(number, ("", 0))
+            if name != kind.name:
+                continue
+            found = compare_object(kind, whole, blob, number, several)
+            if found.part is not None:
+                notes = self._withdraw(uploads, names)
+                self._refuse_copied(found.part.file, found.part.part, notes)
+            if found.blob is not None:
+                self._withdraw(uploads, names)
+                fail(
+                    "M942",
+                    f"{printable(blob.name)}: its bytes are not those that the store keeps the "
+                    f"{name} of",
+                    help="fetch it again, or take another copy of the checkpoint",
+                )
+            done += found.nbytes
+        return done
 
     def _read_back(self, uploads: Uploads, name: str, names: list[str]) -> None:
         """RunError M913 unless what the store has copied is what the source has. Then, and where
@@ -351,7 +414,10 @@ class StoreRun(TargetRun):
             raise
         if part is None:
             return
-        notes = self._withdraw(uploads, names)
+        self._refuse_copied(name, part, self._withdraw(uploads, names))
+
+    def _refuse_copied(self, name: str, part: UploadPart, notes: tuple[str, ...]) -> NoReturn:
+        """M913 for a part of this file."""
         fail(
             "M913",
             f"{printable(self.output.shown(self.output.key_of(name)), 240)}: bytes {part.start} to "

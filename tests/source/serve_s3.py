@@ -8,6 +8,7 @@ faults on demand.
 with `*N=PATTERN`, the one after N that match:
 `truncate` cuts the body in half, `whole` ignores the range, `flip` changes a byte on the way in;
 `shift` copies the range one byte before the one asked for;
+`sums` lists the parts of an upload with their checksums, as S3 does and moto does not;
 `fail` answers 500, `slow` 503, `stale` 412, `moved` 301, `forbid` 403, `reject` 400;
 `drop` does nothing and ends the connection; `hold` does nothing and `late` what was asked, and
 neither answers. `GET /__held` answers when such a request has come.
@@ -122,7 +123,7 @@ class Watched:
             return [b""]
         method, asked = environ["REQUEST_METHOD"], environ.get("HTTP_RANGE", "")
         name = f"{method} {unquote(path)}"
-        if query and method in ("PUT", "POST", "DELETE"):
+        if query and (method in ("PUT", "POST", "DELETE") or "uploadId=" in query):
             name += f"?{query}"
         if "HTTP_X_AMZ_COPY_SOURCE" in environ:
             name += "&copy"
@@ -164,7 +165,17 @@ class Watched:
                 # a client would wait for the rest
                 return plain(status, [*headers, ("Connection", "close")], *more)
 
+        if fault == "sums":
+            first = start
+
+            def start(status: str, headers: Any, *more: Any) -> Any:
+                # it is longer than the application says
+                plain = [one for one in headers if one[0].lower() != "content-length"]
+                return first(status, [*plain, ("Connection", "close")], *more)
+
         body = b"".join(self._application(environ, start))
+        if fault == "sums":
+            body = _with_sums(body)
         if fault == "truncate":
             body = body[: len(body) // 2]
         self._note(method, path, asked, len(body))
@@ -201,6 +212,27 @@ class Watched:
     def _note(self, method: str, path: str, asked: str, sent: int) -> None:
         with self._lock:
             self._log.append((method, path, asked, sent))
+
+
+def _with_sums(listed: bytes) -> bytes:
+    """A list of parts as moto writes it, with the checksums of what it holds of them."""
+    from moto.s3.models import s3_backends
+
+    bucket, upload = (
+        found[1].decode() if (found := re.search(f"<{name}>(.*?)<".encode(), listed)) else ""
+        for name in ("Bucket", "UploadId")
+    )
+    if not upload:
+        return listed
+    made = s3_backends["123456789012"]["aws"].buckets[bucket].multiparts[upload]
+    kind = made.metadata["x-amz-checksum-algorithm"]
+    of = _SUMS[f"X_AMZ_CHECKSUM_{kind}"]
+
+    def add(found: re.Match[bytes]) -> bytes:
+        value = base64.b64encode(of(made.parts[int(found[1])].value)).decode()
+        return found[0] + f"<Checksum{kind}>{value}</Checksum{kind}>".encode()
+
+    return re.sub(rb"<PartNumber>(\d+)</PartNumber>", add, listed)
 
 
 def main() -> None:

@@ -13,13 +13,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from marks import thorough
+from safetensors.numpy import save_file
 from store_servers import S3
-from stored_checkpoint import rule, shards
-from written_stores import held, large, uploads
+from stored_checkpoint import RULE, rule, shards
+from written_stores import MIB, held, large, uploads
 
 import migrate
+from migrate.cli import store_text
 from migrate.core.errors import MigrateError
 from migrate.source.stores import s3_uploads
 
@@ -235,6 +238,67 @@ def test_an_object_that_is_replaced_during_the_run_is_named_and_nothing_appears(
     assert "model-00002-of-00002" in refused("M905", source, out, rules=[made], progress=replace)
     assert not held(s3, f"{tmp_path.name}/new")
     assert not uploads(s3, tmp_path.name)
+
+
+def longer(tmp_path: Path) -> tuple[Path, Path]:
+    """A file of 48 MiB, of which a rename of tensors lets all but an eighth be copied, and the rule
+    for that.
+    """
+    numbers = np.random.default_rng(1)
+    tensors = {f"w.{n}": numbers.integers(0, 255, (12 * MIB,), np.uint8) for n in range(4)}
+    (tmp_path / "old").mkdir()
+    save_file(tensors, tmp_path / "old/model.safetensors")
+    (tmp_path / "old/config.json").write_text("{}")
+    place = tmp_path / "renamed.yaml"
+    head = RULE.partition("rules:")[0]
+    place.write_text(f"{head}rules: [{{name: r, from: 'w.{{i:int}}', to: 'v.{{i}}'}}]\n")
+    return tmp_path / "old", place
+
+
+@pytest.mark.parametrize("kept", thorough(["CRC64NVME", "CRC32", "CRC32C"], default=2))
+def test_what_the_store_copied_is_compared_by_checksums_that_it_tells(
+    s3: S3, tmp_path: Path, kept: str
+) -> None:
+    """moto keeps those of objects; that it tells those of parts is the test server's doing."""
+    local, rule = longer(tmp_path)
+    source, out = f"s3://bucket/{tmp_path.name}/old", f"s3://bucket/{tmp_path.name}/new"
+    for file in local.iterdir():
+        key = f"{tmp_path.name}/old/{file.name}"
+        more: Any = {"Body": file.read_bytes(), "ChecksumAlgorithm": kept}
+        s3.client.put_object(Bucket="bucket", Key=key, **more)
+    s3.spoil(sums="GET .*uploadId=")
+    s3.log()
+    report = migrate.apply(source, out, rules=[rule])
+    # parts carry the checksum that the source has, so that the two can be compared
+    assert (report.store.checksum, report.store.read_back) == (kept, False)
+    assert 42 * MIB < report.store.compared == report.store.copied
+    # what is between the copies is read for it, and that is an eighth at most
+    read = sum(one.sent for one in s3.log() if one.range and "/old/" in one.path)
+    assert read <= report.store.passed + 6 * MIB + (1 << 20)
+    migrate.apply(local, tmp_path / "here", rules=[rule])
+    assert held(s3, f"{tmp_path.name}/new/") == tree(tmp_path / "here")
+    s3.spoil(sums="GET .*uploadId=", shift="&copy$")
+    said = refused("M913", source, f"{out}-wrong", rules=[rule])
+    assert "new-wrong/model.safetensors: bytes " in said
+    assert 'run it again with copy="never"' in said
+    assert not held(s3, f"{tmp_path.name}/new-wrong")
+    assert not uploads(s3, tmp_path.name)
+
+
+def test_without_checksums_the_answer_says_that_copies_were_not_read(
+    s3: S3, tmp_path: Path
+) -> None:
+    local, rule = longer(tmp_path)
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    report = migrate.apply(source, out, rules=[rule])
+    assert (report.store.copied > 42 * MIB, report.store.compared) == (True, 0)
+    (line,) = store_text.stored(report.to_json())
+    assert "copied by the store, not read, " in line
+    said: Any = json.loads(json.dumps(report.to_json()))
+    said["store"]["compared"] = 20 * MIB
+    assert " MB of it compared by checksums, " in store_text.stored(said)[0]
+    said["store"]["compared"] = said["store"]["copied"]
+    assert "copied by the store, compared by checksums and not read, " in store_text.stored(said)[0]
 
 
 def test_what_the_store_copied_is_read_back_where_that_is_asked(

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from ...core.errors import MigrateError, fail, option, printable
 from ..urls import split_url
+from .checksums import joined_parts, kept_in
 from .s3 import asking, client_for
 
 # of S3: bytes of a part but for the last, bytes of any part, and parts of an upload
@@ -75,6 +76,8 @@ class S3Output:
         self.endpoint: str = self._client.meta.endpoint_url
         # which checksum the parts of all uploads carry, once the first was begun
         self.checksum: str | None = None
+        # which they had better carry, if it is one of those that they can
+        self.preferred: str | None = None
 
     @property
     def name(self) -> str:
@@ -134,7 +137,8 @@ class S3Output:
 
     def begin(self, key: str, run: str) -> str:
         """Begins an upload, and finds out by the first one which checksum the store takes."""
-        for checksum in _checksums() if self.checksum is None else (self.checksum,):
+        known = _checksums(self.preferred) if self.checksum is None else (self.checksum,)
+        for checksum in known:
             made = self._begun(key, run, checksum)
             if made is None:
                 continue
@@ -208,6 +212,38 @@ class S3Output:
                 if code in _NO_COPY:
                     raise CopyRefusedError(code) from error
                 raise
+
+    def kept_checksum(self, of: tuple[str, str, str], size: int) -> tuple[str, int] | None:
+        """The checksum that the store keeps of all bytes of an object, and its name: bucket, key
+        and version are those of a source. None where it keeps none or does not tell.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        bucket, key, version = of
+        asked = {"Bucket": bucket, "Key": key}
+        with suppress(ClientError, BotoCoreError):
+            head = self._client.head_object(**asked, IfMatch=version, ChecksumMode="ENABLED")
+            if (found := kept_in(head)) is not None:
+                return found
+            if head.get("ChecksumType") == "COMPOSITE":
+                joined = joined_parts(self._described_parts(asked, version.strip('"')))
+                return joined[:2] if joined is not None and joined[2] == size else None
+        return None
+
+    def _described_parts(self, asked: Mapping[str, str], version: str) -> Iterator[Any]:
+        """What the store tells of the parts that an object was uploaded in."""
+        after = 0
+        while True:
+            found = self._client.get_object_attributes(
+                **asked, ObjectAttributes=["ETag", "ObjectParts"], PartNumberMarker=after
+            )
+            parts = found.get("ObjectParts", {})
+            if found.get("ETag") != version:
+                return
+            yield from parts.get("Parts", ())
+            if not parts.get("IsTruncated"):
+                return
+            after = parts["NextPartNumberMarker"]
 
     def parts(self, key: str, upload: str) -> dict[int, ListedPart] | None:
         """What the store has of an upload, by number; None if there is no such upload."""
@@ -397,10 +433,11 @@ class S3Output:
                     yield body.read()
 
 
-def _checksums() -> tuple[str, ...]:
-    """What parts may carry, the best first. boto3 computes the first two by awscrt alone."""
+def _checksums(preferred: str | None) -> tuple[str, ...]:
+    """What parts may carry, the best first. boto3 computes CRC32 always, others by awscrt alone."""
     known = ("CRC64NVME", "CRC32C") if find_spec("awscrt") is not None else ("CRC32",)
-    return (*known, "MD5")
+    first = (preferred,) if preferred is not None and preferred in (*known, "CRC32") else ()
+    return (*first, *(name for name in known if name != preferred), "MD5")
 
 
 def refuse_appeared(shown: str) -> NoReturn:
