@@ -86,12 +86,12 @@ def write_checkpoint(
     stored = output_in_store(where) if where is not None and ":/" in where else None
     place = None if where is None else Path(where if stored is None else stored.name)
     shared = part is not None or cluster is not None
-    if stored is not None and ranks is not None and ranks.world > 1:
+    together = stored is not None and ranks is not None and ranks.world > 1
+    if together and kept_at is not None:
         fail(
             "M115",
-            "processes of one launcher meet in a folder of one file system, and a bucket is none",
-            help=f"{option('part', f'{ranks.rank}/{ranks.world}')} with {option('ranks', 'off')}, "
-            "and `migrate publish` when all are done",
+            f"{option('undo')} is not for several processes that write into a bucket",
+            help=f"run it in one process, with {option('ranks', 'off')}",
         )
     if shared:
         _require_parts(part, cluster, ranks, kept_at)
@@ -164,7 +164,13 @@ def write_checkpoint(
                 from .store_parts import StorePartRun
 
                 kind["kind"] = StorePartRun
-        if ranks is not None and ranks.world > 1:
+        if together and ranks is not None:
+            from .parts import Begun
+            from .store_ranks import write_to_bucket_by_ranks
+
+            begun = Begun(ranks.world, made.document, copy_of)
+            write, more = write_to_bucket_by_ranks, {"ranks": ranks, "begun": begun}
+        elif ranks is not None and ranks.world > 1:
             from .rank_run import write_by_ranks
 
             write, more = write_by_ranks, {"ranks": ranks}

@@ -7,15 +7,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..core.errors import fail, option, printable
+from ..core.errors import MigrateError, fail, option, printable
 from ..source.blobs import CHANGED_HELP
 from ..source.stores.s3_uploads import PARTIAL, CopyRefusedError, ListedPart, S3Output
 from .ahead import reading_ahead
+from .meeting_in_bucket import RANKS, BucketMeeting
 from .part_plan import UPLOADED, PartPlan, UploadPart
 from .store_journal import own_words
 from .tiles import FileWriter, Tile, WriteJob, Writers, tiles
@@ -170,7 +171,10 @@ class Uploads:
 
     def forget(self) -> bool:
         """Removes the journal, and what parts have left beside it; whether that could be done."""
-        words = own_words(self.output.words(), self.run) if self.parted else ()
+        words = own_words(self.output.words().names(), self.run) if self.parted else ()
+        if self.parted:
+            with suppress(MigrateError):
+                BucketMeeting(self.output.words(RANKS)).clear()
         return self.output.remove_journal(words)
 
 

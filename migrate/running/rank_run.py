@@ -21,18 +21,20 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import fail, option, printable, refusal
+from ..core.errors import MigrateError, fail, option, printable, refusal
 from ..core.types import PathLike, Progress, Ranks
+from ..source.urls import is_url
 from .comparison import verify_output
 from .publish import RANKS, partial_folder
-from .ranks import Group, deal, facts_of, meet, pause, require_quiet
+from .ranks import Group, Meeting, deal, facts_of, meet, pause, require_quiet
 from .resources import RunResult
 from .tiles import TargetRun
 from .verify import Mismatch, Recomputation
@@ -55,6 +57,28 @@ SHOWN = 30.0
 
 class Terminated(KeyboardInterrupt):
     """The launcher ends this process, mostly because another one has ended."""
+
+
+class RankProgress:
+    """What a process says of its progress: to the others, and to its caller of all together."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+        self.group: Group | None = None
+
+    def __call__(self, done: int, _: int) -> None:
+        self._done = done
+        self.tell()
+
+    def tell(self) -> None:
+        """RunError M973 if another process failed or died."""
+        group = self.group
+        if group is not None:
+            group.check()
+            group.progress(self._done)
+            if self._progress is not None:
+                everybody = self._done + sum(group.done.values())
+                self._progress(min(self._total, everybody), self._total)
 
 
 def write_by_ranks(
@@ -82,20 +106,7 @@ def write_by_ranks(
     dealt = deal({file.name: file.size for file in target.files}, ranks.world)
     own = [file for file in target.files if file.name in dealt[ranks.rank]]
     group: Group | None = None
-    done, total = 0, sum(file.size for file in target.files)
-
-    def progress(now: int, _: int) -> None:
-        nonlocal done
-        done = now
-        tell()
-
-    def tell() -> None:
-        if group is not None:
-            group.check()
-            group.progress(done)
-            if options.progress is not None:
-                options.progress(min(total, done + sum(group.done.values())), total)
-
+    told = RankProgress(sum(file.size for file in target.files), options.progress)
     run = TargetRun(
         outputs,
         source,
@@ -103,14 +114,14 @@ def write_by_ranks(
         out,
         digest=digest,
         side_files=side_files,
-        options=replace(options, progress=progress),
+        options=replace(options, progress=told),
         parts=parts,
     )
     folder = partial_folder(run.path)
     try:
         # rank 0 makes the folder in which the others wait for it
         entered = None if ranks.rank else run.enter(0)
-        group = meet(folder / RANKS, ranks, facts_of(source.identities(), digest))
+        told.group = group = meet(folder / RANKS, ranks, facts_of(source.identities(), digest))
         if entered is None:
             entered = run.enter(ranks.rank)
             run.examine(own)
@@ -120,7 +131,7 @@ def write_by_ranks(
             if options.fsync:
                 entered.sync([file.name for file in own])
             group.say("done", run.account())
-            _wait_for_the_end(group, run.path)
+            wait_for_the_end(group, str(run.path), partial(os.path.lexists, run.path))
             return RunResult(run.files, sum(t.spec.nbytes for t in outputs.values()), run.written)
         run.examine(own, checks)
         run.allocate()
@@ -129,10 +140,10 @@ def write_by_ranks(
         group.say("begun")
         run.write(own)
         for rank in range(1, ranks.world):
-            run.add(group.wait("done", rank, tell))
+            run.add(group.wait("done", rank, told.tell))
         if undo is not None:
             undo.appear()
-        entered.farewell = partial(_say_published, group)
+        entered.farewell = partial(say_published, group)
         return replace(run.publish(), idle=sum(not files for files in dealt))
     except BaseException as error:  # noqa: BLE001 - raised again
         found: BaseException = error
@@ -154,17 +165,20 @@ def write_by_ranks(
         run.close()
 
 
-def _say_published(group: Group) -> None:
+def say_published(group: Group) -> None:
+    """Tells all that what they did is there, and waits until they have left."""
     try:
         group.say("published")
         group.part()
-    except OSError:
+    except (OSError, MigrateError):
         # they see that the folder is gone and the output there
         return
 
 
-def _wait_for_the_end(group: Group, out: Path) -> None:
-    """Returns when rank 0 has published; RunError M973 if it, or another one, failed."""
+def wait_for_the_end(group: Group, shown: str, is_there: Callable[[], bool]) -> None:
+    """Returns when rank 0 has published what is `shown` so; RunError M973 if it, or another one,
+    failed.
+    """
     since = time.monotonic()
     there = since
     while group.heard("published") is None:
@@ -172,15 +186,15 @@ def _wait_for_the_end(group: Group, out: Path) -> None:
         # rank 0 removes the folder last; a network file system shows the output later
         gone = not group.home.exists()
         there = there if gone else time.monotonic()
-        if gone and os.path.lexists(out):
+        if gone and is_there():
             return
         if time.monotonic() > there + SHOWN:
             fail(
                 "M973",
-                f"rank 0 is gone, and {printable(str(out), 300)} is not there",
+                f"rank 0 is gone, and {printable(shown, 300)} is not there",
                 help="look at what rank 0 said",
             )
-        pause(since)
+        pause(since, group.home.poll)
 
 
 def verify_by_ranks(
@@ -195,12 +209,11 @@ def verify_by_ranks(
 ) -> VerifyReport:
     """`verify_output` by several processes, of which this is one; each returns the same.
 
-    They meet in a folder beside `made`, which is removed. RunError as `write_by_ranks`, and M913
-    where that folder cannot be made.
+    They meet in a folder beside `made`, or beside it in its bucket, which is removed. RunError as
+    `write_by_ranks`, and M913 where that folder cannot be made; QuestionError M115 where `made` is
+    in a store that nothing can be written to.
     """
-    import shutil
-
-    folder = Path(os.path.abspath(made.path) + SUFFIX) / RANKS
+    place = _beside(made.path)
     both = (("source", opened), ("output", made))
     identities = {
         f"{role} {name}": found
@@ -211,9 +224,9 @@ def verify_by_ranks(
     group: Group | None = None
     try:
         if not ranks.rank:
-            _make_meeting_place(folder)
+            _make_meeting_place(place)
         facts = facts_of(identities, repr((*question, request.at, share, seed)))
-        group = meet(folder, ranks, facts)
+        group = meet(place, ranks, facts)
         if group.first:
             group.say("seed", {"seed": random.SystemRandom().randrange(1 << 32)})
         if share is not None and seed is None:
@@ -229,7 +242,7 @@ def verify_by_ranks(
             **options,
         )
         if group.first:
-            _say_published(group)
+            say_published(group)
         return report
     except BaseException as error:
         found: BaseException = error
@@ -244,20 +257,54 @@ def verify_by_ranks(
         if group is not None:
             group.leave()
             if group.first:
-                shutil.rmtree(folder.parent, ignore_errors=True)
+                _remove_meeting_place(place)
 
 
-def _make_meeting_place(folder: Path) -> None:
+def _beside(path: str) -> Path | Meeting:
+    """Where those meet that compare this output. M115 where there is no such place."""
+    if not is_url(path):
+        return Path(os.path.abspath(path) + SUFFIX) / RANKS
+    if not path.startswith("s3://"):
+        fail(
+            "M115",
+            f"ranks meet beside the output, and nothing can be written beside {printable(path)}",
+            help=f"{option('ranks', 'off')} compares in one process; or download it",
+        )
+    from ..source.stores.s3_uploads import S3Output
+    from .meeting_in_bucket import COMPARE, BucketMeeting
+
+    return BucketMeeting(S3Output(path).words(COMPARE))
+
+
+def _make_meeting_place(place: Path | Meeting) -> None:
+    shown = str(place.parent) if isinstance(place, Path) else place.shown
+    alone = f"{option('ranks', 'off')} compares in one process"
     try:
-        folder.parent.mkdir(mode=0o700, exist_ok=True)
+        if isinstance(place, Path):
+            place.parent.mkdir(mode=0o700, exist_ok=True)
+        else:
+            require_quiet(place)
+            place.replace("call.json", {})
+            return
     except OSError as error:
         fail(
             "M913",
-            f"cannot make {printable(str(folder.parent), 300)}, in which the ranks meet: "
-            f"{refusal(error)}",
-            help=f"{option('ranks', 'off')} compares in one process",
+            f"cannot make {printable(shown, 300)}, in which the ranks meet: {refusal(error)}",
+            help=alone,
         )
-    require_quiet(folder)
+    except MigrateError as error:
+        raise type(error)([replace(d, help=alone) for d in error.diagnostics]) from error
+    require_quiet(place)
+
+
+def _remove_meeting_place(place: Path | Meeting) -> None:
+    if isinstance(place, Path):
+        import shutil
+
+        shutil.rmtree(place.parent, ignore_errors=True)
+        return
+    with suppress(MigrateError):
+        place.clear()
 
 
 def _compare_together(

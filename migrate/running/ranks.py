@@ -1,5 +1,5 @@
-"""Processes that run one command together. They meet in a folder that all of them see, and end
-together.
+"""Processes that run one command together. They meet in a folder that all of them see, or in a
+bucket (`store_ranks`), and end together.
 
     FOLDER/call.json               by rank 0 of the newest launch: its name, and what it is about
     FOLDER/<launch>/
@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from ..core.errors import Diagnostic, MigrateError, RunError, fail, listed, option, printable
 from ..core.types import Ranks, __version__
@@ -54,6 +54,96 @@ _ENDED = ("left", "failed")
 T = TypeVar("T")
 
 
+class Meeting(Protocol):
+    """Where processes meet: words that each of them leaves, each a whole when it is there. What
+    cannot be written is an OSError or a MigrateError.
+    """
+
+    # how messages call it, and what may be another one where a process does not appear
+    shown: str
+    apart: str
+
+    @property
+    def poll(self) -> float:
+        """Seconds between two looks, at most."""
+
+    @property
+    def beat(self) -> float:
+        """Seconds between two signs of life."""
+
+    def below(self, name: str) -> Meeting:
+        """The place for one launch, in this one."""
+
+    def make(self) -> None:
+        """Makes the place."""
+
+    def clear(self) -> None:
+        """Removes what launches that ended have left."""
+
+    def exists(self) -> bool:
+        """Whether the place is there."""
+
+    def names(self) -> list[str]:
+        """The words that are there."""
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A word; None if it is not there."""
+
+    def create(self, name: str, content: Mapping[str, Any]) -> None:
+        """Leaves a word. FileExistsError if it is there."""
+
+    def replace(self, name: str, content: Mapping[str, Any]) -> None:
+        """Leaves a word in place of an earlier one."""
+
+
+class MeetingFolder:
+    """A folder in which processes meet."""
+
+    apart = (
+        "that folder is another one there: all ranks need the same path in a file system that they "
+        "share"
+    )
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.shown = path, str(path.parent)
+
+    @property
+    def poll(self) -> float:
+        return POLL
+
+    @property
+    def beat(self) -> float:
+        return BEAT
+
+    def below(self, name: str) -> MeetingFolder:
+        return MeetingFolder(self.path / name)
+
+    def make(self) -> None:
+        self.path.mkdir(exist_ok=True)
+
+    def clear(self) -> None:
+        import shutil
+
+        for left in self.path.iterdir():
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def names(self) -> list[str]:
+        return os.listdir(self.path)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        return _read(self.path / name)
+
+    def create(self, name: str, content: Mapping[str, Any]) -> None:
+        _create(self.path / name, content)
+
+    def replace(self, name: str, content: Mapping[str, Any]) -> None:
+        _replace(self.path / name, content)
+
+
 class Group:
     """The processes of one launch, as one of them sees it.
 
@@ -62,8 +152,8 @@ class Group:
     process failed or died.
     """
 
-    def __init__(self, ranks: Ranks, folder: Path, launch: str) -> None:
-        self.ranks, self.folder, self.home = ranks, folder, folder / launch
+    def __init__(self, ranks: Ranks, place: Meeting, launch: str) -> None:
+        self.ranks, self.home = ranks, place.below(launch)
         # bytes that the others have written, by rank
         self.done: dict[int, int] = {}
         self._mine = 0
@@ -99,11 +189,11 @@ class Group:
 
     def say(self, word: str, content: Mapping[str, Any] | None = None) -> None:
         """Tells the others a word. OSError if it cannot be written."""
-        _place(self.home / f"{word}-{self.ranks.rank}.json", content or {})
+        _place(self.home, f"{word}-{self.ranks.rank}.json", content or {})
 
     def heard(self, word: str, rank: int = 0) -> dict[str, Any] | None:
         """What a process said; None if it has not said that."""
-        return _read(self.home / f"{word}-{rank}.json")
+        return self.home.read(f"{word}-{rank}.json")
 
     def wait(self, word: str, rank: int = 0, each: Callable[[], None] | None = None) -> Any:
         """What a process says, when it says it; `each` is called while it does not."""
@@ -114,7 +204,7 @@ class Group:
                 self._trouble = self._trouble or self._end(rank, f"rank {rank} ended early")
             if each is not None:
                 each()
-            pause(since)
+            pause(since, self.home.poll)
         return found
 
     def check(self) -> None:
@@ -142,13 +232,13 @@ class Group:
                     self._trouble = _diagnostic(f"rank {rank} failed: {said.get('message')}")
                 elif is_alive(who) is False and self.heard("failed", rank) is None:
                     self._trouble = _diagnostic(f"rank {rank} {_died(who)}")
-            time.sleep(POLL)
+            time.sleep(self.home.poll)
         return None if self._trouble is None else RunError([self._trouble])
 
     def fail(self, error: BaseException) -> None:
         """Says why this process ends. What another one failed of is not said again."""
         if self._trouble is None:
-            with suppress(OSError):
+            with suppress(OSError, MigrateError):
                 self.say("failed", _reason(error))
             if self.first:
                 self._end(0, f"rank 0 failed: {_reason(error)['message']}")
@@ -156,7 +246,7 @@ class Group:
     def leave(self) -> None:
         """Ends the watch, and says that this process is no longer there."""
         self._rest()
-        with suppress(OSError):
+        with suppress(OSError, MigrateError):
             self.say("left")
 
     def part(self) -> None:
@@ -166,7 +256,7 @@ class Group:
         since = time.monotonic()
         for rank in self._members:
             while self.heard("left", rank) is None and time.monotonic() < since + PARTING:
-                pause(since)
+                pause(since, self.home.poll)
         self._rest()
 
     def _rest(self) -> None:
@@ -177,14 +267,14 @@ class Group:
     def beat(self) -> None:
         """Gives a sign of life."""
         self._beats += 1
-        with suppress(OSError):
+        with suppress(OSError, MigrateError):
             name = f"beat-{self.ranks.rank}.json"
-            _replace(self.home / name, {"beat": self._beats, "done": self._mine})
+            self.home.replace(name, {"beat": self._beats, "done": self._mine})
 
     def _watch(self) -> None:
         beaten = time.monotonic()
-        while not self._over.wait(POLL):
-            if time.monotonic() - beaten >= BEAT:
+        while not self._over.wait(self.home.poll):
+            if time.monotonic() - beaten >= self.home.beat:
                 self.beat()
                 beaten = time.monotonic()
             self.look()
@@ -194,8 +284,8 @@ class Group:
     def _found(self) -> Diagnostic | None:
         """What rank 0 finds to be the matter with the others."""
         try:
-            there = set(os.listdir(self.home))
-        except OSError:
+            there = set(self.home.names())
+        except (OSError, MigrateError):
             return None
         for rank, who in self._members.items():
             if rank in self._gone:
@@ -216,13 +306,13 @@ class Group:
         return None
 
     def _found_by_others(self) -> Diagnostic | None:
-        if (end := _read(self.home / "end.json")) is not None:
+        if (end := self.home.read("end.json")) is not None:
             return _diagnostic(str(end.get("message")))
         why = self._lost(0, self._members[0]) if 0 not in self._gone else None
         if why is None:
             return None
         # what it said last counts
-        if (end := _read(self.home / "end.json")) is not None:
+        if (end := self.home.read("end.json")) is not None:
             return _diagnostic(str(end.get("message")))
         if self.heard("published") is not None or not self.home.exists():
             self._gone.add(0)
@@ -236,9 +326,9 @@ class Group:
         now = time.monotonic()
         before, since = self._heard[rank]
         # reading is left out while the last sign is fresh
-        if now - since < BEAT:
+        if now - since < self.home.beat:
             return None
-        sign = _read(self.home / f"beat-{rank}.json")
+        sign = self.home.read(f"beat-{rank}.json")
         if sign is not None and sign.get("beat") != before:
             self._heard[rank] = sign.get("beat"), now
             if isinstance(sign.get("done"), int):
@@ -257,26 +347,27 @@ class Group:
         # the other thread asks why as soon as it sees that a process is gone
         self._trouble = self._trouble or found
         self._gone.add(rank)
-        with suppress(OSError):
-            _place(self.home / "end.json", {"message": message})
+        with suppress(OSError, MigrateError):
+            _place(self.home, "end.json", {"message": message})
         return found
 
 
-def meet(folder: Path, ranks: Ranks, facts: Mapping[str, Any]) -> Group:
+def meet(place: Path | Meeting, ranks: Ranks, facts: Mapping[str, Any]) -> Group:
     """The group of all processes of this launch, once all are there and see the same.
 
-    `facts` are what has to be the same for all. `folder` is one that rank 0 has made. RunError M972
+    `facts` are what has to be the same for all. `place` is one that rank 0 can make. RunError M972
     naming those that do not appear within `APPEAR` seconds, M974 naming one that sees something
     else.
     """
-    return _call(folder, ranks, facts) if not ranks.rank else _answer(folder, ranks, facts)
+    at = MeetingFolder(place) if isinstance(place, Path) else place
+    return _call(at, ranks, facts) if not ranks.rank else _answer(at, ranks, facts)
 
 
-def pause(since: float) -> None:
-    """Sleeps, the longer the longer ago `since` is: a wait is prolonged by a twentieth at most, and
-    the file system is asked a few times a second.
+def pause(since: float, most: float) -> None:
+    """Sleeps up to `most` seconds, the longer the longer ago `since` is: a wait is prolonged by a
+    twentieth at most, and the place is asked a few times a second.
     """
-    time.sleep(min(POLL, max(SOON, (time.monotonic() - since) / 20)))
+    time.sleep(min(most, max(SOON, (time.monotonic() - since) / 20)))
 
 
 def facts_of(identities: Mapping[str, Identity] | None, digest: str) -> dict[str, Any]:
@@ -300,63 +391,60 @@ def deal(sizes: Mapping[T, int], world: int) -> list[list[T]]:
     return dealt
 
 
-def require_quiet(folder: Path) -> None:
-    """QuestionError M911 if processes of an earlier launch are still at work in the folder.
+def require_quiet(place: Path | Meeting) -> None:
+    """QuestionError M911 if processes of an earlier launch are still at work in this place.
 
     Those of other machines are listened to for three beats, unless they said that they left.
     """
-    call = _read(folder / "call.json") or {}
-    home = folder / str(call.get("launch"))
-    roll = (_read(home / "roll.json") or {}).get("members")
+    at = MeetingFolder(place) if isinstance(place, Path) else place
+    call = at.read("call.json") or {}
+    home = at.below(str(call.get("launch")))
+    roll = (home.read("roll.json") or {}).get("members")
     members: dict[str, Any] = roll if isinstance(roll, dict) else {"0": call.get("who")}
     unknown = {}
     for rank, who in members.items():
-        if not isinstance(who, dict) or _read(home / f"left-{rank}.json") is not None:
+        if not isinstance(who, dict) or home.read(f"left-{rank}.json") is not None:
             continue
         alive = is_alive(who)
         if alive:
-            _refuse_busy(folder, f"rank {rank}, process {who.get('pid')}")
+            _refuse_busy(at, f"rank {rank}, process {who.get('pid')}")
         elif alive is None:
-            unknown[rank] = _read(home / f"beat-{rank}.json")
+            unknown[rank] = home.read(f"beat-{rank}.json")
     if unknown:
-        time.sleep(3 * BEAT)
+        time.sleep(3 * at.beat)
     for rank, beat in unknown.items():
-        if _read(home / f"beat-{rank}.json") != beat:
-            _refuse_busy(folder, f"rank {rank} on {members[rank].get('name')}")
+        if home.read(f"beat-{rank}.json") != beat:
+            _refuse_busy(at, f"rank {rank} on {members[rank].get('name')}")
 
 
-def _refuse_busy(folder: Path, who: str) -> NoReturn:
+def _refuse_busy(place: Meeting, who: str) -> NoReturn:
     fail(
         "M911",
-        f"another run is using {printable(str(folder.parent), 300)}: {printable(who, 120)}",
+        f"another run is using {printable(place.shown, 300)}: {printable(who, 120)}",
         help="wait until it has finished",
     )
 
 
-def _call(folder: Path, ranks: Ranks, facts: Mapping[str, Any]) -> Group:
-    import shutil
-
-    folder.mkdir(exist_ok=True)
-    for left in folder.iterdir():
-        # of launches that ended
-        if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left, ignore_errors=True)
-    group = Group(ranks, folder, os.urandom(8).hex())
-    group.home.mkdir()
+def _call(place: Meeting, ranks: Ranks, facts: Mapping[str, Any]) -> Group:
+    place.make()
+    place.clear()
+    launch = os.urandom(8).hex()
+    group = Group(ranks, place, launch)
+    group.home.make()
     group.beat()
-    call = {"launch": group.home.name, "by": ranks.launch, "world": ranks.world, "who": myself()}
-    _replace(folder / "call.json", {**call, "facts": facts})
+    call = {"launch": launch, "by": ranks.launch, "world": ranks.world, "who": myself()}
+    place.replace("call.json", {**call, "facts": facts})
     since = beaten = time.monotonic()
     found: dict[int, dict[str, Any]] = {}
     try:
         while len(found) < ranks.world - 1:
             if time.monotonic() > since + APPEAR:
-                _refuse_missing(folder, [n for n in range(1, ranks.world) if n not in found])
-            if time.monotonic() - beaten > BEAT:
+                _refuse_missing(place, [n for n in range(1, ranks.world) if n not in found])
+            if time.monotonic() - beaten > place.beat:
                 group.beat()
                 beaten = time.monotonic()
-            for name in sorted(os.listdir(group.home)):
-                answer = _read(group.home / name) if name.startswith("here-") else None
+            for name in sorted(group.home.names()):
+                answer = group.home.read(name) if name.startswith("here-") else None
                 if answer is not None and isinstance(answer.get("rank"), int):
                     found.setdefault(answer["rank"], answer)
             differing = [
@@ -364,66 +452,65 @@ def _call(folder: Path, ranks: Ranks, facts: Mapping[str, Any]) -> Group:
             ]
             if differing:
                 _refuse_differing(differing)
-            pause(since)
+            pause(since, place.poll)
     except BaseException as error:
         group.fail(error)
         group.leave()
         raise
     members = {0: myself(), **{n: answer["who"] for n, answer in found.items()}}
     nonces = {n: answer["nonce"] for n, answer in found.items()}
-    _place(group.home / "roll.json", {"members": members, "nonces": nonces})
+    _place(group.home, "roll.json", {"members": members, "nonces": nonces})
     group.begin(members)
     return group
 
 
-def _answer(folder: Path, ranks: Ranks, facts: Mapping[str, Any]) -> Group:
+def _answer(place: Meeting, ranks: Ranks, facts: Mapping[str, Any]) -> Group:
     nonce, answered, busy = os.urandom(8).hex(), "", None
     since = time.monotonic()
     until = since + APPEAR
     while True:
         if time.monotonic() > until:
             if busy and is_alive(busy):
-                _refuse_busy(folder, f"process {busy.get('pid')}")
-            _refuse_missing(folder, [0])
-        call = _read(folder / "call.json") or {}
+                _refuse_busy(place, f"process {busy.get('pid')}")
+            _refuse_missing(place, [0])
+        call = place.read("call.json") or {}
         launch = str(call.get("launch"))
         if (
             (call.get("by"), call.get("world")) == (ranks.launch, ranks.world)
             # what an earlier launch left is not answered
             and is_alive(call.get("who")) is not False
         ):
-            home, differs = folder / launch, difference_of(call.get("facts") or {}, facts)
+            home, differs = place.below(launch), difference_of(call.get("facts") or {}, facts)
             if launch != answered:
                 me = {"rank": ranks.rank, "nonce": nonce, "who": myself(), "differs": differs}
                 # that launch may be removed while this is being read
                 with suppress(OSError):
-                    _create(home / f"here-{ranks.rank}-{nonce}.json", me)
+                    home.create(f"here-{ranks.rank}-{nonce}.json", me)
                     # rank 0 waits for others too
-                    answered, until = launch, time.monotonic() + APPEAR + 3 * BEAT
-            roll, end = _read(home / "roll.json"), _read(home / "end.json")
+                    answered, until = launch, time.monotonic() + APPEAR + 3 * place.beat
+            roll, end = home.read("roll.json"), home.read("end.json")
             if answered == launch and differs:
                 _refuse_differing([f"this process, rank {ranks.rank}, {differs}"])
             if roll is not None and roll.get("nonces", {}).get(str(ranks.rank)) == nonce:
-                group = Group(ranks, folder, launch)
+                group = Group(ranks, place, launch)
                 group.begin({int(n): who for n, who in roll["members"].items()})
                 return group
             if roll is None and end is not None and answered == launch:
                 raise RunError([_diagnostic(str(end.get("message")))])
             busy = roll and call.get("who")
-        pause(since)
+        pause(since, place.poll)
 
 
-def _refuse_missing(folder: Path, missing: Sequence[int]) -> NoReturn:
+def _refuse_missing(place: Meeting, missing: Sequence[int]) -> NoReturn:
     one = len(missing) == 1
     fail(
         "M972",
         f"{'rank' if one else 'ranks'} {listed([str(n) for n in missing], 20)} did not appear in "
-        f"{printable(str(folder.parent), 300)} within {APPEAR:.0f} s",
+        f"{printable(place.shown, 300)} within {APPEAR:.0f} s",
         notes=(
             (
                 f"{'it does' if one else 'they do'} not run, ended before with a message of "
-                f"{'its' if one else 'their'} own, or that folder is another one there: all ranks "
-                "need the same path in a file system that they share"
+                f"{'its' if one else 'their'} own, or {place.apart}"
             ),
         ),
         help=f"start all ranks with the same command; {option('ranks', 'off')} is for a command "
@@ -545,10 +632,10 @@ def _create(path: Path, content: Mapping[str, Any]) -> None:
         file.write(_ENCODER.encode(content).encode())
 
 
-def _place(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a file that was not there; one that is stays."""
+def _place(place: Meeting, name: str, content: Mapping[str, Any]) -> None:
+    """Leaves a word that was not there; one that is stays."""
     with suppress(FileExistsError):
-        _create(path, content)
+        place.create(name, content)
 
 
 def _replace(path: Path, content: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from ..core.errors import fail, option, printable
 from ..source.places import output_in_store
 from ..source.stores.s3_uploads import PARTIAL, S3Output
+from .meeting_in_bucket import COMPARE, RANKS
 from .store_journal import begun_unnamed, own_words, parse_journal
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -59,8 +60,11 @@ def clean_output(url: str, older_than: timedelta | None, dry_run: bool) -> dict[
     if found is not None and removed:
         for upload, key in ours.items():
             output.abort(key, upload)
-        words = own_words(output.words(), found["run"]) if "begun" in found else ()
+        words = own_words(output.words().names(), found["run"]) if "begun" in found else ()
         removed = output.remove_journal(words)
+    if not dry_run and not young:
+        for name in (RANKS, COMPARE):
+            output.words(name).remove(output.words(name).names())
     return {
         "path": output.location,
         "digest": None if found is None else found["digest"],

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..core.errors import Diagnostic, fail, plural, printable
+from ..core.errors import MigrateError, fail, option, plural, printable
 from ..core.types import RunPart
 from ..source.stores.s3_uploads import PARTIAL, S3Output
 from .parts import Begun, LeftBehind, what_is_said
@@ -60,12 +60,14 @@ class LeftInBucket:
         found = self.journal()
         if found is None or found["digest"] != digest:
             return set()
-        names = set(own_words(self._output.words(), found["run"]))
+        names = set(own_words(self._output.words().names(), found["run"]))
         return {number for number in range(of) if word_of(found["run"], number) in names}
 
     def said(self, number: int, digest: str) -> dict[str, Any] | None:
         found = self.journal()
-        word = parsed_line(self._output.said(word_of(found["run"], number))) if found else {}
+        word = (
+            parsed_line(self._output.words().said(word_of(found["run"], number))) if found else {}
+        )
         if word.get("digest") != digest or type(word.get("shared")) is not int:
             return None
         return word if isinstance(word.get("account"), dict) else None
@@ -110,8 +112,9 @@ class StorePartRun(StoreRun):
                     "M918",
                     f"{printable(left.shown, 300)} was begun {was}, and "
                     + (f"this is part {part}" if own else f"this is of {part.of}"),
-                    help=f"`migrate clean {printable(output.location, 240)}` and start over"
-                    + ("" if of is None else f", or go on with {plural(of.of, 'part')}"),
+                    help=f"`migrate clean {printable(output.location, 240)}` and start over, or go "
+                    + ("on " if of is None else f"on with {plural(of.of, 'part')}, or ")
+                    + f"in one process with {option('resume', True)}",
                 )
             names = None if not found.get("ready") else [file.name for file in own]
             self._take_over(found, names)
@@ -161,7 +164,7 @@ class StorePartRun(StoreRun):
         """Says that the part is done."""
         said = what_is_said(self, own, shared)
         content = json.dumps(said, separators=(",", ":")).encode()
-        self.output.say(word_of(self._begun().run, self._part.number), content)
+        self.output.words().say(word_of(self._begun().run, self._part.number), content)
         return said
 
     def enter_to_publish(self) -> LeftBehind:
@@ -213,9 +216,17 @@ class StorePartRun(StoreRun):
         """Aborts all uploads, and removes what parts have left."""
         self._begun().abort()
 
-    def _kept(self, found: Diagnostic) -> Diagnostic:
+    def _kept(self, error: MigrateError) -> MigrateError:
         where = printable(self.output.location, 240)
         note = f"what was uploaded so far is kept, and does not show: {where}{PARTIAL}"
         way = f"run it again: it goes on where it ended; or `migrate clean {where}`"
-        again = f"{found.help}; then {way}" if found.help else way
-        return replace(found, notes=(*found.notes, note), help=again)
+        return type(error)(
+            [
+                replace(
+                    one,
+                    notes=(*one.notes, note),
+                    help=f"{one.help}; then {way}" if one.help else way,
+                )
+                for one in error.diagnostics
+            ]
+        )

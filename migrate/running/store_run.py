@@ -496,26 +496,34 @@ class StoreRun(TargetRun):
             with suppress(MigrateError):
                 uploads.abort()
         elif isinstance(error, MigrateError):
-            raise type(error)([self._kept(d) for d in error.diagnostics]) from error
+            raise self._kept(error) from error
         elif isinstance(error, Exception) and lacking(error):
             ran_out(error, f"write {printable(self.output.location, 300)}")
         raise error
 
-    def _kept(self, found: Diagnostic) -> Diagnostic:
-        """The diagnostic, with what can be done with what was uploaded."""
-        where, resume = printable(self.output.location, 240), option("resume", True)
-        again = found.help or ""
-        if resume not in again:
-            again = f"{again}; then " * bool(again) + (
-                f"run it again with {resume}, or throw it away with `migrate clean {where}`"
-            )
-        note = f"what was uploaded so far is kept, and does not show: {where}{PARTIAL}"
-        return replace(found, notes=(*found.notes, note), help=again)
+    def _kept(self, error: MigrateError) -> MigrateError:
+        """The error, with what can be done with what was uploaded."""
+        return kept_uploads(error, self.output)
 
     def close(self) -> None:
         self._sender.close()
         if self._values is not None:
             self._values.forget()
+
+
+def kept_uploads(error: MigrateError, output: S3Output) -> MigrateError:
+    """The error of a run, with what can be done with what it has uploaded."""
+    where, resume = printable(output.location, 240), option("resume", True)
+    found = list[Diagnostic]()
+    for one in error.diagnostics:
+        again = one.help or ""
+        if resume not in again:
+            again = f"{again}; then " * bool(again) + (
+                f"run it again with {resume}, or throw it away with `migrate clean {where}`"
+            )
+        note = f"what was uploaded so far is kept, and does not show: {where}{PARTIAL}"
+        found.append(replace(one, notes=(*one.notes, note), help=again))
+    return type(error)(found)
 
 
 def describe_upload(

@@ -223,10 +223,10 @@ def test_why_a_rank_failed_is_known_before_it_is_gone(
     first, second = meeting(tmp_path, 2)
     place = ranks._place
 
-    def slow(path: Path, content: Any) -> None:
-        if path.name == "end.json":
+    def slow(at: ranks.Meeting, name: str, content: Any) -> None:
+        if name == "end.json":
             time.sleep(0.5)
-        place(path, content)
+        place(at, name, content)
 
     monkeypatch.setattr(ranks, "_place", slow)
     second.fail(RunError([ranks.Diagnostic("M909", "the disk is full")]))
@@ -252,11 +252,11 @@ def test_a_process_that_left_writes_nothing_any_more(
         writing.clear()
         assert writing.wait(HANG)
         end()
-        there = sorted(path.stat().st_mtime_ns for path in group.home.iterdir())
+        there = sorted(path.stat().st_mtime_ns for path in group.home.path.iterdir())
         assert not group._watcher.is_alive()
         time.sleep(0.5)
         if group is first:
-            assert sorted(path.stat().st_mtime_ns for path in group.home.iterdir()) == there
+            assert sorted(path.stat().st_mtime_ns for path in group.home.path.iterdir()) == there
 
 
 def test_what_rank_0_fails_of_all_others_say(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_a_folder_is_quiet_when_its_processes_left_or_died(tmp_path: Path) -> No
 @pytest.mark.parametrize("beating", [True, False])
 def test_processes_of_other_machines_are_listened_to(tmp_path: Path, beating: bool) -> None:
     groups = meeting(tmp_path, 2)
-    roll = groups[0].home / "roll.json"
+    roll = groups[0].home.path / "roll.json"
     found = json.loads(roll.read_text())
     found["members"]["1"]["machine"] = "another"
     roll.write_text(json.dumps(found))

@@ -293,10 +293,9 @@ def test_what_was_published_halfway_is_published_again(
     assert not held(s3, f"{tmp_path.name}/new.migrate-partial")
 
 
-def test_processes_of_a_launcher_are_told_how(
+def test_processes_of_a_launcher_keep_nothing_for_the_way_back(
     s3: S3, local: Path, made: Path, tmp_path: Path
 ) -> None:
-    out = f"s3://bucket/{tmp_path.name}/new"
-    text = refused("M115", local, out, rules=[made], ranks=Ranks(1, 2))
-    assert "meet in a folder of one file system, and a bucket is none" in text
-    assert "1/2" in text
+    out, ranks = f"s3://bucket/{tmp_path.name}/new", Ranks(1, 2)
+    text = refused("M115", local, out, rules=[made], ranks=ranks, undo=tmp_path / "undo")
+    assert 'ranks="off"' in text

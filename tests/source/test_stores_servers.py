@@ -14,10 +14,12 @@ import pytest
 from bucket_servers import STARTED
 from store_servers import S3
 from stored_checkpoint import rule
+from test_stores_ranks import launch
 from test_stores_written import refused, tree
 from written_stores import held, large, uploads
 
 import migrate
+from migrate.core.types import RunPart
 from migrate.source.stores import s3_uploads
 
 pytestmark = [
@@ -127,4 +129,24 @@ def test_an_object_that_is_replaced_before_it_is_copied_stops_the_run(
     assert shard in said
     assert before in said
     assert not held(s3, f"{tmp_path.name}/new")
+    assert not uploads(s3, tmp_path.name)
+
+
+@pytest.mark.parametrize("name", ["new.pt", "new"])
+def test_parts_and_ranks_upload_what_one_process_uploads(
+    s3: S3, local: Path, made: Path, tmp_path: Path, name: str
+) -> None:
+    """An archive in pieces, whose tail is uploaded by what publishes, and files."""
+    options: Any = {"rules": [made], "max_shard_size": "9MB"}
+    migrate.apply(local, tmp_path / "here" / name, **options)
+    wanted = tree(tmp_path / "here")
+    out = f"s3://bucket/{tmp_path.name}/parts/{name}"
+    for number in (1, 0):
+        migrate.apply(local, out, part=RunPart(number, 2), **options)
+    migrate.publish(out)
+    assert held(s3, f"{tmp_path.name}/parts/") == wanted
+    out = f"s3://bucket/{tmp_path.name}/ranks/{name}"
+    words = ["apply", local, "-o", out, "--rules", made, "--max-shard-size", "9MB", "-q"]
+    assert [(status, err) for status, _, err in launch(words, 2)] == [(0, "")] * 2
+    assert held(s3, f"{tmp_path.name}/ranks/") == wanted
     assert not uploads(s3, tmp_path.name)

@@ -54,6 +54,65 @@ class ListedPart(NamedTuple):
     named: Mapping[str, str]
 
 
+class StoredWords:
+    """Small objects below a prefix, by name. Methods raise M968 where the store refuses and M969
+    where it fails.
+    """
+
+    def __init__(self, client: Any, bucket: str, prefix: str) -> None:
+        self._client, self._bucket, self._prefix = client, bucket, prefix
+        self.shown = f"s3://{bucket}/{prefix}"
+
+    def below(self, name: str) -> StoredWords:
+        """Those below another prefix in this one."""
+        return StoredWords(self._client, self._bucket, f"{self._prefix}{name}/")
+
+    def names(self) -> list[str]:
+        found = []
+        pages = self._client.get_paginator("list_objects_v2")
+        with asking(self.shown, _RIGHTS):
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
+                found += [one["Key"][len(self._prefix) :] for one in page.get("Contents", ())]
+        return found
+
+    def say(self, name: str, content: bytes, new: bool = False) -> bool:
+        """Leaves a word of this name in place of an earlier one; with `new` only where there is
+        none, and answers whether it did.
+        """
+        from botocore.exceptions import ClientError
+
+        asked = {"IfNoneMatch": "*"} if new else {}
+        with asking(self.shown + name, _RIGHTS):
+            try:
+                self._client.put_object(
+                    Bucket=self._bucket, Key=self._prefix + name, Body=content, **asked
+                )
+            except ClientError as error:
+                if new and error.response["Error"]["Code"] in _TAKEN:
+                    return False
+                raise
+        return True
+
+    def said(self, name: str) -> bytes:
+        """A word that was left; nothing if there is none."""
+        from botocore.exceptions import ClientError
+
+        with asking(self.shown + name, _RIGHTS):
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
+            except ClientError as error:
+                if error.response["Error"]["Code"] in _ABSENT:
+                    return b""
+                raise
+            with answer["Body"] as body:
+                return bytes(body.read())
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            with asking(self.shown + name, _RIGHTS):
+                self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
+
+
 class S3Output:
     """Where an output goes: objects below a prefix, or, where `single`, one object.
 
@@ -368,44 +427,16 @@ class S3Output:
                 raise
         return True
 
-    def words(self) -> list[str]:
-        """The names of what parts of a run have said beside the journal."""
-        found, prefix = [], f"{self.key}{PARTIAL}/{WORDS}"
-        pages = self._client.get_paginator("list_objects_v2")
-        with asking(self.shown(prefix), _RIGHTS):
-            for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
-                found += [one["Key"][len(prefix) :] for one in page.get("Contents", ())]
-        return found
-
-    def say(self, name: str, content: bytes) -> None:
-        """Leaves a word of this name beside the journal, in place of an earlier one."""
-        key = f"{self.key}{PARTIAL}/{WORDS}{name}"
-        with asking(self.shown(key), _RIGHTS):
-            self._client.put_object(Bucket=self._bucket, Key=key, Body=content)
-
-    def said(self, name: str) -> bytes:
-        """A word that was left; nothing if there is none."""
-        from botocore.exceptions import ClientError
-
-        key = f"{self.key}{PARTIAL}/{WORDS}{name}"
-        with asking(self.shown(key), _RIGHTS):
-            try:
-                answer = self._client.get_object(Bucket=self._bucket, Key=key)
-            except ClientError as error:
-                if error.response["Error"]["Code"] in _ABSENT:
-                    return b""
-                raise
-            with answer["Body"] as body:
-                return bytes(body.read())
+    def words(self, below: str = WORDS) -> StoredWords:
+        """What processes of a run leave beside the journal, below a name there."""
+        return StoredWords(self._client, self._bucket, f"{self.key}{PARTIAL}/{below}")
 
     def remove_journal(self, words: Iterable[str] = ()) -> bool:
         """Removes these words and then the journal; whether that could be done."""
         from botocore.exceptions import BotoCoreError, ClientError
 
-        with suppress(ClientError, BotoCoreError):
-            for name in words:
-                key = f"{self.key}{PARTIAL}/{WORDS}{name}"
-                self._client.delete_object(Bucket=self._bucket, Key=key)
+        with suppress(ClientError, BotoCoreError, MigrateError):
+            self.words().remove(words)
             self._client.delete_object(Bucket=self._bucket, Key=self.journal)
             return True
         return False
