@@ -56,8 +56,8 @@ BARS = {
     # what a thread keeps of inputs has a module of its own, and is asked for once a box
     # the home of checkpoints on this machine is a module of its own
     # the rows of its plan are those above: 1 module, 3 functions
-    # the module of what an output is written as: 1 module
-    "fp8": (92, 606),
+    # what an output's ending says is asked by a function of its own: 1 function
+    "fp8": (91, 607),
     "attach": (37, 184),
     # which dict rules work on is decided in a module of its own, by functions that were there
     "pt": (20, 100),
