@@ -40,6 +40,7 @@ def pairs(found: Inferred) -> dict[tuple[str, ...], tuple[str, ...]]:
     return {r.sources: r.targets for r in found.relations}
 
 
+@pytest.mark.heavy
 def test_a_decoded_weight_may_be_called_otherwise() -> None:
     found = both(
         [encoded(f"l.{n}.proj", n) for n in range(3)], [plain(f"h.{n}.out", n) for n in range(3)]
@@ -53,6 +54,7 @@ def test_a_decoded_weight_may_be_called_otherwise() -> None:
     assert {r.guessed for r in found.relations} == {False}
 
 
+@pytest.mark.heavy
 def test_beside_weights_that_keep_their_names() -> None:
     old = [encoded("same", 1), encoded("a", 2), plain("other", 3)]
     found = both(old, [plain("same", 1), plain("b", 2), plain("other", 3)])
@@ -62,6 +64,7 @@ def test_beside_weights_that_keep_their_names() -> None:
     assert pairs(found)["other.weight",] == ("other.weight",)
 
 
+@pytest.mark.heavy
 def test_of_two_with_the_same_numbers_neither_is_taken() -> None:
     found = both([encoded("a", 1), encoded("b", 1)], [plain("c", 1), plain("d", 1)])
     assert {one.key for one in found.unexplained} == {"c.weight", "d.weight"}
@@ -72,6 +75,7 @@ def test_of_two_with_the_same_numbers_neither_is_taken() -> None:
     assert {one.key for one in single.unexplained} == {"c.weight", "d.weight"}
 
 
+@pytest.mark.heavy
 def test_other_numbers_are_named_with_the_formats_that_are_left() -> None:
     found = both([encoded("a", 1)], [plain("b", 2)])
     (rest,) = found.unexplained
@@ -119,6 +123,7 @@ def test_a_part_that_is_another_one_is_not_explained_and_its_format_named() -> N
     assert "belongs to a tensor that is encoded as fp8-block" in rest.why
 
 
+@pytest.mark.heavy
 def test_one_that_is_encoded_anew_is_named_whatever_it_is_called() -> None:
     found = both([plain("a", 1)], [encoded("b", 1)])
     assert {one.key for one in found.unexplained} == {"b.weight", "b.weight_scale_inv"}

@@ -141,6 +141,7 @@ def test_whole_blocks_that_move_are_compared_without_being_read_again(
     assert min(more) > 1.2
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("place", [0, 12_345, 49_151])
 def test_one_element_that_differs_in_a_block_is_named(place: int) -> None:
     old = old_weights(5, "bfloat16")

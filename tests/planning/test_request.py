@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from migrate.core.errors import MigrateError
-from migrate.planning.request import Request, make_request, shape_of
+from migrate.planning.request import Request, make_request
 from migrate.planning.savedplan import request_of, saved_plan
+from migrate.running.output_shapes import shape_of
 
 WHOLE = {
     "format_version": "1.0",
