@@ -62,6 +62,12 @@ def pytest_collection(session: pytest.Session) -> None:
         forbid()
 
 
+def pytest_collection_finish() -> None:
+    """Tests that collect garbage need not walk through the tens of thousands of tests each time."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves heavy files out under `--light`, and folders whose conftest is heavy; None leaves the
     question to others.
