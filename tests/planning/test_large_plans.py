@@ -49,12 +49,13 @@ def keys_of(count: int) -> list[str]:
 
 
 # the memory that a plan takes beside what a small one does
+# (that of getrusage would begin with what the parent held when it forked)
 PEAK = """
-import resource, sys, migrate
+import re, sys, migrate
 from pathlib import Path
 def most(place):
     migrate.plan(Path(place), rules=[Path(sys.argv[1])], max_shard_size=int(sys.argv[2]))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
 small, large = map(most, sys.argv[3:])
 print(large - small)
 """

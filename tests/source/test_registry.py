@@ -120,4 +120,3 @@ def test_a_format_that_calls_the_tree_rest_is_still_written(monkeypatch):
     for name, loads in loaded.items():
         assert formats.get(name).describe({}, folder=True, tree="a tree") == ({}, True, "a tree")
         assert formats.get(name).name == loads.name == "older"
-    assert formats.get("newer") is loaded["newer"]

@@ -54,7 +54,7 @@ def objects_of(url: str) -> Any:
 def test_a_part_is_summed_signed_and_sent_as_it_lies_there(
     s3: S3, tmp_path: Path, checksum: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_uploads, "_checksums", lambda: (checksum,))
+    monkeypatch.setattr(s3_uploads, "_checksums", lambda preferred: (checksum,))
     output, key = S3Output(f"s3://bucket/{tmp_path.name}"), f"{tmp_path.name}/file.bin"
     upload = output.begin(key, "run")
     data = bytearray(np.random.default_rng(0).bytes(16 * MIB))

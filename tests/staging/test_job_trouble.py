@@ -340,12 +340,12 @@ def test_a_with_block_raises_what_nobody_asked_for_unless_it_ends_in_an_error_of
 def test_a_job_that_is_cancelled_before_its_turn_is_never_begun(
     failing: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    begun: list[Path] = []
+    begun: list[str] = []
     snapshot = migrate.Stager().stage({"w": torch.ones(2)})
     write = snapshot._writer._write  # type: ignore[union-attr]
 
     def writes(work: Any, *more: Any) -> Any:
-        begun.append(work.out)
+        begun.append(work.out.given)
         return write(work, *more)
 
     monkeypatch.setattr(snapshot._writer, "_write", writes)
@@ -353,7 +353,7 @@ def test_a_job_that_is_cancelled_before_its_turn_is_never_begun(
     assert second.cancel()
     failing.set()
     assert isinstance(second.exception(HANG), CancelledError)
-    assert begun == [tmp_path / "a"]
+    assert begun == [str(tmp_path / "a")]
     assert [repr(job).split(", ")[1] for job in (first, second)] == ["failed>", "cancelled>"]
     assert first.exception() is not None
 
