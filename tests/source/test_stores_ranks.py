@@ -14,6 +14,7 @@ import pytest
 from marks import thorough
 from store_servers import S3, hub_server
 from stored_checkpoint import rule
+from test_stores import point_at_hub
 from test_stores_parts import plain
 from test_stores_written import tree
 from work import HANG
@@ -148,11 +149,11 @@ def test_a_rank_with_another_plan_is_named(s3: S3, local: Path, made: Path, tmp_
 
 
 def test_outputs_that_nothing_is_written_beside_are_compared_by_one(
-    local: Path, made: Path, monkeypatch: pytest.MonkeyPatch
+    local: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("huggingface_hub")
     with hub_server(local) as servers:
-        monkeypatch.setenv("HF_ENDPOINT", servers.hub.url)
-        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        point_at_hub(monkeypatch, servers.hub.url, tmp_path)
         with pytest.raises(MigrateError) as caught:
             migrate.verify("hf://org/model", source=local, rules=[made], ranks=Ranks(1, 2))
     (found,) = caught.value.diagnostics

@@ -151,8 +151,10 @@ def test_parts_and_ranks_upload_what_one_process_uploads(
 ) -> None:
     """An archive in pieces, whose tail is uploaded by what publishes, and files."""
     options: Any = {"rules": [made], "max_shard_size": "9MB"}
-    migrate.apply(local, tmp_path / "here" / name, **options)
-    wanted = tree(tmp_path / "here")
+    here = tmp_path / "here"
+    here.mkdir()
+    migrate.apply(local, here / name, **options)
+    wanted = tree(here)
     out = f"s3://bucket/{tmp_path.name}/parts/{name}"
     for number in (1, 0):
         migrate.apply(local, out, part=RunPart(number, 2), **options)
