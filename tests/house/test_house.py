@@ -393,7 +393,7 @@ def test_every_mark_is_declared_explained_and_run_by_ci() -> None:
     assert f"\nMARKS ?= {' or '.join(MARKS)} or hypothesis\n" in makefile
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     gpu = "make gpu PYTHON=.venv-test/bin/python"
-    assert {"make check", "make test", "make marks", gpu} <= set(ci)
+    assert {"make lint", "make test", "make marks", gpu} <= set(ci)
 
 
 def test_the_oldest_libraries_are_those_that_pyproject_admits() -> None:
