@@ -181,7 +181,8 @@ def _alone_again(place: NewFile, text: str) -> str:
         try:
             (file,) = load_rule_files([tried])
         except MigrateError:
-            return text  # which is told where the file is linted
+            # lint reports it
+            return text
         checks = FileChecks(file, specs=True)
         if all(checks.run(check).status != FAILED for check in checks.checks(TWICE)):
             return text

@@ -66,7 +66,9 @@ class Keeper(Protocol):
     def put_back(
         self, keeping: Sequence[CompiledRule], bound: Any, nothing: Collection[str]
     ) -> dict[str, Any]:
-        """Puts back what these rules dropped; by name what is no tensor, and is there again."""
+        """Puts back what these rules dropped; answers with the values other than tensors that are
+        there again, by name.
+        """
 
 
 class PartFacts(NamedTuple):

@@ -27,7 +27,7 @@ from copy import copy
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.errors import MigrateError, fail, option, printable, refusal
 from ..core.types import PathLike, Progress, Ranks
@@ -57,6 +57,20 @@ SHOWN = 30.0
 
 class Terminated(KeyboardInterrupt):
     """The launcher ends this process, mostly because another one has ended."""
+
+
+def fail_together(group: Group | None, error: BaseException) -> NoReturn:
+    """Tells the other ranks of an error, and raises it; what ended another rank, where the launcher
+    ends this one for it.
+    """
+    found = error
+    if group is not None:
+        if isinstance(error, Terminated):
+            found = group.inquire() or error
+        group.fail(found)
+    if found is error:
+        raise error
+    raise found from error
 
 
 class RankProgress:
@@ -244,15 +258,8 @@ def verify_by_ranks(
         if group.first:
             say_published(group)
         return report
-    except BaseException as error:
-        found: BaseException = error
-        if group is not None:
-            if isinstance(error, Terminated):
-                found = group.inquire() or error
-            group.fail(found)
-        if found is error:
-            raise
-        raise found from error
+    except BaseException as error:  # noqa: BLE001 - raised again
+        fail_together(group, error)
     finally:
         if group is not None:
             group.leave()

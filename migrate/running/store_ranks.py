@@ -26,7 +26,7 @@ from ..core.types import Ranks, RunPart
 from ..source.stores.s3_uploads import S3Output
 from .meeting_in_bucket import RANKS, BucketMeeting
 from .parts import Begun, publish_parts, write_part
-from .rank_run import RankProgress, Terminated, say_published, wait_for_the_end
+from .rank_run import RankProgress, fail_together, say_published, wait_for_the_end
 from .ranks import Group, facts_of, meet, require_quiet
 from .resources import RunResult
 from .store_journal import refuse_left
@@ -93,15 +93,8 @@ def write_to_bucket_by_ranks(
         result = publish_parts(*what, of=ranks.world, parts=again, **named)
         say_published(group)
         return replace(result, idle=sum(not own for own in done.dealt))
-    except BaseException as error:
-        found: BaseException = error
-        if group is not None:
-            if isinstance(error, Terminated):
-                found = group.inquire() or error
-            group.fail(found)
-        if found is error:
-            raise
-        raise found from error
+    except BaseException as error:  # noqa: BLE001 - raised again
+        fail_together(group, error)
     finally:
         _leave(group, place)
 

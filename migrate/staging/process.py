@@ -68,7 +68,7 @@ def write_apart(
         ended = _follow(answers, progress, stop)
     except BaseException:
         if work.out.stored:
-            # nobody else can remove what it has in the store
+            # the child alone can remove what it has in the store
             child.terminate()
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_ENDING)

@@ -123,7 +123,7 @@ class StoredWords:
 
 
 class PartStream(io.RawIOBase):
-    """The bytes of a part as a stream: those who sign and send it copy what is no stream."""
+    """The bytes of a part as a stream: boto3 copies anything else before it signs and sends it."""
 
     def __init__(self, data: bytes | bytearray) -> None:
         self._data, self._at = memoryview(data), 0
