@@ -4,6 +4,7 @@ run only when they are asked for, and how much of a failure is shown."""
 from __future__ import annotations
 
 import gc
+import os
 import re
 import signal
 import sys
@@ -148,3 +149,9 @@ def pytest_runtest_makereport() -> Iterator[Any]:
             report.longrepr = shortened(said)
         report.sections = [(name, shortened(text)) for name, text in report.sections]
     return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Names a failed test at once: a run that is cut off prints no summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid} failed after {report.duration:.0f} s", flush=True)

@@ -150,6 +150,7 @@ class Fillers:
     def _fork(self) -> _Child:
         asked, answered = os.pipe(), os.pipe()
         # a process of its own would copy what the collector touches
+        frozen = gc.get_freeze_count()
         gc.freeze()
         try:
             with warnings.catch_warnings():
@@ -161,7 +162,8 @@ class Fillers:
                 os.close(descriptor)
             raise
         finally:
-            gc.unfreeze()
+            if not frozen:
+                gc.unfreeze()
         if not pid:
             try:
                 for child in self._children:

@@ -23,20 +23,25 @@ class _RefusedError(ValueError):
     pass
 
 
+_MANY = 10_000  # containers; to look at them takes a millisecond
+
+
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """No cyclic garbage collection inside; afterwards as before.
 
-    What was made inside joins the oldest generation unseen: it is large and kept, and looking at it
+    Much that was made inside joins the oldest generation unseen: it is kept, and looking at it
     takes a third of the time that it took to make.
     """
     running = gc.isenabled()
     gc.disable()
+    before = gc.get_count()[0]
     try:
         yield
     finally:
         if running:
-            if not gc.get_freeze_count():
+            # objects that the process has frozen stay so, and are counted one by one
+            if gc.get_count()[0] - before > _MANY and not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

@@ -74,6 +74,19 @@ def test_the_collector_is_as_before_afterwards_also_after_an_error():
         gc.enable()
 
 
+def test_what_the_process_froze_stays_frozen_and_little_is_not_worth_counting_it(monkeypatch):
+    frozen, counted = gc.get_freeze_count, []
+    before = frozen()
+    assert before, "conftest.py freezes the tests"
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(True) or frozen())
+    parse(b'{"a": [1]}', "f")
+    assert not counted
+    made = parse(b"[" + b'["some", "text"],' * 20_000 + b"0]", "f")
+    assert counted
+    assert len(made) == 20_001
+    assert frozen() == before
+
+
 def test_what_is_no_json_is_told_with_line_column_and_a_way_out():
     with pytest.raises(CheckpointError) as caught:
         parse(b'{"a": 1,\n "b": x}', "config.json")
