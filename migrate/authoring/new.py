@@ -195,7 +195,7 @@ def _checked(place: NewFile, files: Mapping[Path, str], folder: Path) -> list[Di
     home = place.home
     copy = folder / (home.name if home is not None else "rules")
     if home is not None and home.is_dir():
-        shutil.copytree(home, copy, ignore=shutil.ignore_patterns(".*", "compiled.json"))
+        shutil.copytree(home, copy, ignore=shutil.ignore_patterns(".*", "compiled.jsonl"))
     tried = []
     for file, text in files.items():
         to = copy / (file.relative_to(home) if home is not None else file.name)

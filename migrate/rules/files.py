@@ -2,11 +2,12 @@
 those that ship, which were read and validated when they were packaged.
 
 Building the models of what people write costs more than migrating a small checkpoint, and what
-ships was written by us. So each lineage has a `compiled.json` beside its files: layouts, edges, and
-of each rule file what its model says (but for tests), where it stands, and the hash of what it
-means. It holds the hash of every file that it was made from, and counts only while these are the
-files that are there; else they are read like any others. It is looked for among the rules that
-ship and nowhere else: in another pack it could say something else than what a reviewer reads.
+ships was written by us. So each lineage has a `compiled.jsonl` beside its files: layouts, edges,
+and of each rule file, on a line of its own, what its model says (but for tests), where it stands,
+and the hash of what it means; a line is parsed when its file is asked for. It holds the hash of
+every file that it was made from, and counts only while these are the files that are there; else
+they are read like any others. It is looked for among the rules that ship and nowhere else: in
+another pack it could say something else than what a reviewer reads.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from .lineage import Detect, Edge, Layout, LayoutGrid, Lineage
 if TYPE_CHECKING:
     from .model import RuleFile
 
-NAME = "compiled.json"
+NAME = "compiled.jsonl"
 LAYOUTS = "layouts.yaml"
 SUFFIXES = (".yaml", ".yml")
 # the values beside the model, among the side files that are patched; no file is called so
 VALUES = "/values"
 # of what is written below; another one is not read
-FORM = 2
+FORM = 3
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -123,8 +124,7 @@ def shipped_lineage(home: Path) -> Lineage | None:
         for source, target, used, old in known["edges"]
     )
     name, title, ordered, layouts, sealed, *aliases = known["lineage"]
-    ids = tuple(sorted(model.id for model, *_ in known["files"].values()))
-    return Lineage(name, title, ordered, layouts, edges, ids, sealed, tuple(aliases))
+    return Lineage(name, title, ordered, layouts, edges, known["ids"], sealed, tuple(aliases))
 
 
 def shipped_files(paths: Sequence[Path]) -> list[LoadedFile] | None:
@@ -140,7 +140,7 @@ def shipped_files(paths: Sequence[Path]) -> list[LoadedFile] | None:
     out = []
     for path in paths:
         name = path.relative_to(home).as_posix()
-        model, values, keys, meaning = known["files"][name]
+        model, values, keys, meaning = json.loads(known["lines"][name], object_hook=_made)
         text = texts[name].decode("utf-8-sig")
         out.append(
             LoadedFile(path, model, yaml.Document.of(str(path), text, values, keys), meaning)
@@ -151,9 +151,11 @@ def shipped_files(paths: Sequence[Path]) -> list[LoadedFile] | None:
 def _current(home: Path, texts: dict[str, bytes]) -> dict[str, Any] | None:
     """What the folder's file holds, if made from the present files; `texts` gets their contents."""
     try:
-        known = json.loads((home / NAME).read_bytes(), object_hook=_made)
+        first, *lines = (home / NAME).read_bytes().splitlines()
+        known = json.loads(first, object_hook=_made)
         if known["form"] != FORM:
             return None
+        known["lines"] = dict(zip(known["files"], lines, strict=True))
         for path in files_below(home, layouts=True):
             texts[path.relative_to(home).as_posix()] = path.read_bytes()
     except (OSError, ValueError, KeyError, TypeError):

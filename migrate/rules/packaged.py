@@ -38,24 +38,28 @@ def make(home: Path, lineage: Lineage | None = None) -> str:
     """The text of the folder's file; raises what is wrong with what it is made from."""
     found = lineage or _read(home)
     paths = [path for edge in found.edges for path in (*edge.files, *edge.superseded)]
-    files = {}
-    for path, file in zip(paths, load_files(paths), strict=True):
+    read = load_files(paths)
+    lines = []
+    for file in read:
         places = [
             [[list(at), list(place)] for at, place in some if at[:1] != ("tests",)]
             for some in file.document.places()
         ]
-        files[path.relative_to(home).as_posix()] = [_written(file.model), *places, file.hash]
+        lines.append([_written(file.model), *places, file.hash])
     whole = {
         "form": FORM,
-        "hashes": {
-            path.relative_to(home).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in files_below(home, layouts=True)
-        },
+        "hashes": _written(
+            {
+                path.relative_to(home).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+                for path in files_below(home, layouts=True)
+            }
+        ),
         "lineage": [
             *(found.name, found.title, found.ordered, _written(found.layouts)),
             layouts_hash(found),
             *found.aliases,
         ],
+        "ids": _written(tuple(sorted(file.model.id for file in read))),
         "edges": [
             [
                 *(edge.source, edge.target),
@@ -66,17 +70,10 @@ def make(home: Path, lineage: Lineage | None = None) -> str:
             ]
             for edge in found.edges
         ],
-        "files": files,
+        "files": [path.relative_to(home).as_posix() for path in paths],
     }
-    parts = [_line(name, value) for name, value in whole.items()]
-    return '{"map": [\n' + ",\n".join(parts) + "\n]}\n"
-
-
-def _line(name: str, value: Any) -> str:
-    if isinstance(value, dict):
-        inner = ",\n".join(json.dumps([key, item]) for key, item in value.items())
-        return f'[{json.dumps(name)}, {{"map": [\n{inner}\n]}}]'
-    return json.dumps([name, value])
+    written = [{"map": [list(entry) for entry in whole.items()]}, *lines]
+    return "".join(json.dumps(line) + "\n" for line in written)
 
 
 def _written(value: Any) -> Any:

@@ -116,7 +116,7 @@ def test_a_pack_has_aliases_too(tmp_path: Path) -> None:
         if path.name == "layouts.yaml":
             text = text.replace("lineage: toy\n", "lineage: toy\naliases: [toy-two]\n")
         path.write_text(text, "utf-8")
-    for made in (*home.glob("rules.lock"), *home.glob("compiled.json")):
+    for made in (*home.glob("rules.lock"), *home.glob("compiled.jsonl")):
         made.unlink()
     found = find_packs(tmp_path / "rules", cwd=tmp_path, installed=False)
     assert found.load_lineage("toy-two").name == "toy"

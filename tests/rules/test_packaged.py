@@ -102,8 +102,9 @@ def test_it_counts_only_while_it_fits_the_files_that_are_there(shipped: Path) ->
         b"{}",
         b"[]",
         b"{",
-        kept[shipped / NAME].replace(b'["form", 2]', b'["form", 3]'),
+        kept[shipped / NAME].replace(b'["form", 3]', b'["form", 2]'),
         b'{"unknown": []}',
+        kept[shipped / NAME] + b"[]\n",
         b"\xff",
     ):
         (shipped / NAME).write_bytes(text)
@@ -143,7 +144,6 @@ def test_a_field_that_it_does_not_know_is_named() -> None:
 def test_it_is_data_alone() -> None:
     for home in HOMES:
         tags: set[str] = set()
-        json.loads(
-            (home / NAME).read_bytes(), object_hook=lambda found, tags=tags: tags.update(found)
-        )
+        for line in (home / NAME).read_bytes().splitlines():
+            json.loads(line, object_hook=lambda found, tags=tags: tags.update(found))
         assert tags <= {"map", "tuple", "part", "step", "Layout", "LayoutGrid", "Detect"}
