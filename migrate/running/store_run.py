@@ -40,7 +40,14 @@ from ..source.index import with_all_tensors
 from ..source.paths import HISTORY, METADATA
 from ..source.shards import INDEX
 from ..source.stores.checksums import checksum_named
-from ..source.stores.s3_uploads import KEPT, PARTIAL, CopyRefusedError, ListedPart, S3Output
+from ..source.stores.s3_uploads import (
+    GONE,
+    KEPT,
+    PARTIAL,
+    CopyRefusedError,
+    ListedPart,
+    S3Output,
+)
 from .copied_sums import compare_object, copied_parts
 from .geometry import ByteLayouts
 from .part_plan import UPLOADED, PartPlan, UploadPart, plan_parts
@@ -502,6 +509,9 @@ class StoreRun(TargetRun):
             with suppress(MigrateError):
                 uploads.abort()
         elif isinstance(error, MigrateError):
+            if any(GONE in one.notes for one in error.diagnostics):
+                # of what else was uploaded nothing is known
+                raise error
             raise self._kept(error) from error
         elif isinstance(error, Exception) and lacking(error):
             ran_out(error, f"write {printable(self.output.location, 300)}")

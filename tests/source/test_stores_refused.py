@@ -467,8 +467,8 @@ def test_parts_of_a_signed_url_are_published_when_it_is_given_again(
         assert not [content for content in left if b"planted" in content]
         with pytest.raises(MigrateError) as caught:
             migrate.publish(out)
-        # fsspec does not tell what is forbidden from what is not there
-        assert {d.code for d in caught.value.diagnostics} == {"M917"}
+        assert {d.code for d in caught.value.diagnostics} == {"M968"}
+        assert "the store refuses (status 403)" in str(caught.value)
         assert "give it again with `source`: its query is not recorded" in str(caught.value)
         report = migrate.publish(out, source=url)
     assert report.copy_of is None
@@ -497,8 +497,17 @@ def test_a_file_that_is_replaced_on_a_web_server(local: Path) -> None:
             source.check_unchanged()
 
 
-def test_what_a_web_server_does_not_have() -> None:
-    assert refused("M917", "http://127.0.0.1:9/x")
+def test_what_a_web_server_does_not_have_or_does_not_give(local: Path) -> None:
+    """fsspec calls all of it an absent file."""
+    with web_server(local, signed="?key") as server:
+        assert "there is no such file or folder" in refused("M917", f"{server.url}/none")
+        one = f"{server.url}/model-00001-of-00003.safetensors"
+        assert "the store refuses (status 403)" in refused("M968", one)
+    # a port that nothing listens on
+    for url in ("http://127.0.0.1:9/x", "http://127.0.0.1:9/x/"):
+        said = refused("M969", url)
+        assert f"{url}: the store does not answer as it should (ClientConnectorError)" in said
+        assert "look at the network" in said
 
 
 # the hub

@@ -25,6 +25,10 @@ from .s3 import asking, client_for
 # of S3: bytes of a part but for the last, bytes of any part, and parts of an upload
 LEAST, LARGEST, MOST_PARTS = 5 << 20, 5 << 30, 10_000
 KEPT: Final = "what was uploaded is kept"
+GONE: Final = (
+    "another run has finished the output with it, or `migrate clean` or a rule of the bucket has "
+    "thrown it away"
+)
 PARTIAL, JOURNAL, WORDS = ".migrate-partial", "journal.json", "parts/"
 # longer ones were not written by a run
 _LONGEST_JOURNAL: Final = 64 << 20
@@ -286,16 +290,23 @@ class S3Output:
                 raise
 
     def put_part(self, key: str, upload: str, number: int, data: bytes | bytearray) -> None:
-        """Uploads a part, with a checksum that the store compares."""
+        """Uploads a part, with a checksum that the store compares. M913 if the upload is gone."""
+        from botocore.exceptions import ClientError
+
         with asking(self.shown(key), _RIGHTS), PartStream(data) as body:
-            self._uploading().upload_part(
-                Bucket=self._bucket,
-                Key=key,
-                UploadId=upload,
-                PartNumber=number,
-                Body=body,
-                **self._summed(data),
-            )
+            try:
+                self._uploading().upload_part(
+                    Bucket=self._bucket,
+                    Key=key,
+                    UploadId=upload,
+                    PartNumber=number,
+                    Body=body,
+                    **self._summed(data),
+                )
+            except ClientError as error:
+                if error.response["Error"]["Code"] in _GONE:
+                    self._refuse_gone(key)
+                raise
 
     def _uploading(self) -> Any:
         """What parts are sent through. A part whose MD5 stands in the signed header needs no
@@ -319,7 +330,8 @@ class S3Output:
         self, key: str, upload: str, number: int, of: tuple[str, str, str], start: int, stop: int
     ) -> None:
         """Has the store copy a range of another object: bucket, key and version. CopyRefusedError
-        if it does not; FileNotFoundError if the object is another one by now.
+        if it does not; FileNotFoundError if the object is another one by now; M913 if the upload is
+        gone.
         """
         from botocore.exceptions import ClientError
 
@@ -337,6 +349,8 @@ class S3Output:
                 )
             except ClientError as error:
                 code = error.response["Error"]["Code"]
+                if code in _GONE:
+                    self._refuse_gone(key)
                 if code in (*_TAKEN, *_ABSENT, "416", "InvalidRange"):
                     raise FileNotFoundError(name) from error
                 if code in _NO_COPY:
@@ -417,6 +431,8 @@ class S3Output:
                 # the answer to a first request may have been lost
                 code = error.response["Error"]["Code"]
                 if code not in (*_TAKEN, *_GONE) or not self._stands(key, run):
+                    if code in _GONE:
+                        self._refuse_gone(key)
                     raise
 
     def put(self, key: str, content: bytes, run: str) -> None:
@@ -439,6 +455,17 @@ class S3Output:
                 code = error.response["Error"]["Code"]
                 if code not in _TAKEN or not self._stands(key, run):
                     raise
+
+    def _refuse_gone(self, key: str) -> NoReturn:
+        """M913 for an upload that the store does not know any more."""
+        fail(
+            "M913",
+            f"{printable(self.shown(key), 300)}: the store no longer knows the upload that was "
+            "begun for it",
+            notes=(GONE,),
+            help=f"look at what is at {printable(self.location, 240)}; if the output is not "
+            f"there, run it again with {option('resume', True)}",
+        )
 
     def _stands(self, key: str, run: str) -> bool:
         """Whether this run has made the object already; M904 if somebody else has."""

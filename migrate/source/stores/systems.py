@@ -27,6 +27,8 @@ _VERSIONS: Final = (
 )  # fmt: skip
 _TIMES: Final = ("mtime", "updated", "last_modified", "LastModified", "created")
 _RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+# what a web server answers that has no such file
+_ABSENT: Final = (404, 410)
 
 
 def open_system(url: Url) -> tuple[Any, str]:
@@ -77,7 +79,9 @@ def locate(url: Url) -> Located:
         try:
             if not is_folder:
                 is_folder = system.info(path)["type"] == "directory"
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if url.scheme in HTTP:
+                _raise_cause(error)
             fail(
                 "M917",
                 f"{printable(shown, 240)}: there is no such file or folder, or it is not shown to "
@@ -110,7 +114,8 @@ class SystemPrefix:
                 for _, _, files in walked:
                     for found in files.values():
                         yield self._object(found["name"], found)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                self._absent(error)
                 fail("M917", f"{printable(self.location, 240)}: there is no such folder")
 
     def find(self, path: str) -> RemoteObject | None:
@@ -118,9 +123,13 @@ class SystemPrefix:
             self._system.invalidate_cache()
             try:
                 found = self._system.info(self._root + path + self._query)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                self._absent(error)
                 return None
         return RemoteObject(path, *facts(found, self.location + path))
+
+    def _absent(self, error: FileNotFoundError) -> None:
+        """Raises what stands behind the error, if that is something else than an absent file."""
 
     def _object(self, name: str, found: Any) -> RemoteObject:
         root = self._root.lstrip("/")
@@ -146,6 +155,9 @@ class SystemPrefix:
 
 class HttpPrefix(SystemPrefix):
     """What a web server has below a URL, as far as its pages list it."""
+
+    def _absent(self, error: FileNotFoundError) -> None:
+        _raise_cause(error)
 
     def _object(self, name: str, found: Any) -> RemoteObject:
         # a page of links says nothing of sizes
@@ -174,7 +186,7 @@ class HttpPrefix(SystemPrefix):
             headers["If-Match"] = found.version
         session = await self._system.set_session()
         async with session.get(self._system.encode_url(url), headers=headers, **options) as answer:
-            if answer.status in (404, 410, 412, 416):
+            if answer.status in (*_ABSENT, 412, 416):
                 raise FileNotFoundError(found.path)
             answer.raise_for_status()
             span = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
@@ -225,6 +237,15 @@ def status_of(error: BaseException) -> int | None:
                 return int(found)
         seen = seen.__cause__
     return None
+
+
+def _raise_cause(error: FileNotFoundError) -> None:
+    """Raises what fsspec calls an absent file whatever it was, unless the web server says that
+    there is none.
+    """
+    cause = error.__cause__
+    if cause is not None and status_of(cause) not in _ABSENT:
+        raise cause
 
 
 @contextmanager
