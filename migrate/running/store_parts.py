@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.errors import MigrateError, fail, option, plural, printable
 from ..core.types import RunPart
-from ..source.stores.s3_uploads import PARTIAL, S3Output
+from ..source.stores.s3_uploads import GONE, PARTIAL, S3Output
 from .parts import Begun, LeftBehind, what_is_said
 from .pieces import sealed_tail
 from .publish import parsed_line
@@ -221,7 +221,9 @@ class StorePartRun(StoreRun):
         way = f"run it again: it goes on where it ended; or `migrate clean {where}`"
         return type(error)(
             [
-                replace(
+                one
+                if GONE in one.notes
+                else replace(
                     one,
                     notes=(*one.notes, note),
                     help=f"{one.help}; then {way}" if one.help else way,

@@ -509,9 +509,6 @@ class StoreRun(TargetRun):
             with suppress(MigrateError):
                 uploads.abort()
         elif isinstance(error, MigrateError):
-            if any(GONE in one.notes for one in error.diagnostics):
-                # of what else was uploaded nothing is known
-                raise error
             raise self._kept(error) from error
         elif isinstance(error, Exception) and lacking(error):
             ran_out(error, f"write {printable(self.output.location, 300)}")
@@ -562,6 +559,10 @@ def kept_uploads(error: MigrateError, output: S3Output) -> MigrateError:
     where, resume = printable(output.location, 240), option("resume", True)
     found = list[Diagnostic]()
     for one in error.diagnostics:
+        if GONE in one.notes:
+            # of what else was uploaded nothing is known
+            found.append(one)
+            continue
         again = one.help or ""
         if resume not in again:
             again = f"{again}; then " * bool(again) + (

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from commandline import safetensors
@@ -144,3 +145,44 @@ def test_whatever_ray_raises_when_it_cannot_start_is_said(monkeypatch: pytest.Mo
     said = connected(monkeypatch, late, "ray", num_cpus=1)
     assert "error[M985]: cannot start a cluster on this machine" in said
     assert "timed out during startup" in said
+
+
+class Dealt:
+    """What stands for Ray where parts are handed out: each is done when it was begun."""
+
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def remote(self, _: object) -> SimpleNamespace:
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.begin))
+
+    def begin(self, _: object, number: int, second: bool) -> int:
+        self.begun.append(number)
+        return number
+
+    def wait(self, references: list[int], timeout: float) -> tuple[list[int], list[int]]:
+        return references[:1], references[1:]
+
+    def get(self, _: int) -> None:
+        return None
+
+
+def test_the_largest_file_is_begun_first(order: ray_run._Order) -> None:
+    sizes, ray = [5, 40, 20, 1, 30, 10], Dealt()
+    left: Any = SimpleNamespace(done=lambda of, digest: {4}, written=lambda part, second: None)
+    files: Any = [
+        [SimpleNamespace(name=str(number), of=None, nbytes=nbytes)]
+        for number, nbytes in enumerate(sizes)
+    ]
+    told: list[tuple[int, int]] = []
+    dealer = ray_run._Dealer(ray, replace(order, of=len(sizes)), left, files, {"num_cpus": 1})
+    dealer.go(lambda done, total: told.append((done, total)))
+    # the one of 30 bytes was done before
+    assert ray.begun == [1, 2, 5, 0, 3]
+    assert told == sorted(told)
+    assert told[-1] == (sum(sizes), sum(sizes))

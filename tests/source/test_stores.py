@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_servers import Elsewhere, hub_server, serving, web_server
 from stored_checkpoint import rule, shards
+from work import HANG
 
 import migrate
 from migrate.core.errors import MigrateError
@@ -273,6 +274,54 @@ def test_beginnings_are_fetched_once_and_longer_ones_by_a_second_request() -> No
     )
 
 
+class Together(Kept):
+    """Answers none of `of` requests before all of them have come; `side_by_side` is how many there
+    were at a time at the most.
+    """
+
+    def __init__(self, held: dict[str, bytes], of: int) -> None:
+        super().__init__(held)
+        self.came, self.waiting, self.side_by_side = threading.Barrier(of), 0, 0
+
+    def fill(self, found: RemoteObject, start: int, buffer: memoryview) -> int:
+        with self._lock:
+            self.waiting += 1
+            self.side_by_side = max(self.side_by_side, self.waiting)
+        self.came.wait(HANG)
+        size = super().fill(found, start, buffer)
+        with self._lock:
+            self.waiting -= 1
+        return size
+
+
+def test_thirty_two_beginnings_are_fetched_at_a_time() -> None:
+    store = Together({f"f{n}": bytes([n]) * (1 << 20) for n in range(64)}, 32)
+    folder = StoreFolder(store)
+    folder.expect(sorted(store.held))
+    opened = [folder.open(name) for name in sorted(store.held)]
+    assert [blob.read(0, 1) for blob in opened] == [store.held[blob.name][:1] for blob in opened]
+    folder.close()
+    assert store.side_by_side == 32
+    assert len(store.log) == 64
+
+
+def test_thirty_two_pieces_are_fetched_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (requests.FLIGHT, requests.PIECE) == (32, 8 << 20)
+    for module in (requests, objects):
+        monkeypatch.setattr(module, "PIECE", 8 << 10)
+    monkeypatch.setattr(objects, "HEAD", 0)
+    content = np.random.default_rng(0).bytes(64 * (8 << 10))
+    store = Together({"f": content}, 32)
+    folder = StoreFolder(store)
+    blob = folder.open("f")
+    with foreseeing([blob], [Stretch(0, 0, len(content))], 1 << 30):
+        assert blob.read(0, len(content)) == content
+    folder.close()
+    assert store.side_by_side == 32
+    assert len(store.log) == 64
+    assert {stop - start for _, start, stop in store.log} == {8 << 10}
+
+
 def test_a_small_file_is_fetched_once_however_often_it_is_read() -> None:
     store = Kept({"config.json": b"{}" * 1000})
     folder = StoreFolder(store)
@@ -337,6 +386,7 @@ def test_a_key_that_others_lie_below_is_refused() -> None:
 def test_more_objects_than_a_folder_may_have_are_not_listed_to_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    assert objects.MAX_ENTRIES == 100_000
     monkeypatch.setattr(objects, "MAX_ENTRIES", 10)
     store, taken = Kept({f"f{n}": b"1" for n in range(1000)}), [0]
     real = store.listing

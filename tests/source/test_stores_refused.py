@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_servers import COMMIT, MOVED, S3, Sent, hub_server, serving, web_server
+from store_servers import COMMIT, MOVED, S3, Elsewhere, Sent, hub_server, serving, web_server
 from stored_checkpoint import rule, shards
 from test_stores import point_at_hub, refused, tree
 
@@ -555,6 +555,11 @@ def test_a_page_for_people_in_place_of_the_hub(hub: Any, monkeypatch: pytest.Mon
         said = refused("M969", "hf://org/model")
         words = "was asked for a range" if part == "/resolve/" else "does not speak as the Hub does"
         assert words in said, part
+
+
+def test_a_hub_without_ranges_is_refused(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Elsewhere, "do_GET", lambda self: self.answer(200, bytes(2 << 20)))
+    assert "was asked for a range" in refused("M969", "hf://org/model")
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 from bucket_servers import STARTED
-from commandline import DATA
 from store_servers import S3
 from stored_checkpoint import rule
 from test_stores_ranks import launch
 from test_stores_written import refused, tree
-from written_stores import held, large, uploads
+from written_stores import held, large, through_a_released_lineage, uploads
 
 import migrate
 from migrate.core.types import RunPart
@@ -63,14 +62,7 @@ def test_a_run_from_bucket_to_bucket_and_back(
 
 @pytest.mark.parametrize("copy", ["auto", "never"])
 def test_a_released_lineage_from_bucket_to_bucket(s3: S3, tmp_path: Path, copy: str) -> None:
-    local = DATA / "mixtral__v4" / "hub"
-    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
-    migrate.apply(local, tmp_path / "here", to="hf-mixtral@v5")
-    migrate.apply(source, out, to="hf-mixtral@v5", copy=copy)
-    assert migrate.diff(out, tmp_path / "here").equal
-    assert migrate.verify(out, source=source).equal
-    migrate.downgrade(out, f"{out}-back", copy=copy)
-    assert migrate.diff(f"{out}-back", local).tensors_equal
+    through_a_released_lineage(s3, tmp_path, copy)
 
 
 def test_a_run_that_fails_goes_on_or_is_thrown_away(
@@ -143,6 +135,64 @@ def test_an_object_that_is_replaced_before_it_is_copied_stops_the_run(
     assert before in said
     assert not held(s3, f"{tmp_path.name}/new")
     assert not uploads(s3, tmp_path.name)
+
+
+def test_a_copy_is_on_the_condition_that_the_source_is_the_one_that_was_opened(
+    request: pytest.FixtureRequest, s3: S3, local: Path, tmp_path: Path
+) -> None:
+    """Which ministack alone honours."""
+    s3.put(local, f"{tmp_path.name}/old")
+    key = f"{tmp_path.name}/old/model-00001-of-00002.safetensors"
+    etag = s3.client.head_object(Bucket="bucket", Key=key)["ETag"]
+    output = s3_uploads.S3Output(f"s3://bucket/{tmp_path.name}/new")
+    name = output.key_of("model.safetensors")
+    upload = output.begin(name, "0" * 32)
+    output.copy_part(name, upload, 1, ("bucket", key, etag), 0, 5 << 20)
+    other = ("bucket", key, f'"{"0" * 32}"')
+    if request.node.callspec.params["started_other"] == "ministack":
+        with pytest.raises(FileNotFoundError):
+            output.copy_part(name, upload, 2, other, 0, 5 << 20)
+    output.abort(name, upload)
+
+
+def test_of_two_runs_that_go_on_at_once_one_finishes_and_the_other_says_so(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    options: Any = {"rules": [made], "max_shard_size": "15MB", "copy": "never"}
+    begun: list[int] = []
+
+    def other(done: int, total: int) -> None:
+        if not begun:
+            begun.append(done)
+            text = refused("M911", source, out, **options)
+            assert "or another one is writing there now" in text
+            migrate.apply(source, out, **options, resume=True)
+
+    said = refused("M913", source, out, **options, progress=other, threads=1)
+    assert "the store no longer knows the upload that was begun for it" in said
+    assert "another run has finished the output with it" in said
+    assert "is kept" not in said
+    migrate.apply(local, tmp_path / "here", **options)
+    assert held(s3, f"{tmp_path.name}/new/") == tree(tmp_path / "here")
+    assert not uploads(s3, tmp_path.name)
+    assert not held(s3, f"{tmp_path.name}/new.migrate-partial")
+
+
+def test_a_run_whose_uploads_are_thrown_away_meanwhile_says_so(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    options: Any = {"rules": [made], "max_shard_size": "15MB", "copy": "never"}
+
+    def clean(done: int, total: int) -> None:
+        migrate.clean(out)
+
+    said = refused("M913", source, out, **options, progress=clean, threads=1)
+    assert "`migrate clean`" in said
+    assert not held(s3, f"{tmp_path.name}/new")
+    migrate.apply(source, out, **options, resume=True)
+    assert migrate.verify(out, source=source, rules=[made]).equal
 
 
 @pytest.mark.parametrize("name", ["new.pt", "new"])

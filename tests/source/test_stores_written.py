@@ -19,12 +19,13 @@ from marks import thorough
 from safetensors.numpy import save_file
 from store_servers import S3
 from stored_checkpoint import RULE, rule, shards
-from written_stores import MIB, held, large, uploads
+from written_stores import MIB, held, large, through_a_released_lineage, uploads
 
 import migrate
 from migrate.cli import store_text
 from migrate.core.errors import MigrateError
 from migrate.source.stores import s3_uploads
+from migrate.source.stores.s3 import S3Prefix
 
 pytestmark = pytest.mark.servers
 
@@ -105,8 +106,18 @@ def test_from_bucket_to_bucket_the_store_copies_what_only_moves(
     read = sum(one.sent for one in log if one.method == "GET" and "/old/" in one.path)
     assert read < there.store.passed + (3 << 20)
     assert there.store.requests == planned.store.requests
+    # of a file of which a part was copied nothing was hashed whole
+    assert {name for name, file in there.files.items() if file.xxh3_128 is None} == {
+        "model.safetensors"
+    }
+    assert here.files["model.safetensors"].xxh3_128 is not None
     assert migrate.downgrade(out, tmp_path / "back", rules=[made]).path is not None
     assert migrate.diff(tmp_path / "back", local).tensors_equal
+
+
+@pytest.mark.parametrize("copy", thorough(["auto", "never"]))
+def test_a_released_lineage_from_bucket_to_bucket(s3: S3, tmp_path: Path, copy: str) -> None:
+    through_a_released_lineage(s3, tmp_path, copy)
 
 
 def test_as_many_requests_are_made_as_the_plan_says(
@@ -162,6 +173,27 @@ def test_an_object_that_appears_during_the_run_is_not_replaced(
     migrate.apply(local, out, rules=[made], resume=True)
     assert migrate.verify(out, source=local, rules=[made]).equal
     assert not uploads(s3, tmp_path.name)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "migrate.history.json"])
+def test_what_appears_after_its_name_was_asked_for_is_refused_by_the_store(
+    s3: S3, local: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    out, key = f"s3://bucket/{tmp_path.name}/new", f"{tmp_path.name}/new/{name}"
+    stands, appeared = s3_uploads.S3Output._stands, list[str]()
+
+    def asked(output: s3_uploads.S3Output, of: str, run: str) -> bool:
+        found = stands(output, of, run)
+        if of == key and not appeared:
+            assert not found
+            appeared.append(of)
+            s3.client.put_object(Bucket="bucket", Key=key, Body=b"mine")
+        return found
+
+    monkeypatch.setattr(s3_uploads.S3Output, "_stands", asked)
+    assert f"{name} appeared during this run" in refused("M904", local, out, rules=[made])
+    assert appeared
+    assert held(s3, key) == {"": b"mine"}
 
 
 def test_a_store_that_forbids_copies_is_streamed_to(
@@ -231,10 +263,16 @@ def test_an_object_that_is_replaced_during_the_run_is_named_and_nothing_appears(
     source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
     key = f"{tmp_path.name}/old/model-00002-of-00002.safetensors"
 
+    then = s3.client.head_object(Bucket="bucket", Key=key)["ETag"]
+
     def replace(done: int, total: int) -> None:
         s3.client.put_object(Bucket="bucket", Key=key, Body=b"other")
 
-    assert "model-00002-of-00002" in refused("M905", source, out, rules=[made], progress=replace)
+    said = refused("M905", source, out, rules=[made], progress=replace)
+    assert "model-00002-of-00002" in said
+    now = s3.client.head_object(Bucket="bucket", Key=key)["ETag"]
+    assert then.strip('"') in said
+    assert now.strip('"') in said
     assert not held(s3, f"{tmp_path.name}/new")
     assert not uploads(s3, tmp_path.name)
 
@@ -655,6 +693,20 @@ def test_a_store_that_takes_no_mixed_parts_is_streamed_to(
     key = f"{tmp_path.name}/new/model.safetensors"
     found = s3.client.head_object(Bucket="bucket", Key=key, PartNumber=1)
     assert found["ContentLength"] == 16 << 20
+
+
+def test_between_endpoints_all_is_streamed(
+    s3: S3, local: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    of = S3Prefix.copied_from
+    monkeypatch.setattr(
+        S3Prefix, "copied_from", lambda self, path: ("https://elsewhere", *of(self, path)[1:])
+    )
+    report = migrate.apply(source, out, rules=[made])
+    assert report.store.copied == 0
+    assert report.store.why == "source and output have different endpoints"
+    assert migrate.verify(out, source=local, rules=[made]).equal
 
 
 def test_between_regions_all_is_streamed(s3: S3, local: Path, made: Path, tmp_path: Path) -> None:

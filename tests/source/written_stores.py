@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from commandline import DATA
 from safetensors.numpy import save_file
 from store_servers import S3
+
+import migrate
 
 MIB = 1 << 20
 
@@ -30,6 +33,54 @@ def large(folder: Path) -> Path:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text('{"model_type": "none"}')
     return folder
+
+
+def mixtral(folder: Path) -> Path:
+    """A Mixtral of one layer, of which the experts' matrices are long enough to be copied."""
+    folder.mkdir(parents=True)
+    numbers, layer, width, inner = np.random.default_rng(1), "model.layers.0", 1024, 1400
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{layer}.block_sparse_moe.gate.weight": (2, width),
+        f"{layer}.input_layernorm.weight": (width,),
+        f"{layer}.post_attention_layernorm.weight": (width,),
+        f"{layer}.self_attn.q_proj.weight": (width, width),
+        f"{layer}.self_attn.k_proj.weight": (width // 2, width),
+        f"{layer}.self_attn.v_proj.weight": (width // 2, width),
+        f"{layer}.self_attn.o_proj.weight": (width, width),
+        "lm_head.weight": (40, width),
+        "model.embed_tokens.weight": (40, width),
+        "model.norm.weight": (width,),
+    }
+    for expert in range(2):
+        at = f"{layer}.block_sparse_moe.experts.{expert}"
+        shapes |= {f"{at}.w1.weight": (inner, width), f"{at}.w3.weight": (inner, width)}
+        shapes[f"{at}.w2.weight"] = (width, inner)
+    tensors = {name: numbers.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((DATA / "mixtral__v4" / "hub" / "config.json").read_text())
+    config |= {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": 1}
+    config |= {"num_local_experts": 2, "num_experts": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def through_a_released_lineage(server: S3, folder: Path, copy: str) -> None:
+    """A Mixtral goes from bucket to bucket, compares equal to the local run, and comes back."""
+    local = mixtral(folder / "mixtral")
+    source, out = server.put(local, f"{folder.name}/old"), f"s3://bucket/{folder.name}/new"
+    migrate.apply(local, folder / "v5", to="hf-mixtral@v5")
+    report = migrate.apply(source, out, to="hf-mixtral@v5", copy=copy)
+    # six matrices of 5.5 MiB, less what the short stretches before them borrow
+    assert (report.store.copied > 20 * MIB) == (copy == "auto")
+    assert (report.store.copied == 0) == (copy == "never")
+    assert held(server, f"{folder.name}/new/") == {
+        file.name: file.read_bytes() for file in (folder / "v5").iterdir()
+    }
+    assert migrate.diff(out, folder / "v5").equal
+    assert migrate.verify(out, source=source).equal
+    migrate.downgrade(out, f"{out}-back", copy=copy)
+    assert migrate.diff(f"{out}-back", local).tensors_equal
+    assert not uploads(server, folder.name)
 
 
 def held(server: S3, prefix: str) -> dict[str, bytes]:

@@ -464,7 +464,7 @@ class S3Output:
             "begun for it",
             notes=(GONE,),
             help=f"look at what is at {printable(self.location, 240)}; if the output is not "
-            f"there, run it again with {option('resume', True)}",
+            "there, run it again",
         )
 
     def _stands(self, key: str, run: str) -> bool:
