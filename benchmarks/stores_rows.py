@@ -302,18 +302,24 @@ def reading(bench: Bench) -> list[Limit]:
             return []
         prefix = store.hold(LONG)
         found: dict[str, list[float]] = {"ours": [], "boto3": []}
+        runs: list[process.Taken] = []
         for number in range(bench.args.rounds):
             for who in list(found)[:: 1 if number % 2 == 0 else -1]:
                 limit = str(STORES_MEMORY * MB)
                 argv = [PYTHON, HERE / "stores_reading.py", who, BUCKET, prefix, limit]
-                seconds, nbytes = json.loads(store.run(argv).stdout)
+                taken = store.run(argv)
+                seconds, nbytes = json.loads(taken.stdout)
                 found[who].append(seconds)
+                runs += [taken] if who == "ours" else []
         name = store.name
     spread = report.spread(report.ratios(*found.values()))
     what = (
         f"{name}: reading {nbytes / MB:,.0f} MB by ranges: processor time, of boto3 with 16 threads"
     )
-    return [Limit(what, spread[0], STORES_READ, note=f" ({report.shown(spread)})")]
+    return [
+        Limit(what, spread[0], STORES_READ, note=f" ({report.shown(spread)})"),
+        _private(f"{name}: reading by ranges", runs),
+    ]
 
 
 ROWS: dict[str, Callable[[Bench], list[Limit]]] = {

@@ -6,13 +6,15 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from ..core.errors import command, fail, option, printable
 from ..core.types import FORMAT_VERSION, PathLike
 from .request import CHANGED_SOURCE, Request, make_request
 
 _MOST_FIELDS, _MOST_FILES = 30, 5
+# how the note ends of values that several parts of a run need
+TWICE: Final = "computed by several parts, because each of them has a file that needs it"
 
 # what a plan says of a file of the source; bytes in memory have no time
 _STATE = {"name": str, "size": int, "mtime_ns": (int, type(None))}
@@ -146,8 +148,9 @@ def changed_since(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     """The fields of a saved plan that planning again gives otherwise, in the new plan's order.
 
     Left out is what does not come from the checkpoint, the rules and the request: the version of
-    the tool, the free space, and where source and rules lie (a comment above a rule moves it). Of
-    sentences only what they name is compared: an earlier version may have said it in other words.
+    the tool, the free space, what a store would be asked for, into how many parts a run is divided,
+    and where source and rules lie (a comment above a rule moves it). Of sentences only what they
+    name is compared: an earlier version may have said it in other words.
     """
     one, other = _reviewed(saved), _reviewed(json.loads(json.dumps(now)))
     known = one.get("warnings")
@@ -210,7 +213,7 @@ def _reviewed(plan: Mapping[str, Any]) -> dict[str, Any]:
     out = {
         name: value
         for name, value in plan.items()
-        if name not in ("format_version", "tool", "free")
+        if name not in ("format_version", "tool", "free", "store")
     }
     source = out.get("source")
     if (
@@ -238,7 +241,8 @@ def _reviewed(plan: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(out.get(name), list):
             out[name] = [_without(entry, place) for entry in out[name]]
     if isinstance(out.get("notes"), list):
-        out["notes"] = [_names_in(note) for note in out["notes"]]
+        own = [one for one in out["notes"] if not (isinstance(one, str) and one.endswith(TWICE))]
+        out["notes"] = [_names_in(note) for note in own]
     if isinstance(out.get("warnings"), list):
         out["warnings"] = [_reviewed_warning(warning) for warning in out["warnings"]]
     return out

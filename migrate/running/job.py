@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,13 @@ from ..core.errors import Diagnostic, MigrateError, fail, option, plural, printa
 from ..core.types import PathLike, Ranks, RunPart
 from ..planning.path import remarks
 from ..planning.request import Request, path_text
-from ..planning.savedplan import checked_plan, request_of, require_source, require_unchanged
+from ..planning.savedplan import (
+    TWICE,
+    checked_plan,
+    request_of,
+    require_source,
+    require_unchanged,
+)
 from ..results import ApplyReport, PartReport, PlanReport
 from ..source.places import output_in_store, output_on_hub, require_local, same_location
 from ..source.urls import is_url
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
     from ..source.index import Source
     from ..source.stores.s3_uploads import S3Output
     from ..source.stores.system_output import SystemOutput
+    from ..source.target import OutputFile
     from .parts import Begun, LeftBehind, PartResult
     from .ray_run import Cluster
 
@@ -161,8 +168,12 @@ def write_checkpoint(
             require_unchanged(saved, made.document)
             made, copy_of = _taken(made, saved, changed)
         if place is None or dry_run:
+            document = made.document
+            if part is not None:
+                twice = _twice(made, _dealt(made, part.of, stored))
+                document = {**document, "notes": [*document["notes"], *twice]}
             if stored is None:
-                return PlanReport.from_json(made.document)
+                return PlanReport.from_json(document)
             if stored.kind == "s3":
                 from .store_run import describe_upload
 
@@ -171,7 +182,7 @@ def write_checkpoint(
                 from .stream_run import describe_stream
 
                 found = describe_stream(made)
-            return PlanReport.from_json({**made.document, "store": found})
+            return PlanReport.from_json({**document, "store": found})
         stays = not made.document["path"] and (made.grid is None or made.grid.again)
         if stays and source.format != "memory" and not request.reshapes:
             return _published(made, source, None, copy_of, RunResult({}, 0, 0))
@@ -339,8 +350,6 @@ def _require_parts(
 
 def _part_done(made: Plan, path: str, part: RunPart, result: PartResult) -> PartReport:
     """The answer of one part."""
-    from .parts import computed_twice
-
     notes = [
         f"of {printable(name)} this part has written bytes {start:,} to {stop:,}"
         for name, (start, stop) in result.pieces.items()
@@ -350,11 +359,7 @@ def _part_done(made: Plan, path: str, part: RunPart, result: PartResult) -> Part
             "the part had nothing to write: the plan makes "
             f"{plural(len(made.target.files), 'file')}; a smaller maximum size of a file gives more"
         )
-    if twice := computed_twice(made.written, result.dealt):
-        notes.append(
-            f"{plural(twice, 'value')} {'is' if twice == 1 else 'are'} computed by several parts, "
-            "because each of them has a file that needs it"
-        )
+    notes += _twice(made, result.dealt)
     return PartReport.of(
         path=path,
         partial=result.partial,
@@ -367,6 +372,23 @@ def _part_done(made: Plan, path: str, part: RunPart, result: PartResult) -> Part
         missing=list(result.missing),
         notes=notes,
     )
+
+
+def _dealt(made: Plan, of: int, stored: S3Output | SystemOutput | None) -> list[list[OutputFile]]:
+    """What each of `of` parts would write."""
+    from .pieces import deal_files
+
+    whole = stored is not None and stored.kind == "s3" and stored.equal_parts() is not None
+    return deal_files(made.target, made.written, of, whole=whole, uploaded=stored is not None)
+
+
+def _twice(made: Plan, dealt: Sequence[Sequence[OutputFile]]) -> list[str]:
+    """The note of values that several parts compute, if there are any."""
+    from .parts import computed_twice
+
+    if not (twice := computed_twice(made.written, dealt)):
+        return []
+    return [f"{plural(twice, 'value')} {'is' if twice == 1 else 'are'} {TWICE}"]
 
 
 def _check_shape(saved: Mapping[str, Any], out: Path, folder: bool, written: str | None) -> None:

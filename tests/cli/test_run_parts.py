@@ -345,12 +345,20 @@ def test_a_value_that_two_parts_need_is_said(tmp_path: Path) -> None:
     words += ["--max-shard-size", "150kB"]
     done(*words, "-o", tmp_path / "one")
     parts = [*words, "-o", tmp_path / "out", "--format", "json"]
+    planned = done(*parts, "--part", "0/2", "--dry-run")
+    assert "1 value is computed by several parts" in planned.json["notes"][0]
+    assert not done(*parts, "--dry-run").json["notes"]
+    # which does not keep that plan from being run, by however many
+    (tmp_path / "plan.json").write_text(planned.out)
+    done("apply", tmp_path / "plan.json", "-o", tmp_path / "by_plan", "-q")
     said = [done(*parts, "--part", f"{n}/2").json for n in range(2)]
     for one in said:
         assert "1 value is computed by several parts" in one["notes"][0]
     done("publish", tmp_path / "out", "-q")
-    one, other = (list(fingerprint(tmp_path / name).values()) for name in ("one", "out"))
-    assert one == other
+    one, other, planned_one = (
+        list(fingerprint(tmp_path / name).values()) for name in ("one", "out", "by_plan")
+    )
+    assert one == other == planned_one
 
 
 @pytest.mark.parametrize("words", [("--chunks", "4"), ("--max-shard-size", "4MB")])
