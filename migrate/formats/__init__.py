@@ -25,6 +25,7 @@ from ..source.registry import BrokenEntryError, Registry
 from ..source.shards import by_rank
 from ..source.target import Target, TargetTree
 from ..source.tree import FileTree
+from ..source.urls import is_url
 from .base import SURE
 from .base import Format as Format
 
@@ -184,7 +185,9 @@ def _unknown(place: Place) -> NoReturn:
 
 
 def _hint(place: Place) -> str | None:
-    """Names the sub-folders that hold weights."""
+    """Names the sub-folders that hold weights; of an empty prefix of a store what to look at."""
+    if not place.names and is_url(place.path):
+        return "look at the spelling: a prefix is there as long as something lies below it"
     below = []
     for name in place.names[:200]:
         try:

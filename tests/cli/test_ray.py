@@ -185,6 +185,21 @@ def test_two_workers_say_what_one_process_says(two: Cluster, scene: Scene, tmp_p
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_single_file_is_written_by_all_workers(
+    two: Cluster, scene: Scene, tmp_path: Path
+) -> None:
+    words = ["apply", scene.folder / "in.safetensors", "--rules", scene.folder / "rules.yaml"]
+    words += ["--allow", "lossy", "-q"]
+    one, out = (tmp_path / f"{name}.safetensors" for name in ("one", "out"))
+    done(*words, "-o", one)
+    made = two.run(*words, "-o", out, "--format", "json")
+    assert made.exit == 0, made.err
+    # which no process has read as a whole
+    assert [file["xxh3_128"] for file in made.json["files"].values()] == [None]
+    assert out.read_bytes() == one.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one.safetensors", "out.safetensors"]
+
+
 def test_a_worker_that_is_killed_goes_on(two: Cluster, scene: Scene, tmp_path: Path) -> None:
     out = tmp_path / "out"
     (two.folder / "pause").write_text("3")

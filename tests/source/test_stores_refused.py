@@ -250,7 +250,9 @@ def test_another_region(s3: S3, url: str) -> None:
 
 def test_a_bucket_and_a_prefix_that_do_not_exist(s3: S3) -> None:
     assert "there is no such bucket" in refused("M917", "s3://nothing-here/x")
-    assert "contains no checkpoint" in refused("M917", "s3://bucket/nothing/here")
+    said = refused("M917", "s3://bucket/nothing/here")
+    assert "contains no checkpoint" in said
+    assert "look at the spelling" in said
     assert "names no bucket" in refused("M917", "s3:///x")
 
 

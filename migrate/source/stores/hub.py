@@ -66,7 +66,11 @@ def locate(url: Url) -> Located:
         file = files[path]._replace(path=name)
         return Located(commits.below(folder), file, copy and os.path.join(copy, folder))
     if path and not any(name.startswith(path + "/") for name in files):
-        fail("M917", f"{printable(shown, 240)}: there is no such file or folder at this revision")
+        fail(
+            "M917",
+            f"{printable(shown, 240)}: there is no such file or folder at this revision",
+            help=f"look at the spelling: {_FORM}",
+        )
     return Located(commits.below(path), None, copy and os.path.join(copy, path))
 
 
@@ -211,7 +215,11 @@ def asking(shown: str) -> Iterator[None]:
             help=log_in,
         )
     except found.EntryNotFoundError:
-        fail("M905", f"{name}: is no longer there, at a commit that had it")
+        fail(
+            "M905",
+            f"{name}: is no longer there, at a commit that had it",
+            help="the history of the repository was rewritten: run it again without that commit",
+        )
     except found.HFValidationError:
         fail("M917", f"{name}: names no repository", help=_FORM)
     except found.HfHubHTTPError as error:

@@ -369,7 +369,7 @@ def _refuse(shown: str, answer: Any, rights: str) -> NoReturn:
             help=rights,
         )
     if code in _ABSENT:
-        fail("M917", f"{shown}: there is no such object")
+        fail("M917", f"{shown}: there is no such object", help="look at the spelling of the key")
     fail(
         "M969",
         f"{shown}: the store fails ({said or status})",

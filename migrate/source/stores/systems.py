@@ -86,6 +86,7 @@ def locate(url: Url) -> Located:
                 "M917",
                 f"{printable(shown, 240)}: there is no such file or folder, or it is not shown to "
                 "you",
+                help="look at the spelling of the URL, and at who may read it",
             )
     make = HttpPrefix if url.scheme in HTTP else SystemPrefix
     if is_folder:
@@ -116,7 +117,11 @@ class SystemPrefix:
                         yield self._object(found["name"], found)
             except FileNotFoundError as error:
                 self._absent(error)
-                fail("M917", f"{printable(self.location, 240)}: there is no such folder")
+                fail(
+                    "M917",
+                    f"{printable(self.location, 240)}: there is no such folder",
+                    help="look at the spelling of the URL, and at who may read it",
+                )
 
     def find(self, path: str) -> RemoteObject | None:
         with asking(self.location + path):
