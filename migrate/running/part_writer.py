@@ -303,7 +303,7 @@ def _refuse_copy(output: S3Output, name: str, code: str) -> NoReturn:
     fail(
         "M968",
         f"{printable(output.location, 240)}: the store does not copy from {printable(name)} "
-        f"({printable(code, 60)}), though it copied from other objects",
+        f"({printable(code, 60)}), and the run was begun with copies",
         help=f"`migrate clean {printable(output.location, 240)}`, then run it again with "
         f"{option('copy', 'never')}",
     )

@@ -210,6 +210,23 @@ def test_a_store_that_forbids_copies_is_streamed_to(
     assert held(s3, f"{tmp_path.name}/new/") == tree(tmp_path / "here")
 
 
+def test_a_store_that_copies_once_and_then_refuses_is_named_with_the_way_out(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
+    s3.spoil(forbid="*1=&copy$")
+    said = refused("M968", source, out, rules=[made])
+    assert "the store does not copy from model-0000" in said
+    assert "(AccessDenied)" in said
+    assert f'`migrate clean {out}`, then run it again with copy="never"' in said
+    s3.spoil()
+    assert not held(s3, f"{tmp_path.name}/new/")
+    migrate.clean(out)
+    assert not uploads(s3, tmp_path.name)
+    report = migrate.apply(source, out, rules=[made], copy="never")
+    assert report.store.copied == 0
+
+
 # what the server does not know, and what parts carry then
 SUMS = {"&NONE": "CRC64NVME", "&CRC64": "CRC32C", "&CRC": "MD5"}
 
