@@ -168,7 +168,10 @@ class Dealt:
     def wait(self, references: list[int], timeout: float) -> tuple[list[int], list[int]]:
         return references[:1], references[1:]
 
-    def get(self, _: int) -> None:
+    def get(self, _: int, timeout: float | None = None) -> None:
+        return None
+
+    def cancel(self, _: int, force: bool) -> None:
         return None
 
 
@@ -186,3 +189,16 @@ def test_the_largest_file_is_begun_first(order: ray_run._Order) -> None:
     assert ray.begun == [1, 2, 5, 0, 3]
     assert told == sorted(told)
     assert told[-1] == (sum(sizes), sum(sizes))
+
+
+def test_nothing_is_published_while_a_worker_may_still_write(
+    order: ray_run._Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_run, "ENDING", 0.0)
+    left: Any = SimpleNamespace(state=lambda part, second: "is at work")
+    dealer = ray_run._Dealer(Dealt(), replace(order, of=2), left, [[], []], {"num_cpus": 1})
+    dealer.running = {7: (1, False)}
+    with pytest.raises(MigrateError) as caught:
+        dealer.end()
+    assert [d.code for d in caught.value.diagnostics] == ["M985"]
+    assert "the worker of part 1/2 was told to end, and may still be at work" in str(caught.value)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_servers import COMMIT, MOVED, S3, Elsewhere, Sent, hub_server, serving, web_server
+from store_servers import COMMIT, MOVED, S3, Elsewhere, Hub, Sent, hub_server, serving, web_server
 from stored_checkpoint import rule, shards
 from test_stores import point_at_hub, refused, tree
 
@@ -541,9 +541,25 @@ def test_everything_is_read_at_one_commit_while_main_moves(
     assert tree(tmp_path / "out") == tree(tmp_path / "here")
 
 
-def test_a_page_for_people_in_place_of_the_hub(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from store_servers import Hub
+def test_main_may_move_while_a_plan_is_made(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = Hub.tree
 
+    def moving(self: Any) -> Any:
+        hub.at[:] = [MOVED, COMMIT]
+        return tree(self)
+
+    monkeypatch.setattr(Hub, "tree", moving)
+    plan = migrate.plan("hf://org/model", rules=[rule(tmp_path)])
+    assert hub.at[0] == MOVED
+    assert plan.report.source.path == f"hf://org/model@{COMMIT}/"
+    resolved = [one.path for one in hub.hub.log if "/resolve/" in one.path]
+    assert len(resolved) > 3
+    assert all(f"/resolve/{COMMIT}/" in path for path in resolved)
+
+
+def test_a_page_for_people_in_place_of_the_hub(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     page = b"<!DOCTYPE html><html><body>Please log in.</body></html>"
     plain = Hub.do_GET
     for part in ("/api/models/org/model", "/tree/", "/resolve/"):
