@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
@@ -450,6 +452,10 @@ def test_a_signed_url_is_read_and_recorded_without_its_signature(
     with web_server(local) as server:
         url = f"{server.url}/model-00001-of-00003.safetensors?X-Amz-Signature=planted-signature"
         report = migrate.apply(url, tmp_path / "out.safetensors", rules=[rule(tmp_path)])
+        words = [sys.executable, "-m", "migrate", "-vvv", "inspect", url]
+        said = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "model-00001-of-00003.safetensors" in said.stderr
+    assert "planted" not in said.stdout + said.stderr
     assert report.source == f"{server.url}/model-00001-of-00003.safetensors"
     asked = [one.path for one in server.log]
     assert all(path.endswith("?X-Amz-Signature=planted-signature") for path in asked)
