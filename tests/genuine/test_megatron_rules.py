@@ -304,6 +304,45 @@ def test_scaled_rope_is_said_where_megatron_scales_it_so(tmp_path: Path) -> None
         assert {d.code for d in refused.value.diagnostics} == {"M114"}
 
 
+@pytest.mark.parametrize(
+    ("family", "said", "where"),
+    [
+        # the same keys, multiplied by numbers that no other family has
+        ("llama", {"model_type": "granite", "logits_scaling": 8.0}, "config.json#model_type"),
+        ("llama", {"model_type": "mistral", "sliding_window": 16}, "config.json#sliding_window"),
+        ("llama", {"partial_rotary_factor": 0.5}, "config.json#partial_rotary_factor"),
+        ("llama", {"hidden_act": "gelu"}, "config.json#hidden_act"),
+        ("mixtral", {"sliding_window": 16}, "config.json#sliding_window"),
+        *(
+            (family, {"use_sliding_window": True}, "config.json#use_sliding_window")
+            for family in ("qwen2", "qwen3", "qwen3-moe")
+        ),
+        *((family, {"model_type": "gemma"}, "#model_type") for family in megatron_runs.RUNS),
+    ],
+)
+def test_a_model_that_computes_something_else_is_refused_on_the_way_to_megatron(
+    family: str, said: dict[str, Any], where: str, tmp_path: Path
+) -> None:
+    hf = megatron_runs.family(family) / "hf"
+    (tmp_path / "model.safetensors").write_bytes((hf / "model.safetensors").read_bytes())
+    config = json.loads((hf / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **said}))
+    with pytest.raises(migrate.MigrateError) as refused:
+        migrate.plan(tmp_path, to="megatron-gpt@mcore", from_=f"megatron-gpt@{family}")
+    (found,) = (d for d in refused.value.diagnostics if d.code == "M114")
+    assert where in found.message
+
+
+def test_a_mistral_without_a_window_is_a_llama(tmp_path: Path) -> None:
+    hf = megatron_runs.family("llama") / "hf"
+    (tmp_path / "model.safetensors").write_bytes((hf / "model.safetensors").read_bytes())
+    config = json.loads((hf / "config.json").read_text())
+    said = {"model_type": "mistral", "sliding_window": None}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **said}))
+    plan = migrate.plan(tmp_path, to="megatron-gpt@mcore", from_="megatron-gpt@llama")
+    assert plan.document["params"]["model_type"] == "mistral"
+
+
 def test_arguments_that_nothing_says_are_named(tmp_path: Path) -> None:
     source = tmp_path / "hf"
     source.mkdir()
