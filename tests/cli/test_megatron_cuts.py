@@ -14,8 +14,9 @@ import torch
 from commandline import done, run
 from cut_runs import TRACKER, WEIGHTS, Stages, part_name, whole_model, write_run
 from disks import mounted
+from marks import thorough
 from megatron_files import differences, parts, read_as_data
-from megatron_runs import checkpoint, family, run_folder
+from megatron_runs import checkpoint, family, run_folder, runs
 
 TO = ("--to", "megatron-gpt@mcore", "--no-fsync")
 # of processes: which of them a part was written by, and its random states
@@ -103,21 +104,25 @@ def test_written_as_it_was_it_is_the_same_to_the_bit(tmp_path: Path, name: str, 
     assert differences(parts(checkpoint(name, "legacy", grid)), parts(out / "iter_0000010")) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "grid"),
-    [
-        ("llama", "1"),
-        ("llama", "tp2-pp2"),
-        ("llama", "pp2-vpp2"),
-        ("llama", "pp2-uneven"),
-        ("qwen2", "tp2-pp2"),
-        ("qwen3", "pp2-vpp2"),
-        ("mixtral", "ep2"),
-        ("mixtral", "pp2-ep2"),
-        ("mixtral", "ep2-grouped"),
-        ("qwen3-moe", "tp2"),
-    ],
-)
+COME_BACK = [
+    ("llama", "1"),
+    ("llama", "tp2-pp2"),
+    ("llama", "pp2-vpp2"),
+    ("llama", "pp2-uneven"),
+    ("qwen2", "tp2-pp2"),
+    ("qwen3", "pp2-vpp2"),
+    ("mixtral", "tp2-ep2"),
+    ("mixtral", "pp2-ep2"),
+    ("mixtral", "ep2-grouped"),
+    ("qwen3-moe", "tp2"),
+]
+OTHERS = [
+    (name, grid) for name, grid in runs("legacy")
+    if (name, grid) not in COME_BACK and not grid.endswith("optimizer")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "grid"), thorough([*COME_BACK, *OTHERS], default=len(COME_BACK)))
 def test_the_way_back_from_transformers_needs_nothing(tmp_path: Path, name: str, grid: str) -> None:
     hf, back = tmp_path / "hf", tmp_path / "back"
     source = run_folder(name, "legacy", grid)
