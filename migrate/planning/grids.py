@@ -64,7 +64,7 @@ def replica_checks(grid: PartGrid, composition: Composition | None = None) -> li
 
 def _for_states() -> str:
     way = together(option("params", "states=drop"), option("allow", DROP))
-    return f"a rule can leave states of modules out, as those of `megatron-gpt` do with {way}"
+    return f"a rule can leave states of modules out, as those that ship do with {way}"
 
 
 def judge_grid(

@@ -218,6 +218,7 @@ def find_path(
     found: list[Diagnostic] = []
     reached: dict[str, str] = {}
     steps: list[PathStep] = []
+    back: WrittenGrid | None = None
     if request.from_ and not request.to:
         fail(
             "M115",
@@ -268,6 +269,9 @@ def find_path(
                 not goes_back(entry),
                 undone=[entry],
             )
+    elif request.backwards and stamp.grid is not None:
+        # parts that were joined are parts again
+        back = stamp.grid
     elif request.reshapes and not request.backwards:
         if request.declared:
             reached = {request.declared["lineage"]: request.declared["layout"]}
@@ -336,7 +340,7 @@ def find_path(
         )
     if not request.files:
         reached.update((s.lineage, s.goal) for s in steps)
-    return _compile(
+    found_path = _compile(
         steps,
         packs,
         given if steps else {name: given[name] for name in sizes if name in given},
@@ -345,6 +349,7 @@ def find_path(
         reached,
         bool(request.files),
     )
+    return found_path if back is None else replace(found_path, grid=back)
 
 
 def _last_run(applied: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -168,7 +168,7 @@ def verify_output(
         differences += cut.differences
     programs = {key: program for key, program in composition.programs.items() if key not in wrong}
     values = path_state.sides.values if VALUES in path_state.sides.changed else None
-    into = cut_of(made.index, opened, migration_path)
+    into = cut_of(made.index, opened, migration_path, before.grid)
     values = values_for(opened, values, made.format, made.index.grid is not None, into)
     wanted = None
     if made.index.tree is not None:

@@ -81,6 +81,8 @@ def cut_for(
     grid = None
     if request is not None:
         grid = grid_for(source, request, path, specs, written, folder)
+        if grid is not None and path.grid is None and source.index.grid is None:
+            grid = grid.like(stamp.grid)
         notes += way_to_no_grid(path, grid)
     if grid is not None:
         return OutputCut(grid, None, grid_parts(grid, specs, source.index))
@@ -154,18 +156,21 @@ def values_for(
     return values if made == after else (before, made)
 
 
-def cut_of(made: Index, opened: Source, path: MigrationPath) -> CutParts:
-    """How an output was cut that was made of the source."""
+def cut_of(
+    made: Index, opened: Source, path: MigrationPath, joined: WrittenGrid | None
+) -> CutParts:
+    """How an output was cut that was made of the source, whose parts were `joined` before."""
     source = opened.index
     grid = made.grid.again() if made.grid is not None else None
     read = source.grid.again() if source.grid is not None else None
     # of whole tensors parts are made without a step
-    wanted = read is not None or path.grid is not None or opened.format == WHOLE_TENSORS
+    like = path.grid or read or joined
+    wanted = like is not None or opened.format == WHOLE_TENSORS
     wanted = wanted or any(layout.grid is not None for layout in path.goals)
     if grid is None or not wanted or _is_nested(made):
         return CutParts(called_in(made))
     specs = {key: stored.spec for key, stored in made.tensors.items()}
-    return grid_parts(grid.like(path.grid or read), specs, source)
+    return grid_parts(grid.like(like), specs, source)
 
 
 def _is_nested(index: Index) -> bool:

@@ -183,7 +183,8 @@ def write_checkpoint(
 
                 found = describe_stream(made)
             return PlanReport.from_json({**document, "store": found})
-        stays = not made.document["path"] and (made.grid is None or made.grid.again)
+        same_grid = made.grid is None or (made.grid.again and source.index.grid is not None)
+        stays = not made.document["path"] and same_grid
         if stays and source.format != "memory" and not request.reshapes:
             return _published(made, source, None, copy_of, RunResult({}, 0, 0))
         write: Callable[..., Any] = write_target

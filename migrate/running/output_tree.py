@@ -592,13 +592,25 @@ def _alike(found: Sequence[TensorRecord], count: int) -> TensorRecord | None:
 
 
 def _alike_in_ranks(outline: CheckpointTree, left: int) -> bool:
-    """Whether the ranks that have no file in an output have the `_metadata` of the first one."""
+    """Whether the ranks that have no file in an output have the `_metadata` of the first one. That
+    one value stands under several names is of no meaning, and otherwise in each rank.
+    """
+    known: dict[int, Any] = {}
     texts: dict[int, str] = {}
+
+    def text(value: Any) -> str:
+        if id(value) not in texts:
+            texts[id(value)] = repr(to_json(node_of(value)))
+        return texts[id(value)]
+
     for part in (outline.parts[0], *outline.parts[left:]):
         attributes = part.table.attributes if part.table is not None else None
         found = attributes.get(_VERSIONS) if type(attributes) is DictNode else None
-        texts.setdefault(id(found), repr(to_json(node_of(found))))
-    return len({*texts.values()}) == 1
+        if id(found) not in known:
+            pairs = found.pairs if type(found) is DictNode else (("", found),)
+            known[id(found)] = [(text(key), text(value)) for key, value in pairs]
+    one, *others = known.values()
+    return all(one == other for other in others)
 
 
 def _attributes(

@@ -419,9 +419,9 @@ def _plan(
     ]
     if states and (said := optimizers.said_names(composition)):
         entries = [{**entry, "optimizer_names": said} for entry in entries]
-    unordered = False
-    if read is not None and entries and (was_cut := read.again()) is not None:
-        entries[0]["grid"], unordered = was_cut.to_json(), not was_cut.order
+    was_cut = None if read is None else read.again()
+    if was_cut is not None and entries:
+        entries[0]["grid"] = was_cut.to_json()
     if became.became in optimizers.LASTING:
         entries = [{**entry, "optimizer": became.became} for entry in entries]
     called = source.index.files and source.index.files[0].startswith(RANK_NAMES)
@@ -470,7 +470,9 @@ def _plan(
         at=request.at,
         carried=[one.name for one in index.carried],
         declared=request.declared,
+        grid=(was_cut or stamp.grid) if grid is None and not entries else None,
     )
+    unordered = was_cut is not None and not was_cut.order and (grid is None or bool(entries))
     text = stamp_text(with_hash(entries, kept, NO_HASH) if alone_hash else entries)
     alone: list[str] = []
     if index.items or index.passed_through:

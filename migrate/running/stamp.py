@@ -21,7 +21,7 @@ from ..core.types import FORMAT_VERSION
 from ..planning.optimizers import LASTING
 from ..planning.patches import is_undo
 from ..planning.unchanged import are_folded_keys
-from ..source.grids import grid_of
+from ..source.grids import WrittenGrid, grid_of
 from ..source.shards import naming
 
 NAME = "migrate.history.json"
@@ -31,7 +31,8 @@ NAME = "migrate.history.json"
 class Stamp:
     """`layouts` by lineage, applied edges, oldest first, and the names of what was carried without
     being read. `ignored`: why a stamp is unused. `declared`: layouts that a person stated, each
-    with the reason if signs speak against it.
+    with the reason if signs speak against it. `grid`: that of which the parts were joined, where
+    nothing else was done since.
     """
 
     layouts: Mapping[str, str] = field(default_factory=dict)
@@ -39,6 +40,7 @@ class Stamp:
     ignored: str = field(default="", compare=False)
     carried: tuple[str, ...] = ()
     declared: tuple[Mapping[str, str], ...] = ()
+    grid: WrittenGrid | None = None
 
 
 # where nothing was applied
@@ -68,6 +70,7 @@ def _read(raw: bytes, index_hash: str) -> Stamp:
             and all(map(_is_line, [*layouts, *layouts.values()]))
             and isinstance(applied, list)
             and all(_is_entry(entry) for entry in applied)
+            and ("grid" not in document or grid_of(document["grid"]) is not None)
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         well_formed = False
@@ -93,6 +96,7 @@ def _read(raw: bytes, index_hash: str) -> Stamp:
         tuple(applied),
         carried=tuple(carried) if fits else (),
         declared=tuple(declared) if stated else (),
+        grid=grid_of(document.get("grid")),
     )
 
 
@@ -183,9 +187,11 @@ def write_stamp(
     at: str | None = None,
     carried: Sequence[str] = (),
     declared: Mapping[str, str] | None = None,
+    grid: WrittenGrid | None = None,
 ) -> str:
     """The new stamp's text: what was applied, then `entries`. `at`: the dict, if it was named;
-    `carried`: names of what went along without being read; `declared`: a layout that is stated.
+    `carried`: names of what went along without being read; `declared`: a layout that is stated;
+    `grid`: of which the parts were joined, where there are no entries to say it.
     """
     stated = [*before.declared, *([dict(declared)] if declared else [])]
     document: dict[str, Any] = {
@@ -195,6 +201,7 @@ def write_stamp(
         **({} if at is None else {"at": at}),
         **({"carried": list(carried)} if carried else {}),
         **({"declared": stated} if stated else {}),
+        **({} if grid is None else {"grid": grid.to_json()}),
         "layouts": {**before.layouts, **layouts},
         "applied": [*before.applied, *entries],
     }

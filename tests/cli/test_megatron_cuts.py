@@ -14,8 +14,10 @@ import torch
 from commandline import done, run
 from cut_runs import TRACKER, WEIGHTS, Stages, part_name, whole_model, write_run
 from disks import mounted
+from marks import thorough
 from megatron_files import differences, parts, read_as_data
-from megatron_runs import checkpoint, family, run_folder
+from megatron_runs import checkpoint, family, run_folder, runs
+from test_documents import check
 
 TO = ("--to", "megatron-gpt@mcore", "--no-fsync")
 # of processes: which of them a part was written by, and its random states
@@ -103,21 +105,25 @@ def test_written_as_it_was_it_is_the_same_to_the_bit(tmp_path: Path, name: str, 
     assert differences(parts(checkpoint(name, "legacy", grid)), parts(out / "iter_0000010")) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "grid"),
-    [
-        ("llama", "1"),
-        ("llama", "tp2-pp2"),
-        ("llama", "pp2-vpp2"),
-        ("llama", "pp2-uneven"),
-        ("qwen2", "tp2-pp2"),
-        ("qwen3", "pp2-vpp2"),
-        ("mixtral", "ep2"),
-        ("mixtral", "pp2-ep2"),
-        ("mixtral", "ep2-grouped"),
-        ("qwen3-moe", "tp2"),
-    ],
-)
+COME_BACK = [
+    ("llama", "1"),
+    ("llama", "tp2-pp2"),
+    ("llama", "pp2-vpp2"),
+    ("llama", "pp2-uneven"),
+    ("qwen2", "tp2-pp2"),
+    ("qwen3", "pp2-vpp2"),
+    ("mixtral", "tp2-ep2"),
+    ("mixtral", "pp2-ep2"),
+    ("mixtral", "ep2-grouped"),
+    ("qwen3-moe", "tp2"),
+]
+OTHERS = [
+    (name, grid) for name, grid in runs("legacy")
+    if (name, grid) not in COME_BACK and not grid.endswith("optimizer")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "grid"), thorough([*COME_BACK, *OTHERS], default=len(COME_BACK)))
 def test_the_way_back_from_transformers_needs_nothing(tmp_path: Path, name: str, grid: str) -> None:
     hf, back = tmp_path / "hf", tmp_path / "back"
     source = run_folder(name, "legacy", grid)
@@ -143,6 +149,51 @@ def test_the_way_back_from_torch_dist_needs_nothing(tmp_path: Path, name: str, g
     made, was = parts(back / "iter_0000010"), parts(checkpoint(name, "legacy", grid))
     assert differences(was, made) == []
     done("verify", back, "--source", dist)
+
+
+# of each: a run, what it is written as without a rule, and what cuts that as the run was
+AGAIN = [
+    ("llama", "pp2-vpp2", "torch_dist", ("pp=2", "vpp=2")),
+    ("mixtral", "pp2-ep2", "torch_dist", ("pp=2", "ep=2")),
+    ("llama", "1", "torch_dist", ("pp=1",)),
+    ("llama", "pp2-uneven", "safetensors", ("pp=2", "first_layers=1")),
+    ("llama", "tp2-pp2", "safetensors", ()),
+]
+
+
+@pytest.mark.parametrize(("name", "grid", "form", "sizes"), AGAIN)
+def test_the_way_back_from_another_format_alone_needs_nothing(
+    tmp_path: Path, name: str, grid: str, form: str, sizes: tuple[str, ...]
+) -> None:
+    joined, back, again = tmp_path / "joined", tmp_path / "back", tmp_path / "again"
+    source = run_folder(name, "legacy", grid)
+    said = done("apply", source, "-o", joined, "--output-format", form, "--no-fsync").out
+    assert "downgrade: exact" in said
+    done("downgrade", joined, "-o", back, "--no-fsync")
+    was = parts(checkpoint(name, "legacy", grid))
+    assert differences(was, parts(back / "iter_0000010")) == []
+    done("verify", back, "--source", joined)
+    if form != "torch_dist":
+        return
+    # asked for the same grid, the parts are those that something is kept of
+    done("apply", joined, "-o", again, *TO, *[word for one in sizes for word in ("--set", one)])
+    assert differences(was, parts(again / "iter_0000010")) == []
+    done("verify", again, "--source", joined)
+
+
+def test_what_is_written_of_a_grid_fits_its_schemas(tmp_path: Path) -> None:
+    joined, hf, source = tmp_path / "joined", tmp_path / "hf", run_folder("llama", "legacy", "pp2")
+    words = ("--no-fsync", "--format", "json")
+    there = ("-o", joined, "--output-format", "torch_dist", *words)
+    check(done("apply", source, *there).json, "published")
+    to = ("--to", "megatron-gpt@llama")
+    check(done("plan", source, *to, "--format", "json").json, "plan")
+    check(done("apply", source, "-o", hf, *to, *words).json, "published")
+    for folder in (source, joined, hf):
+        check(done("inspect", folder, "--format", "json").json, "inspection")
+        check(done("history", folder, "--format", "json").json, "history")
+    for folder in (joined / "iter_0000010", hf):
+        check(json.loads((folder / "migrate.history.json").read_text()), "history")
 
 
 def test_states_without_their_modules_are_not_put_back(tmp_path: Path) -> None:
@@ -355,13 +406,17 @@ WRONG: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("rules", [True, False], ids=["an edge", "a format"])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_a_stamp_says_of_a_grid_is_not_believed(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_what_a_stamp_says_of_a_grid_is_not_believed(
+    tmp_path: Path, wrong: dict[str, Any], rules: bool
+) -> None:
     hf, back = tmp_path / "hf", tmp_path / "back"
-    said = ("--to", "megatron-gpt@llama", "--allow", "drop", "--no-fsync")
-    done("apply", run_folder("llama", "legacy", "pp2"), "-o", hf, *said)
+    said = ("--to", "megatron-gpt@llama") if rules else ("--output-format", "safetensors")
+    source = run_folder("llama", "legacy", "pp2")
+    done("apply", source, "-o", hf, *said, "--allow", "drop", "--no-fsync")
     stamp = json.loads((hf / "migrate.history.json").read_text())
-    stamp["applied"][0]["grid"].update(wrong)
+    (stamp["applied"][0] if rules else stamp)["grid"].update(wrong)
     (hf / "migrate.history.json").write_text(json.dumps(stamp))
     found = run("downgrade", hf, "-o", back, "--allow", "drop", "--no-fsync")
     assert "[M929]" in found.err

@@ -224,6 +224,27 @@ UNLIKE = {
     "seq_length", "vocab_size", "padded_vocab_size", "make_vocab_size_divisible_by", "no_save_rng",
 }  # fmt: skip
 
+# what Megatron-LM compares when it loads (check_checkpoint_args) and takes over where it is asked
+# to (load_args_from_checkpoint), but for the tokenizer and for models of other kinds
+READ_BY_MEGATRON = {
+    "num_layers", "hidden_size", "ffn_hidden_size", "seq_length", "num_attention_heads",
+    "num_query_groups", "group_query_attention", "kv_channels", "max_position_embeddings",
+    "position_embedding_type", "add_position_embedding", "use_rotary_position_embeddings",
+    "rotary_base", "rotary_percent", "rotary_interleaved", "add_bias_linear", "add_qkv_bias",
+    "squared_relu", "swiglu", "untie_embeddings_and_output_weights", "apply_layernorm_1p",
+    "normalization", "apply_query_key_layer_scaling", "attention_dropout", "hidden_dropout",
+    "mtp_num_layers", "num_experts", "moe_layer_freq", "moe_ffn_hidden_size",
+    "moe_shared_expert_intermediate_size", "make_vocab_size_divisible_by", "padded_vocab_size",
+    "tensor_model_parallel_size", "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage",
+    "expert_model_parallel_size",
+}  # fmt: skip
+READ_OF_EXPERTS = {
+    "moe_router_topk", "moe_router_pre_softmax", "moe_grouped_gemm", "moe_aux_loss_coeff",
+    "moe_router_load_balancing_type", "moe_router_score_function",
+    "moe_router_enable_expert_bias", "moe_router_topk_scaling_factor",
+}  # fmt: skip
+
 
 @pytest.mark.parametrize("family", sorted(megatron_runs.RUNS))
 def test_arguments_are_made_of_a_configuration(family: str, tmp_path: Path) -> None:
@@ -259,7 +280,8 @@ def test_arguments_are_made_of_a_configuration(family: str, tmp_path: Path) -> N
         if key.startswith("args.") and key in wanted and repr(wanted[key]) != repr(value)
     }
     assert unlike == UNLIKE
-    assert len(made) > 50
+    read = READ_BY_MEGATRON | (READ_OF_EXPERTS if family in OF_EXPERTS else set())
+    assert {f"args.{name}" for name in read} <= made.keys()
     # and back: nothing of it is left
     migrate.downgrade(tmp_path / "out", tmp_path / "back")
     found = migrate.inspect(tmp_path / "back").to_json()
@@ -302,6 +324,45 @@ def test_scaled_rope_is_said_where_megatron_scales_it_so(tmp_path: Path) -> None
         with pytest.raises(migrate.MigrateError) as refused:
             migrate.plan(source, **asked)
         assert {d.code for d in refused.value.diagnostics} == {"M114"}
+
+
+@pytest.mark.parametrize(
+    ("family", "said", "where"),
+    [
+        # the same keys, multiplied by numbers that no other family has
+        ("llama", {"model_type": "granite", "logits_scaling": 8.0}, "config.json#model_type"),
+        ("llama", {"model_type": "mistral", "sliding_window": 16}, "config.json#sliding_window"),
+        ("llama", {"partial_rotary_factor": 0.5}, "config.json#partial_rotary_factor"),
+        ("llama", {"hidden_act": "gelu"}, "config.json#hidden_act"),
+        ("mixtral", {"sliding_window": 16}, "config.json#sliding_window"),
+        *(
+            (family, {"use_sliding_window": True}, "config.json#use_sliding_window")
+            for family in ("qwen2", "qwen3", "qwen3-moe")
+        ),
+        *((family, {"model_type": "gemma"}, "#model_type") for family in megatron_runs.RUNS),
+    ],
+)
+def test_a_model_that_computes_something_else_is_refused_on_the_way_to_megatron(
+    family: str, said: dict[str, Any], where: str, tmp_path: Path
+) -> None:
+    hf = megatron_runs.family(family) / "hf"
+    (tmp_path / "model.safetensors").write_bytes((hf / "model.safetensors").read_bytes())
+    config = json.loads((hf / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **said}))
+    with pytest.raises(migrate.MigrateError) as refused:
+        migrate.plan(tmp_path, to="megatron-gpt@mcore", from_=f"megatron-gpt@{family}")
+    (found,) = (d for d in refused.value.diagnostics if d.code == "M114")
+    assert where in found.message
+
+
+def test_a_mistral_without_a_window_is_a_llama(tmp_path: Path) -> None:
+    hf = megatron_runs.family("llama") / "hf"
+    (tmp_path / "model.safetensors").write_bytes((hf / "model.safetensors").read_bytes())
+    config = json.loads((hf / "config.json").read_text())
+    said = {"model_type": "mistral", "sliding_window": None}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **said}))
+    plan = migrate.plan(tmp_path, to="megatron-gpt@mcore", from_="megatron-gpt@llama")
+    assert plan.document["params"]["model_type"] == "mistral"
 
 
 def test_arguments_that_nothing_says_are_named(tmp_path: Path) -> None:

@@ -4,11 +4,14 @@ says so, before anything is converted.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cut_runs import WEIGHTS, part_name
+from safetensors.torch import load_file, save_file
 
 import migrate
 from migrate.rules.files import shipped_folder
@@ -159,3 +162,72 @@ def test_rows_of_queries_keys_and_values_that_fit_no_such_groups_are_refused(
     (qkv,) = [d for d in found.value.diagnostics if "rule 'qkv'" in d.message]
     assert qkv.code == code
     assert any("linear_qkv.weight" in note for note in qkv.notes)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "decoder.layers.0.self_attention.linear_proj.bias",
+        "decoder.layers.0.self_attention.linear_qkv.bias",
+        "decoder.layers.0.mlp.linear_fc1.bias",
+        "decoder.layers.0.input_layernorm.bias",
+        "decoder.layers.0.self_attention.q_layernorm.weight",
+        "decoder.layers.0.mlp.shared_experts.linear_fc1.weight",
+        "decoder.layers.0.mlp.router.weight",
+        "embedding.position_embeddings.weight",
+        "mtp.layers.0.eh_proj.weight",
+    ],
+)
+def test_what_the_keys_alone_say_that_the_family_has_not_is_refused_by_name(
+    key: str, tmp_path: Path
+) -> None:
+    model = {one: torch.ones(shape) for one, shape in MODEL.items()} | {key: torch.ones(2, 2)}
+    torch.save({"args": ARGS, "model": model}, tmp_path / "model.pt")
+    with pytest.raises(migrate.MigrateError) as found:
+        migrate.plan(tmp_path / "model.pt", to="megatron-gpt@llama")
+    (said,) = found.value.diagnostics
+    assert said.code == "M211"
+    assert said.message.startswith(key)
+
+
+@pytest.mark.parametrize("groups", [8, 4, 1])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_heads_lie_by_groups_on_any_number_of_ranks(tp: int, groups: int, tmp_path: Path) -> None:
+    """As many heads of keys as of queries, fewer, and one; heads are not hidden / heads wide."""
+    heads, width, hidden, ffn, vocab = 8, 3, 4, 6, 5
+    shapes = {
+        "self_attn.q_proj": (heads * width, hidden), "self_attn.k_proj": (groups * width, hidden),
+        "self_attn.v_proj": (groups * width, hidden), "self_attn.o_proj": (hidden, heads * width),
+        "mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden),
+        "mlp.down_proj": (hidden, ffn), "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }  # fmt: skip
+    model = {f"model.layers.0.{name}.weight": torch.rand(shape) for name, shape in shapes.items()}
+    model["model.norm.weight"] = torch.rand(hidden)
+    model["model.embed_tokens.weight"] = torch.rand(vocab, hidden)
+    hf, out, back = tmp_path / "hf", tmp_path / "out", tmp_path / "back"
+    hf.mkdir()
+    save_file(model, hf / "model.safetensors")
+    said = {"model_type": "llama", "num_attention_heads": heads, "num_key_value_heads": groups,
+            "head_dim": width}  # fmt: skip
+    (hf / "config.json").write_text(json.dumps(said))
+    asked = {"to": "megatron-gpt@mcore", "from_": "megatron-gpt@llama", "params": {"tp": tp}}
+    migrate.apply(hf, out, **asked)
+    ranks = [
+        torch.load(out / "release" / part_name(r) / WEIGHTS, weights_only=True)["model"]
+        for r in range(tp)
+    ]
+    key = "decoder.layers.0.self_attention.linear_qkv.weight"
+    q, k, v = (
+        model[f"model.layers.0.self_attn.{w}_proj.weight"].chunk(groups) for w in ("q", "k", "v")
+    )
+    due = torch.cat([one for group in zip(q, k, v, strict=True) for one in group])
+    assert torch.equal(torch.cat([rank[key] for rank in ranks]), due)
+    # Megatron's own rule: a multiple of 128 rows on each rank, and what nobody trained is zero
+    for rank in ranks:
+        assert rank["embedding.word_embeddings.weight"].shape == (128, hidden)
+    assert not torch.cat([r["embedding.word_embeddings.weight"] for r in ranks])[vocab:].any()
+    migrate.downgrade(out, back)
+    found = load_file(back / "model.safetensors")
+    assert found.keys() == model.keys()
+    assert all(torch.equal(found[key], tensor) for key, tensor in model.items())
