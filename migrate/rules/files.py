@@ -17,7 +17,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,6 +133,9 @@ def shipped_files(paths: Sequence[Path]) -> list[LoadedFile] | None:
         return None
     out = []
     for path in paths:
+        if (loaded := shipped.loaded.get(path)) is not None:
+            out.append(loaded)
+            continue
         name = path.relative_to(home).as_posix()
         try:
             text = path.read_bytes()
@@ -142,18 +145,22 @@ def shipped_files(paths: Sequence[Path]) -> list[LoadedFile] | None:
             return None
         model, values, keys, meaning = json.loads(shipped.lines[name], object_hook=_made)
         document = yaml.Document.of(str(path), text.decode("utf-8-sig"), values, keys)
-        out.append(LoadedFile(path, model, document, meaning))
+        loaded = shipped.loaded[path] = LoadedFile(path, model, document, meaning)
+        out.append(loaded)
     return out
 
 
 @dataclass(frozen=True, slots=True)
 class _Shipped:
-    """What a lineage's compiled file holds, and `stats` of all that it was compared with."""
+    """What a lineage's compiled file holds, and `stats` of all that it was compared with. `loaded`
+    are the rule files that were asked for.
+    """
 
     lineage: Lineage
     hashes: Mapping[str, str]
     lines: Mapping[str, bytes]
     stats: Mapping[str, tuple[int, ...]]
+    loaded: dict[Path, LoadedFile] = field(default_factory=dict)
 
 
 _kept: dict[Path, _Shipped] = {}
