@@ -15,8 +15,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ SUFFIXES = (".yaml", ".yml")
 VALUES = "/values"
 # of what is written below; another one is not read
 FORM = 3
+# nanoseconds; the coarsest clock of a file system in use ticks every second or two
+_SOON = 3 * 10**9
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -116,56 +119,104 @@ def shipped_lineage(home: Path) -> Lineage | None:
     """The shipped lineage in this folder with its edges; None if none ships or files changed."""
     if home.parent != shipped_folder():
         return None
-    known = _current(home, {})
-    if known is None:
-        return None
-    edges = tuple(
-        Edge(source, target, *(tuple(home / name for name in names) for names in (used, old)))
-        for source, target, used, old in known["edges"]
-    )
-    name, title, ordered, layouts, sealed, *aliases = known["lineage"]
-    return Lineage(name, title, ordered, layouts, edges, known["ids"], sealed, tuple(aliases))
+    return shipped.lineage if (shipped := _shipped(home)) is not None else None
 
 
 def shipped_files(paths: Sequence[Path]) -> list[LoadedFile] | None:
     """The shipped rule files at these paths of one lineage; None if none ship or files changed."""
-    shipped = shipped_folder()
-    if not paths or not all(path.is_relative_to(shipped) for path in paths):
+    folder = shipped_folder()
+    if not paths or not all(path.is_relative_to(folder) for path in paths):
         return None
-    homes = {shipped / path.relative_to(shipped).parts[0] for path in paths}
-    texts: dict[str, bytes] = {}
-    known = _current(home, texts) if len(homes) == 1 and (home := homes.pop()) else None
-    if known is None:
+    homes = {folder / path.relative_to(folder).parts[0] for path in paths}
+    shipped = _shipped(home) if len(homes) == 1 and (home := homes.pop()) else None
+    if shipped is None:
         return None
     out = []
     for path in paths:
+        if (loaded := shipped.loaded.get(path)) is not None:
+            out.append(loaded)
+            continue
         name = path.relative_to(home).as_posix()
-        model, values, keys, meaning = json.loads(known["lines"][name], object_hook=_made)
-        text = texts[name].decode("utf-8-sig")
-        out.append(
-            LoadedFile(path, model, yaml.Document.of(str(path), text, values, keys), meaning)
-        )
+        try:
+            text = path.read_bytes()
+        except OSError:
+            return None
+        if hashlib.sha256(text).hexdigest() != shipped.hashes[name]:
+            return None
+        model, values, keys, meaning = json.loads(shipped.lines[name], object_hook=_made)
+        document = yaml.Document.of(str(path), text.decode("utf-8-sig"), values, keys)
+        loaded = shipped.loaded[path] = LoadedFile(path, model, document, meaning)
+        out.append(loaded)
     return out
 
 
-def _current(home: Path, texts: dict[str, bytes]) -> dict[str, Any] | None:
-    """What the folder's file holds, if made from the present files; `texts` gets their contents."""
+@dataclass(frozen=True, slots=True)
+class _Shipped:
+    """What a lineage's compiled file holds, and `stats` of all that it was compared with. `loaded`
+    are the rule files that were asked for.
+    """
+
+    lineage: Lineage
+    hashes: Mapping[str, str]
+    lines: Mapping[str, bytes]
+    stats: Mapping[str, tuple[int, ...]]
+    loaded: dict[Path, LoadedFile] = field(default_factory=dict)
+
+
+_kept: dict[Path, _Shipped] = {}
+
+
+def _shipped(home: Path) -> _Shipped | None:
+    """What the folder's compiled file holds, if made from the present files. What was read before
+    holds while no file and no folder there has changed: an answer about one checkpoint asks for
+    each lineage several times.
+    """
+    kept = _kept.get(home)
     try:
+        if kept is not None and all(_stat(path) == stat for path, stat in kept.stats.items()):
+            return kept
+    except OSError:
+        pass
+    _kept.pop(home, None)
+    now = time.time_ns()
+    found = _read(home)
+    # a write as soon after a look as this shows in no time of a file
+    if found is not None and all(changed < now - _SOON for changed, *_ in found.stats.values()):
+        _kept[home] = found
+    return found
+
+
+def _stat(path: str) -> tuple[int, ...]:
+    found = os.stat(path)
+    return found.st_ctime_ns, found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _read(home: Path) -> _Shipped | None:
+    try:
+        places = [str(home / NAME), *(place for place, _, _ in os.walk(home))]
+        paths = files_below(home, layouts=True)
+        stats = {place: _stat(place) for place in (*places, *map(str, paths))}
         first, *lines = (home / NAME).read_bytes().splitlines()
         known = json.loads(first, object_hook=_made)
         if known["form"] != FORM:
             return None
-        known["lines"] = dict(zip(known["files"], lines, strict=True))
-        for path in files_below(home, layouts=True):
-            texts[path.relative_to(home).as_posix()] = path.read_bytes()
+        name, title, ordered, layouts, sealed, *aliases = known["lineage"]
+        edges = tuple(
+            Edge(source, target, *(tuple(home / name for name in names) for names in (used, old)))
+            for source, target, used, old in known["edges"]
+        )
+        lineage = Lineage(
+            name, title, ordered, layouts, edges, known["ids"], sealed, tuple(aliases)
+        )
+        hashes = {
+            path.relative_to(home).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in paths
+        }
+        if hashes != known["hashes"]:
+            return None
+        return _Shipped(lineage, hashes, dict(zip(known["files"], lines, strict=True)), stats)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return (
-        known
-        if {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
-        == known.get("hashes")
-        else None
-    )
 
 
 def files_below(home: Path, *, layouts: bool = False) -> list[Path]:

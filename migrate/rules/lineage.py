@@ -14,7 +14,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import combinations, compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 LATEST = "latest"
 _STEPS = re.compile(r"[+-][1-9][0-9]{0,3}")
 _UNKNOWN = object()
+# of the layouts that ship: each checkpoint is held against all of them
+_parsed = lru_cache(maxsize=4096)(parse)
 # shapes under one pattern, and ways to give the names of `shape` a size
 _MOST_SHAPES = 200
 
@@ -696,7 +698,7 @@ class Matcher:
         if test is None and pattern in self._first:
             return self._first[pattern]
         if pattern not in self._patterns:
-            self._patterns[pattern] = parse(pattern)
+            self._patterns[pattern] = _parsed(pattern)
         found = next(
             (key for key in self._fitting(pattern) if test is None or test(self._spec(key))), None
         )
@@ -739,7 +741,7 @@ class Matcher:
     def shapes(self, pattern: str) -> list[tuple[str, tuple[int, ...]]]:
         """(key, shape) of keys that fit the pattern, the first of each shape, up to a number."""
         if pattern not in self._patterns:
-            self._patterns[pattern] = parse(pattern)
+            self._patterns[pattern] = _parsed(pattern)
         found: dict[tuple[int, ...], str] = {}
         for key in self.fitting(self._patterns[pattern]):
             if len(found) <= _MOST_SHAPES:

@@ -242,9 +242,9 @@ def compiled(file: LoadedFile, report: Report) -> CompiledFile:
     return CompiledFile(file, tuple(rules), tuple(keep))
 
 
-def siblings(file: CompiledFile) -> list[CompiledFile]:
+def siblings(file: CompiledFile, known: Iterable[CompiledFile] = ()) -> list[CompiledFile]:
     """The other files of the file's edge in its lineage's folder; none outside of one. A file that
-    cannot be read is left out.
+    cannot be read is left out. What is `known` by its path is not read again.
     """
     path = file.loaded.path
     folders = list(path.resolve().parents)[:3]
@@ -259,10 +259,16 @@ def siblings(file: CompiledFile) -> list[CompiledFile]:
     ]
     out = []
     edge = (file.model.lineage, file.model.edge)
-    read = [o for o in read_files(named, Report()) if (o.model.lineage, o.model.edge) == edge]
+    at = {other.loaded.path: other for other in known}
+    read = [
+        other
+        for name in named
+        for other in ([at[name].loaded] if name in at else read_files([name], Report()))
+        if (other.model.lineage, other.model.edge) == edge
+    ]
     for other in used_beside(file.loaded, read):
         report = Report()
-        made = compiled(other, report)
+        made = at[other.path] if other.path in at else compiled(other, report)
         if not report.has_errors():
             out.append(made)
     return out

@@ -15,7 +15,7 @@ With `specs` nothing is gathered: names, shapes, dtypes and refusals only, witho
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -79,10 +79,13 @@ class CheckOutcome:
 
 @dataclass(eq=False, slots=True)
 class FileChecks:
-    """The checks of one rule file; what they share is made once, when it is first asked for."""
+    """The checks of one rule file; what they share is made once, when it is first asked for. Files
+    of its folder that are among those `loaded` are not read again.
+    """
 
     file: CompiledFile
     specs: bool = False
+    loaded: Sequence[CompiledFile] = ()
     _tried: dict[int, BoundTest | RefusedTest] = field(default_factory=dict)
     _siblings: list[CompiledFile] | None = None
 
@@ -123,7 +126,7 @@ class FileChecks:
     def tried(self, number: int) -> BoundTest | RefusedTest:
         if number not in self._tried:
             if self._siblings is None:
-                self._siblings = siblings(self.file)
+                self._siblings = siblings(self.file, self.loaded)
             self._tried[number] = bind_test(self.file, number, self._siblings)
         return self._tried[number]
 

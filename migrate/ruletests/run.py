@@ -55,7 +55,7 @@ def test(
     described: list[dict[str, Any]] = []
     counts = dict.fromkeys((PASSED, FAILED, SKIPPED), 0)
     for file in files:
-        file_checks = FileChecks(file, specs)
+        file_checks = FileChecks(file, specs, files)
         checks = file_checks.checks(select)
         if not checks or (fail_fast and counts[FAILED]):
             continue

@@ -34,16 +34,18 @@ def write(folder: Path, body: str, name: str = "r.yaml") -> Path:
     return path
 
 
-def test_the_rules_that_ship_are_clean(tmp_path: Path) -> None:
-    result = run("lint", "--format", "json", cwd=tmp_path)
+def test_the_rules_that_ship_are_clean_by_a_small_multiple_of_loading_them(tmp_path: Path) -> None:
+    files = sorted((ROOT / "rules").rglob("*/*/*.yaml"))
+    answers = []
+
+    def lint() -> None:
+        answers.append(run("lint", "--format", "json", cwd=tmp_path))
+
+    assert times(lint, lambda: load_files(files), best_of=1) < 60
+    (result,) = answers
     assert [d["message"] for d in result.json["diagnostics"]] == []
     assert result.exit == 0
     assert len(result.json["files"]) == len(list((ROOT / "rules").rglob("*.yaml")))
-
-
-def test_it_takes_a_small_multiple_of_loading_the_rules(tmp_path: Path) -> None:
-    files = sorted((ROOT / "rules").rglob("*/*/*.yaml"))
-    assert times(lambda: run("lint", cwd=tmp_path), lambda: load_files(files), best_of=2) < 60
 
 
 def test_it_loads_neither_torch_nor_numpy(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 from built import module
 from commandline import done
 from dcp_folders import rows, save
+from marks import covering
 from resharding import BESIDE, RULE, Tensors, bits, new_tensors, old_tensors, same_bits
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -144,9 +145,9 @@ def assert_holds(found: Any, tensors: Tensors, *, nested: bool) -> None:
     assert [key for key in tensors if not same_bits(held[key], tensors[key])] == []
 
 
-@pytest.mark.parametrize("ruled", [False, True], ids=["as it is", "by rules"])
-@pytest.mark.parametrize("target", FILES)
-@pytest.mark.parametrize("source", FILES)
+@pytest.mark.parametrize(
+    ("source", "target", "ruled"), covering(list(FILES), list(FILES), [False, True], rounds=3)
+)
 def test_from_files_to_files_and_back(
     source: str, target: str, ruled: bool, rule: Path, tmp_path: Path
 ) -> None:
@@ -184,9 +185,9 @@ def test_from_files_to_files_and_back(
     assert migrate.verify(back, source=out, **rules).equal
 
 
-@pytest.mark.parametrize("ruled", [False, True], ids=["as it is", "by rules"])
-@pytest.mark.parametrize("target", FILES)
-@pytest.mark.parametrize("source", LIVE)
+@pytest.mark.parametrize(
+    ("target", "source", "ruled"), covering(list(FILES), list(LIVE), [False, True], rounds=2)
+)
 def test_from_memory_to_files_and_into_modules(
     source: str, target: str, ruled: bool, rule: Path, tmp_path: Path
 ) -> None:
@@ -296,8 +297,7 @@ def read_ranks(path: Path, ending: str) -> list[Any]:
     return [read(file) for file in sorted(path.rglob(f"*.{ending}"))]
 
 
-@pytest.mark.parametrize("target", FILES)
-@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+@pytest.mark.parametrize(("target", "ending"), covering(list(FILES), ["pt", "safetensors"]))
 def test_ranks_are_joined_and_cut_again(ending: str, target: str, tmp_path: Path) -> None:
     other, rule = FILES[target], tmp_path / "rule.yaml"
     rule.write_text(JOIN)
@@ -327,8 +327,7 @@ def test_ranks_are_joined_into_modules(ending: str, tmp_path: Path) -> None:
     assert_holds(filled.state_dict(), joined(), nested=False)
 
 
-@pytest.mark.parametrize("form", ["torch", "safetensors"])
-@pytest.mark.parametrize("source", FILES)
+@pytest.mark.parametrize(("source", "form"), covering(list(FILES), ["torch", "safetensors"]))
 def test_checkpoints_are_cut_for_ranks_and_joined_again(
     source: str, form: str, tmp_path: Path
 ) -> None:

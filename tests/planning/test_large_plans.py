@@ -102,9 +102,9 @@ def many_files(folder: Path, *counts: int) -> dict[int, Path]:
 
 
 def test_planning_is_linear_in_keys(tmp_path: Path) -> None:
-    places, rule = many_keys(tmp_path, 50_000, 100_000, 200_000), rules(tmp_path, RULES)
+    places, rule = many_keys(tmp_path, 12_500, 25_000, 50_000), rules(tmp_path, RULES)
     assert 0.5 < exponent(lambda place: migrate.plan(place, rules=[rule]), places) < ROOM
-    small, *others = many_keys(tmp_path, 5_000, 20_000, 40_000, 80_000).items()
+    small, *others = many_keys(tmp_path, 5_000, 10_000, 20_000, 40_000).items()
     assert 0.5 < fitted(peaks(dict(others), small[1], rule, 5 * 10**9)) < ROOM
 
 

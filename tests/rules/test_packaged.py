@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,45 @@ def test_it_counts_only_while_it_fits_the_files_that_are_there(shipped: Path) ->
     (file,) = load_edge(edge.files)
     assert file.sealed == ""
     assert [step.args.get("dim") for step in file.model.rules[0].via] == [None, 0]
+
+
+def test_what_was_read_is_kept_until_something_there_changes(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # written to this moment, nothing is kept
+    assert files.shipped_lineage(shipped) is not files.shipped_lineage(shipped)
+    monkeypatch.setattr(files, "_SOON", -(10**12))
+    assert ready(shipped)
+    kept = files.shipped_lineage(shipped)
+    assert files.shipped_lineage(shipped) is kept
+    (rules,) = shipped.rglob("v5/*.yaml")
+    text, times = rules.read_bytes(), rules.stat()
+
+    def tick() -> None:
+        """Until the clock of the file system has moved on."""
+        probe = shipped.parent / "probe"
+        probe.write_bytes(b"")
+        began = probe.stat().st_ctime_ns
+        while probe.stat().st_ctime_ns == began:
+            probe.write_bytes(b"x")
+
+    tick()
+    rules.write_bytes(text.replace(b"dim: 1", b"dim: 0"))
+    os.utime(rules, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert not ready(shipped)
+    rules.write_bytes(text)
+    assert ready(shipped)
+    for change in (
+        lambda: (shipped / "v5" / "more.yaml").write_bytes(text),
+        (shipped / "v5" / "more.yaml").unlink,
+        lambda: (shipped / "v6").mkdir(),
+        lambda: (shipped / "v6" / "more.yaml").write_bytes(text),
+    ):
+        before = files.shipped_lineage(shipped)
+        tick()
+        change()
+        assert files.shipped_lineage(shipped) is not before or before is None
+    assert not ready(shipped)
 
 
 def test_it_is_trusted_nowhere_but_among_the_rules_that_ship(shipped: Path, tmp_path: Path) -> None:

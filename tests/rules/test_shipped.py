@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from migrate.core.errors import QuestionError
 from migrate.core.keys import parse
@@ -27,7 +26,7 @@ LINEAGES = PACKS.lineages()[0]
 FILES = load_rule_files(
     sorted(p for p in (ROOT / "rules").rglob("*.yaml") if p.name != "layouts.yaml")
 )
-TRIALS = {file.model.id: FileChecks(file) for file in FILES}
+TRIALS = {file.model.id: FileChecks(file, loaded=FILES) for file in FILES}
 CHECKS = [
     pytest.param(file, check, id=f"{file.model.id}: {check.name}")
     for file in FILES
@@ -251,18 +250,13 @@ def test_every_layout_can_be_reached_from_every_other() -> None:
         )
 
 
-def changes_numbers(path: Path) -> bool:
-    rules = yaml.safe_load(path.read_text())["rules"]
-    return any(
-        {"dequantize", "quantize", "recode"} & {*op} for r in rules for op in r.get("via", ())
-    )
-
-
 NUMBERS = sorted(
     {
-        path.relative_to(ROOT / "rules").parts[0]
-        for path in (ROOT / "rules").rglob("*.yaml")
-        if path.name != "layouts.yaml" and changes_numbers(path)
+        file.model.lineage
+        for file in FILES
+        for rule in file.model.rules
+        for call in rule.via
+        if call.op in ("dequantize", "quantize", "recode")
     }
 )
 

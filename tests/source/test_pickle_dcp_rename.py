@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from dcp_streams import CASES, FOLDERS, OLD, by_name, checkpoint
+from marks import covering
 from torch.distributed.checkpoint.metadata import TensorProperties
 
 from migrate.source.pickle import dcp_rename
@@ -96,9 +97,9 @@ def assert_alike(data: bytes, quick: bytes, general: bytes) -> None:
     assert read_metadata(quick, "x") == read_metadata(general, "x")
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("protocol", [4, 5])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "change", "protocol"), covering(list(CASES), CHANGES, [4, 5], rounds=2)
+)
 def test_both_ways_write_the_same(
     case: str,
     protocol: int,
