@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,88 @@ def test_what_is_not_explained_is_named_and_nothing_is_written(tmp_path: Path) -
     assert not file.exists()
     report = migrate.new(file, from_diff=(old, new), partial=True)
     assert report.counts.rules == 3
+    assert "# Not explained: extra has no elements in common" in file.read_text()
+
+
+def test_what_is_partial_names_what_no_rule_takes_and_does_the_rest(tmp_path: Path) -> None:
+    dice = np.random.default_rng(9)
+    old, new = old_weights(1), new_weights(old_weights(1))
+    # one layer differs in an element, and one tensor became another
+    new["blocks.1.qkv"][3, 2] += 1
+    old["model.scale{0}"] = dice.standard_normal((3, 4)).astype("f4")
+    new["extra"] = dice.standard_normal((4, 4)).astype("f4")
+    file = tmp_path / "made.yaml"
+    with pytest.raises(UndecidedError, match="M994") as caught:
+        migrate.new(file, from_diff=(old, new))
+    assert any(
+        "in 1 of 768 elements, the first at [3, 2]" in n for n in caught.value.diagnostics[0].notes
+    )
+    assert not file.exists()
+    migrate.new(file, from_diff=(old, new), partial=True)
+    text = " ".join(line.removeprefix("# ") for line in file.read_text().splitlines())
+    assert "Not explained: blocks.1.qkv differs" in text
+    assert "Not explained: extra has no elements in common" in text
+    assert "No rule takes model.layers.1.attn." in text
+    assert "model.scale{0}" in text
+    assert migrate.test(file).passed
+
+
+def test_rules_that_do_not_make_the_new_checkpoint_are_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from migrate.authoring import from_diff
+
+    old = {f"l.{n}.w": 6 * n + np.arange(6, dtype="f4").reshape(2, 3) for n in range(3)}
+    new = {f"b.{n}.w": array for n, array in old.items() for n in [n[2]]}
+    file = tmp_path / "made.yaml"
+    whole = from_diff.compact
+
+    def wrong(*given: object, **options: object) -> object:
+        (draft,) = whole(*given, **options)
+        return [replace(draft, **change(draft))]
+
+    monkeypatch.setattr(from_diff, "compact", wrong)
+    for change, said in (
+        (lambda draft: {"via": ({"flip": {"dim": 1}},)}, "do not make b.0.w, b.1.w, b.2.w as"),
+        (
+            lambda draft: {"targets": draft.targets.replace("b", "c")},
+            "do not make b.0.w, b.1.w, b.2.w, c.0.w, c.1.w, c.2.w as",
+        ),
+        (
+            lambda draft: {"sources": draft.sources.replace("l", "m")},
+            "cannot be applied to the old checkpoint",
+        ),
+    ):
+        with pytest.raises(UndecidedError, match="M995") as caught:
+            migrate.new(file, from_diff=(old, new))
+        assert said in str(caught.value)
+        assert not file.exists()
+
+
+def test_keys_that_would_be_those_of_ranks_are_refused_as_by_other_commands(
+    tmp_path: Path,
+) -> None:
+    arrays = {"x.@.y": np.ones((2, 3), "f4"), "..z": np.arange(4, dtype="f4")}
+    for name, more in (("plain", {"w": np.zeros(5, "f4")}), ("ranked", {"w@1": np.zeros(5, "f4")})):
+        save_file({**arrays, **more}, tmp_path / f"{name}.safetensors")
+    plain, ranked = (tmp_path / f"{name}.safetensors" for name in ("plain", "ranked"))
+    file = tmp_path / "made.yaml"
+    for options in (
+        {"from_diff": (plain, ranked)},
+        {"from_diff": (ranked, plain)},
+        {"index": ranked},
+    ):
+        with pytest.raises(migrate.MigrateError, match=r"M921.*w@1"):
+            migrate.new(file, **options)
+        assert not file.exists()
+
+
+def test_an_answer_of_another_shape_says_so(tmp_path: Path) -> None:
+    old, new = {"a": np.ones((4, 4), "f4")}, {"b": np.ones(4, "f4")}
+    with pytest.raises(
+        migrate.MigrateError, match=r"it is float32 \[4\], and what a new name makes"
+    ):
+        migrate.new(tmp_path / "made.yaml", from_diff=(old, new), answers={"a": "b"})
 
 
 def test_questions_come_with_the_error_and_answers_settle_them(tmp_path: Path) -> None:

@@ -100,12 +100,15 @@ class Search:
         if found is None:
             self.add(relation)
             return True
-        total = self.new.index.tensors[found.key].spec.numel
+        wanted = self.new.index.tensors[found.key].spec
         made = ", ".join(relation.sources[:3]) + ("" if len(relation.sources) < 4 else ", …")
+        what = f"what {names.written(relation.ops)} makes of {made}"
         why = (
-            f"differs from what {names.written(relation.ops)} makes of {made} in {found.count} of "
-            f"{total} elements, the first at {list(found.index)}"
+            f"differs from {what} in {found.count} of {wanted.numel} elements, the first at "
+            f"{list(found.index)}"
         )
+        if wanted.shape and not found.index:
+            why = f"is {wanted}, and {what} is not"
         self.why.setdefault(found.key, why)
         return False
 
