@@ -379,6 +379,85 @@ def test_a_cast_and_a_move_at_once(tmp_path: Path) -> None:
         assert np.array_equal(got[f"b.{n}.w"], other[f"l.{n}.w"].T.astype("f2"))
 
 
+def cut(seed: int, ranks: int) -> tuple[list[Arrays], Arrays]:
+    """A weight cut by rows and a bias cut alike, norms that every rank has, and the whole."""
+    dice = np.random.default_rng(seed)
+    parts: list[Arrays] = [{} for _ in range(ranks)]
+    whole: Arrays = {}
+    for n in range(3):
+        weight = dice.standard_normal((4 * ranks, 6)).astype("f4")
+        whole |= {f"b.{n}.up.weight": weight, f"b.{n}.up.bias": np.zeros(4 * ranks, "f4")}
+        norms = {"pre_norm": dice.standard_normal(6).astype("f4"), "post_norm": np.ones(6, "f4")}
+        whole |= {f"b.{n}.{name}": array for name, array in norms.items()}
+        for rank, part in enumerate(parts):
+            rows = slice(4 * rank, 4 * rank + 4)
+            part |= {f"l.{n}.w.weight": weight[rows], f"l.{n}.w.bias": np.zeros(4, "f4")}
+            part |= {f"l.{n}.{name}": array for name, array in norms.items()}
+    return parts, whole
+
+
+def of_ranks(folder: Path, parts: list[Arrays]) -> Path:
+    folder.mkdir()
+    for rank, part in enumerate(parts):
+        save_file(part, folder / f"consolidated.{rank:02}.safetensors")
+    return folder
+
+
+def read_whole(path: Path) -> dict[str, Arrays]:
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    return {file.name if path.is_dir() else "": load_file(file) for file in files}
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_what_every_rank_holds_alike_is_one_tensor_of_the_whole(back: bool, tmp_path: Path) -> None:
+    sides = []
+    for seed in (1, 2):
+        parts, whole = cut(seed, 4)
+        save_file(whole, tmp_path / f"whole{seed}.safetensors")
+        pair = of_ranks(tmp_path / f"ranks{seed}", parts), tmp_path / f"whole{seed}.safetensors"
+        sides.append(pair[::-1] if back else pair)
+    file = tmp_path / "made.yaml"
+    report = migrate.new(file, from_diff=sides[0])
+    text = file.read_text()
+    assert (
+        f"{{{'copy' if back else 'same'}: {{{'into' if back else 'over'}: r, count: 4}}}}" in text
+    )
+    assert migrate.test(file).passed
+    assert report.counts.rules <= 4
+    made = tmp_path / ("made" if back else "made.safetensors")
+    migrate.apply(sides[1][0], made, rules=[file])
+    got, wanted = (list(read_whole(path).values()) for path in (made, sides[1][1]))
+    for one, other in zip(got, wanted, strict=True):
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[key], array) for key, array in other.items())
+    # and goes back
+    again = tmp_path / ("again.safetensors" if back else "again")
+    migrate.downgrade(made, again, rules=[file])
+    for one, other in zip(*(read_whole(p).values() for p in (again, sides[1][0])), strict=True):
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[key], array) for key, array in other.items())
+
+
+def test_what_is_done_on_each_rank_is_said_once_and_without_ranks(tmp_path: Path) -> None:
+    parts, _ = cut(1, 2)
+    news = [
+        {key.replace("l.", "h.").replace("w.", "fc."): array.T for key, array in part.items()}
+        for part in parts
+    ]
+    news = [{k: np.ascontiguousarray(a) for k, a in part.items()} for part in news]
+    file = tmp_path / "made.yaml"
+    pair = of_ranks(tmp_path / "old", parts), of_ranks(tmp_path / "new", news)
+    migrate.new(file, from_diff=pair)
+    rules = file.read_text().partition("rules:")[2].partition("tests:")[0]
+    assert "@" not in rules
+    other, _ = cut(2, 2)
+    migrate.apply(of_ranks(tmp_path / "other", other), tmp_path / "made", rules=[file])
+    for got, part in zip(read_whole(tmp_path / "made").values(), other, strict=True):
+        wanted = {k.replace("l.", "h.").replace("w.", "fc."): a.T for k, a in part.items()}
+        assert got.keys() == wanted.keys()
+        assert all(np.array_equal(got[key], array) for key, array in wanted.items())
+
+
 HOSTILE = [
     "a{b}.{n:int}", 'quo"te\'s', "line\nbreak", "tab\t\x1b[31m", "..dots..", ".", "#hash: {x}",
     "at@sign", "{k...}", "null", "1.2", "*", "&anchor", "- dash", "%percent", "ütf-\u2028",
