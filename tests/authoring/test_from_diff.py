@@ -68,6 +68,17 @@ def test_the_file_does_the_same_to_other_weights(tmp_path: Path) -> None:
     assert all(np.array_equal(got[key], array) for key, array in wanted.items())
 
 
+def test_python_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    old = old_weights(1)
+    home = tmp_path / "rules"
+    migrate.new("toy/v2/made", from_diff=(old, new_weights(old)), rules=home)
+    assert migrate.seal(home).lineages[0].state == "sealed"
+    assert migrate.seal(home, check=True).exit == 0
+    with pytest.raises(UndecidedError):
+        migrate.new(tmp_path / "made.yaml", from_diff=(old, {"x": np.arange(7.0)}))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_what_is_not_explained_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     old = old_weights(1)
     new = new_weights(old)
@@ -317,6 +328,12 @@ def test_a_module_that_code_makes_gives_names_and_shapes(
             migrate.new(file, from_diff=(pair[0], wrong), headers=True, allow=["code"])
     report = migrate.new(file, from_diff=pair, headers=True, allow=["code"])
     assert (report.counts.rules, report.counts.guessed) == (1, 1)
+    # the command says what it runs, before it does
+    options = ("new", "-o", tmp_path / "again.yaml", "--headers", "--from-diff", *pair)
+    refused = run(*options)
+    assert (refused.exit, "running" in refused.err) == (2, False)
+    told = run(*options, "--allow", "code")
+    assert (told.exit, told.err.splitlines()[0]) == (0, "running toy_release:Model")
 
 
 def stored(state: Mapping[str, tuple[str, np.ndarray]]) -> bytes:
