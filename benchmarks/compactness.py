@@ -258,15 +258,20 @@ def _values(side: Mapping[str | None, Pattern], keys: Sequence[str]) -> list[dic
     return out
 
 
-def main() -> int:
-    found = list(rows())
-    print(f"{'file':<44}{'keys':>6}{'rules':>12}{'characters':>16}{'ratio':>8}")
+def report(found: Sequence[Row]) -> str:
+    """The rows as text, as the docs show them."""
+    out = [f"{'file':<44}{'keys':>6}{'rules':>12}{'characters':>16}{'ratio':>8}"]
     for row in found:
         rules = f"{row.hand[0]} -> {row.made[0]}"
         characters = f"{row.hand[1]} -> {row.made[1]}"
-        print(f"{row.file:<44}{row.keys:>6}{rules:>12}{characters:>16}{row.ratio[1]:>8.2f}")
+        out.append(f"{row.file:<44}{row.keys:>6}{rules:>12}{characters:>16}{row.ratio[1]:>8.2f}")
     for name, at in (("rules", 0), ("characters", 1)):
-        print(f"median of {name}: {statistics.median(row.ratio[at] for row in found):.2f}")
+        out.append(f"median of {name}: {statistics.median(row.ratio[at] for row in found):.2f}")
+    return "\n".join(out) + "\n"
+
+
+def main() -> int:
+    print(report(list(rows())), end="")
     return 0
 
 

@@ -39,6 +39,7 @@ def limits(now: list[str], then: list[str], rounds: int = ROUNDS) -> list[Limit]
         for name, arguments in {
             "--help": ["--help"],
             "lint": ["lint", RULES],
+            "inspect": ["inspect", CHECKPOINT],
             "plan": ["plan", CHECKPOINT, *goal],
             "apply": ["apply", CHECKPOINT, *goal, "-o", target],
         }.items():

@@ -154,6 +154,7 @@ def new(
         drafts = []
         if index is not None:
             with closing(opened("index", index, request, meta=True)) as source:
+                _check_names(source)
                 drafts = scaffold.templates(source.index.tensors)
         made = writing.MadeFile.of(drafts, scaffold.STUB, head, scaffold.examples())
     files, findings = places.publish(place, made.text)
@@ -192,4 +193,14 @@ def _of_both(
             stack.enter_context(closing(opened("from_diff", path, request, meta=meta)))
             for path in pair
         )
+        for side in (old, new):
+            _check_names(side)
         return make(old, new)
+
+
+def _check_names(source: Source) -> None:
+    """M921 for keys that no rule can name, as when it is applied."""
+    from ..source.shards import check_names
+
+    if source.format != "memory":
+        check_names(source.index, source.path)

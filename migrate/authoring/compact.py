@@ -1,5 +1,6 @@
 """Few short rules from many relations.
 
+0. What is done alike on each rank is said without ranks (`_ranks`).
 1. Integers that are whole segments become captures (`_indices`).
 2. Where all of a subtree moves or stays, one rule says so with `{k...}` (`_subtrees`).
 3. Rules that differ in one place by words become one, with alternatives and a `map` (`_words`).
@@ -18,6 +19,7 @@ from ..core.templates import is_integer
 from ._exact import KnownKeys, rest_of, settle
 from ._indices import capture_integers
 from ._lines import Hole, Line, Segment, Segments, bound, holes, plain, renamed, text
+from ._ranks import without_ranks
 from ._subtrees import REST, merge_subtrees
 from ._words import merge_words
 from .relations import Patterns, Relation, RuleDraft
@@ -40,7 +42,8 @@ def compact(
     Raises ValueError if the ops of a relation do not fit its keys.
     """
     known = params or {}
-    ordered = sorted(relations, key=lambda r: (r.sources, r.targets))
+    bare, stands = without_ranks(relations)
+    ordered = sorted(bare, key=lambda r: (r.sources, r.targets))
     targets: dict[str, list[str]] = {}
     for relation in ordered:
         for key in relation.sources:
@@ -58,6 +61,11 @@ def compact(
         drafts = drafts_of(settle(merged, targets, sources, made), known)
         if best is None or (size(drafts), len(drafts)) < (size(best), len(best)):
             best = drafts
+    if stands:
+        best = [
+            replace(d, keys=tuple([k for key in d.keys for k in stands.get(key, (key,))]))
+            for d in best or ()
+        ]
     return best or []
 
 

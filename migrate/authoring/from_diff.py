@@ -6,12 +6,12 @@ written, is applied to the old checkpoint in memory and compared with the new on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.errors import Diagnostic, MigrateError, listed, option, plural, printable
 from ..planning.stored import stored_tensor
@@ -22,16 +22,19 @@ from .compact import compact
 from .configured_numbers import NamedNumbers, mark_lone, named_numbers
 from .infer import infer
 from .infer.compared import require_memory
+from .relations import RuleDraft
 
 if TYPE_CHECKING:
     from ..planning.graph import Tensor
     from ..source.index import Source
     from .infer import Inferred
     from .infer.names import Ask, Question
-    from .relations import Relation, RuleDraft
+    from .relations import Relation
 
 # how many times the elements of a rule's tensors are held when an example is made of them
 _HELD = 3
+# how many tensors that nothing explains are named
+_NAMED = 20
 _WHY = "the same weights in another layout"
 
 
@@ -72,13 +75,20 @@ def made_file(
     relations = found.relations
     named = named_numbers(relations, old, new)
     drafts = mark_lone(compact(named.relations, params=named.values), old.index.tensors)
-    header = replace(header, why=header.why or _WHY, params=named.params)
+    taken = {key for relation in relations for key in relation.sources}
+    left = [key for key in old.index.tensors if key not in taken]
+    header = replace(
+        header, why=header.why or _WHY, params=named.params, comments=tuple(_open(found, left))
+    )
     tests: Sequence[Mapping[str, Any]] = ()
     if not headers:
         tests = _tests(drafts, named, old, new, header, max_memory)
     text = writing.text(drafts, header, tests or scaffold.STUB)
     if not headers:
-        _require_proof(text, old, new, relations)
+        # what is left has no rule, and would be refused
+        rest = [_dropped(number, key) for number, key in enumerate(left)]
+        whole = writing.text([*drafts, *rest], header) if rest else text
+        _require_proof(whole, old, new, relations)
     kept = sum(draft.keep for draft in drafts)
     return writing.MadeFile(
         text,
@@ -121,19 +131,38 @@ def _require_answers(found: Inferred, partial: bool, headers: bool) -> None:
     ]
     if found.unexplained and not partial:
         share = f"{found.matched / found.total:.0%}" if found.total else "nothing"
-        rest = [f"{printable(one.key)} {printable(one.why, 400)}" for one in found.unexplained]
+        rest = len(found.unexplained)
         out.append(
             Diagnostic(
                 "M994",
-                f"{plural(len(rest), 'tensor')} of the new checkpoint "
-                f"{'is' if len(rest) == 1 else 'are'} not explained; {share} of its bytes are",
-                notes=tuple(rest[:20] + [f"and {len(rest) - 20} more"] * (len(rest) > 20)),
+                f"{plural(rest, 'tensor')} of the new checkpoint "
+                f"{'is' if rest == 1 else 'are'} not explained; {share} of its bytes are",
+                notes=tuple(_rest_of(found)),
                 help=f"write the other rules with {option('partial')}"
                 + ("" if headers else ", and the missing ones by hand"),
             )
         )
     if out:
         raise UndecidedError(out, found.questions)
+
+
+def _rest_of(found: Inferred) -> list[str]:
+    """What nothing explains, with what comes nearest to it."""
+    rest = [f"{printable(one.key)} {printable(one.why, 400)}" for one in found.unexplained]
+    return rest[:_NAMED] + [f"and {len(rest) - _NAMED} more"] * (len(rest) > _NAMED)
+
+
+def _open(found: Inferred, left: Sequence[str]) -> Iterator[str]:
+    """Comments for a file that is partial: what nothing explains, and what no rule takes."""
+    yield from (f"Not explained: {one}" for one in _rest_of(found))
+    if found.unexplained and left:
+        yield f"No rule takes {listed(list(left), _NAMED)}"
+
+
+def _dropped(number: int, key: str) -> RuleDraft:
+    pattern = key.replace("{", "{{").replace("}", "}}")
+    # no made rule is called so
+    return RuleDraft(f"left.{number}", pattern, (), ({"drop": {"why": "left"}},))
 
 
 def _require_proof(text: str, old: Source, new: Source, relations: Sequence[Relation]) -> None:
@@ -151,7 +180,10 @@ def _require_proof(text: str, old: Source, new: Source, relations: Sequence[Rela
         file = Path(folder) / "made.yaml"
         file.write_text(text, encoding="utf-8")
         request = make_request((), (), (str(file),), None, ("lossy", "drop"))
-        outputs = prepare(old, request).composition.graph.outputs
+        try:
+            outputs = prepare(old, request).composition.graph.outputs
+        except MigrateError as error:
+            _refuse_made("cannot be applied to the old checkpoint", error.diagnostics)
     compare = StreamedComparison(old, new)
     for relation in relations:
         proven = made_tensors(relation, old.index.tensors) or ()
@@ -164,17 +196,25 @@ def _require_proof(text: str, old: Source, new: Source, relations: Sequence[Rela
                 continue
             if compare.compare(key, made, stored_tensor(key, wanted)) is not None:
                 wrong.append(key)
+    wrong += outputs.keys() - new.index.tensors.keys()
     if wrong:
-        raise UndecidedError(
-            [
-                Diagnostic(
-                    "M995",
-                    f"the rules that were made do not make {listed(sorted(wrong))} as the new "
-                    "checkpoint has it; no file was written",
-                    help="please report this: the rules were right for each tensor by itself",
-                )
-            ]
-        )
+        what = f"do not make {listed(sorted(wrong))} as the new checkpoint has it"
+        _refuse_made(what, ())
+
+
+def _refuse_made(what: str, found: Sequence[Diagnostic]) -> NoReturn:
+    """M995, with what was found in the file that was made."""
+    notes = tuple(note for one in found[:8] for note in (one.message, *one.notes))
+    raise UndecidedError(
+        [
+            Diagnostic(
+                "M995",
+                f"the rules that were made {what}; no file was written",
+                notes=notes,
+                help="please report this: the rules were right for each tensor by itself",
+            )
+        ]
+    )
 
 
 def _copies(tensor: Tensor) -> set[Any]:

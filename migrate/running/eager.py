@@ -15,6 +15,7 @@ from .. import ops
 from ..core import view as views
 from ..core.pieces import Fill
 from ..core.spec import BITS, Spec
+from ..elements.codes import element_code
 from ..elements.raw import carrier
 from ..ops.base import ValueOp
 from ..planning.graph import ApplyOp, ComputedTensor, Program, ReadKey
@@ -114,6 +115,11 @@ def evaluated(source: Source, tensor: Tensor, made: dict[int, Sequence[Array]]) 
             held.append(_read_storage(source, chunk_at(source.index.tensors, one), None))
     out: Array = np.zeros(tensor.spec.shape, carrier(tensor.spec.dtype))
     copy_pieces(tensor.view, held, out)
+    each = out.itemsize
+    for leaf, _, dst, counts, dsts, _ in tensor.view.pieces:
+        if isinstance(leaf, Fill):
+            to = np.ndarray(counts, out.dtype, out.data, dst * each, [d * each for d in dsts])
+            to[...] = element_code(tensor.spec.dtype, leaf.value)
     return out
 
 

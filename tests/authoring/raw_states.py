@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from migrate.authoring import writing
+from migrate.authoring.compact import compact
 from migrate.authoring.infer import proof
 from migrate.authoring.relations import Relation
 from migrate.core.spec import BITS, spec
 from migrate.formats.memory import MemoryBlob, MemorySource
+from migrate.live.migration import prepare
+from migrate.planning.request import make_request
+from migrate.running.eager import evaluated
 from migrate.source.blobs import Stored
 from migrate.source.index import Index
 
@@ -58,3 +64,16 @@ def applied(relations: Iterable[Relation], state: State) -> dict[str, tuple[str,
         ):
             made[key] = (of, array)
     return made
+
+
+def applied_as_file(
+    relations: Iterable[Relation], state: State, folder: Path
+) -> dict[str, tuple[str, np.ndarray]]:
+    """What the rule file that is made of the relations makes of a state."""
+    head = writing.FileHead("made/new/rules", "Made", "made", ("old", "new"))
+    file = folder / "made.yaml"
+    file.write_text(writing.text(compact(relations), head), encoding="utf-8")
+    source = opened(state)
+    request = make_request((), (), (str(file),), None, ("lossy", "drop"))
+    outputs = prepare(source, request).composition.graph.outputs
+    return {key: (t.spec.dtype, evaluated(source, t, {})) for key, t in outputs.items()}

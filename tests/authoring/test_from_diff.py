@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,17 @@ def test_the_file_does_the_same_to_other_weights(tmp_path: Path) -> None:
     assert all(np.array_equal(got[key], array) for key, array in wanted.items())
 
 
+def test_python_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    old = old_weights(1)
+    home = tmp_path / "rules"
+    migrate.new("toy/v2/made", from_diff=(old, new_weights(old)), rules=home)
+    assert migrate.seal(home).lineages[0].state == "sealed"
+    assert migrate.seal(home, check=True).exit == 0
+    with pytest.raises(UndecidedError):
+        migrate.new(tmp_path / "made.yaml", from_diff=(old, {"x": np.arange(7.0)}))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_what_is_not_explained_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     old = old_weights(1)
     new = new_weights(old)
@@ -78,6 +90,88 @@ def test_what_is_not_explained_is_named_and_nothing_is_written(tmp_path: Path) -
     assert not file.exists()
     report = migrate.new(file, from_diff=(old, new), partial=True)
     assert report.counts.rules == 3
+    assert "# Not explained: extra has no elements in common" in file.read_text()
+
+
+def test_what_is_partial_names_what_no_rule_takes_and_does_the_rest(tmp_path: Path) -> None:
+    dice = np.random.default_rng(9)
+    old, new = old_weights(1), new_weights(old_weights(1))
+    # one layer differs in an element, and one tensor became another
+    new["blocks.1.qkv"][3, 2] += 1
+    old["model.scale{0}"] = dice.standard_normal((3, 4)).astype("f4")
+    new["extra"] = dice.standard_normal((4, 4)).astype("f4")
+    file = tmp_path / "made.yaml"
+    with pytest.raises(UndecidedError, match="M994") as caught:
+        migrate.new(file, from_diff=(old, new))
+    assert any(
+        "in 1 of 768 elements, the first at [3, 2]" in n for n in caught.value.diagnostics[0].notes
+    )
+    assert not file.exists()
+    migrate.new(file, from_diff=(old, new), partial=True)
+    text = " ".join(line.removeprefix("# ") for line in file.read_text().splitlines())
+    assert "Not explained: blocks.1.qkv differs" in text
+    assert "Not explained: extra has no elements in common" in text
+    assert "No rule takes model.layers.1.attn." in text
+    assert "model.scale{0}" in text
+    assert migrate.test(file).passed
+
+
+def test_rules_that_do_not_make_the_new_checkpoint_are_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from migrate.authoring import from_diff
+
+    old = {f"l.{n}.w": 6 * n + np.arange(6, dtype="f4").reshape(2, 3) for n in range(3)}
+    new = {f"b.{n}.w": array for n, array in old.items() for n in [n[2]]}
+    file = tmp_path / "made.yaml"
+    whole = from_diff.compact
+
+    def wrong(*given: object, **options: object) -> object:
+        (draft,) = whole(*given, **options)
+        return [replace(draft, **change(draft))]
+
+    monkeypatch.setattr(from_diff, "compact", wrong)
+    for change, said in (
+        (lambda draft: {"via": ({"flip": {"dim": 1}},)}, "do not make b.0.w, b.1.w, b.2.w as"),
+        (
+            lambda draft: {"targets": draft.targets.replace("b", "c")},
+            "do not make b.0.w, b.1.w, b.2.w, c.0.w, c.1.w, c.2.w as",
+        ),
+        (
+            lambda draft: {"sources": draft.sources.replace("l", "m")},
+            "cannot be applied to the old checkpoint",
+        ),
+    ):
+        with pytest.raises(UndecidedError, match="M995") as caught:
+            migrate.new(file, from_diff=(old, new))
+        assert said in str(caught.value)
+        assert not file.exists()
+
+
+def test_keys_that_would_be_those_of_ranks_are_refused_as_by_other_commands(
+    tmp_path: Path,
+) -> None:
+    arrays = {"x.@.y": np.ones((2, 3), "f4"), "..z": np.arange(4, dtype="f4")}
+    for name, more in (("plain", {"w": np.zeros(5, "f4")}), ("ranked", {"w@1": np.zeros(5, "f4")})):
+        save_file({**arrays, **more}, tmp_path / f"{name}.safetensors")
+    plain, ranked = (tmp_path / f"{name}.safetensors" for name in ("plain", "ranked"))
+    file = tmp_path / "made.yaml"
+    for options in (
+        {"from_diff": (plain, ranked)},
+        {"from_diff": (ranked, plain)},
+        {"index": ranked},
+    ):
+        with pytest.raises(migrate.MigrateError, match=r"M921.*w@1"):
+            migrate.new(file, **options)
+        assert not file.exists()
+
+
+def test_an_answer_of_another_shape_says_so(tmp_path: Path) -> None:
+    old, new = {"a": np.ones((4, 4), "f4")}, {"b": np.ones(4, "f4")}
+    with pytest.raises(
+        migrate.MigrateError, match=r"it is float32 \[4\], and what a new name makes"
+    ):
+        migrate.new(tmp_path / "made.yaml", from_diff=(old, new), answers={"a": "b"})
 
 
 def test_questions_come_with_the_error_and_answers_settle_them(tmp_path: Path) -> None:
@@ -234,6 +328,12 @@ def test_a_module_that_code_makes_gives_names_and_shapes(
             migrate.new(file, from_diff=(pair[0], wrong), headers=True, allow=["code"])
     report = migrate.new(file, from_diff=pair, headers=True, allow=["code"])
     assert (report.counts.rules, report.counts.guessed) == (1, 1)
+    # the command says what it runs, before it does
+    options = ("new", "-o", tmp_path / "again.yaml", "--headers", "--from-diff", *pair)
+    refused = run(*options)
+    assert (refused.exit, "running" in refused.err) == (2, False)
+    told = run(*options, "--allow", "code")
+    assert (told.exit, told.err.splitlines()[0]) == (0, "running toy_release:Model")
 
 
 def stored(state: Mapping[str, tuple[str, np.ndarray]]) -> bytes:
@@ -294,6 +394,85 @@ def test_a_cast_and_a_move_at_once(tmp_path: Path) -> None:
     got = load_file(made)
     for n in range(2):
         assert np.array_equal(got[f"b.{n}.w"], other[f"l.{n}.w"].T.astype("f2"))
+
+
+def cut(seed: int, ranks: int) -> tuple[list[Arrays], Arrays]:
+    """A weight cut by rows and a bias cut alike, norms that every rank has, and the whole."""
+    dice = np.random.default_rng(seed)
+    parts: list[Arrays] = [{} for _ in range(ranks)]
+    whole: Arrays = {}
+    for n in range(3):
+        weight = dice.standard_normal((4 * ranks, 6)).astype("f4")
+        whole |= {f"b.{n}.up.weight": weight, f"b.{n}.up.bias": np.zeros(4 * ranks, "f4")}
+        norms = {"pre_norm": dice.standard_normal(6).astype("f4"), "post_norm": np.ones(6, "f4")}
+        whole |= {f"b.{n}.{name}": array for name, array in norms.items()}
+        for rank, part in enumerate(parts):
+            rows = slice(4 * rank, 4 * rank + 4)
+            part |= {f"l.{n}.w.weight": weight[rows], f"l.{n}.w.bias": np.zeros(4, "f4")}
+            part |= {f"l.{n}.{name}": array for name, array in norms.items()}
+    return parts, whole
+
+
+def of_ranks(folder: Path, parts: list[Arrays]) -> Path:
+    folder.mkdir()
+    for rank, part in enumerate(parts):
+        save_file(part, folder / f"consolidated.{rank:02}.safetensors")
+    return folder
+
+
+def read_whole(path: Path) -> dict[str, Arrays]:
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    return {file.name if path.is_dir() else "": load_file(file) for file in files}
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_what_every_rank_holds_alike_is_one_tensor_of_the_whole(back: bool, tmp_path: Path) -> None:
+    sides = []
+    for seed in (1, 2):
+        parts, whole = cut(seed, 4)
+        save_file(whole, tmp_path / f"whole{seed}.safetensors")
+        pair = of_ranks(tmp_path / f"ranks{seed}", parts), tmp_path / f"whole{seed}.safetensors"
+        sides.append(pair[::-1] if back else pair)
+    file = tmp_path / "made.yaml"
+    report = migrate.new(file, from_diff=sides[0])
+    text = file.read_text()
+    assert (
+        f"{{{'copy' if back else 'same'}: {{{'into' if back else 'over'}: r, count: 4}}}}" in text
+    )
+    assert migrate.test(file).passed
+    assert report.counts.rules <= 4
+    made = tmp_path / ("made" if back else "made.safetensors")
+    migrate.apply(sides[1][0], made, rules=[file])
+    got, wanted = (list(read_whole(path).values()) for path in (made, sides[1][1]))
+    for one, other in zip(got, wanted, strict=True):
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[key], array) for key, array in other.items())
+    # and goes back
+    again = tmp_path / ("again.safetensors" if back else "again")
+    migrate.downgrade(made, again, rules=[file])
+    for one, other in zip(*(read_whole(p).values() for p in (again, sides[1][0])), strict=True):
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[key], array) for key, array in other.items())
+
+
+def test_what_is_done_on_each_rank_is_said_once_and_without_ranks(tmp_path: Path) -> None:
+    parts, _ = cut(1, 2)
+    news = [
+        {key.replace("l.", "h.").replace("w.", "fc."): array.T for key, array in part.items()}
+        for part in parts
+    ]
+    news = [{k: np.ascontiguousarray(a) for k, a in part.items()} for part in news]
+    file = tmp_path / "made.yaml"
+    pair = of_ranks(tmp_path / "old", parts), of_ranks(tmp_path / "new", news)
+    migrate.new(file, from_diff=pair)
+    rules = file.read_text().partition("rules:")[2].partition("tests:")[0]
+    assert "@" not in rules
+    other, _ = cut(2, 2)
+    migrate.apply(of_ranks(tmp_path / "other", other), tmp_path / "made", rules=[file])
+    for got, part in zip(read_whole(tmp_path / "made").values(), other, strict=True):
+        wanted = {k.replace("l.", "h.").replace("w.", "fc."): a.T for k, a in part.items()}
+        assert got.keys() == wanted.keys()
+        assert all(np.array_equal(got[key], array) for key, array in wanted.items())
 
 
 HOSTILE = [

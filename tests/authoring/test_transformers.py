@@ -171,6 +171,28 @@ def test_a_model_type_that_is_not_there(tmp_path: Path) -> None:
     assert "`mixtral`" in said
 
 
+def test_a_checkpoint_of_another_class_is_refused(tmp_path: Path) -> None:
+    _, hub = saved("mixtral", tmp_path / "hub")
+    change(hub, lambda weights: {f"net.{key}": tensor for key, tensor in weights.items()})
+    said = refused("M991", hub)
+    assert "no key of the checkpoint is one of MixtralForCausalLM" in said
+    assert "the checkpoint has net." in said
+    assert "cls=" in said
+
+
+def test_without_a_configuration_it_is_asked_for(tmp_path: Path) -> None:
+    _, hub = saved("mixtral", tmp_path / "hub")
+    (hub / "config.json").unlink()
+    assert "no config.json beside the tensors" in refused("M991", hub)
+
+
+def test_the_new_layout_is_asked_for_where_the_checkpoint_has_the_old_one(tmp_path: Path) -> None:
+    _, hub = saved("mixtral", tmp_path / "hub")
+    said = refused("M992", hub, reverse=True)
+    assert "block_sparse_moe" in said
+    assert "help: reverse=True is for a checkpoint in the layout of the model" in said
+
+
 def test_nothing_of_a_checkpoint_is_imported(tmp_path: Path) -> None:
     _, hub = saved("mixtral", tmp_path / "hub")
     configure(hub, model_type="acme", auto_map={"AutoModelForCausalLM": "modeling_acme.AcmeModel"})

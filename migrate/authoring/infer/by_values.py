@@ -8,7 +8,7 @@ decide, or it is a question. Each relation is run on the old tensors before it i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import frexp
@@ -18,7 +18,7 @@ from ...core.errors import MigrateError, OpError
 from ...core.spec import BITS, Spec
 from ...elements.codes import number_of
 from ..relations import Relation
-from . import names, proof
+from . import names, proof, ranks
 from .compared import ComparedTensor
 from .encoded import decoded, parts_that_follow
 from .layouts import NoLayout, PartLayout, Shape, lay_out, reshaped
@@ -73,6 +73,10 @@ class Search:
     why: dict[str, str] = field(default_factory=dict)
     olds: dict[str, Spec] = field(default_factory=dict)
     news: dict[str, Spec] = field(default_factory=dict)
+    # key of the first rank -> those of all ranks, where these have the same bytes
+    of_ranks: tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]] = field(
+        default_factory=lambda: ({}, {})
+    )
     # what is found is proven later
     unproven: bool = False
     # of keys whose bytes another key has too, or that have few values
@@ -100,12 +104,15 @@ class Search:
         if found is None:
             self.add(relation)
             return True
-        total = self.new.index.tensors[found.key].spec.numel
+        wanted = self.new.index.tensors[found.key].spec
         made = ", ".join(relation.sources[:3]) + ("" if len(relation.sources) < 4 else ", …")
+        what = f"what {names.written(relation.ops)} makes of {made}"
         why = (
-            f"differs from what {names.written(relation.ops)} makes of {made} in {found.count} of "
-            f"{total} elements, the first at {list(found.index)}"
+            f"differs from {what} in {found.count} of {wanted.numel} elements, the first at "
+            f"{list(found.index)}"
         )
+        if wanted.shape and not found.index:
+            why = f"is {wanted}, and {what} is not"
         self.why.setdefault(found.key, why)
         return False
 
@@ -124,11 +131,12 @@ def search(
         news=news,
     )
     found.bits = _sampling(*_as_they_are(found))
+    labels, few = _read(found)
     for relation in names.answered(answers, found.olds, found.news):
         if not found.prove(relation):
             key = (relation.targets or relation.sources)[0]
             names.refuse_answer(relation, found.why.get(key))
-    _equal_bytes(found)
+    _equal_bytes(found, labels, few)
     _follow_codes(found)
     _settle_doubtful(found)
     _moved(found, *_as_they_are(found))
@@ -157,6 +165,10 @@ def search(
     if not rest and not found.questions:
         for key in list(found.olds):
             found.add(Relation((key,), (), ({"drop": {"why": _DROP}},)))
+    if any(found.of_ranks):
+        found.relations = [
+            whole for one in found.relations for whole in ranks.expanded(one, *found.of_ranks)
+        ]
     return found, rest
 
 
@@ -168,16 +180,41 @@ def _sampling(*sides: Iterable[ComparedTensor]) -> int:
     return max(sampling(sum(t.spec.numel for t in side)) for side in sides)
 
 
-def _equal_bytes(found: Search) -> None:
+_Labels = dict[tuple[str, bytes], list[str]]
+
+
+def _read(found: Search) -> tuple[tuple[_Labels, _Labels], set[tuple[str, bytes]]]:
+    """The keys of either side by their bytes, and of which bytes there are few values. Of what all
+    ranks have alike the first is left.
+    """
     sides_read = (found.old, found.olds), (found.new, found.news)
     readers = read_both(sides_read, found.bits)
     found.runs = readers[0].runs, readers[1].runs
     found.compare.blocks = readers[0].blocks, readers[1].blocks
     found.back.blocks = readers[1].blocks, readers[0].blocks
     few = readers[0].few | readers[1].few
-    sides = [reader.keys for reader in readers]
-    for label, new in sides[1].items():
-        old = sides[0].get(label, [])
+    labels = readers[0].keys, readers[1].keys
+    both = labels[0].keys() & labels[1].keys()
+    for side, specs, of_ranks in zip(labels, (found.olds, found.news), found.of_ranks, strict=True):
+        of_ranks |= ranks.alike(side, specs, both | (side.keys() - few))
+        others = {key for keys in of_ranks.values() for key in keys[1:]}
+        for key in others:
+            specs.pop(key)
+        if others:
+            for label, keys in side.items():
+                side[label] = [key for key in keys if key not in others]
+    return labels, few
+
+
+def _equal_bytes(
+    found: Search, sides: tuple[_Labels, _Labels], few: Collection[tuple[str, bytes]]
+) -> None:
+    left = [
+        {label: some for label, keys in side.items() if (some := [k for k in keys if k in specs])}
+        for side, specs in zip(sides, (found.olds, found.news), strict=True)
+    ]
+    for label, new in left[1].items():
+        old = left[0].get(label, [])
         if label not in few and len(old) == 1:
             _same_elements(found, old[0], new)
         elif old:
@@ -232,10 +269,10 @@ def _settle_doubtful(found: Search) -> None:
         found.add(Relation((old,), (new,)))
 
 
-_Labels = dict[str, tuple[str, Shape, bytes]]
+_OpenLabels = dict[str, tuple[str, Shape, bytes]]
 
 
-def _open_labels(found: Search) -> tuple[_Labels, _Labels]:
+def _open_labels(found: Search) -> tuple[_OpenLabels, _OpenLabels]:
     """The keys of either side that are left among equal ones, and which those are."""
     olds = {k: label for label, (one, _) in found.doubtful.items() for k in one if k in found.olds}
     news = {

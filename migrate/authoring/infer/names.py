@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ...core.errors import fail, listed, option, printable
 from ...core.keys import parse
-from ...core.templates import SLOT, Template, group, is_integer
+from ...core.templates import SLOT, Template, group, is_integer, rank_of
 from ..relations import Relation
 
 # how much better than the next best the score of a match has to be
@@ -274,10 +274,10 @@ def learned(
 
 def transferred(relation: Relation, key: str) -> Relation | None:
     """The relation for other keys, `key` among them: of another index, or another last word."""
-    wanted = key.split(".")
+    wanted, rank = _segments(key)
     for target in relation.targets:
-        here = target.split(".")
-        if len(here) != len(wanted) or target == key:
+        here, other = _segments(target)
+        if len(here) != len(wanted) or other != rank or target == key:
             continue
         differing = [n for n, (a, b) in enumerate(zip(here, wanted, strict=True)) if a != b]
         words = [n for n in differing if not (is_integer(here[n]) and is_integer(wanted[n]))]
@@ -295,13 +295,14 @@ def transferred(relation: Relation, key: str) -> Relation | None:
 
 def _changed(keys: tuple[str, ...], change: Mapping[str, str]) -> tuple[str, ...] | None:
     """The keys with segments replaced that all of them share."""
-    rows = [k.split(".") for k in keys]
+    split = [_segments(k) for k in keys]
+    rows = [row for row, _ in split]
     if len({len(r) for r in rows}) != 1:
         return None
     shared = [len({r[n] for r in rows}) == 1 for n in range(len(rows[0]))]
     done = set()
     out = []
-    for row in rows:
+    for row, rank in split:
         made = []
         for n, segment in enumerate(row):
             word = not is_integer(segment)
@@ -310,8 +311,14 @@ def _changed(keys: tuple[str, ...], change: Mapping[str, str]) -> tuple[str, ...
                 done.add(segment)
             else:
                 made.append(segment)
-        out.append(".".join(made))
+        out.append(".".join(made) + rank)
     return tuple(out) if done == set(change) else None
+
+
+def _segments(key: str) -> tuple[list[str], str]:
+    """The segments of a key, and the rank at its end as it is written."""
+    rank = "" if rank_of(key) is None else key[key.rindex("@") :]
+    return key[: len(key) - len(rank)].split("."), rank
 
 
 # --- answers

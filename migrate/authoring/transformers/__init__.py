@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
-from ...core.errors import Report, fail, listed, printable
+from ...core.errors import Report, fail, listed, option, printable
 from ...core.keys import parse
 from ...core.spec import Spec
 from ...source.index import Source
@@ -78,7 +78,25 @@ def imported(source: Source, cls: str | None = None, *, reverse: bool = False) -
     built = classes.built(held, settings, cls, _dtype(header))
     if reverse:
         header = _hub_header(held, built, header)
-    return _written_down(held, built, header, mapped(held, built, header))
+    found = mapped(held, built, header)
+    if not found.untold and not any(r.targets for r in found.relations):
+        _refuse_others(type(built.model), found.missing, header, cls)
+    return _written_down(held, built, header, found)
+
+
+def _refuse_others(
+    cls: type, missing: Sequence[str], header: Mapping[str, Spec], named: str | None
+) -> NoReturn:
+    """M991 for a checkpoint of which the class takes no key."""
+    fail(
+        "M991",
+        f"no key of the checkpoint is one of {cls.__name__}",
+        notes=(
+            f"the checkpoint has {listed(list(header), 3)}" if header else "it has no tensors",
+            f"the class has {listed(list(missing), 3)}",
+        ),
+        help=f"leave {option('cls')} out" if named else f"name its class: {option('cls', 'CLASS')}",
+    )
 
 
 def imported_class(
@@ -173,7 +191,11 @@ def _free(name: str, args: Mapping[str, Any], params: Mapping[str, int]) -> Mapp
 def _settings(source: Source) -> Mapping[str, Any]:
     side = {file.path for file in source.index.side_files}
     if "config.json" not in side:
-        fail("M991", "there is no config.json beside the tensors, which names the class")
+        fail(
+            "M991",
+            "there is no config.json beside the tensors, which names the class",
+            help="name a folder that has it",
+        )
     try:
         settings = json.loads(source.side_file("config.json"), object_hook=_number)
     except ValueError as error:
@@ -215,7 +237,7 @@ def _hub_header(
         fail(
             "M992",
             f"{type(built.model).__name__} has no parameter {listed(strange, 3)}",
-            help="`reverse` is for a checkpoint in the layout of the model",
+            help=f"{option('reverse', True)} is for a checkpoint in the layout of the model",
         )
     import torch
 
