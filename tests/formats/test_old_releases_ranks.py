@@ -106,7 +106,11 @@ def test_numbers_in_place_of_objects_are_dense_tensors(
 
 @pytest.mark.parametrize(
     ("world", "way"),
-    [*((world, way) for world in (1, 3) for way in ("blocking", "thread")), (2, "process")],
+    [
+        *((world, way) for world in (1, 3) for way in ("blocking", "thread")),
+        (2, "process"),
+        *(pytest.param(world, "process", marks=pytest.mark.campaign) for world in (1, 3)),
+    ],
 )
 def test_what_async_save_staged_without_memory_is_the_dense_tensor_that_it_is(
     world: int, way: str, ranks: Start, tmp_path: Path

@@ -63,6 +63,8 @@ def ended(child: subprocess.Popen[str]) -> tuple[str, str]:
         ("new", 2, True),
         ("new", 2, False),
         *thorough([("new.pt", 2, True), ("new.safetensors", 2, False)], default=0),
+        pytest.param("new.pt", 2, False, marks=pytest.mark.campaign),
+        pytest.param("new.safetensors", 2, True, marks=pytest.mark.campaign),
     ],
 )
 def test_ranks_write_what_one_process_writes(
