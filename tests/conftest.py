@@ -112,19 +112,18 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], 
     """`ranks(world).run(module, function, …)`: processes that are started once for each number of
     them.
     """
-    from ranks import Ranks
+    from ranks import Launcher, Ranks
 
-    started: dict[int, Ranks] = {}
+    started: list[Launcher] = []
 
     def of(world: int) -> Ranks:
-        if world not in started or not started[world].alive:
-            started[world] = Ranks(world, tmp_path_factory.mktemp(f"ranks{world}"))
-        return started[world]
+        if not started or started[-1].child.poll() is not None:
+            started.append(Launcher(tmp_path_factory.mktemp("ranks")))
+        return Ranks(world, started[-1])
 
     yield of
-    for one in started.values():
-        if one.alive:
-            one.close()
+    for one in started:
+        one.close()
 
 
 MOST = 8000  # characters of a failure

@@ -90,10 +90,23 @@ def test_parts_of_ranks_are_one_tensor(world: int, cut: str, ranks: Start, tmp_p
     has_objects(tmp_path / "out.pt", kinds, world)
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize("way", WAYS)
+# each way and each number of ranks; two of them start a process for each rank
+SOME = {(1, "save"), (4, "blocking"), (4, "staged"), (3, "save"), (3, "thread")}
+
+
 @pytest.mark.parametrize(
-    ("saved", "loaded"), [(1, 1), (2, 4), (4, 2), (3, 2)], ids=["1-1", "2-4", "4-2", "3-2"]
+    ("saved", "loaded", "way"),
+    [
+        pytest.param(
+            saved,
+            loaded,
+            way,
+            id=f"{saved}-{loaded}-{way}",
+            marks=pytest.mark.ranks if saved == 2 or (saved, way) in SOME else pytest.mark.campaign,
+        )
+        for saved, loaded in [(1, 1), (2, 4), (4, 2), (3, 2)]
+        for way in WAYS
+    ],
 )
 def test_what_ranks_saved_in_any_way_goes_anywhere(
     saved: int, loaded: int, way: str, ranks: Start, tmp_path: Path

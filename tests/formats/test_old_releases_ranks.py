@@ -104,8 +104,14 @@ def test_numbers_in_place_of_objects_are_dense_tensors(
         dense(tmp_path / "out.safetensors", {k: v.dequantize() for k, v in made.items()})
 
 
-@pytest.mark.parametrize("way", ["blocking", "thread", "process"])
-@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize(
+    ("world", "way"),
+    [
+        *((world, way) for world in (1, 3) for way in ("blocking", "thread")),
+        (2, "process"),
+        *(pytest.param(world, "process", marks=pytest.mark.campaign) for world in (1, 3)),
+    ],
+)
 def test_what_async_save_staged_without_memory_is_the_dense_tensor_that_it_is(
     world: int, way: str, ranks: Start, tmp_path: Path
 ) -> None:

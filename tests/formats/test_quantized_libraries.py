@@ -128,28 +128,31 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_tensors_of_transformer_engine_itself(world: int, wheel: Path, tmp_path: Path) -> None:
-    (tmp_path / "ranks").mkdir()
-    # these ranks keep what they import
-    ranks = Ranks(world, tmp_path / "ranks")
+def test_tensors_of_transformer_engine_itself(
+    world: int, wheel: Path, ranks: Callable[[int], Ranks], tmp_path: Path
+) -> None:
+    # ranks keep what they import
+    ranks(world).end()
     try:
-        ranks.run("te_python", "saves", str(tmp_path / "in"), str(wheel))
+        ranks(world).run("te_python", "saves", str(tmp_path / "in"), str(wheel))
     finally:
-        ranks.close()
+        ranks(world).end()
     migrate.apply(tmp_path / "in", tmp_path / "out.safetensors")
     has_components(tmp_path / "out.safetensors", list(SAVED), world, norm=False)
 
 
 def test_shards_of_transformer_engine_itself_under_fsdp2(
-    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wheel: Path,
+    ranks: Callable[[int], Ranks],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for kind, shape in KINDS_SHARDED.items():
         monkeypatch.setitem(KINDS, kind, dataclasses.replace(KINDS[kind], shape=shape))
     for kind in SHARDED:
         saved(tmp_path / f"{kind}.pt", [kind])
-    (tmp_path / "ranks").mkdir()
-    ranks = Ranks(2, tmp_path / "ranks")
+    ranks(2).end()
     try:
-        ranks.run("te_python", "loads", str(tmp_path), str(wheel))
+        ranks(2).run("te_python", "loads", str(tmp_path), str(wheel))
     finally:
-        ranks.close()
+        ranks(2).end()

@@ -173,8 +173,9 @@ def test_the_logits_are_those_of_a_model_with_the_numbers_of_its_library(
 
 @pytest.mark.parametrize("name", WORDS)
 def test_the_logits_are_those_of_kernels_that_multiply_by_words(name: str, tmp_path: Path) -> None:
-    """GPTQModel's, on a CPU, as `run_kernels.py` found them. They are the same bits, but three of
-    512 in the last place where there are three bits; sums in another order may differ elsewhere.
+    """GPTQModel's, on a CPU, as `run_kernels.py` found them. There they are the same bits, but
+    three of 512 in the last place where there are three bits. Another processor adds in another
+    order: no more apart than float16 is from float32, or the last place.
     """
     import torch
 
@@ -188,7 +189,8 @@ def test_the_logits_are_those_of_kernels_that_multiply_by_words(name: str, tmp_p
     done("apply", checkpoint(name).folder, "-o", out, "--to", goal, *more, "--allow", "lossy")
     made = logits(out, "float16").flatten().float()
     apart = {one: (made - other).abs().max().item() for one, other in theirs.items()}
-    assert apart.pop(name) <= 2**-11
+    rounding = (logits(out, "float32").flatten() - made).abs().max().item()
+    assert apart.pop(name) <= max(2**-11, rounding)
     # models of the same weights in other numbers are much further away
     assert min(apart.values()) > 2**-6
 

@@ -57,11 +57,16 @@ def ended(child: subprocess.Popen[str]) -> tuple[str, str]:
     return child.communicate(timeout=HANG)
 
 
-NAMES = [("new", 2), *thorough([("new.pt", 2), ("new.safetensors", 2)], default=1)]
-
-
-@pytest.mark.parametrize(("name", "world"), NAMES)
-@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize(
+    ("name", "world", "stored"),
+    [
+        ("new", 2, True),
+        ("new", 2, False),
+        *thorough([("new.pt", 2, True), ("new.safetensors", 2, False)], default=0),
+        pytest.param("new.pt", 2, False, marks=pytest.mark.campaign),
+        pytest.param("new.safetensors", 2, True, marks=pytest.mark.campaign),
+    ],
+)
 def test_ranks_write_what_one_process_writes(
     s3: S3, local: Path, made: Path, tmp_path: Path, name: str, world: int, stored: bool
 ) -> None:
