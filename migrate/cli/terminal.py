@@ -37,6 +37,12 @@ _FOREIGN = re.compile("[^→×·…–]+")
 
 def safe(value: Any) -> Any:
     """A document with all its texts and field names made printable; empty text stays empty."""
+    kind = type(value)
+    # what a large document has most of, before classes that take longer to tell
+    if kind is int or kind is bool or value is None:
+        return value
+    if kind is dict:
+        return {safe(name): safe(item) for name, item in value.items()}
     if isinstance(value, str):
         return (
             value

@@ -67,18 +67,22 @@ class Template:
         return self.known
 
 
+# what takes a key into a template, and what takes its reader: there are as many keys as tensors
+_Joining = tuple[Callable[[str], None], Callable[[Callable[[str], tuple[int, ...]]], None]]
+
+
 @dataclass(slots=True)
 class _DigitShape:
-    """What all keys with the same digits-blind text share: where their slots are, and their
-    template if it is one only; if it is not, because of digits that are no slots, as those of a
-    rank, `templates` has them by the `rest` of a key beside its slots.
+    """What all keys with the same digits-blind text share: where their slots are, and how keys
+    join their template if it is one only; if it is not, because of digits that are no slots, as
+    those of a rank, `several` has that by the `rest` of a key beside its slots.
     """
 
     borders: tuple[int, ...]
     read: Callable[[str], tuple[int, ...]]
     rest: Callable[[str], Hashable]
-    template: Template | None = None
-    templates: dict[Hashable, Template] = field(default_factory=dict)
+    one: _Joining | None = None
+    several: dict[Hashable, _Joining] = field(default_factory=dict)
 
 
 def group(keys: Iterable[str]) -> list[Template]:
@@ -95,23 +99,25 @@ def group(keys: Iterable[str]) -> list[Template]:
         shape = shapes.get(blind)
         if shape is None:
             shape = shapes[blind] = _shape(key)
-        template = shape.template
-        if template is None:
+        joining = shape.one
+        if joining is None:
             rest = shape.rest(key)
-            template = shape.templates.get(rest)
-            if template is None:
+            joining = shape.several.get(rest)
+            if joining is None:
                 text = key if not shape.borders else _text(key, shape.borders)
                 known = literal if SLOT in key else found
                 template = known.get(text)
                 if template is None:
                     template = known[text] = Template(text, literal=SLOT in key)
                     order.append(template)
-                shape.templates[rest] = template
+                joining = template.keys.append, template.readers.append
+                shape.several[rest] = joining
                 # with digits left, keys of this shape can have other ones
                 if DIGITS.isdisjoint(text):
-                    shape.template = template
-        template.keys.append(key)
-        template.readers.append(shape.read)
+                    shape.one = joining
+        add_key, add_reader = joining
+        add_key(key)
+        add_reader(shape.read)
     return order
 
 

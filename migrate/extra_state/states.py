@@ -83,13 +83,14 @@ def lift_states(source: Source, patterns: Sequence[Pattern]) -> None:
     # modules without a state, of which there are thousands, have one that is stored once
     without: Stored | None = None
     for one in found:
-        if one.value is None and without is not None:
-            tensors[one.name] = without
+        name, _, _, value = one
+        if value is None and without is not None:
+            tensors[name] = without
             continue
         data = content(one, index, source.blobs)
-        tensors[one.name] = made = Stored(spec("uint8", (len(data),)), len(blobs), 0)
-        blobs.append(BytesBlob(one.name, data))
-        without = made if one.value is None else without
+        tensors[name] = made = Stored(spec("uint8", (len(data),)), len(blobs), 0)
+        blobs.append(BytesBlob(name, data))
+        without = made if value is None else without
     if index.tree is None:
         items = {key: value for key, value in index.items.items() if key not in tensors}
         source.index = replace(index, tensors=tensors, items=items)
@@ -123,11 +124,12 @@ def _without(
         table = part.table
         if table is None:
             continue
-        here = {one.key: one.name for one in several}
+        here = {key: name for name, _, key, _ in several}
         pairs: list[tuple[Any, Any]] = []
         for pair in table.pairs:
-            name = here.get(pair[0]) if type(pair[0]) is str else None
-            if name is not None:
+            key = pair[0]
+            if type(pair[1]) is not TensorRecord and type(key) is str and key in here:
+                name = here[key]
                 at = tensors[name].spec
                 like = records.get(id(at))
                 if like is None:
@@ -135,7 +137,7 @@ def _without(
                 # one for each place
                 record = new(TensorRecord, like)
                 names[id(record)] = name
-                pair = (pair[0], record)
+                pair = (key, record)
             pairs.append(pair)
         made = DictNode(table.kind, tuple(pairs), table.node, table.attributes)
         parts[rank] = part._replace(root=replace_dict(part.root, table, made))

@@ -26,6 +26,7 @@ from .patches import (
 
 if TYPE_CHECKING:
     from ..source.index import Index
+    from ..source.values import PlacedValues
 
 ReadSide = Callable[[str], "bytes | None"]
 # bytes; far above any configuration, far below what takes a second to read
@@ -72,6 +73,8 @@ class SideFiles:
     ) -> None:
         self._read_source, self._left_out, self._carried = read, left_out, carried
         self._index, self._beside = index, dict[str, list[tuple[str, Any]]]()
+        # the values of the index once one is asked for, their names by dict
+        self._placed: PlacedValues | None = None
         self._values: dict[str, dict[str, Any] | None] = {}
         # path -> what stands in it now, None: it is gone; only files that differ from the source's
         self.changed: dict[str, bytes | None] = {}
@@ -148,10 +151,12 @@ class SideFiles:
         """(where it stands, the value) of what is at these places among the checkpoint's values."""
         asked = [places] if isinstance(places, str) else places
         if self._index is not None and any(place not in self._beside for place in asked):
-            # most rules ask for none
-            from ..source.values import PlacedValues
+            if self._placed is None:
+                # most rules ask for none
+                from ..source.values import PlacedValues
 
-            values = PlacedValues.of(self._index)
+                self._placed = PlacedValues.of(self._index)
+            values = self._placed
             self._beside.update({place: list(values.at(place)) for place in asked})
         return [said for place in asked for said in self._beside.get(place, ())]
 

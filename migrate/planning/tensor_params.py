@@ -87,10 +87,11 @@ def sizes_of(step: WalkedEdge, shape: Shape, asked: Asked) -> Iterator[tuple[str
             if found:
                 at = pattern.captures.index(shape.count)
                 # a key that stands in one file has rank 0
-                values = {row[at] for _, row in _rows(pattern, found)}
+                every = chain.from_iterable(rows(pattern, fit.seen) for fit in found)
+                values = {row[at] for row in every if row is not None}
                 yield f"the values of {{{shape.count}}} in {text}", len(values)
             continue
-        for group_of in _together(pattern, shape.sum, found):
+        for group_of in _together(pattern, shape.sum, found, asked.tensors):
             sizes = [asked.tensors[key].spec.shape for key in group_of]
             if not all(-len(of) <= shape.dim < len(of) for of in sizes):
                 continue
@@ -103,11 +104,20 @@ def sizes_of(step: WalkedEdge, shape: Shape, asked: Asked) -> Iterator[tuple[str
 
 
 def _together(
-    pattern: Pattern, capture: str | None, found: Sequence[_Fitting]
+    pattern: Pattern,
+    capture: str | None,
+    found: Sequence[_Fitting],
+    tensors: Mapping[str, Tensor | StoredTensor],
 ) -> Iterable[Sequence[str]]:
-    """The keys of tensors that differ in the value of one capture at most."""
+    """The keys of tensors that differ in the value of one capture at most; without a capture the
+    first key of each spec.
+    """
     if capture is None:
-        return zip(_keys(found))
+        # equal specs are mostly one object, and there are as many keys as tensors
+        first: dict[int, str] = {}
+        for key in _keys(found):
+            first.setdefault(id(tensors[key].spec), key)
+        return zip(first.values())
     at = pattern.captures.index(capture)
     groups: dict[tuple[Any, ...], list[str]] = {}
     for key, row in _rows(pattern, found):

@@ -23,7 +23,6 @@ from .fields import (
     FINITE,
     Bool,
     Model,
-    Problem,
     Scalars,
     SidePath,
     Text,
@@ -39,6 +38,7 @@ from .fields import (
     sequence,
     wrong,
 )
+from .problem import Problem
 
 _RANGE = re.compile(r"\{([A-Za-z_]\w*)=([0-9]{1,18})\.\.([0-9]{1,18})\}")
 MOST_KEYS = 10_000

@@ -31,6 +31,7 @@ from ..core.types import __version__
 from ..source import yaml
 from ..source.paths import CACHES, HISTORY, ITEMS, MAX_DEPTH, METADATA, PARTIAL, WEIGHT_SUFFIXES
 from .arguments import MOST, NAME, numeric, seen, whole_number
+from .problem import Problem
 
 _WORD = "[A-Za-z_][A-Za-z0-9_]*"
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.+-]*[A-Za-z0-9_+-])?"
@@ -38,25 +39,6 @@ _IDENTIFIER = re.compile(_PART)
 # what a terminal would act on or hide: control and formatting characters
 UNPRINTABLE = r"\u0000-\u001f\u007f-\u00a0\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\uffff"  # noqa: E501
 _LINE = re.compile(f"[^{UNPRINTABLE}]*")
-
-
-class Problem(NamedTuple):
-    """A diagnostic without its place.
-
-    `at` is the path below the value that was refused, `key` points at the key there instead of the
-    value, and `part` narrows the place to code points (start, end) of the value's text.
-    """
-
-    code: str
-    message: str
-    help: str | None = None
-    at: tuple[str | int, ...] = ()
-    key: bool = False
-    part: tuple[int, int] | None = None
-
-    def below(self, *path: str | int) -> Problem:
-        """The problem as one of the value that holds this one at `path`."""
-        return self._replace(at=(*path, *self.at))
 
 
 class Model(BaseModel):

@@ -6,7 +6,7 @@ layout makes where a checkpoint has none.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import did_you_mean, printable
 from .arguments import (
@@ -22,11 +22,13 @@ from .arguments import (
     is_condition,
     is_each,
 )
-from .fields import Problem
 from .files import written_at
-from .model import RuleFile
-from .param_model import Param
 from .params import never
+from .problem import Problem
+
+if TYPE_CHECKING:
+    from .model import RuleFile
+    from .param_model import Param
 
 _Path = tuple[Any, ...]
 # the fields of a rule file whose patches may take lists of modules

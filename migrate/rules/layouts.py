@@ -26,7 +26,6 @@ from .fields import (
     Line,
     Model,
     Name,
-    Problem,
     Requires,
     SidePath,
     Text,
@@ -52,6 +51,7 @@ from .files import VALUES
 from .lineage import Detect, Layout, LayoutGrid, Lineage
 from .loading import add_problem, param_problems, validate_data
 from .param_model import Param
+from .problem import Problem
 
 STATUSES = ("current", "supported", "deprecated")
 

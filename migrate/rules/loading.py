@@ -25,7 +25,6 @@ from .arguments import NULL, PARAM, PATCH_WORDS
 from .conditions import written
 from .fields import (
     Model,
-    Problem,
     kind_of,
     problems_of,
     unmet,
@@ -34,6 +33,7 @@ from .files import VALUES, LoadedFile
 from .model import Rule, RuleFile
 from .param_model import Groups, Param
 from .params import RefusedError, convert, never
+from .problem import Problem
 
 # the lists of files that were loaded last, by places and bytes
 _MOST_KEPT = 16

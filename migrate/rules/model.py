@@ -38,7 +38,6 @@ from .fields import (
     Model,
     Name,
     Pattern,
-    Problem,
     Requires,
     SidePath,
     Text,
@@ -58,6 +57,7 @@ from .fields import (
     wrong,
 )
 from .param_model import Param
+from .problem import Problem
 from .tensor_conditions import When
 
 

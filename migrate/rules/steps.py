@@ -46,7 +46,6 @@ from .fields import (
     TEXT,
     Bool,
     Model,
-    Problem,
     arithmetic,
     boolean,
     capture,
@@ -64,6 +63,7 @@ from .fields import (
     unknown_dtype,
     wrong,
 )
+from .problem import Problem
 
 
 @cache

@@ -13,7 +13,6 @@ from ..source import yaml
 from .fields import (
     COUNT,
     DTYPE,
-    Problem,
     count,
     dtype,
     each,
@@ -26,6 +25,7 @@ from .fields import (
     unknown_dtype,
     wrong,
 )
+from .problem import Problem
 
 
 def _read_when(value: Any) -> dict[str, Any]:

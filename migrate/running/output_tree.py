@@ -330,7 +330,13 @@ def _parts(
     made: list[FileTree] = []
     bounds = [bound for step, bound in composition.steps if bound.provenance]
     values = composition.items.names if composition.items is not None else {}
-    held = {rank_of(name) or 0 for name in values}
+    # each is read once, and not for each rank: there may be as many as tensors
+    numbered = [(name, was, rank_of(name)) for name, was in values.items()]
+    held = {number or 0 for _, _, number in numbered}
+    put_back: dict[int | None, dict[str, Any]] = {}
+    for name, value in composition.put_back.items():
+        at = rank_of(name) if len(ranks) > 1 else 0
+        put_back.setdefault(at, {})[_short(name, len(ranks) > 1)] = value
     keeps = composition.parts is not None and _alike_in_ranks(outline, len(ranks))
     again = bool(bounds) and composition.steps[-1][0].backwards
     for rank, keys in enumerate(ranks):
@@ -348,8 +354,8 @@ def _parts(
             continue
         called: dict[str, list[str]] = {}
         mine = rank if rank in held else here
-        for name, was in values.items():
-            ranked = rank_of(name) if several or len(ranks) > 1 else None
+        for name, was, number in numbered:
+            ranked = number if several or len(ranks) > 1 else None
             # what has no rank is of the first of several, and of each that one becomes
             if ranked == mine or (ranked is None and not (several and mine)):
                 called.setdefault(_short(was, several), []).append(_short(name, ranked is not None))
@@ -360,11 +366,7 @@ def _parts(
             rank if several else None,
             notes,
             called,
-            {
-                _short(name, len(ranks) > 1): value
-                for name, value in composition.put_back.items()
-                if len(ranks) < 2 or rank_of(name) == rank
-            },
+            put_back.get(rank, {}),
         )
         names.update(own)
         attributes = _attributes(table.attributes, bounds, notes, gone, keeps, again)

@@ -299,6 +299,8 @@ def what_is_read(
     return tensors, side_files
 
 
+# hardly anything that a plan of many tensors makes is a cycle, and all of it is kept
+@collector_paused()
 @log.phase("planning")
 def _plan(
     source: Source,

@@ -100,7 +100,9 @@ def _place(source: TensorSource, stored: Mapping[str, StoredTensor]) -> Any:
     """What is equal for sources that are the same bytes; None for what shares with nothing."""
     if isinstance(source, ComputedTensor):
         return id(source)
-    at = chunk_at(stored, source)
+    # nearly all are whole tensors
+    found = stored[source] if type(source) is str else None
+    at = found if type(found) is Stored else chunk_at(stored, source)
     if at.storage is None or isinstance(at.storage, Declared):
         return at.storage
     return at.storage, at.offset, at.strides
