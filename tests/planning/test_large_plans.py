@@ -101,10 +101,14 @@ def many_files(folder: Path, *counts: int) -> dict[int, Path]:
     return places
 
 
-def test_planning_is_linear_in_keys(tmp_path: Path) -> None:
-    places, rule = many_keys(tmp_path, 12_500, 25_000, 50_000), rules(tmp_path, RULES)
+@pytest.mark.parametrize(
+    ("most", "held"),
+    [(50_000, 40_000), pytest.param(200_000, 80_000, marks=pytest.mark.thorough)],
+)
+def test_planning_is_linear_in_keys(tmp_path: Path, most: int, held: int) -> None:
+    places, rule = many_keys(tmp_path, most // 4, most // 2, most), rules(tmp_path, RULES)
     assert 0.5 < exponent(lambda place: migrate.plan(place, rules=[rule]), places) < ROOM
-    small, *others = many_keys(tmp_path, 5_000, 10_000, 20_000, 40_000).items()
+    small, *others = many_keys(tmp_path, 5_000, held // 4, held // 2, held).items()
     assert 0.5 < fitted(peaks(dict(others), small[1], rule, 5 * 10**9)) < ROOM
 
 
