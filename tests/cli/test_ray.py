@@ -202,7 +202,7 @@ def test_a_single_file_is_written_by_all_workers(
 
 def test_a_worker_that_is_killed_goes_on(two: Cluster, scene: Scene, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    (two.folder / "pause").write_text("3")
+    (two.folder / "pause").write_text("8")
     child = two.start(*scene.words(out), "-q", "--format", "json")
     wait_for_tile(out, 0, child)
     killed: set[int] = set()
