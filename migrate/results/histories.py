@@ -68,7 +68,9 @@ class OptimizerNames(DocumentPart):
 
 
 class AppliedEdge(DocumentPart):
-    """An edge that was applied, from the stamp. A downgrade needs `kept`, `absent` and `files`."""
+    """An edge that was applied, from the stamp. A downgrade needs `files`, `grid`, `kept`, `absent`
+    and `nothing`.
+    """
 
     lineage: str
     from_: str
@@ -77,8 +79,10 @@ class AppliedEdge(DocumentPart):
     params: Mapping[str, Any]
     files: Mapping[str, Any] | None
     ranks: str | None
+    grid: Mapping[str, Any] | None
     kept: Any
     absent: Any
+    nothing: Any
     pack: PackOrigin | None
     optimizer: str | None
     optimizer_names: tuple[OptimizerNames, ...] | None
@@ -96,12 +100,15 @@ class DeclaredLayout(DocumentPart):
 
 
 class HistoryReport(DocumentReport):
-    """What was applied to a checkpoint, oldest first."""
+    """What was applied to a checkpoint, oldest first. `grid` is how it was cut by a run that changed
+    only its format.
+    """
 
     KIND = "history"
     path: str
     output: str
     carried: tuple[str, ...]
+    grid: Mapping[str, Any] | None
     declared: tuple[DeclaredLayout, ...]
     layouts: Mapping[str, str]
     standing: Mapping[str, str]
