@@ -56,14 +56,9 @@ def family(name: str) -> Path:
     return there
 
 
-def runs(format: str) -> list[tuple[str, str]]:
-    """(family, grid) of all runs in one of the formats; virtual stages are in one only."""
-    return [
-        (name, grid)
-        for name, grids in RUNS.items()
-        for grid in grids
-        if format == FORMATS[0] or GRIDS[grid][2] == 1
-    ]
+def runs() -> list[tuple[str, str]]:
+    """(family, grid) of all runs, which are there in each of the formats."""
+    return [(name, grid) for name, grids in RUNS.items() for grid in grids]
 
 
 def run_folder(name: str, format: str, grid: str) -> Path:

@@ -118,7 +118,7 @@ COME_BACK = [
     ("qwen3-moe", "tp2"),
 ]
 OTHERS = [
-    (name, grid) for name, grid in runs("legacy")
+    (name, grid) for name, grid in runs()
     if (name, grid) not in COME_BACK and not grid.endswith("optimizer")
 ]  # fmt: skip
 

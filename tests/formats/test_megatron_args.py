@@ -46,7 +46,7 @@ def written(sizes: dict[str, int], layers: Sequence[Sequence[int]]) -> WrittenGr
     return WrittenGrid("megatron", sizes, layers, "release", "model_optim_rng.pt")
 
 
-RUNS = [run for run in megatron_runs.runs("legacy") if not run[1].startswith("1")]
+RUNS = [run for run in megatron_runs.runs() if not run[1].startswith("1")]
 
 
 @pytest.mark.parametrize(("family", "grid"), thorough(RUNS))

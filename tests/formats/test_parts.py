@@ -695,7 +695,7 @@ def test_layouts_of_too_many_layers_are_notunrolled(text: str) -> None:
 def test_all_grids_of_a_genuine_model_are_the_same(family: str) -> None:
     whole: dict[str, tuple[list[str], dict[str, bytes]]] = {}
     seen = 0
-    for name, grid in runs("legacy"):
+    for name, grid in runs():
         if name != family:
             continue
         with formats.open(checkpoint(name, "legacy", grid)) as source:

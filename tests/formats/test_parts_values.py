@@ -232,11 +232,7 @@ def of_parts(source: Source) -> dict[str, str]:
     return found
 
 
-RUNS = [
-    run
-    for run in megatron_runs.runs("legacy")
-    if run[1] in ("tp2-pp2", "tp2-ep2", "pp2-vpp2", "ep2")
-]
+RUNS = [run for run in megatron_runs.runs() if run[1] in ("tp2-pp2", "tp2-ep2", "pp2-vpp2", "ep2")]
 
 
 @pytest.mark.parametrize(("family", "grid"), thorough(RUNS, default=2))

@@ -112,7 +112,7 @@ class Case(NamedTuple):
 def cases(name: str) -> Iterator[Case]:
     """All conversions of a family."""
     grids = [grid for grid in RUNS[name] if grid in CHECKED]
-    runs = [(k, g) for k in FORMATS for g in grids if k == LEGACY or GRIDS[g][2] == 1]
+    runs = [(k, g) for k in FORMATS for g in grids]
     for kind, grid in [("hf", ""), *runs]:
         for to_grid in grids:
             if (kind, grid) != (LEGACY, to_grid):

@@ -635,9 +635,8 @@ def make(family: str, folder: Path, only: dict[str, list[str]] | None = None) ->
     if not (folder / "hf").exists():
         save_huggingface(family, folder / "hf")
     for grid in only or (*RUNS[family], *OTHERS.get(family, ())):
-        tp, pp, vpp, ep = GRIDS[grid]
-        forms = [form for form in FORMATS if form == "legacy" or vpp == 1]
-        forms = forms if only is None else only[grid]
+        tp, pp, _, ep = GRIDS[grid]
+        forms = list(FORMATS if only is None else only[grid])
         # the other grids are made of this one
         forms.sort(key="torch_dist".__eq__, reverse=grid == "1")
         forms = [form for form in forms if not (folder / f"{form}-{grid}").exists()]

@@ -22,7 +22,7 @@ from migrate import formats
 RUNS = [
     (family, kind, grid)
     for kind in megatron_runs.FORMATS
-    for family, grid in megatron_runs.runs(kind)
+    for family, grid in megatron_runs.runs()
     if not grid.endswith("optimizer")
 ]
 # what the arguments of these runs leave to the tokenizer
