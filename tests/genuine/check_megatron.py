@@ -100,9 +100,7 @@ class Case(NamedTuple):
             params["experts"] = "local"
         # random states are those of the ranks of another grid
         said: dict[str, Any] = {"to": "megatron-gpt@mcore", "params": params, "allow": ["drop"]}
-        if self.kind == "hf":
-            said["from_"] = f"megatron-gpt@{self.family}"
-        else:
+        if self.kind != "hf":
             params["vocab"] = VOCABULARY
         if self.to_kind == DIST:
             said["output_format"] = "torch_dist"

@@ -365,8 +365,25 @@ def test_a_mistral_without_a_window_is_a_llama(tmp_path: Path) -> None:
     config = json.loads((hf / "config.json").read_text())
     said = {"model_type": "mistral", "sliding_window": None}
     (tmp_path / "config.json").write_text(json.dumps({**config, **said}))
-    plan = migrate.plan(tmp_path, to="megatron-gpt@mcore", from_="megatron-gpt@llama")
+    plan = migrate.plan(tmp_path, to="megatron-gpt@mcore")
     assert plan.document["params"]["model_type"] == "mistral"
+
+
+@pytest.mark.parametrize("family", megatron_runs.RUNS)
+def test_families_are_told_from_each_other_by_keys_and_config(family: str, tmp_path: Path) -> None:
+    hf = megatron_runs.family(family) / "hf"
+    (found,) = [one for one in migrate.inspect(hf).layouts if one.lineage == "megatron-gpt"]
+    config = json.loads((hf / "config.json").read_text())
+    assert found.layout == family
+    assert f'config.json says model_type = "{config["model_type"]}"' in found.evidence
+    (tmp_path / "model.safetensors").write_bytes((hf / "model.safetensors").read_bytes())
+    # the keys alone tell them too
+    (alone,) = [one for one in migrate.inspect(tmp_path).layouts if one.lineage == "megatron-gpt"]
+    assert alone.layout == family
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "granite"}))
+    with pytest.raises(migrate.MigrateError) as refused:
+        migrate.plan(tmp_path, to="megatron-gpt@mcore")
+    assert [one.code for one in refused.value.diagnostics] == ["M504"]
 
 
 def test_arguments_that_nothing_says_are_named(tmp_path: Path) -> None:
