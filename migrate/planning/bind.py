@@ -9,26 +9,26 @@ to what this one made. Conditions on values that decide which keys come out are 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import Report, fail, listed, option, printable
-from ..core.keys import FOREIGN, NegativeIndex, Pattern, foreign, foreign_text
-from ..core.templates import Template, rank_of, takes
+from ..core.keys import NegativeIndex, Pattern
+from ..core.templates import Template, rank_of
 from ..core.types import records
 from ..ops.base import Decided, ValueOp
 from ..rules.compiled import ROLE, CompiledCall, DirectedRule
-from ..rules.conditions import allows, selects
 from .graph import Item, Program, Tensor, ValueCheck
 from .match import RANK, MatchedKey, Matching, Reader, keep_rest, match, when_test
 from .parts import Keeper, PartFacts, bytes_of_part
 from .pipeline import MOST_TENSORS, SUFFIX, RefusedGroup, Views, run_ops
 from .request import STALE_OPTIMIZER
 from .tensor_params import Asked
+from .unmatched import idle_alternatives, require_keys, unmatched_values
 
 # what the header of a safetensors file may have
 MOST_TEXT = 100_000_000
@@ -121,14 +121,11 @@ class BindContext(NamedTuple):
     kept: Keeper | None = None
     # what params asked of a step's tensors, with the forms of their keys
     asked: Asked | None = None
+    # one part of what was cut is here, and what some rules take is in the others
+    partial: bool = False
 
 
 DROP = frozenset(("drop",))
-# ops that make numbers of codes, codes of numbers, or other codes
-CODING = ("dequantize", "quantize", "recode")
-ENCODED_ELSEWHERE = (
-    "take a path that decodes these tensors, as those to plain weights do, or write a rule for them"
-)
 
 
 def bind(
@@ -177,8 +174,8 @@ def bind(
     if any("@" in key for key in out.tensors):
         _settle_ranks(out, tensors, report)
     if any(r.rule.where for r in matching.readers):
-        out.unmatched = _unmatched_values(matching.readers)
-    out.idle = _idle_alternatives(matching.readers, context)
+        out.unmatched = unmatched_values(matching.readers)
+    out.idle = idle_alternatives(matching.readers, context.elsewhere)
     for reader in matching.readers:
         if reader.yielded and reader.rule.backwards:
             from .match import chosen_alternatives
@@ -188,115 +185,11 @@ def bind(
     out.notes += [
         f"{what}, and stays as it is: {listed(keys, 4)}" for what, keys in out.odd.items()
     ]
-    for readers in _required(matching.readers):
-        idle = not any(
-            reader.taken or reader.contested or id(reader.rule) in context.elsewhere
-            for reader in readers
+    if not all(reader.taken for reader in matching.readers):
+        out.notes += require_keys(
+            matching.readers, tensors, report, stay, context.elsewhere, partial=context.partial
         )
-        if idle and not any(
-            takes(side.pattern, key)
-            for reader in readers
-            for side in reader.rule.reads
-            if not side.pattern.has_flat
-            for key in stay
-            if key in tensors
-        ):
-            _refuse_idle(readers, tensors, report)
     return out
-
-
-def _required(readers: Sequence[Reader]) -> list[list[Reader]]:
-    """The rules of which one has to take a key: each that is not optional by itself; where all are,
-    those together that decode or encode, because without them the edge does nothing that it is for.
-    """
-    if required := [[reader] for reader in readers if not reader.rule.optional]:
-        return required
-    coding = [r for r in readers if any(step.name in CODING for step in r.rule.steps)]
-    return [coding] if coding else []
-
-
-def _refuse_idle(readers: Sequence[Reader], tensors: Mapping[str, Tensor], report: Report) -> None:
-    rules = [reader.rule for reader in readers]
-    encoded = None
-    if any(step.name in CODING for rule in rules for step in rule.steps):
-        from .encoded_modules import first_encoded
-
-        encoded = first_encoded(tensors)
-    refused = dict.fromkeys(taken.key for reader in readers for taken in reader.refused)
-    texts = " and ".join(repr(side.pattern.text) for side in rules[0].reads)
-    report.add(
-        "M206",
-        f"rule {rules[0].name!r} matches no key: {texts}"
-        if len(rules) == 1
-        else f"no key is decoded or encoded: rules {listed([rule.name for rule in rules], 12)} "
-        "match none",
-        spans=(rules[0].span,),
-        notes=(
-            *(note for rule in rules for note in _about_params(rule)),
-            *((f"`when` rules out {listed(list(refused), 3)}",) if refused else ()),
-            *((f"encoded, and not taken: {encoded}",) if encoded else ()),
-        ),
-        help=FOREIGN
-        if any(foreign(side.pattern) for rule in rules for side in rule.reads)
-        or any(foreign_text(*_texts(rule.params)) for rule in rules)
-        else "there are no tensors where the rules work: name a dict of tensors, "
-        f"{option('at', 'PATH')}, or all of the checkpoint, {option('at', '.')}"
-        if not tensors
-        else ENCODED_ELSEWHERE
-        if encoded
-        else "is the layout the right one? a rule that may match nothing says `optional: true`"
-        if not rules[0].optional
-        else f"is the layout the right one? {option('from_', 'LINEAGE@LAYOUT')} says another",
-    )
-
-
-def _unmatched_values(readers: Sequence[Reader]) -> dict[tuple[str, tuple[str, ...]], list[str]]:
-    """The values that `where` lists and no key has, in none of the rules that list them."""
-    found: dict[tuple[str, tuple[str, ...]], set[str]] = {}
-    for reader in readers:
-        for name, wanted in reader.rule.where.items():
-            if isinstance(wanted, (list, tuple)) and name in reader.names:
-                if any(map(selects, wanted)):
-                    continue
-                at = reader.names.index(name)
-                found.setdefault((name, tuple(map(str, wanted))), set()).update(
-                    str(t.values[at]) for t in reader.taken
-                )
-    return {
-        (name, wanted): [v for v in wanted if v not in values]
-        for (name, wanted), values in found.items()
-    }
-
-
-def _idle_alternatives(
-    readers: Sequence[Reader], context: BindContext
-) -> dict[tuple[str, str], list[str]]:
-    """The alternatives not ruled out by `where` and without a key, of the rules that have keys."""
-    found = {}
-    for reader in readers:
-        rule = reader.rule
-        enums = [
-            name
-            for name in reader.names
-            if (kind := rule.types.get(name)) is not None and kind.kind == "enum"
-        ]
-        if not enums or not reader.taken or rule.optional or id(rule) in context.elsewhere:
-            continue
-        for name in enums:
-            at, wanted = reader.names.index(name), rule.where.get(name)
-            allowed = None if wanted is None else allows(wanted)
-            left = {
-                v: None
-                for v in rule.types[name].values
-                if v not in rule.optional_values.get(name, ()) and (not allowed or allowed(v))
-            }
-            for key in chain(reader.taken, reader.refused, reader.yielded):
-                if not left:
-                    break
-                left.pop(key.values[at], None)
-            if left:
-                found[rule.name, name] = list(left)
-    return found
 
 
 def _read_forwards(
@@ -359,21 +252,6 @@ def _run_all(
             report.diagnostics += matching.undecided.diagnostics + attempt.diagnostics
             matching.rest += [key for key in tensors if key in stay] if stay else ()
             return matching, finished, out
-
-
-def _texts(params: Mapping[str, Any]) -> Iterator[str]:
-    for value in params.values():
-        yield from (str(item) for item in (value if isinstance(value, (list, tuple)) else [value]))
-
-
-def _about_params(rule: DirectedRule) -> Iterator[str]:
-    for name, value in rule.params.items():
-        words = [printable(item) or "''" for item in _texts({name: value})]
-        yield (
-            f"`${name}` is {listed(words, 8) or 'an empty list'}"
-            if value is not None
-            else f"`${name}` is not set"
-        )
 
 
 def _refuse_many(made: int, rule: DirectedRule) -> NoReturn:

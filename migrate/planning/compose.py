@@ -160,7 +160,7 @@ def compose(
         if path_state is not None:
             # the forms of keys are many, and nothing asks for them later
             context = context._replace(asked=path_state.entered)
-            path_state.entered = Asked(current)
+            path_state.entered = Asked(current, path_state.sides.partial)
         bound = bind(rules, step.keep, bound_to, views, context, report, expressions, stay)
         context = context._replace(asked=None)
         if following is not None and not report.has_errors():
@@ -434,9 +434,9 @@ def prove_downgrade(
     allow = DROP | context.allow.intersection((STALE_OPTIMIZER,))
     if kept:
         # there are bytes of what is put back, and what was made of it was permitted
-        back_context = context._replace(allow=allow | {DELAYED_SCALING})
+        back_context = context._replace(allow=allow | {DELAYED_SCALING}, partial=False)
     else:
-        back_context = context._replace(allow=allow, payload=None, part=None)
+        back_context = context._replace(allow=allow, payload=None, part=None, partial=False)
     if context.kept is not None:
         back_context = back_context._replace(kept=context.kept.again())
     current: Mapping[str, Tensor] = composition.graph.outputs

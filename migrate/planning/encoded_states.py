@@ -17,10 +17,10 @@ from ..core.spec import spec as spec_of
 from ..core.view import filled
 from ..ops.dequantize import codec_called
 from ..rules.compiled import ROLE, CompiledCall, DirectedRule, Side
-from .bind import CODING, BindContext, StepResult, bind
+from .bind import BindContext, StepResult, bind
 from .graph import Tensor
 from .match import match
-from .pipeline import Views
+from .pipeline import CODING, Views
 
 if TYPE_CHECKING:
     from ..core.spec import Spec

@@ -22,9 +22,10 @@ from ..core.spec import spec as spec_of
 from ..core.view import filled
 from ..ops.base import ValueOp, get
 from ..rules.compiled import DirectedRule
-from .bind import CODING, BindContext, Followed, StepResult, bind, find_taken_keys
+from .bind import BindContext, Followed, StepResult, bind, find_taken_keys
 from .graph import ApplyOp, Program, ReadKey, Tensor, ValueCheck
 from .numbered_states import NAMED
+from .pipeline import CODING
 from .request import OPTIMIZER_PARAM, STALE_OPTIMIZER
 from .stored import initial
 

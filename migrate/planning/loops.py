@@ -19,13 +19,12 @@ from .tensor_params import Asked, presence_of, sizes_of
 if TYPE_CHECKING:
     from ..rules.lineage import Lineage
     from ..source.blobs import StoredTensor
+    from ..source.index import Index
     from .graph import Tensor
     from .request import Request
 
 
-def loop_asked_for(
-    lineage: Lineage, layout: str, request: Request, tensors: Mapping[str, StoredTensor]
-) -> bool | None:
+def loop_asked_for(lineage: Lineage, layout: str, request: Request, index: Index) -> bool | None:
     """False, forwards, where the layout has an edge to itself and the request gives one of its
     params another value than the checkpoint has; None otherwise.
     """
@@ -33,7 +32,7 @@ def loop_asked_for(
     if edge is None:
         return None
     step = PathStep(lineage.name, layout, layout, backwards=False)
-    asked = Asked(tensors)
+    asked = Asked(index.tensors, index.grid is not None and index.grid.alone)
     for file in load_edge(edge.files):
         declared = file.model.params
         for name in declared.keys() & request.params.keys():

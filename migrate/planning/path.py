@@ -578,7 +578,7 @@ def _loop_asked_for(lineage: Lineage, here: str, request: Request, index: Index)
     # few layouts have an edge to themselves
     from .loops import loop_asked_for
 
-    return loop_asked_for(lineage, here, request, index.tensors)
+    return loop_asked_for(lineage, here, request, index)
 
 
 def _walk(

@@ -37,7 +37,7 @@ from ..rules.files import VALUES, LoadedFile
 from ..rules.lineage import Layout
 from ..rules.packs import load_edge
 from ..source.pickle.tree import PARAMETER
-from .bind import CODING, StepResult
+from .bind import StepResult
 from .graph import Tensor
 from .module_names import is_place_of, rename
 from .patches import (
@@ -57,6 +57,7 @@ from .patches import (
     same_json,
     undo_steps,
 )
+from .pipeline import CODING
 from .sides import SideFiles
 from .tensor_params import Asked, dtypes_of, grouped_names, names_of, presence_of, sizes_of
 
@@ -279,7 +280,7 @@ class PathState:
     def enter_step(self, step: PathStep, tensors: Mapping[str, Tensor]) -> PathStep:
         """The step with its rules' params. Raises what is wrong with them or with their files."""
         undone = _undone(step) if step.backwards else None
-        self.entered = Asked(tensors)
+        self.entered = Asked(tensors, self.sides.partial)
         patching = step.layouts is not None and bool(step.layouts[1].files)
         patching = patching or any(
             m.files or m.names or m.files_back or m.files_restored
@@ -454,7 +455,7 @@ class PathState:
             from .made_files import make_files
 
             paths = [path for path in goal.files if self._goes_out(path)]
-            says = self._says(params, Asked(bound.tensors))
+            says = self._says(params, Asked(bound.tensors, self.sides.partial))
             self.notes += make_files(goal, paths, self.sides, self._given, says)
         if not step.backwards:
             self._steps.append(step)

@@ -746,6 +746,8 @@ def _collect(
         checks.append(ValueCheck(check.kind, held, check.value, "M404", message, label, keys, way))
 
 
+# ops that make numbers of codes, codes of numbers, or other codes
+CODING = ("dequantize", "quantize", "recode")
 _DECODING = ("dequantize", "recode")
 _NOT_PARTS = (
     "they are parts of different tensors, one of them is damaged, or they are in another format: "

@@ -7,9 +7,10 @@ from typing import Any
 
 from ..core.templates import Collapsed, collapse
 from ..rules.compiled import DirectedRule
-from .bind import CODING, Followed, Provenance, StepResult
+from .bind import Followed, Provenance, StepResult
 from .graph import ComputedTensor, Tensor, computations
 from .pathstate import PathStep
+from .pipeline import CODING
 
 # source keys that are collapsed for the rows; above it a row shows the sources of one of its
 # outputs

@@ -61,7 +61,8 @@ class SideFiles:
     """JSON objects beside the tensors: those of files, and at `VALUES` the values beside the model.
 
     `left_out` are files that are there and are not carried, `carried` those that are; `index` is
-    that of the checkpoint whose values these are, and which params may name.
+    that of the checkpoint whose values these are, and which params may name; `partial`: it is one
+    part of what a checkpoint was cut into.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class SideFiles:
     ) -> None:
         self._read_source, self._left_out, self._carried = read, left_out, carried
         self._index, self._beside = index, dict[str, list[tuple[str, Any]]]()
+        self.partial = index is not None and index.grid is not None and index.grid.alone
         # the values of the index once one is asked for, their names by dict
         self._placed: PlacedValues | None = None
         self._values: dict[str, dict[str, Any] | None] = {}

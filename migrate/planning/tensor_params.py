@@ -50,9 +50,14 @@ class WalkedEdge(Protocol):
 
 @dataclass(eq=False)
 class Asked:
-    """The tensors of a step that params ask, their keys grouped by form when the first does."""
+    """The tensors of a step that params ask, their keys grouped by form when the first does.
+
+    Of a checkpoint that is `partial`, one part of those that it was cut into, neither what is
+    counted over tensors nor that there is none says anything of the whole.
+    """
 
     tensors: Mapping[str, Tensor | StoredTensor]
+    partial: bool = False
 
     @cached_property
     def templates(self) -> list[Ranked]:
@@ -81,6 +86,8 @@ def dtypes_of(
 
 def sizes_of(step: WalkedEdge, shape: Shape, asked: Asked) -> Iterator[tuple[str, int]]:
     """(place for messages, size) of the named tensors; of those of one size only the first."""
+    if asked.partial and (shape.count is not None or shape.sum is not None):
+        return
     seen: set[int] = set()
     for text, pattern, found in _named(step, shape.key, asked):
         if shape.count is not None:
@@ -138,7 +145,7 @@ def presence_of(
         if there is not None:
             found = False if keys is param.absent else value
             yield f"the tensor {printable(there)}", {name: found}
-        elif keys is param.absent:
+        elif keys is param.absent and not asked.partial:
             yield f"no tensor {listed(list(keys))}", {name: True}
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from ..core.errors import Diagnostic, MigrateError, Report
 from ..core.part_names import WIDE
 from ..core.templates import takes
-from ..planning.bind import CODING
 from ..planning.configured_caches import check_caches
 from ..planning.configured_formats import changes_formats, check_written
 from ..planning.configured_inputs import check_inputs
 from ..planning.module_names import follow_all
+from ..planning.pipeline import CODING
 from ..planning.sides import ReadSide, SideFiles
 from ..source.quantization import read_quantization
 from .number_formats import contradictions

@@ -162,6 +162,7 @@ def compose_for(
             part=payload,
             states=optimizer_states.state_keys,
             undo=request.undo and not request.backwards,
+            partial=path_state.sides.partial,
         ),
         report,
         programs=programs,

@@ -53,6 +53,39 @@ def test_every_grid_gives_the_weights_that_went_in(
     assert all(torch.equal(made[key], wanted[key]) for key in wanted)
 
 
+@pytest.mark.parametrize(
+    ("family", "grid"),
+    thorough([(family, "pp2") for family in sorted(megatron_runs.RUNS)] + [("mixtral", "pp2-ep2")]),
+)
+def test_one_part_alone_gives_its_weights_and_is_said_to_be_one(
+    family: str, grid: str, tmp_path: Path
+) -> None:
+    wanted = load_file(megatron_runs.family(family) / "hf" / "model.safetensors")
+    parts = sorted(megatron_runs.checkpoint(family, "legacy", grid).glob("mp_rank_*"))
+    found: dict[str, torch.Tensor] = {}
+    for part in parts:
+        out = tmp_path / part.name
+        asked: dict[str, Any] = {"output_format": "safetensors", "allow": ["drop"]}
+        done = migrate.apply(
+            part, out, to=f"megatron-gpt@{family}", params={"vocab": VOCABULARY}, **asked
+        )
+        notes = " ".join(done.notes)
+        assert "one part alone" in notes
+        assert "rules that match no key, which may be in other parts: " in notes
+        assert not done.downgrade.exact
+        # what it would say of the whole model is not known
+        assert not (out / "config.json").exists()
+        made = load_file(out / "model.safetensors")
+        assert len(made) < len(wanted)
+        for key, tensor in made.items():
+            assert torch.equal(tensor, found.setdefault(key, tensor)), key
+    # the last stage has the embedding once more, as its output layer
+    if "lm_head.weight" not in wanted:
+        assert torch.equal(found.pop("lm_head.weight"), found["model.embed_tokens.weight"])
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+
+
 @pytest.mark.parametrize("family", sorted(megatron_runs.RUNS))
 def test_the_configuration_is_that_of_the_model_that_went_in(family: str, tmp_path: Path) -> None:
     out = converted(family, "tp2", tmp_path / "out", params={"vocab": VOCABULARY})
