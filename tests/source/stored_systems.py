@@ -4,6 +4,7 @@ closed, as in a store of objects, and one of folders, which moves files by renam
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,13 +15,15 @@ from fsspec.spec import AbstractBufferedFile
 
 class Closing(AbstractFileSystem):
     """Objects that show when they are closed, with listings that are kept until they are told to be
-    invalid.
+    invalid. Reads that name a generation get that one alone.
     """
 
     protocol = "gs"
     cachable = False
     async_impl = True
     objects: ClassVar[dict[str, bytes]] = {}
+    # the generation that each read named
+    asked: ClassVar[list[str | None]] = []
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -28,7 +31,22 @@ class Closing(AbstractFileSystem):
 
     def _entry(self, path: str) -> dict[str, Any]:
         data = self.objects[path]
-        return {"name": path, "type": "file", "size": len(data), "etag": str(hash(data))}
+        etag = f"{hash(data):x}"
+        found = {"name": path, "type": "file", "size": len(data), "etag": etag}
+        return {**found, "generation": self._generation(path)}
+
+    def _generation(self, path: str) -> str:
+        return str(zlib.crc32(self.objects[path]))
+
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **named: Any
+    ) -> Any:
+        path = self._strip_protocol(path)
+        generation = named.pop("generation", None)
+        self.asked.append(generation)
+        if path not in self.objects or generation not in (None, self._generation(path)):
+            raise FileNotFoundError(path)
+        return self.objects[path][start:end]
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         path = self._strip_protocol(path)

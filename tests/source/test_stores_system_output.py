@@ -14,6 +14,7 @@ import pytest
 from stored_checkpoint import rule, shards
 
 import migrate
+from migrate import formats
 from migrate.core.errors import MigrateError
 from migrate.core.types import Ranks, RunPart
 from migrate.source.stores import system_output
@@ -291,6 +292,27 @@ def test_of_a_run_whose_source_is_replaced_nothing_is_left(
     assert name in refused("M905", f"{place.at}/old", out, rules=[made], progress=replace)
     assert not place.held("/new")
     assert not place.held("/new.migrate-partial")
+
+
+@pytest.mark.parametrize("place", ["closing"], indirect=True)
+def test_each_read_names_the_generation_that_was_there_at_first(place: Place, local: Path) -> None:
+    for name, data in tree(local).items():
+        put(place, f"old/{name}", data)
+    name = "model-00002-of-00003.safetensors"
+    Closing.asked.clear()
+    with formats.open(f"{place.at}/old") as source:
+        blob = source.blobs[source.index.files.index(name)]
+        # beyond what opening has read
+        there = memoryview(bytearray(100))
+        blob.readinto(600 << 10, there)
+        assert there == tree(local)[name][600 << 10 :][:100]
+        put(place, f"old/{name}", tree(local)[name][::-1])
+        with pytest.raises(MigrateError) as caught:
+            blob.readinto(700 << 10, there)
+    assert [d.code for d in caught.value.diagnostics] == ["M905"]
+    assert name in str(caught.value)
+    assert Closing.asked
+    assert None not in Closing.asked
 
 
 def test_a_store_that_has_less_than_was_written_is_refused(

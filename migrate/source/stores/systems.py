@@ -2,8 +2,9 @@
 has a file system there. Credentials are those of the file system's own library.
 
 Over HTTP every read says `If-Match`, and a server that answers with something else than the range
-it was asked for is refused before it is read. Of other file systems fsspec says what an object is,
-and reads without a condition: whether it is still the same is asked when everything was read.
+it was asked for is refused before it is read. Of Google's store every read names the generation. Of
+other file systems fsspec says what an object is, and reads without a condition: whether it is still
+the same is asked when everything was read.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from ..urls import Url, hub_location
 from .objects import Located, RemoteObject, refuse_range, refuse_without
 
 HTTP: Final = ("http", "https")
+GOOGLE: Final = ("gs", "gcs")
 LOCAL: Final = ("file", "local")
 # what file systems call the version of an object, from the surest to the least
 _VERSIONS: Final = (
-    "etag", "ETag", "generation", "version_id", "md5Hash", "content_md5", "Content-MD5", "crc32c",
+    "generation", "etag", "ETag", "version_id", "md5Hash", "content_md5", "Content-MD5", "crc32c",
     "mtime", "updated", "last_modified", "LastModified", "created",
 )  # fmt: skip
 _TIMES: Final = ("mtime", "updated", "last_modified", "LastModified", "created")
@@ -88,7 +90,13 @@ def locate(url: Url) -> Located:
                 "you",
                 help="look at the spelling of the URL, and at who may read it",
             )
-    make = HttpPrefix if url.scheme in HTTP else SystemPrefix
+    make = (
+        HttpPrefix
+        if url.scheme in HTTP
+        else GooglePrefix
+        if url.scheme in GOOGLE
+        else SystemPrefix
+    )
     if is_folder:
         return Located(make(system, path.rstrip("/") + "/", shown.rstrip("/") + "/"))
     above, _, name = path.rpartition("/")
@@ -150,12 +158,29 @@ class SystemPrefix:
         name = self.location + item.path
         with asking(name):
             data = self._system.cat_file(
-                self._root + item.path + self._query, start=start, end=start + buffer.nbytes
+                self._root + item.path + self._query,
+                start=start,
+                end=start + buffer.nbytes,
+                **self._condition(item),
             )
         if len(data) > buffer.nbytes:
             refuse_range(name)
         buffer[: len(data)] = data
         return len(data)
+
+
+    def _condition(self, item: RemoteObject) -> dict[str, Any]:
+        """What the file system is told besides, for an answer of this version alone."""
+        return {}
+
+
+class GooglePrefix(SystemPrefix):
+    """What Google's store has below a path. `cat_file` of gcsfs takes a generation, and the store
+    has no file where another one stands by now.
+    """
+
+    def _condition(self, item: RemoteObject) -> dict[str, Any]:
+        return {"generation": item.version} if item.version.isdecimal() else {}
 
 
 class HttpPrefix(SystemPrefix):
