@@ -100,8 +100,8 @@ class DeclaredLayout(DocumentPart):
 
 
 class HistoryReport(DocumentReport):
-    """What was applied to a checkpoint, oldest first. `grid` is how it was cut by a run that changed
-    only its format.
+    """What was applied to a checkpoint, oldest first. `grid` is how it was cut by a run that
+    changed only its format.
     """
 
     KIND = "history"
