@@ -16,11 +16,14 @@ def without_ranks(
     """The relations, one for those of several ranks that say the same, and of each key that is
     written without its rank there the keys that it stands for.
     """
+    known = list(relations)
+    if not any("@" in key for one in known for key in (*one.sources, *one.targets)):
+        return known, {}
     out: list[Relation] = []
     alike: dict[str, dict[int, Relation]] = defaultdict(dict)
     # on which ranks there is a key, by its name without them
     held: tuple[dict[str, set[int]], dict[str, set[int]]] = (defaultdict(set), defaultdict(set))
-    for relation in relations:
+    for relation in known:
         rank = _rank(relation)
         for side, keys in zip(held, (relation.sources, relation.targets), strict=True):
             for key in keys:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import MigrateError
-from ..core.templates import is_integer
+from ..core.templates import SLOT, group, is_integer
 from ..source.jsontext import parse
 from .compact import patterns
 from .relations import Relation, RuleDraft
@@ -94,25 +94,33 @@ def named_numbers(relations: Iterable[Relation], old: Source, new: Source) -> Na
 
 def mark_lone(drafts: Iterable[RuleDraft], keys: Iterable[str]) -> list[RuleDraft]:
     """The rules, with a comment where a pattern has a number that all of `keys` have there."""
-    there: dict[tuple[str, ...], set[str]] = defaultdict(set)
-    for key in keys:
-        words = tuple(key.split("."))
-        for at, word in enumerate(words):
-            if is_integer(word):
-                there[_form(words[:at])].add(word)
+    made = list(drafts)
+    asked = [
+        [] if d.keep else [found for p in patterns(d.sources) for found in _integers(p.split("."))]
+        for d in made
+    ]
+    # most rules have no such number, and there are as many keys as tensors
+    there: dict[tuple[str, ...], set[str]] = {form: set() for some in asked for form, _ in some}
+    for template in group(keys) if there else ():
+        words = (template.text if template.literal else template.text.replace(SLOT, "0")).split(".")
+        for number, (form, word) in enumerate(_integers(words)):
+            if (values := there.get(form)) is not None:
+                values.update(
+                    (word,) if template.literal else (str(ints[number]) for ints in template.ints)
+                )
     out = []
-    for draft in drafts:
-        lone: dict[str, None] = {}
-        for pattern in () if draft.keep else patterns(draft.sources):
-            words = tuple(pattern.split("."))
-            for at, word in enumerate(words):
-                if is_integer(word) and there.get(_form(words[:at])) == {word}:
-                    lone[word] = None
+    for draft, some in zip(made, asked, strict=True):
+        lone = dict.fromkeys(word for form, word in some if there[form] == {word})
         if lone:
             said = f"{' and '.join(lone)} may count or be a name: no other number is in its place"
             draft = replace(draft, note="; ".join(filter(None, (draft.note, said))))
         out.append(draft)
     return out
+
+
+def _integers(words: Sequence[str]) -> list[tuple[tuple[str, ...], str]]:
+    """The integers among the words, each behind the form of what stands before it."""
+    return [(_form(words[:at]), word) for at, word in enumerate(words) if is_integer(word)]
 
 
 def _form(words: Iterable[str]) -> tuple[str, ...]:

@@ -54,11 +54,10 @@ def data_of(plan: Plan) -> dict[str, Any]:
     `gone` on each edge, and both sides folded.
     """
     steps = plan.composition.steps
-    every = dict.fromkeys((*plan.stored, *plan.outputs))
-    for _, bound in steps:
-        every.update(dict.fromkeys((*bound.provenance, *bound.followed)))
-    forms = group(every)
-    key = {name: n for n, name in enumerate(chain.from_iterable(form.keys for form in forms))}
+    made = chain(plan.outputs, *((*bound.provenance, *bound.followed) for _, bound in steps))
+    others = dict.fromkeys(name for name in made if name not in plan.stored)
+    forms = group(chain(plan.stored, others))
+    key = dict(zip(chain.from_iterable(form.keys for form in forms), count(), strict=False))
     specs, deeds = _Numbers(), _Numbers()
     return {
         "plan": {name: said for name, said in plan.document.items() if name not in _UNSHOWN},
@@ -94,25 +93,29 @@ def _folded(
     tensors: Mapping[str, Any], forms: Iterable[Template], specs: _Numbers
 ) -> list[list[Any]]:
     """The lines of a side: text, spec, and the numbers of the keys, those of one form and spec."""
-    lines, number = [], count()
+    lines, start = [], 0
     for form in forms:
+        numbers = range(start, start + len(form.keys))
+        start = numbers.stop
         segments = tuple(form.text.split("."))
         slots = tuple(i for i, text in enumerate(segments) if text == SLOT and not form.literal)
+        found = [None if one is None else one.spec for one in map(tensors.get, form.keys)]
+        first = found[0]
         alike: dict[Spec, tuple[Form, list[int]]] = {}
-        last = None
-        for name, ints, here in zip(form.keys, form.ints, number, strict=False):
-            tensor = tensors.get(name)
-            if tensor is None:
-                continue
-            if tensor.spec is not last:
-                last = tensor.spec
-                part, numbers = alike.setdefault(last, (Form(segments, slots, None), []))
-            part.keys.append(name)
-            part.ints.append(ints)
-            numbers.append(here)
-        for spec, (part, numbers) in alike.items():
+        # most forms have one spec, which is one object
+        if first is not None and found.count(first) == len(found):
+            alike[first] = Form(segments, slots, None, form.keys, form.ints), [*numbers]
+        else:
+            for spec, name, ints, number in zip(found, form.keys, form.ints, numbers, strict=True):
+                if spec is None:
+                    continue
+                part, own = alike.setdefault(spec, (Form(segments, slots, None), []))
+                part.keys.append(name)
+                part.ints.append(ints)
+                own.append(number)
+        for spec, (part, own) in alike.items():
             text = ", ".join(line.text for line in merge([part]))
-            lines.append([text, specs.of(spec), numbers])
+            lines.append([text, specs.of(spec), own])
     return lines
 
 
@@ -132,7 +135,10 @@ def _leg(
         if deed is None:
             said = [change, rule.name, str(rule.span), list(ops), lossy, rule.why]
             deed = known[kind] = deeds.of(json.dumps(said))
-        sources = [key[k] for k in one.keys if k in key]
+        try:
+            sources = [*map(key.__getitem__, one.keys)]
+        except KeyError:
+            sources = [key[k] for k in one.keys if k in key]
         made.append([key[name], specs.of(tensor.spec), deed, *sources])
 
     for name, one in bound.provenance.items():

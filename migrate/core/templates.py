@@ -43,46 +43,71 @@ PER_KEY: Final = _PerKey.PER_KEY
 Row = tuple[Value, ...]
 
 
+# All that is no digit becomes a space, so that runs of digits can be told apart by `split`.
+_DIGITS_ALONE: Final = bytes(c if c in b"0123456789" else 32 for c in range(256))
+# keys whose digits are taken out at once: a million would double what a plan takes
+_AT_ONCE: Final = 4096
+
+
 @dataclass(slots=True, eq=False)
 class Template:
     """One form of keys: `text` with SLOT for each whole-segment integer, the `keys` in order, and
     the `ints` of each key, which are read when they are first asked for.
 
-    literal: the one key holds the character SLOT itself, and its text has no slots. `readers` have
-    the integers of each key, where `known` are none.
+    literal: the one key holds the character SLOT itself, and its text has no slots.
     """
 
     text: str
     keys: list[str] = field(default_factory=list)
     known: list[tuple[int, ...]] | None = None
     literal: bool = False
-    readers: list[Callable[[str], tuple[int, ...]]] = field(default_factory=list)
 
     @property
     def ints(self) -> list[tuple[int, ...]]:
         """The integers of each key."""
         if self.known is None:
-            self.known = [read(key) for read, key in zip(self.readers, self.keys, strict=True)]
-            self.readers = []
+            if self.literal or SLOT not in self.text:
+                self.known = [()] * len(self.keys)
+            else:
+                self.known = _integers(self.text, self.keys)
         return self.known
 
 
-# what takes a key into a template, and what takes its reader: there are as many keys as tensors
-_Joining = tuple[Callable[[str], None], Callable[[Callable[[str], tuple[int, ...]]], None]]
+def _integers(text: str, keys: Sequence[str]) -> list[tuple[int, ...]]:
+    """The integers in the slots of the template `text`, of each key.
+
+    Digits that are no slots stand in the same places of all keys, and what is around a slot is no
+    digit: so slots are the same runs of digits in each key.
+    """
+    pieces = text.split(SLOT)
+    before = ["0".join(pieces[:number]) for number in range(1, len(pieces))]
+    slots = [len(_digits(piece)) for piece in before]
+    runs = len(_digits("0".join(pieces)))
+    out: list[tuple[int, ...]] = []
+    for start in range(0, len(keys), _AT_ONCE):
+        digits = _digits(" ".join(keys[start : start + _AT_ONCE]))
+        number_of = {run: int(run) for run in set(digits)}
+        numbers = list(map(number_of.__getitem__, digits))
+        out += zip(*[numbers[slot::runs] for slot in slots], strict=True)
+    return out
+
+
+def _digits(text: str) -> list[bytes]:
+    """The runs of digits in a text."""
+    return text.encode("utf-8", "surrogatepass").translate(_DIGITS_ALONE).split()
 
 
 @dataclass(slots=True)
 class _DigitShape:
-    """What all keys with the same digits-blind text share: where their slots are, and how keys
-    join their template if it is one only; if it is not, because of digits that are no slots, as
-    those of a rank, `several` has that by the `rest` of a key beside its slots.
+    """What all keys with the same digits-blind text share: where their slots are, and what takes
+    keys into their template if it is one only; if it is not, because of digits that are no slots,
+    as those of a rank, `several` has that by the `rest` of a key beside its slots.
     """
 
     borders: tuple[int, ...]
-    read: Callable[[str], tuple[int, ...]]
     rest: Callable[[str], Hashable]
-    one: _Joining | None = None
-    several: dict[Hashable, _Joining] = field(default_factory=dict)
+    one: Callable[[str], None] | None = None
+    several: dict[Hashable, Callable[[str], None]] = field(default_factory=dict)
 
 
 def group(keys: Iterable[str]) -> list[Template]:
@@ -99,25 +124,22 @@ def group(keys: Iterable[str]) -> list[Template]:
         shape = shapes.get(blind)
         if shape is None:
             shape = shapes[blind] = _shape(key)
-        joining = shape.one
-        if joining is None:
+        join = shape.one
+        if join is None:
             rest = shape.rest(key)
-            joining = shape.several.get(rest)
-            if joining is None:
+            join = shape.several.get(rest)
+            if join is None:
                 text = key if not shape.borders else _text(key, shape.borders)
                 known = literal if SLOT in key else found
                 template = known.get(text)
                 if template is None:
                     template = known[text] = Template(text, literal=SLOT in key)
                     order.append(template)
-                joining = template.keys.append, template.readers.append
-                shape.several[rest] = joining
+                join = shape.several[rest] = template.keys.append
                 # with digits left, keys of this shape can have other ones
                 if DIGITS.isdisjoint(text):
-                    shape.one = joining
-        add_key, add_reader = joining
-        add_key(key)
-        add_reader(shape.read)
+                    shape.one = join
+        join(key)
     return order
 
 
@@ -129,27 +151,8 @@ def _shape(key: str) -> _DigitShape:
         if is_integer(segment):
             borders += (start, end)
         start = end + 1
-    slices = [slice(a, b) for a, b in zip(borders[::2], borders[1::2], strict=True)]
     rest = [slice(a, b) for a, b in zip([0, *borders[1::2]], [*borders[::2], None], strict=True)]
-    return _DigitShape(tuple(borders), _reader(slices), itemgetter(*rest))
-
-
-def _reader(slices: Sequence[slice]) -> Callable[[str], tuple[int, ...]]:
-    """A function that reads the integers at these places of a key; it runs once per key."""
-    if not slices:
-        return lambda key: ()
-    if len(slices) == 1:
-        one = slices[0]
-        return lambda key: (int(key[one]),)
-    pick = itemgetter(*slices)
-    if len(slices) == 2:
-
-        def read(key: str) -> tuple[int, ...]:
-            a, b = pick(key)
-            return int(a), int(b)
-
-        return read
-    return lambda key: tuple(map(int, pick(key)))
+    return _DigitShape(tuple(borders), itemgetter(*rest))
 
 
 def is_integer(segment: str) -> bool:
@@ -336,9 +339,7 @@ def without_rank(template: Template) -> tuple[Template, int | None]:
     end = -len(f"@{rank}")
     keys = [key[:end] for key in template.keys]
     # what is cut off has no slots
-    return Template(
-        template.text[:end], keys, template.known, template.literal, template.readers
-    ), rank
+    return Template(template.text[:end], keys, template.known, template.literal), rank
 
 
 # a template, and what `without_rank` makes of it

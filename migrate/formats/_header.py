@@ -36,15 +36,33 @@ PAGE = 4096  # file systems share blocks of this size between files
 WORTH = 1 << 20  # from so many bytes on it is worth padding a header
 _MAX_PROBLEMS = 20
 _FIELDS = {"dtype", "shape", "data_offsets"}
-# an entry without escapes or spaces, and what it is beside its five groups
-_NUMBER = "(?:0|[1-9][0-9]{0,17})"
-_ENTRY = re.compile(
-    r'"([^"\\\x00-\x1f]+)":\{"dtype":"([A-Z0-9_]+)","shape":\[([0-9,]*)\],"data_offsets":\[(NUMBER),(NUMBER)\]\},'.replace(
-        "NUMBER", _NUMBER
+
+
+class _Style(NamedTuple):
+    """What a writer puts between values; an entry without escapes, what that is beside its five
+    groups, and a shape.
+    """
+
+    comma: str
+    entry: re.Pattern[str]
+    around: int
+    shape: re.Pattern[str]
+
+
+def _style(space: str) -> _Style:
+    number = "(?:0|[1-9][0-9]{0,17})"
+    entry = (
+        r'"([^"\\\x00-\x1f]+)": \{"dtype": "([A-Z0-9_]+)", "shape": \[([0-9, ]*)\], '
+        rf'"data_offsets": \[({number}), ({number})\]\}}, '
     )
-)
-_SHAPE = re.compile(f"(?:{_NUMBER}(?:,{_NUMBER})*)?")
-_AROUND = len('"":{"dtype":"","shape":[],"data_offsets":[,]},')
+    around = '"": {"dtype": "", "shape": [], "data_offsets": [, ]}, '
+    shape = f"(?:{number}(?:, {number})*)?"
+    comma, entry, around, shape = (t.replace(" ", space) for t in (", ", entry, around, shape))
+    return _Style(comma, re.compile(entry), len(around), re.compile(shape))
+
+
+# as the library writes, and as Python's json does unless it is told otherwise
+_DENSE, _SPACED = _style(""), _style(" ")
 
 # name in the header -> torch's name; source: safetensors 0.8 `Dtype`
 DTYPES = {
@@ -140,28 +158,29 @@ def _canonical(
     except UnicodeDecodeError:
         return None
     text = text.rstrip(" ")
-    whole, text = text[:1] + text[-1:] == "{}", text[:-1] + ","
-    first = _ENTRY.search(text)
+    style = _SPACED if '"dtype": "' in text else _DENSE
+    whole, text = text[:1] + text[-1:] == "{}", text[:-1] + style.comma
+    first = style.entry.search(text)
     if first is None or not whole:
         return None
     before, entries = text[: first.start()], text[first.start() :]
     metadata: dict[str, str] = {}
     if before != "{":
         try:
-            held = parse(before.encode()[:-1] + b"}", label)
+            held = parse(before.removesuffix(style.comma).encode() + b"}", label)
         except CheckpointError:
             return None
         metadata = held.get("__metadata__")
         if (
-            before[-1] != ","
+            not before.endswith(style.comma)
             or len(held) != 1
             or type(metadata) is not dict
             or not all(type(v) is str for v in metadata.values())
         ):
             return None
-    found = _ENTRY.findall(entries)
+    found = style.entry.findall(entries)
     # matches do not overlap, so that equal lengths mean that nothing lies between them
-    if sum(map(len, map("".join, found))) + _AROUND * len(found) != len(entries):
+    if sum(map(len, map("".join, found))) + style.around * len(found) != len(entries):
         return None
     keys, dtypes, shapes, begins, ends = zip(*found, strict=True)
     kinds = list(zip(dtypes, shapes, strict=True))
@@ -170,7 +189,7 @@ def _canonical(
         return None
     known: dict[tuple[str, str], tuple[Spec, int]] = {}
     for kind in set(kinds):
-        if not _SHAPE.fullmatch(kind[1]):
+        if not style.shape.fullmatch(kind[1]):
             return None
         at = kinds.index(kind)
         entry = {

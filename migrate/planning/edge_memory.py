@@ -8,6 +8,7 @@ it was asked for once is not asked for again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import Diagnostic, option, printable
@@ -27,9 +28,12 @@ def remembered(
     """What the stamp holds of this edge: its latest params and, if it is undone, how files were.
 
     `files`, `kept` and `absent` are None where no entry is undone, because then they are not known;
-    `again` is the entry that is walked again.
+    `again` are the entries that are walked again, in order, this edge one of them.
     """
-    here = standing_entries(applied) if applied else ()
+    own = step.memory.get("again")
+    # what is walked again before it stood in the stamp that it was undone by
+    there = [*applied, *(takewhile(lambda e: e is not own, again) if own is not None else ())]
+    here = standing_entries(there) if there else ()
     undone = [
         e
         for e in here
@@ -39,7 +43,6 @@ def remembered(
     # what was asked for once of an edge from a layout to itself is not asked for again
     known = applied if not step.loops else undone[-1:] if step.backwards else ()
     ends, params = {step.start, step.goal}, dict[str, Any]()
-    own = step.memory.get("again")
     for entry in (*known, *again) if own is None else (own,):
         if entry["lineage"] == step.lineage and {entry["from"], entry["to"]} == ends:
             params.update(entry["params"])

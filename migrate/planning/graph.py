@@ -151,7 +151,11 @@ def computations(tensors: Iterable[Tensor]) -> list[Computation]:
     seen: dict[int, Computation] = {}
     todo = list(tensors)
     while todo:
-        for source in todo.pop().sources:
+        sources = todo.pop().sources
+        # a tensor that many were stacked into has many, all of them keys as a rule
+        if _TEXTS.issuperset(map(type, sources)):
+            continue
+        for source in sources:
             if isinstance(source, ComputedTensor) and id(source.computation) not in seen:
                 seen[id(source.computation)] = source.computation
                 todo += source.computation.inputs

@@ -151,7 +151,7 @@ def change_of(rule: DirectedRule, made: Provenance, key: str, tensor: Tensor) ->
     kinds = {step.op.kind for step in rule.steps}
     if "make" in kinds:
         return "added"
-    if any(isinstance(source, ComputedTensor) for source in tensor.sources):
+    if ComputedTensor in map(type, tensor.sources):
         return "computed"
     if "exchange" in kinds:
         # of several parts, this one is a copy of one

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import fail, listed, option, plural
@@ -328,7 +330,9 @@ def _parts(
     carried = outline.passed_through.keys() - left_out
     names = {number: key for number, key in outline.names.items() if key in carried}
     made: list[FileTree] = []
-    bounds = [bound for step, bound in composition.steps if bound.provenance]
+    # what one run made is followed at once; there are several only where all of them are verified
+    bound = [(step.backwards, bound) for step, bound in composition.steps if bound.provenance]
+    runs = [(back, [one for _, one in some]) for back, some in groupby(bound, itemgetter(0))]
     values = composition.items.names if composition.items is not None else {}
     # each is read once, and not for each rank: there may be as many as tensors
     numbered = [(name, was, rank_of(name)) for name, was in values.items()]
@@ -338,7 +342,6 @@ def _parts(
         at = rank_of(name) if len(ranks) > 1 else 0
         put_back.setdefault(at, {})[_short(name, len(ranks) > 1)] = value
     keeps = composition.parts is not None and _alike_in_ranks(outline, len(ranks))
-    again = bool(bounds) and composition.steps[-1][0].backwards
     for rank, keys in enumerate(ranks):
         here = min(rank, len(outline.parts) - 1)
         part = outline.parts[here]
@@ -369,7 +372,9 @@ def _parts(
             put_back.get(rank, {}),
         )
         names.update(own)
-        attributes = _attributes(table.attributes, bounds, notes, gone, keeps, again)
+        attributes = table.attributes
+        for backwards, walked in runs:
+            attributes = _attributes(attributes, walked, notes, gone, keeps, backwards)
         table = DictNode(table.kind, table.pairs, table.node, attributes)
         made.append(
             FileTree(

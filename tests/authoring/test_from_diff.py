@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from commandline import run
 from raw_states import opened
 from safetensors.numpy import load_file, save_file
@@ -277,6 +278,51 @@ def test_questions_are_asked_one_by_one_and_an_answer_decides_others(tmp_path: P
     assert (report.counts.rules, report.counts.guessed) == (2, 1)
     with pytest.raises(UndecidedError, match="M993"):
         migrate.new(tmp_path / "open.yaml", from_diff=(old, new), ask=lambda question: None)
+
+
+def marked(file: Path) -> dict[str, bool]:
+    """The sources of the rules, and whether names alone decided them."""
+    return {
+        rule["from"]: rule.get("guessed", False)
+        for rule in yaml.safe_load(file.read_text())["rules"]
+    }
+
+
+def test_what_headers_mark_as_guessed_has_no_mark_once_values_were_compared(
+    tmp_path: Path,
+) -> None:
+    dice = np.random.default_rng(3)
+    names = {"attn.q": "attention.q", "attn.o": "attention.o", "norm1": "norm_b"}
+    old = {f"l.{i}.{w}": dice.standard_normal((8, 8)).astype("f4") for i in range(2) for w in names}
+    new = {f"b.{i}.{names[w]}": old[f"l.{i}.{w}"] for i in range(2) for w in names}
+    by_headers, by_values = tmp_path / "headers.yaml", tmp_path / "values.yaml"
+    answers = {"l.{n:int}.norm1": "b.{n}.norm_b"}
+    report = migrate.new(by_headers, from_diff=(old, new), headers=True, answers=answers)
+    guessed = {pattern for pattern, mark in marked(by_headers).items() if mark}
+    # what a person said is none
+    assert report.counts.guessed == len(guessed) == 1
+    assert {"attn" in pattern for pattern in guessed} == {True}
+    with pytest.raises(migrate.MigrateError, match="M904"):
+        migrate.new(by_headers, from_diff=(old, new))
+    report = migrate.new(by_values, from_diff=(old, new))
+    assert report.counts.guessed == 0
+    assert not any(marked(by_values).values())
+    assert [d.code for d in report.diagnostics] == []
+    # the one without a mark says the same of these keys, so it can take the place of the other
+    made = [set(migrate.migrate_state_dict(old, rules=[f])) for f in (by_headers, by_values)]
+    assert made[0] == made[1] == set(new)
+
+
+def test_values_set_right_what_names_mislead(tmp_path: Path) -> None:
+    dice = np.random.default_rng(4)
+    first, second = dice.standard_normal((2, 8)).astype("f4")
+    # a release that exchanged the names
+    old, new = {"m.alpha": first, "m.beta": second}, {"m.alpha": second, "m.beta": first}
+    report = migrate.new(tmp_path / "names.yaml", from_diff=(old, new), headers=True)
+    assert (report.counts.rules, report.counts.keep) == (0, 1)
+    # what the file makes was compared with the new weights before it was written
+    report = migrate.new(tmp_path / "values.yaml", from_diff=(old, new))
+    assert (report.counts.rules, report.counts.keep, report.counts.guessed) == (1, 0, 0)
 
 
 @pytest.mark.heavy

@@ -135,6 +135,8 @@ def test_the_way_back_from_transformers_needs_nothing(tmp_path: Path, name: str,
     made, was = parts(back / "iter_0000010"), parts(checkpoint(name, "legacy", grid))
     assert differences(was, made) == []
     done("verify", back, "--source", hf)
+    # both runs at once, of which the second undoes the first
+    done("verify", back, "--source", source)
     assert done("diff", source, back).exit == 0
 
 

@@ -4,7 +4,9 @@ the long one.
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -30,28 +32,46 @@ def header(metadata: dict[str, str]) -> tuple[bytes, int]:
     return data, START + sum(s.nbytes for s in SPECS.values())
 
 
+def spaced(data: bytes) -> bytes:
+    """The header as Python's json writes it."""
+    return json.dumps(json.loads(data), ensure_ascii=False).encode()
+
+
 def long_way(data: bytes, size: int) -> object:
     return _validated(
         parse(data, "x"), 3, START, size, "x", booleans=b"true" in data or b"false" in data
     )
 
 
+@pytest.mark.parametrize("written", [bytes, spaced])
 @pytest.mark.parametrize(
     "metadata",
-    [{}, {"format": "pt"}, {"stamp": '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'}],
+    [
+        {},
+        {"format": "pt"},
+        {"stamp": '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'},
+        {"stamp": '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, '},
+    ],
 )
-def test_a_header_as_we_write_it_takes_the_quick_way(metadata: dict[str, str]) -> None:
+def test_a_header_as_writers_make_it_takes_the_quick_way(
+    metadata: dict[str, str], written: Callable[[bytes], bytes]
+) -> None:
     data, size = header(metadata)
+    data = written(data)
     quick = _canonical(data, 3, START, size, "x")
     assert quick is not None
     assert quick == long_way(data, size)
     assert list(quick.tensors) == list(long_way(data, size).tensors)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("written", [bytes, spaced])
 @pytest.mark.parametrize("seed", range(20))
-def test_what_the_quick_way_accepts_the_long_way_accepts_alike(seed: int) -> None:
+def test_what_the_quick_way_accepts_the_long_way_accepts_alike(
+    seed: int, written: Callable[[bytes], bytes]
+) -> None:
     rng = random.Random(seed)
     data, size = header({"format": "pt"} if seed % 2 else {})
+    data = written(data)
     accepted = 0
     for _ in range(400):
         mutated = bytearray(data)
@@ -96,6 +116,14 @@ def test_what_is_wrong_is_left_to_the_long_way_that_says_so(old: bytes, new: byt
     assert _canonical(changed, 3, START, size, "x") is None
     with pytest.raises(CheckpointError):
         long_way(changed, size)
+
+
+def test_a_header_with_spaces_in_some_places_takes_the_long_way() -> None:
+    data, size = header({})
+    mixed = data.replace(b'"shape":[2,3]', b'"shape":[2, 3]', 1)
+    assert mixed != data
+    assert _canonical(mixed, 3, START, size, "x") is None
+    assert set(long_way(mixed, size).tensors) == set(SPECS)  # type: ignore[attr-defined]
 
 
 def test_entries_in_another_order_than_their_data_take_the_long_way() -> None:

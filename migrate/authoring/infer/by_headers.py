@@ -26,7 +26,7 @@ def search(
             olds.pop(key)
         for key in relation.targets:
             news.pop(key)
-    for key in [k for k, spec in news.items() if olds.get(k) == spec]:
+    for key in [k for k in news if k in olds and olds[k] == news[k]]:
         relations.append(Relation((key,), (key,), guessed=True))
         olds.pop(key)
         news.pop(key)

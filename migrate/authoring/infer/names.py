@@ -87,7 +87,7 @@ def score(one: Template, other: Template) -> float:
     value = _ratio(_words(a), _words(b)) + 0.5 * _ratio(a, b)
     if _words(a)[-1:] == _words(b)[-1:]:
         value += 0.3
-    if set(one.ints) == set(other.ints):
+    if one.ints == other.ints or set(one.ints) == set(other.ints):
         value += 0.5
     return value
 
