@@ -17,7 +17,7 @@ from ..source.blobs import CHANGED_HELP
 from ..source.stores.s3_uploads import PARTIAL, CopyRefusedError, ListedPart, S3Output
 from .ahead import reading_ahead
 from .meeting_in_bucket import RANKS, BucketMeeting
-from .part_plan import UPLOADED, PartPlan, UploadPart
+from .part_plan import UPLOADED, PartPlan, UploadPart, held_parts
 from .store_journal import begun_unnamed, own_words, text_of
 from .tiles import FileWriter, Tile, WriteJob, Writers, tiles
 
@@ -34,7 +34,7 @@ class Sender:
     """Requests of a run side by side, of which no more hold data than memory allows."""
 
     def __init__(self, max_memory: int, threads: int) -> None:
-        self._memory, self._threads = max_memory * 3 // 8, threads
+        self._memory, self._threads = max_memory, threads
         # memory of parts that were sent
         self._free: list[bytearray] = []
         self.limit(UPLOADED)
@@ -45,7 +45,7 @@ class Sender:
 
     def limit(self, nbytes: int) -> None:
         """Parts have up to so many bytes; each thread fills one beside those that are sent."""
-        held = self._memory // nbytes - self._threads
+        held = held_parts(self._memory, self._threads, nbytes)
         self._room = threading.BoundedSemaphore(max(1, min(_FLIGHT, held)))
 
     def send(self, work: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn, TypeAlias
 
 from ..core.errors import fail, option, printable
-from ..source.stores.s3_uploads import PARTIAL, S3Output
+from ..source.stores.s3_uploads import LARGEST, LEAST, PARTIAL, S3Output
 
 FORMAT_VERSION = 1
 
@@ -82,6 +82,7 @@ _FIELDS: Final[Mapping[str, _Fits]] = {
 }
 _MORE: Final[Mapping[str, _Fits]] = {
     "checksum": _is(str, type(None)),
+    "uploaded": lambda found: type(found) is int and LEAST <= found <= LARGEST,
     "doubled": _texts,
     "why": _is(str, type(None)),
     "begun": _is(dict),

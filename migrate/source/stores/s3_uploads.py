@@ -197,6 +197,8 @@ class S3Output:
         self.checksum: str | None = None
         # which they had better carry, if it is one of those that they can
         self.preferred: str | None = None
+        # uploads that were begun with a checksum that the store does not take: to be aborted
+        self.refused: list[tuple[str, str]] = []
         # keys whose upload boto3 asked for again: the store may have begun it twice
         self.asked_again: set[str] = set()
 
@@ -269,7 +271,7 @@ class S3Output:
             if checksum in ("MD5", self.checksum) or taken == (checksum, "FULL_OBJECT"):
                 self.checksum = checksum
                 return str(made["UploadId"])
-            self.abort(key, made["UploadId"])
+            self.refused.append((key, str(made["UploadId"])))
         raise AssertionError("MD5 needs nothing of the store")
 
     def _begun(self, key: str, run: str, checksum: str) -> Any:
