@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 UPLOADED, COPIED = 16 << 20, 512 << 20
 # the same of an upload where memory holds fewer than so many parts of that size
 SHORTER, ENOUGH = 8 << 20, 8
+# parts, and one in so many of those that were made, after which they are taken down anew
+NOTED, NOTED_SHARE = 32, 8
 
 
 class UploadPart(NamedTuple):
@@ -42,6 +44,13 @@ class UploadPart(NamedTuple):
     @property
     def size(self) -> int:
         return self.stop - self.start
+
+
+def is_due(new: int, made: int) -> bool:
+    """Whether parts are taken down, after so many new ones. What is written then has all of them,
+    so it is seldomer the more there are.
+    """
+    return new >= max(NOTED, made // NOTED_SHARE)
 
 
 def held_parts(max_memory: int, threads: int, nbytes: int) -> int:
@@ -165,9 +174,13 @@ class PartPlan:
 
         A weight file takes a request to begin it, one for each part, one to list a thousand of
         these, one to ask for its name and one to complete it; a small file two, the journal four
-        and the name of the output five.
+        and two whenever parts are taken down, and the name of the output five.
         """
-        requests = 9 + 2 * small
+        requests, new = 9 + 2 * small, 0
+        for made in range(1, 1 + sum(map(len, self.files.values()))):
+            new += 1
+            if is_due(new, made):
+                requests, new = requests + 2, 0
         for parts in self.files.values():
             requests += 3 + len(parts) + -(-len(parts) // 1000)
         return {

@@ -9,9 +9,10 @@ copies itself (`part_plan`). When every part is there, which the store is asked,
 all weight files but one appear, and then one after the other what tells a reader that the set is
 whole, last what tells it most.
 
-A resumed run asks the store which parts it has. A part is there as a whole or not at all, was
-compared with its checksum on the way, and lies in an upload that only runs of this plan over this
-state of the source write to: number and size tell that it is the one that was planned.
+A resumed run asks the store which parts it has. A part is there as a whole or not at all, and was
+compared with its checksum on the way. The journal has the ETags that the store has answered with: a
+part with another is made again, and so are those that a killed run had not taken down yet. Of a run
+in parts, whose journal is not one process's, number and size tell that a part is the one planned.
 """
 
 from __future__ import annotations
@@ -323,7 +324,7 @@ class StoreRun(TargetRun):
             if listed is None:
                 gone.append(name)
             else:
-                uploads.present[name] = listed
+                uploads.present[name] = listed if there is not None else uploads.stand(name, listed)
 
         self._sender.each([partial(look, n) for n in plan.files if names is None or n in names])
         if gone and names is not None:
@@ -335,6 +336,8 @@ class StoreRun(TargetRun):
             )
         if gone:
             # not before it is known which of them are there
+            for name in gone:
+                uploads.tags.pop(name, None)
             uploads.ids = {name: one for name, one in uploads.ids.items() if name not in gone}
             uploads.write_journal()
             uploads.ids |= self._started(plan, found, gone).ids
@@ -520,6 +523,9 @@ class StoreRun(TargetRun):
             raise error
         if self._alone and self.source.identities() is None:
             self._end_of_memory(error, uploads)
+        if not (isinstance(error, MigrateError) and GONE in error.diagnostics[0].notes):
+            with suppress(MigrateError):
+                uploads.note()
         # what a store refuses it may allow to a later run
         refused = isinstance(error, MigrateError) and error.diagnostics[0].code == "M968"
         if self._alone and isinstance(error, CheckpointError) and not refused:

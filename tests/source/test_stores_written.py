@@ -24,6 +24,7 @@ from written_stores import MIB, held, large, through_a_released_lineage, uploads
 import migrate
 from migrate.cli import store_text
 from migrate.core.errors import MigrateError
+from migrate.running import part_plan
 from migrate.source.stores import s3_uploads
 from migrate.source.stores.s3 import S3Prefix
 
@@ -122,9 +123,16 @@ def test_a_released_lineage_from_bucket_to_bucket(s3: S3, tmp_path: Path, copy: 
     through_a_released_lineage(s3, tmp_path, copy)
 
 
+@pytest.mark.parametrize("noted", [part_plan.NOTED, 2])
 def test_as_many_requests_are_made_as_the_plan_says(
-    s3: S3, local: Path, made: Path, tmp_path: Path
+    s3: S3,
+    local: Path,
+    made: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    noted: int,
 ) -> None:
+    monkeypatch.setattr(part_plan, "NOTED", noted)
     source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{tmp_path.name}/new"
     for copy in ("auto", "never"):
         s3.log()
@@ -477,6 +485,42 @@ def test_a_failed_run_goes_on_with_the_parts_that_the_store_has(
     assert [one["UploadId"] for one in uploads(s3, tmp_path.name)] == [foreign]
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_part_that_another_has_made_is_made_again(
+    s3: S3, local: Path, made: Path, tmp_path: Path, copied: bool
+) -> None:
+    prefix = f"{tmp_path.name}/new"
+    source, out = s3.put(local, f"{tmp_path.name}/old"), f"s3://bucket/{prefix}"
+    s3.spoil(fail="*1=partNumber=(?!.*&copy)" if copied else "*2=partNumber=")
+    named: dict[str, Any] = {"rules": [made], "max_shard_size": "20MB", "max_memory": "256MB"}
+    named["copy"] = "auto" if copied else "never"
+    refused("M969", source, out, **named)
+    s3.spoil()
+    key, upload, one = next(
+        (begun["Key"], begun["UploadId"], part)
+        for begun in uploads(s3, tmp_path.name)
+        for part in s3.client.list_parts(
+            Bucket="bucket", Key=begun["Key"], UploadId=begun["UploadId"]
+        ).get("Parts", ())
+    )
+    s3.client.upload_part(
+        Bucket="bucket",
+        Key=key,
+        UploadId=upload,
+        PartNumber=one["PartNumber"],
+        Body=b"\1" * one["Size"],
+        ChecksumAlgorithm="CRC64NVME",
+    )
+    s3.log()
+    report = migrate.apply(source, out, resume=True, **named)
+    sent = [one.path for one in s3.log() if one.method == "PUT" and one.path.endswith("tensors")]
+    assert any(path.endswith(key) for path in sent)
+    # those that nobody has touched stay
+    assert len(sent) < report.store.parts
+    migrate.apply(local, tmp_path / "here", rules=[made], max_shard_size="20MB")
+    assert held(s3, f"{prefix}/") == tree(tmp_path / "here")
+
+
 def test_another_state_of_the_source_is_not_gone_on_with(
     s3: S3, local: Path, made: Path, tmp_path: Path
 ) -> None:
@@ -751,6 +795,24 @@ def test_a_run_with_other_parts_is_not_gone_on_with(
     again = [one for one in s3.log() if one.method == "PUT" and "safetensors" in one.path]
     assert len(again) < report.store.parts
     assert migrate.verify(out, source=source, rules=[made]).equal
+
+
+def test_a_run_with_less_memory_goes_on_with_the_parts_of_one_with_more(
+    s3: S3, local: Path, made: Path, tmp_path: Path
+) -> None:
+    out = f"s3://bucket/{tmp_path.name}/new"
+    named: dict[str, Any] = {"rules": [made], "max_shard_size": "100MB"}
+    small, large = (
+        migrate.apply(local, out, dry_run=True, max_memory=memory, **named).store.parts
+        for memory in ("256MB", "1GB")
+    )
+    assert small > large
+    s3.spoil(fail="*1=partNumber=")
+    assert "resume" in refused("M969", local, out, max_memory="1GB", **named)
+    s3.spoil()
+    report = migrate.apply(local, out, max_memory="256MB", resume=True, **named)
+    assert report.store.parts == large
+    assert migrate.verify(out, source=local, rules=[made]).equal
 
 
 def test_the_command_line_says_how_the_output_got_there(
