@@ -19,12 +19,16 @@ from .share import Extent, shared_extents
 if TYPE_CHECKING:
     from ..planning.graph import Tensor
     from ..source.index import Source
-    from ..source.target import Target
+    from ..source.target import OutputFile, Target
     from .geometry import ByteLayouts
     from .restored import RestoredParts
 
 # bytes of a part that is uploaded, and of one that is copied
 UPLOADED, COPIED = 16 << 20, 512 << 20
+# the same of an upload where memory holds fewer than so many parts of that size
+SHORTER, ENOUGH = 8 << 20, 8
+# parts, and one in so many of those that were made, after which they are taken down anew
+NOTED, NOTED_SHARE = 32, 8
 
 
 class UploadPart(NamedTuple):
@@ -42,14 +46,36 @@ class UploadPart(NamedTuple):
         return self.stop - self.start
 
 
+def is_due(new: int, made: int) -> bool:
+    """Whether parts are taken down, after so many new ones. What is written then has all of them,
+    so it is seldomer the more there are.
+    """
+    return new >= max(NOTED, made // NOTED_SHARE)
+
+
+def held_parts(max_memory: int, threads: int, nbytes: int) -> int:
+    """How many parts of a size are sent at once: each thread fills another one meanwhile."""
+    return max_memory * 3 // 8 // nbytes - threads
+
+
+def part_size(max_memory: int, threads: int) -> int:
+    """Bytes of a part that is uploaded. A store takes few long parts more slowly than more that are
+    shorter: while it finishes one, it has to have others to work on.
+    """
+    return UPLOADED if held_parts(max_memory, threads, UPLOADED) >= ENOUGH else SHORTER
+
+
 def cut_parts(
-    size: int, extents: Iterable[Extent] = (), edges: Sequence[int] = ()
+    size: int,
+    extents: Iterable[Extent] = (),
+    edges: Sequence[int] = (),
+    uploaded: int = UPLOADED,
 ) -> list[UploadPart]:
     """The parts of a file, in order and without a hole, with edges where several processes meet.
     Without `extents` and `edges` all have one size.
     """
     if not edges:
-        return _cut(size, extents)
+        return _cut(size, extents, uploaded)
     found, copies = list[UploadPart](), list(extents)
     for start, stop in pairwise([0, *edges, size]):
         within = [
@@ -57,7 +83,7 @@ def cut_parts(
             for one in copies
             if (low := max(one.at, start)) < (high := min(one.at + one.nbytes, stop))
         ]
-        own = _cut(stop - start, within, most=MOST_PARTS // (len(edges) + 1))
+        own = _cut(stop - start, within, uploaded, most=MOST_PARTS // (len(edges) + 1))
         if stop < size and own[-1].size < LEAST:
             # taken from the one before, which has no less than that
             last, before = own.pop(), own.pop()
@@ -148,9 +174,13 @@ class PartPlan:
 
         A weight file takes a request to begin it, one for each part, one to list a thousand of
         these, one to ask for its name and one to complete it; a small file two, the journal four
-        and the name of the output five.
+        and two whenever parts are taken down, and the name of the output five.
         """
-        requests = 9 + 2 * small
+        requests, new = 9 + 2 * small, 0
+        for made in range(1, 1 + sum(map(len, self.files.values()))):
+            new += 1
+            if is_due(new, made):
+                requests, new = requests + 2, 0
         for parts in self.files.values():
             requests += 3 + len(parts) + -(-len(parts) // 1000)
         return {
@@ -174,16 +204,20 @@ def plan_parts(
     recorded: bool = False,
     read_back: bool = False,
     edges: Mapping[str, Sequence[int]] = {},
+    uploaded: int = UPLOADED,
 ) -> PartPlan:
     """The parts of all files of a target in a bucket. `copy`: "never" has none copied. `recorded`:
     the source records checksums of what the run copies. `read_back`: what is copied is read before
     the output shows, so of the file that appears last nothing is. `edges`: where files are divided
-    among processes.
+    among processes. `uploaded`: bytes of a part that is uploaded.
     """
+
+    def cut(file: OutputFile, extents: Sequence[Extent] = ()) -> list[UploadPart]:
+        return cut_parts(file.size, extents, edges.get(file.name, ()), uploaded)
+
     why = _refused(target, source, output, copy, parts, recorded)
     if why is not None:
-        cut = {f.name: cut_parts(f.size, (), edges.get(f.name, ())) for f in target.files}
-        return PartPlan(cut, why)
+        return PartPlan({file.name: cut(file) for file in target.files}, why)
     found, copyable = {}, [_range_source(blob) is not None for blob in source.blobs]
     last = target.files[-1].name if read_back and target.files else None
     for file in target.files:
@@ -194,7 +228,7 @@ def plan_parts(
                 for extent in shared_extents(file, outputs, source, layouts)
                 if copyable[extent.blob]
             ]
-        found[file.name] = cut_parts(file.size, extents, edges.get(file.name, ()))
+        found[file.name] = cut(file, extents)
     plan = PartPlan(found, None)
     if plan.copied:
         return plan

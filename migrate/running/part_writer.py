@@ -17,7 +17,7 @@ from ..source.blobs import CHANGED_HELP
 from ..source.stores.s3_uploads import PARTIAL, CopyRefusedError, ListedPart, S3Output
 from .ahead import reading_ahead
 from .meeting_in_bucket import RANKS, BucketMeeting
-from .part_plan import UPLOADED, PartPlan, UploadPart
+from .part_plan import UPLOADED, PartPlan, UploadPart, held_parts, is_due
 from .store_journal import begun_unnamed, own_words, text_of
 from .tiles import FileWriter, Tile, WriteJob, Writers, tiles
 
@@ -34,7 +34,7 @@ class Sender:
     """Requests of a run side by side, of which no more hold data than memory allows."""
 
     def __init__(self, max_memory: int, threads: int) -> None:
-        self._memory, self._threads = max_memory * 3 // 8, threads
+        self._memory, self._threads = max_memory, threads
         # memory of parts that were sent
         self._free: list[bytearray] = []
         self.limit(UPLOADED)
@@ -45,7 +45,7 @@ class Sender:
 
     def limit(self, nbytes: int) -> None:
         """Parts have up to so many bytes; each thread fills one beside those that are sent."""
-        held = self._memory // nbytes - self._threads
+        held = held_parts(self._memory, self._threads, nbytes)
         self._room = threading.BoundedSemaphore(max(1, min(_FLIGHT, held)))
 
     def send(self, work: Callable[[], None]) -> None:
@@ -125,7 +125,13 @@ class Uploads:
         self.ids: dict[str, str] = {}
         self.present: dict[str, dict[int, ListedPart]] = {}
         self.copied = self.passed = 0
-        self._lock = threading.Lock()
+        # the ETags of parts that were made, and how many of them the journal does not have
+        self.tags: dict[str, dict[int, str]] = {
+            name: {int(number): tag for number, tag in found.items()}
+            for name, found in journal.get("tags", {}).items()
+        }
+        self._new = 0
+        self._lock, self._noting = threading.Lock(), threading.Lock()
 
     def open(self, name: str) -> int:
         """No descriptor: a file is its upload."""
@@ -150,7 +156,7 @@ class Uploads:
         blob: Any = source.blobs[part.blob]
         _, bucket, key, version = blob.copied_from
         try:
-            self.output.copy_part(
+            tag = self.output.copy_part(
                 self.output.key_of(name),
                 self.ids[name],
                 number,
@@ -167,12 +173,43 @@ class Uploads:
             )
         with self._lock:
             self.copied += part.size
+        self._made(name, number, tag)
 
     def put(self, name: str, number: int, data: bytes | bytearray) -> None:
         """Uploads a part."""
-        self.output.put_part(self.output.key_of(name), self.ids[name], number, data)
+        tag = self.output.put_part(self.output.key_of(name), self.ids[name], number, data)
         with self._lock:
             self.passed += len(data)
+        self._made(name, number, tag)
+
+    def _made(self, name: str, number: int, tag: str) -> None:
+        with self._lock:
+            self.tags.setdefault(name, {})[number] = tag
+            self._new += 1
+            due = is_due(self._new, sum(map(len, self.tags.values())))
+            if due:
+                self._new = 0
+        if due:
+            self.note()
+
+    def note(self) -> None:
+        """Takes down which parts were made, if the journal is still there. Of a run in parts others
+        write the journal too, so there nothing is.
+        """
+        if "begun" in self.journal:
+            return
+        with self._noting:
+            if self.output.head(self.output.journal) is not None:
+                self.write_journal()
+
+    def stand(self, name: str, listed: Mapping[int, ListedPart]) -> dict[int, ListedPart]:
+        """Those of the parts that the store has which are known to be of this run. Of a run in
+        parts that is not taken down.
+        """
+        known = self.tags.get(name, {})
+        if "begun" in self.journal:
+            return dict(listed)
+        return {number: part for number, part in listed.items() if known.get(number) == part.tag}
 
     def list_parts(self, name: str) -> dict[int, ListedPart] | None:
         return self.output.parts(self.output.key_of(name), self.ids[name])
@@ -182,7 +219,10 @@ class Uploads:
         output, known = self.output, set(self.journal.get("doubled", ()))
         known |= {name for name in self.ids if output.key_of(name) in output.asked_again}
         doubled = {"doubled": sorted(known)} if known else {}
-        named = {"uploads": self.ids, "checksum": output.checksum}
+        named: dict[str, Any] = {"uploads": self.ids, "checksum": output.checksum}
+        if "begun" not in self.journal:
+            with self._lock:
+                named["tags"] = {name: dict(found) for name, found in self.tags.items()}
         self.journal = {**self.journal, **named, **doubled, **more}
         output.write_journal(text_of(self.journal), new=False)
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn, TypeAlias
 
 from ..core.errors import fail, option, printable
-from ..source.stores.s3_uploads import PARTIAL, S3Output
+from ..source.stores.s3_uploads import LARGEST, LEAST, PARTIAL, S3Output
 
 FORMAT_VERSION = 1
 
@@ -62,6 +62,14 @@ def _texts_by_name(found: Any) -> bool:
     return isinstance(found, dict) and _texts([*found.values()])
 
 
+def _tags(found: Any) -> bool:
+    """By name of a file and number of a part, as JSON has numbers in names."""
+    return isinstance(found, dict) and all(
+        _texts_by_name(parts) and all(re.fullmatch("[1-9][0-9]{0,4}", number) for number in parts)
+        for parts in found.values()
+    )
+
+
 def _states(found: Any) -> bool:
     """What tells a state of a file, by its name; None of a source without files."""
     return found is None or (isinstance(found, dict) and all(map(_is(list), found.values())))
@@ -82,6 +90,8 @@ _FIELDS: Final[Mapping[str, _Fits]] = {
 }
 _MORE: Final[Mapping[str, _Fits]] = {
     "checksum": _is(str, type(None)),
+    "uploaded": lambda found: type(found) is int and LEAST <= found <= LARGEST,
+    "tags": _tags,
     "doubled": _texts,
     "why": _is(str, type(None)),
     "begun": _is(dict),

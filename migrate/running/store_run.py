@@ -5,22 +5,25 @@
 
 Each weight file is one multipart upload. What the threads of a run gather comes in the order of the
 file, is collected to parts, and these are uploaded side by side; ranges that only move the store
-copies itself (`part_plan`). When every part is there, which the store is asked, small files and
-uploads are completed one after the other, what tells a reader that the set is whole last.
+copies itself (`part_plan`). When every part is there, which the store is asked, side files and
+all weight files but one appear, and then one after the other what tells a reader that the set is
+whole, last what tells it most.
 
-A resumed run asks the store which parts it has. A part is there as a whole or not at all, was
-compared with its checksum on the way, and lies in an upload that only runs of this plan over this
-state of the source write to: number and size tell that it is the one that was planned.
+A resumed run asks the store which parts it has. A part is there as a whole or not at all, and was
+compared with its checksum on the way. The journal has the ETags that the store has answered with: a
+part with another is made again, and so are those that a killed run had not taken down yet. Of a run
+in parts, whose journal is not one process's, number and size tell that a part is the one planned.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -50,7 +53,7 @@ from ..source.stores.s3_uploads import (
 )
 from .copied_sums import compare_object, copied_parts
 from .geometry import ByteLayouts
-from .part_plan import UPLOADED, PartPlan, UploadPart, plan_parts
+from .part_plan import UPLOADED, PartPlan, UploadPart, part_size, plan_parts
 from .part_writer import PartWriter, Sender, Uploads, send_copies
 from .pieces import deal_files
 from .resources import RunOptions, RunResult
@@ -88,6 +91,7 @@ class StoreRun(TargetRun):
         self._sender = Sender(self.options.max_memory, self.options.threads)
         # whether an earlier run computed some of it
         self._resumed = False
+        self._uploaded = part_size(self.options.max_memory, self.options.threads)
         # that the store keeps of what is copied from, once they were asked for
         self._sums: dict[int, tuple[str, int]] | None = None
         # what the journal of a run in parts says beside, and how many there are
@@ -142,6 +146,7 @@ class StoreRun(TargetRun):
             recorded=bool(self.source.index.sums()),
             read_back=self.options.read_back,
             edges=self._edges(),
+            uploaded=self._uploaded,
         )
 
     @property
@@ -170,18 +175,23 @@ class StoreRun(TargetRun):
         """Begins all uploads, and tries whether the store copies; False if another run has begun
         meanwhile.
         """
-        output, plan, run = self.output, self._plan(self.options.copy), secrets.token_hex(16)
-        require_free(output)
+        output, run, others = self.output, secrets.token_hex(16), list[str]()
+        # each of these takes a store some time, and none needs another
+        self._sender.send(partial(require_free, output))
+        self._sender.send(lambda: others.extend(output.uploads()))
+        plan = self._plan(self.options.copy)
         output.preferred = self._most_kept(plan)
+        self._sender.wait()
         journal = {
             **self._head(),
             **self._more,
             "run": run,
             "parts": plan.digest,
             "copied": plan.copied > 0,
+            "uploaded": self._uploaded,
             "files": [file.name for file in self.target.files],
             # those that are not of this run
-            "others": sorted(output.uploads()),
+            "others": sorted(others),
             "uploads": {},
         }
         if not output.write_journal(text_of(journal), new=True):
@@ -237,7 +247,9 @@ class StoreRun(TargetRun):
         # the first one finds out which checksum is taken
         for name in files[:1]:
             begin(name)
-        self._sender.each([partial(begin, name) for name in files[1:]])
+        refused, output.refused = output.refused, []
+        aborts = [partial(output.abort, key, upload) for key, upload in refused]
+        self._sender.each([*(partial(begin, name) for name in files[1:]), *aborts])
         return uploads
 
     def _try_copy(self, uploads: Uploads) -> str | None:
@@ -273,6 +285,8 @@ class StoreRun(TargetRun):
         self._resumed = True
         if isinstance(begun := found.get("begun"), dict) and type(begun.get("of")) is int:
             self._of = begun["of"]
+        # with more memory or less it stays as it was begun
+        self._uploaded = found.get("uploaded", UPLOADED)
         copy = self.options.copy
         if not found["copied"]:
             copy = "never"
@@ -310,7 +324,7 @@ class StoreRun(TargetRun):
             if listed is None:
                 gone.append(name)
             else:
-                uploads.present[name] = listed
+                uploads.present[name] = listed if there is not None else uploads.stand(name, listed)
 
         self._sender.each([partial(look, n) for n in plan.files if names is None or n in names])
         if gone and names is not None:
@@ -322,6 +336,8 @@ class StoreRun(TargetRun):
             )
         if gone:
             # not before it is known which of them are there
+            for name in gone:
+                uploads.tags.pop(name, None)
             uploads.ids = {name: one for name, one in uploads.ids.items() if name not in gone}
             uploads.write_journal()
             uploads.ids |= self._started(plan, found, gone).ids
@@ -352,18 +368,22 @@ class StoreRun(TargetRun):
         parts = self._complete_parts(uploads)
         steps = published_order(list(parts), list(small), list(target.small))
         compared = self._compare(uploads, parts, steps)
-        with log.phase("publishing"):
-            for name in steps:
-                key = output.key_of(name)
-                if name in parts:
-                    if parts[name]:
-                        output.complete(key, uploads.ids[name], parts[name], run)
-                    if self.options.read_back:
-                        self._read_back(uploads, name, steps)
-                    continue
+
+        def appear(name: str) -> None:
+            key = output.key_of(name)
+            if name not in parts:
                 content = target.small.get(name, small.get(name))
                 data = content if isinstance(content, bytes) else Path(str(content)).read_bytes()
                 output.put(key, data, run)
+            elif parts[name]:
+                output.complete(key, uploads.ids[name], parts[name], run)
+
+        with log.phase("publishing"):
+            for names in side_by_side(steps, [*list(parts)[:-1], *small]):
+                self._sender.each([partial(appear, name) for name in names])
+                for name in names:
+                    if name in parts and self.options.read_back:
+                        self._read_back(uploads, name, steps)
         left = None if uploads.forget() else f"s3://{output.bucket}/{output.journal}"
         report = None
         if self.ledger is not None:
@@ -503,6 +523,9 @@ class StoreRun(TargetRun):
             raise error
         if self._alone and self.source.identities() is None:
             self._end_of_memory(error, uploads)
+        if not (isinstance(error, MigrateError) and GONE in error.diagnostics[0].notes):
+            with suppress(MigrateError):
+                uploads.note()
         # what a store refuses it may allow to a later run
         refused = isinstance(error, MigrateError) and error.diagnostics[0].code == "M968"
         if self._alone and isinstance(error, CheckpointError) and not refused:
@@ -594,6 +617,7 @@ def describe_upload(
         parts=parts,
         recorded=bool(source.index.sums()),
         read_back=options.read_back,
+        uploaded=part_size(options.max_memory, options.threads),
     )
     small = len(made.target.small) + len(made.document["side_files"])
     return found.described(small + (made.parts is not None and made.target.folder))
@@ -610,6 +634,12 @@ def published_order(weights: list[str], sides: list[str], small: list[str]) -> l
     others = [name for name in small if name not in stamps]
     others.sort(key=lambda name: (name.count("/") == 0, name.endswith((INDEX, METADATA))))
     return [*weights[:-1], *sides, *stamps, *weights[-1:], *others]
+
+
+def side_by_side(order: Iterable[str], alike: Collection[str]) -> list[list[str]]:
+    """Names in their order: `alike` that follow one another at once, any other by itself."""
+    several = set(alike)
+    return [[*names] for _, names in groupby(order, lambda name: name in several or name)]
 
 
 def check_store_place(output: S3Output | SystemOutput, source: str, resume: bool) -> None:

@@ -8,9 +8,20 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from migrate.running.part_plan import COPIED, UPLOADED, UploadPart, cut_parts
+from migrate.running.part_plan import (
+    COPIED,
+    ENOUGH,
+    NOTED,
+    SHORTER,
+    UPLOADED,
+    UploadPart,
+    cut_parts,
+    held_parts,
+    is_due,
+    part_size,
+)
 from migrate.running.share import Extent
-from migrate.running.store_run import published_order
+from migrate.running.store_run import published_order, side_by_side
 from migrate.source.stores.requests import PIECE
 from migrate.source.stores.s3_uploads import LARGEST, LEAST, MOST_PARTS
 
@@ -66,6 +77,33 @@ def test_the_largest_files_have_parts_of_their_own_size() -> None:
 def test_without_copies_all_parts_but_the_last_are_alike() -> None:
     assert [part.size for part in cut_parts(2 * UPLOADED + 5)] == [UPLOADED, UPLOADED, 5]
     assert cut_parts(0) == [UploadPart(0, 0)]
+
+
+def test_many_parts_are_taken_down_seldom() -> None:
+    new = notes = 0
+    for made in range(1, 600_001):
+        new += 1
+        if is_due(new, made):
+            new, notes = 0, notes + 1
+    # what is lost to a kill is an eighth at most, and what is written does not grow by squares
+    assert notes < 150
+    assert is_due(NOTED, NOTED)
+    assert not is_due(NOTED - 1, NOTED - 1)
+
+
+def test_with_less_memory_parts_are_shorter() -> None:
+    assert part_size(256 * 10**6, 2) == SHORTER
+    assert part_size(1 << 30, 2) == UPLOADED
+    assert held_parts(256 * 10**6, 2, SHORTER) >= ENOUGH
+    assert {part.size for part in cut_parts(4 * UPLOADED, uploaded=SHORTER)} == {SHORTER}
+
+
+def test_of_names_in_order_those_that_are_alike_go_together() -> None:
+    order = ["1", "2", "config.json", "stamp", "3", "index"]
+    assert side_by_side(order, ["1", "2", "config.json"]) == [
+        ["1", "2", "config.json"], ["stamp"], ["3"], ["index"],
+    ]  # fmt: skip
+    assert side_by_side(["stamp", "1"], []) == [["stamp"], ["1"]]
 
 
 def test_what_tells_that_the_set_is_whole_appears_last() -> None:

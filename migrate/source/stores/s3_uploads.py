@@ -62,6 +62,11 @@ class ListedPart(NamedTuple):
     size: int
     named: Mapping[str, str]
 
+    @property
+    def tag(self) -> str:
+        """The ETag, which the store has answered with when the part was made."""
+        return _bare(self.named)
+
 
 class StoredWords:
     """Small objects below a prefix, by name. Methods raise M968 where the store refuses and M969
@@ -197,6 +202,8 @@ class S3Output:
         self.checksum: str | None = None
         # which they had better carry, if it is one of those that they can
         self.preferred: str | None = None
+        # uploads that were begun with a checksum that the store does not take: to be aborted
+        self.refused: list[tuple[str, str]] = []
         # keys whose upload boto3 asked for again: the store may have begun it twice
         self.asked_again: set[str] = set()
 
@@ -269,7 +276,7 @@ class S3Output:
             if checksum in ("MD5", self.checksum) or taken == (checksum, "FULL_OBJECT"):
                 self.checksum = checksum
                 return str(made["UploadId"])
-            self.abort(key, made["UploadId"])
+            self.refused.append((key, str(made["UploadId"])))
         raise AssertionError("MD5 needs nothing of the store")
 
     def _begun(self, key: str, run: str, checksum: str) -> Any:
@@ -289,13 +296,15 @@ class S3Output:
                     return None
                 raise
 
-    def put_part(self, key: str, upload: str, number: int, data: bytes | bytearray) -> None:
-        """Uploads a part, with a checksum that the store compares. M913 if the upload is gone."""
+    def put_part(self, key: str, upload: str, number: int, data: bytes | bytearray) -> str:
+        """Uploads a part, with a checksum that the store compares; its ETag. M913 if the upload is
+        gone.
+        """
         from botocore.exceptions import ClientError
 
         with asking(self.shown(key), _RIGHTS), PartStream(data) as body:
             try:
-                self._uploading().upload_part(
+                made = self._uploading().upload_part(
                     Bucket=self._bucket,
                     Key=key,
                     UploadId=upload,
@@ -307,6 +316,7 @@ class S3Output:
                 if error.response["Error"]["Code"] in _GONE:
                     self._refuse_gone(key)
                 raise
+        return _bare(made)
 
     def _uploading(self) -> Any:
         """What parts are sent through. A part whose MD5 stands in the signed header needs no
@@ -328,17 +338,17 @@ class S3Output:
 
     def copy_part(
         self, key: str, upload: str, number: int, of: tuple[str, str, str], start: int, stop: int
-    ) -> None:
-        """Has the store copy a range of another object: bucket, key and version. CopyRefusedError
-        if it does not; FileNotFoundError if the object is another one by now; M913 if the upload is
-        gone.
+    ) -> str:
+        """Has the store copy a range of another object: bucket, key and version; the ETag of the
+        part. CopyRefusedError if it does not; FileNotFoundError if the object is another one by
+        now; M913 if the upload is gone.
         """
         from botocore.exceptions import ClientError
 
         bucket, name, version = of
         with asking(self.shown(key), _RIGHTS):
             try:
-                self._client.upload_part_copy(
+                made = self._client.upload_part_copy(
                     Bucket=self._bucket,
                     Key=key,
                     UploadId=upload,
@@ -356,6 +366,7 @@ class S3Output:
                 if code in _NO_COPY:
                     raise CopyRefusedError(code) from error
                 raise
+        return _bare(made.get("CopyPartResult", {}))
 
     def kept_checksum(self, of: tuple[str, str, str], size: int) -> tuple[str, int] | None:
         """The checksum that the store keeps of all bytes of an object, and its name: bucket, key
@@ -563,6 +574,11 @@ class S3Output:
                 )
                 with answer["Body"] as body:
                     yield body.read()
+
+
+def _bare(named: Mapping[str, str]) -> str:
+    """The ETag of an answer, which some stores quote in one and not in another."""
+    return named.get("ETag", "").strip('"')
 
 
 def _md5(data: bytes | bytearray) -> dict[str, str]:
