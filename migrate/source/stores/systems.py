@@ -91,11 +91,7 @@ def locate(url: Url) -> Located:
                 help="look at the spelling of the URL, and at who may read it",
             )
     make = (
-        HttpPrefix
-        if url.scheme in HTTP
-        else GooglePrefix
-        if url.scheme in GOOGLE
-        else SystemPrefix
+        HttpPrefix if url.scheme in HTTP else GooglePrefix if url.scheme in GOOGLE else SystemPrefix
     )
     if is_folder:
         return Located(make(system, path.rstrip("/") + "/", shown.rstrip("/") + "/"))
@@ -167,7 +163,6 @@ class SystemPrefix:
             refuse_range(name)
         buffer[: len(data)] = data
         return len(data)
-
 
     def _condition(self, item: RemoteObject) -> dict[str, Any]:
         """What the file system is told besides, for an answer of this version alone."""
