@@ -460,7 +460,7 @@ def _towards(
         if len(meant) > 1 and meant.isdisjoint(current) and index.tensors:
             match = Matcher(index, states)
             suits = suiting(config_of(read_side), match.has)
-            known = packs.lineages(suits)[0].values()
+            known = [one for one in packs.lineages(suits)[0].values() if _may_mean(text, one)]
             near = nearest(known, index, read_side, states, match)
             _refuse_unknown_family(text, current, [n for n in near if n.lineage not in current])
         goal = resolve_goal(text, lineages, current)

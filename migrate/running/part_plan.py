@@ -28,7 +28,7 @@ UPLOADED, COPIED = 16 << 20, 512 << 20
 # the same of an upload where memory holds fewer than so many parts of that size
 SHORTER, ENOUGH = 8 << 20, 8
 # parts, and one in so many of those that were made, after which they are taken down anew
-NOTED, NOTED_SHARE = 32, 8
+NOTED, NOTED_SHARE = 32, 32
 
 
 class UploadPart(NamedTuple):

@@ -5,9 +5,9 @@
 
 Each weight file is one multipart upload. What the threads of a run gather comes in the order of the
 file, is collected to parts, and these are uploaded side by side; ranges that only move the store
-copies itself (`part_plan`). When every part is there, which the store is asked, side files and
-all weight files but one appear, and then one after the other what tells a reader that the set is
-whole, last what tells it most.
+copies itself (`part_plan`). When every part is there, which the store is asked, all weight files
+but one appear, then the side files, and then one after the other what tells a reader that the set
+is whole, last what tells it most.
 
 A resumed run asks the store which parts it has. A part is there as a whole or not at all, and was
 compared with its checksum on the way. The journal has the ETags that the store has answered with: a
@@ -379,7 +379,7 @@ class StoreRun(TargetRun):
                 output.complete(key, uploads.ids[name], parts[name], run)
 
         with log.phase("publishing"):
-            for names in side_by_side(steps, [*list(parts)[:-1], *small]):
+            for names in side_by_side(steps, list(parts)[:-1], list(small)):
                 self._sender.each([partial(appear, name) for name in names])
                 for name in names:
                     if name in parts and self.options.read_back:
@@ -636,10 +636,12 @@ def published_order(weights: list[str], sides: list[str], small: list[str]) -> l
     return [*weights[:-1], *sides, *stamps, *weights[-1:], *others]
 
 
-def side_by_side(order: Iterable[str], alike: Collection[str]) -> list[list[str]]:
-    """Names in their order: `alike` that follow one another at once, any other by itself."""
-    several = set(alike)
-    return [[*names] for _, names in groupby(order, lambda name: name in several or name)]
+def side_by_side(order: Iterable[str], *alike: Collection[str]) -> list[list[str]]:
+    """Names in their order: those that are `alike` and follow one another at once, any other by
+    itself.
+    """
+    group_of = {name: number for number, names in enumerate(alike) for name in names}
+    return [[*names] for _, names in groupby(order, lambda name: group_of.get(name, name))]
 
 
 def check_store_place(output: S3Output | SystemOutput, source: str, resume: bool) -> None:

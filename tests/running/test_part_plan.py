@@ -85,8 +85,8 @@ def test_many_parts_are_taken_down_seldom() -> None:
         new += 1
         if is_due(new, made):
             new, notes = 0, notes + 1
-    # what is lost to a kill is an eighth at most, and what is written does not grow by squares
-    assert notes < 150
+    # what is lost to a kill is 3 % at most, and what is written does not grow by squares
+    assert notes < 400
     assert is_due(NOTED, NOTED)
     assert not is_due(NOTED - 1, NOTED - 1)
 
@@ -99,11 +99,11 @@ def test_with_less_memory_parts_are_shorter() -> None:
 
 
 def test_of_names_in_order_those_that_are_alike_go_together() -> None:
-    order = ["1", "2", "config.json", "stamp", "3", "index"]
-    assert side_by_side(order, ["1", "2", "config.json"]) == [
-        ["1", "2", "config.json"], ["stamp"], ["3"], ["index"],
+    order = ["1", "2", "config.json", "vocab.txt", "stamp", "3", "index"]
+    assert side_by_side(order, ["1", "2"], ["vocab.txt", "config.json"]) == [
+        ["1", "2"], ["config.json", "vocab.txt"], ["stamp"], ["3"], ["index"],
     ]  # fmt: skip
-    assert side_by_side(["stamp", "1"], []) == [["stamp"], ["1"]]
+    assert side_by_side(["stamp", "1"]) == [["stamp"], ["1"]]
 
 
 def test_what_tells_that_the_set_is_whole_appears_last() -> None:
