@@ -234,11 +234,12 @@ class HeldFiles:
         with _writing(output.shown(file.path), output.scheme):
             try:
                 file.stream.close()
-            except FileExistsError:
-                raise
-            except BaseException:
-                # whether the store has taken it is not known
-                self._appeared += [file.path] * self.closing
+            except BaseException as error:
+                # the garbage collector would complete it
+                _abandon(file.stream)
+                if not isinstance(error, FileExistsError):
+                    # whether the store has taken it is not known
+                    self._appeared += [file.path] * self.closing
                 raise
             self._appeared += [file.path] * self.closing
             self._system.invalidate_cache()
