@@ -45,8 +45,8 @@ Row = tuple[Value, ...]
 
 # All that is no digit becomes a space, so that runs of digits can be told apart by `split`.
 _DIGITS_ALONE: Final = bytes(c if c in b"0123456789" else 32 for c in range(256))
-# keys whose digits are taken out at once: a million would double what a plan takes
-_AT_ONCE: Final = 4096
+# integers that are taken out at once: those of a million keys would double what a plan takes
+_AT_ONCE: Final = 1 << 14
 
 
 @dataclass(slots=True, eq=False)
@@ -79,13 +79,17 @@ def _integers(text: str, keys: Sequence[str]) -> list[tuple[int, ...]]:
     Digits that are no slots stand in the same places of all keys, and what is around a slot is no
     digit: so slots are the same runs of digits in each key.
     """
-    pieces = text.split(SLOT)
-    before = ["0".join(pieces[:number]) for number in range(1, len(pieces))]
-    slots = [len(_digits(piece)) for piece in before]
-    runs = len(_digits("0".join(pieces)))
+    *pieces, last = text.split(SLOT)
+    slots, runs = list[int](), 0
+    for piece in pieces:
+        runs += len(_digits(piece))
+        slots.append(runs)
+        runs += 1
+    runs += len(_digits(last))
+    at_once = max(1, _AT_ONCE // runs)
     out: list[tuple[int, ...]] = []
-    for start in range(0, len(keys), _AT_ONCE):
-        digits = _digits(" ".join(keys[start : start + _AT_ONCE]))
+    for start in range(0, len(keys), at_once):
+        digits = _digits(" ".join(keys[start : start + at_once]))
         number_of = {run: int(run) for run in set(digits)}
         numbers = list(map(number_of.__getitem__, digits))
         out += zip(*[numbers[slot::runs] for slot in slots], strict=True)

@@ -4,6 +4,7 @@ import pytest
 from key_oracle import random_pieces, text_of
 from work import steps, times
 
+from migrate.core import templates
 from migrate.core.errors import PatternError
 from migrate.core.keys import TwoReadings, parse
 from migrate.core.notation import Unset
@@ -233,3 +234,19 @@ def test_many_keys_without_a_common_form_stay_linear():
 
     # were it quadratic, 64 * 64
     assert times(grouping(32_000), grouping(500)) < 10 * 64
+
+
+def test_the_work_grows_with_the_length_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hostile key has as many numbers as its length allows."""
+    looked_at: list[int] = []
+    real = templates._digits
+
+    def counted(text: str) -> list[bytes]:
+        looked_at.append(len(text))
+        return real(text)
+
+    monkeypatch.setattr(templates, "_digits", counted)
+    keys = ["a" + f".{number}" * 5_000 for number in (1, 2)]
+    (found,) = templates.group(keys)
+    assert found.ints == [(1,) * 5_000, (2,) * 5_000]
+    assert sum(looked_at) <= 2 * sum(map(len, keys))
