@@ -380,7 +380,11 @@ class StoreRun(TargetRun):
 
         with log.phase("publishing"):
             for names in side_by_side(steps, list(parts)[:-1], list(small)):
-                self._sender.each([partial(appear, name) for name in names])
+                # who interrupts a run waits for no thread, where none is needed
+                if len(names) == 1:
+                    appear(names[0])
+                else:
+                    self._sender.each([partial(appear, name) for name in names])
                 for name in names:
                     if name in parts and self.options.read_back:
                         self._read_back(uploads, name, steps)
