@@ -43,7 +43,7 @@ PER_KEY: Final = _PerKey.PER_KEY
 Row = tuple[Value, ...]
 
 
-# All that is no digit becomes a space, so that runs of digits can be told apart by `split`.
+# Everything but digits becomes a space, so that `split` finds the runs of digits.
 _DIGITS_ALONE: Final = bytes(c if c in b"0123456789" else 32 for c in range(256))
 # integers that are taken out at once: those of a million keys would double what a plan takes
 _AT_ONCE: Final = 1 << 14

@@ -61,7 +61,7 @@ def _style(space: str) -> _Style:
     return _Style(comma, re.compile(entry), len(around), re.compile(shape))
 
 
-# as the library writes, and as Python's json does unless it is told otherwise
+# as the safetensors library writes headers, and as Python's json does by default
 _DENSE, _SPACED = _style(""), _style(" ")
 
 # name in the header -> torch's name; source: safetensors 0.8 `Dtype`

@@ -56,3 +56,19 @@ def s3(
     started_s3.log()
     yield started_s3
     started_s3.spoil()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """A checkpoint of several parts, for tests that have none of their own."""
+    from written_stores import large
+
+    return large(tmp_path / "old")
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """The rule file for it."""
+    from stored_checkpoint import rule
+
+    return rule(tmp_path)

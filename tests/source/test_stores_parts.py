@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from store_servers import S3
-from stored_checkpoint import rule
 from test_stores_written import killed, refused, tree
-from written_stores import MIB, held, large, uploads
+from written_stores import MIB, held, uploads
 
 import migrate
 from migrate.core.errors import MigrateError
@@ -20,16 +19,6 @@ from migrate.running import store_parts
 from migrate.source.stores import s3_uploads
 
 pytestmark = pytest.mark.servers
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Path:
-    return large(tmp_path / "old")
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Path:
-    return rule(tmp_path)
 
 
 def parts(

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 from marks import thorough
 from store_servers import S3, hub_server
-from stored_checkpoint import rule
 from test_stores import point_at_hub
 from test_stores_parts import plain
 from test_stores_written import tree
 from work import HANG
-from written_stores import held, large, uploads
+from written_stores import held, uploads
 
 import migrate
 from migrate.core.errors import MigrateError
@@ -27,16 +26,6 @@ from migrate.results import ApplyReport
 
 pytestmark = [pytest.mark.servers, pytest.mark.ranks]
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Path:
-    return large(tmp_path / "old")
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Path:
-    return rule(tmp_path)
 
 
 def rank(words: list[object], number: int, world: int) -> subprocess.Popen[str]:

@@ -9,24 +9,13 @@ from typing import Any
 
 import pytest
 from store_servers import S3
-from stored_checkpoint import rule
 from test_ray import Cluster, cluster, ended
 from test_stores_written import tree
-from written_stores import held, large, uploads
+from written_stores import held, uploads
 
 import migrate
 
 pytestmark = pytest.mark.servers
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Path:
-    return large(tmp_path / "old")
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Path:
-    return rule(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -7,23 +7,12 @@ from typing import Any
 
 import pytest
 from store_servers import S3
-from stored_checkpoint import rule
 from test_stores_written import refused, tree
-from written_stores import held, large, uploads
+from written_stores import held, uploads
 
 import migrate
 
 pytestmark = pytest.mark.servers
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Path:
-    return large(tmp_path / "old")
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Path:
-    return rule(tmp_path)
 
 
 def test_a_failed_run_goes_on_with_the_parts_that_the_store_has(

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from bucket_servers import STARTED
 from store_servers import S3
-from stored_checkpoint import rule
 from test_stores_ranks import launch
 from test_stores_written import refused, tree
-from written_stores import held, large, through_a_released_lineage, uploads
+from written_stores import held, through_a_released_lineage, uploads
 
 import migrate
 from migrate.core.types import RunPart
@@ -27,16 +26,6 @@ pytestmark = [
     pytest.mark.parametrize("started_other", sorted(STARTED), indirect=True),
     pytest.mark.usefixtures("started_other"),
 ]
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Path:
-    return large(tmp_path / "old")
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Path:
-    return rule(tmp_path)
 
 
 @pytest.mark.parametrize("copy", ["auto", "never"])

@@ -18,7 +18,7 @@ import pytest
 from marks import thorough
 from safetensors.numpy import save_file
 from store_servers import S3
-from stored_checkpoint import RULE, rule, shards
+from stored_checkpoint import RULE, shards
 from written_stores import MIB, held, large, through_a_released_lineage, uploads
 
 import migrate
@@ -59,16 +59,6 @@ def unfinished(out: str, left: dict[str, bytes], expected: dict[str, bytes]) -> 
 def coded(crc: int, length: int) -> str:
     """A checksum as S3 writes it."""
     return base64.b64encode(crc.to_bytes(length, "big")).decode()
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Path:
-    return large(tmp_path / "old")
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Path:
-    return rule(tmp_path)
 
 
 def test_a_local_checkpoint_is_written_to_a_bucket(

@@ -165,7 +165,7 @@ class SystemPrefix:
         return len(data)
 
     def _condition(self, item: RemoteObject) -> dict[str, Any]:
-        """What the file system is told besides, for an answer of this version alone."""
+        """Further arguments of a read, so that the store answers for this version only."""
         return {}
 
 
