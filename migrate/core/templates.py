@@ -12,6 +12,7 @@ and the caller does that.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
@@ -45,6 +46,7 @@ Row = tuple[Value, ...]
 
 # Everything but digits becomes a space, so that `split` finds the runs of digits.
 _DIGITS_ALONE: Final = bytes(c if c in b"0123456789" else 32 for c in range(256))
+_RUN: Final = re.compile("[0-9]+")
 # integers that are taken out at once: those of a million keys would double what a plan takes
 _AT_ONCE: Final = 1 << 14
 
@@ -105,7 +107,7 @@ def _digits(text: str) -> list[bytes]:
 class _DigitShape:
     """What all keys with the same digits-blind text share: where their slots are, and what takes
     keys into their template if it is one only; if it is not, because of digits that are no slots,
-    as those of a rank, `several` has that by the `rest` of a key beside its slots.
+    as those of a rank, `several` has that by the `rest` of a key's digits.
     """
 
     borders: tuple[int, ...]
@@ -155,8 +157,18 @@ def _shape(key: str) -> _DigitShape:
         if is_integer(segment):
             borders += (start, end)
         start = end + 1
-    rest = [slice(a, b) for a, b in zip([0, *borders[1::2]], [*borders[::2], None], strict=True)]
-    return _DigitShape(tuple(borders), itemgetter(*rest))
+    slots = set(borders[::2])
+    rest: list[int | slice] = []
+    for run in _RUN.finditer(key):
+        start, end = run.span()
+        if start not in slots:
+            # single characters are not made anew
+            rest.append(start if end - start == 1 else slice(start, end))
+    return _DigitShape(tuple(borders), itemgetter(*rest) if rest else _no_rest)
+
+
+def _no_rest(key: str) -> Hashable:
+    return None
 
 
 def is_integer(segment: str) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, groupby, islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.errors import CheckpointError, printable
 from ..core.keys import Pattern
@@ -124,21 +124,22 @@ def _without(
         table = part.table
         if table is None:
             continue
-        here = {key: name for name, _, key, _ in several}
-        pairs: list[tuple[Any, Any]] = []
-        for pair in table.pairs:
-            key = pair[0]
-            if type(pair[1]) is not TensorRecord and type(key) is str and key in here:
-                name = here[key]
-                at = tensors[name].spec
-                like = records.get(id(at))
-                if like is None:
-                    like = records[id(at)] = output_record(at)
-                # one for each place
-                record = new(TensorRecord, like)
-                names[id(record)] = name
-                pair = (key, record)
-            pairs.append(pair)
+        placed: dict[str, tuple[str, TensorRecord]] = {}
+        for name, _, key, _ in several:
+            at = tensors[name].spec
+            like = records.get(id(at))
+            if like is None:
+                like = records[id(at)] = output_record(at)
+            # one for each place
+            record = new(TensorRecord, like)
+            names[id(record)] = name
+            placed[key] = (key, record)
+        pairs = [
+            placed.get(pair[0], pair)
+            if type(pair[1]) is not TensorRecord and type(pair[0]) is str
+            else pair
+            for pair in table.pairs
+        ]
         made = DictNode(table.kind, tuple(pairs), table.node, table.attributes)
         parts[rank] = part._replace(root=replace_dict(part.root, table, made))
     if next(tensor_records([one.value for one in found]), None) is None:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import repeat
+from itertools import groupby, repeat
+from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import Report, fail, listed, option, printable
@@ -297,6 +298,7 @@ def _run_rule(
             report.diagnostics.append(refused.diagnostic)
 
     last: tuple[Any, ...] = (None,)  # thousands of modules have one state, often none
+    met: list[tuple[Decided, tuple[str, ...]]] = []
 
     def decide(step: CompiledCall, item: Item) -> Decided | None:
         nonlocal last
@@ -307,14 +309,7 @@ def _run_rule(
             said = step.op.decide(step.args, spec, data, printable(item.keys[0]), context.allow)
             last = (step, spec, data, said)
         decided: Decided = last[3]
-        for key in item.keys:
-            out.decided[key] = gone = not decided.outputs
-            if gone:
-                out.dropped[key] = rule
-            if decided.loses:
-                out.lost[key] = rule
-        for what in decided.notes:
-            out.odd.setdefault(what, []).append(item.keys[0])
+        met.append((decided, item.keys))
         return decided
 
     def read(role: str, item: Item, most: int) -> bytes:
@@ -333,6 +328,8 @@ def _run_rule(
     facts = PartFacts(read, absent, context.absent, unused)
     checks: list[ValueCheck] = []
     bound, made = run_ops(rule, names, items, views, refuse, checks, decide, facts, context.kept)
+    for decided, alike in groupby(met, itemgetter(0)):
+        _enter_decided(decided, rule, [keys for _, keys in alike], out)
     if tests_result:
         role_at = bound.index(ROLE) if ROLE in bound else None
         tests = {role: when_test(when) for role, when in rule.when.items()}
@@ -344,6 +341,22 @@ def _run_rule(
     if any(step.op.kind == "end" for step in rule.steps):
         out.dropped.update((t.key, rule) for t in reader.taken)
     return reader, bound, made
+
+
+def _enter_decided(
+    decided: Decided, rule: DirectedRule, groups: Sequence[tuple[str, ...]], out: StepResult
+) -> None:
+    """Enters what became of the tensors with these keys, of which one was decided as the other."""
+    keys = [key for group in groups for key in group]
+    gone = not decided.outputs
+    out.decided.update(dict.fromkeys(keys, gone))
+    by_rule = dict.fromkeys(keys, rule)
+    if gone:
+        out.dropped.update(by_rule)
+    if decided.loses:
+        out.lost.update(by_rule)
+    for what in decided.notes:
+        out.odd.setdefault(what, []).extend([group[0] for group in groups])
 
 
 def _check_refused(reader: Reader, report: Report) -> None:

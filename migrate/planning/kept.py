@@ -88,23 +88,26 @@ class Kept:
         content of each `io.BytesIO`, and of values that are None the names, for a stamp. Other
         values that were `lifted` are not kept.
         """
-        none: set[str] = set()
-        others: set[str] = set()
+        none: list[str] = []
+        others: list[str] = []
         for key, rule in bound.dropped.items():
             if not rule.keeps:
                 continue
             value = lifted.get(key, lifted)
-            (none if value is None else others).add(_split(key)[0])
-            form = "" if value is lifted else _form(value)
             if value is None:
-                self.kept_keys.add(key)
+                none.append(key)
+                continue
+            others.append(key)
+            form = "" if value is lifted else _form(value)
             if place and form is not None and key in tensors:
                 program = None if programs is None else programs.get(key)
                 self.parts[f"{rule.id} {rule.name} {key}{form}"] = KeptPart(tensors[key], program)
                 self.kept_keys.add(key)
         if none or others:
+            self.kept_keys.update(none)
             # what is None on some ranks alone has no name that stands for all
-            bound.nothing = sorted(none - others)
+            names, of_others = ({_split(key)[0] for key in keys} for keys in (none, others))
+            bound.nothing = sorted(names - of_others)
 
     def put_back(
         self, keeping: Sequence[CompiledRule], bound: StepResult, nothing: Collection[str]
@@ -229,17 +232,18 @@ def _marks(tensors: Iterable[str]) -> Callable[[str], AbstractSet[str]]:
     """What says on which ranks, as they are written, the module of a key is; of a module without
     tensors, such as a tied output layer, the one around it, which may be the whole model.
     """
-    found: dict[str, set[str]] = {}
+    ranks: dict[str, list[str]] = {}
     for key in tensors:
         short, mark = _split(key)
+        ranks.setdefault(short, []).append(mark)
+    found: dict[str, set[str]] = {}
+    for short, marks in ranks.items():
         while short:
             short = short.rpartition(".")[0]
-            marks = found.get(short)
-            if marks is None:
-                marks = found[short] = set()
-            if mark in marks:
+            known = found.setdefault(short, set())
+            if known.issuperset(marks):
                 break
-            marks.add(mark)
+            known.update(marks)
 
     def of(key: str) -> AbstractSet[str]:
         module = key.rpartition(".")[0]

@@ -74,13 +74,13 @@ class _Refusals:
         return any(all(group.get(n, v) == v for n, v in lost.items()) for lost in self._lost)
 
 
-def chunked_view(stored: ChunkedTensor) -> View:
-    """The view of a tensor over its chunks: leaf n is chunk n."""
-    if stored.view is not None:
-        return stored.view
-    parts = zip(range(len(stored.chunks)), stored.starts, stored.chunks, strict=True)
-    boxes = [(n, start, chunk.spec.shape, chunk.strides) for n, start, chunk in parts]
-    return assemble(stored.spec.shape, boxes)
+# the spec and the view of an output, and which sources of its inputs it has, None: all of them
+_Form = tuple[Spec, View, "tuple[int, ...] | None"]
+
+
+def _over(form: _Form, sources: tuple[TensorSource, ...]) -> Tensor:
+    made, view, at = form
+    return Tensor(made, view, sources if at is None else tuple([sources[i] for i in at]))
 
 
 class Views:
@@ -108,11 +108,13 @@ class Views:
         """The view of a tensor over its chunks: leaf n is chunk n."""
         if stored.view is not None:
             return self.intern(stored.view)
-        boxes = tuple([(chunk.spec.shape, chunk.strides) for chunk in stored.chunks])
-        form = stored.spec.shape, stored.starts, boxes
+        shapes = tuple([(chunk.spec.shape, chunk.strides) for chunk in stored.chunks])
+        form = stored.spec.shape, stored.starts, shapes
         found = self._chunked.get(form)
         if found is None:
-            found = self._chunked[form] = self.intern(chunked_view(stored))
+            parts = enumerate(zip(stored.starts, shapes, strict=True))
+            boxes = [(n, start, *shape) for n, (start, shape) in parts]
+            found = self._chunked[form] = self.intern(assemble(stored.spec.shape, boxes))
         return found
 
     def intern(self, view: View) -> View:
@@ -148,21 +150,16 @@ class Views:
         if outputs is None:
             made = self._materialise(step, tensors, parts, specs, rule, keys)
         else:
-            made = [
-                Tensor(s, v, sources if at is None else tuple([sources[i] for i in at]))
-                for s, v, at in outputs
-            ]
-        met = [
-            (
-                check,
-                [
-                    Tensor(s, v, sources if at is None else tuple([sources[i] for i in at]))
-                    for s, v, at in views
-                ],
-            )
-            for check, views in checks
-        ]
+            made = [_over(one, sources) for one in outputs]
+        met = [(check, [_over(one, sources) for one in views]) for check, views in checks]
         return made, met
+
+    def traced(self, step: CompiledCall, tensor: Tensor) -> _Form | None:
+        """The one output of a step that was traced on a tensor of this view and dtype; None where
+        it is computed.
+        """
+        found = self._traced.get((id(step), 1, id(tensor.view), tensor.spec.dtype))
+        return found[1][0] if found is not None and found[1] is not None else None
 
     def _trace(
         self,
@@ -302,7 +299,7 @@ class Views:
         of: Spec,
         tensors: Sequence[Tensor],
         mapping: tuple[tuple[int, ...], ...] | None,
-    ) -> tuple[Spec, View, tuple[int, ...] | None]:
+    ) -> _Form:
         """The view over its own leaves, and which joined sources they are (None: all, in order)."""
         used = sorted(leaves(view))
         total = (
@@ -389,15 +386,24 @@ def _each(
         for n, w in (step.only or {}).items()
     ]
     out, label = [], rule.label
+    # tensors of one rule mostly have one view, and the op makes of each what it made of the last
+    view, dtype, like = None, "", None
     for item in items:
         if only and not all(str(item.values[at]) in allowed for at, allowed in only):
             out.append(item)
+            continue
+        tensor = item.tensor
+        if tensor.view is not view or tensor.spec.dtype != dtype:
+            view, dtype, like = tensor.view, tensor.spec.dtype, None
+        elif like is not None and item.program is None:
+            out.append(Item(item.values, _over(like, tensor.sources), item.keys))
             continue
         try:
             if kept is not None and step.op.keeps:
                 out.append(kept.resize(rule, step, bound, item, views))
                 continue
-            (made,), met = views.trace(step, [item.tensor], 1, label, item.keys)
+            (made,), met = views.trace(step, [tensor], 1, label, item.keys)
+            like = None if met else views.traced(step, tensor)
         except OpError as error:
             refusals.add(item.keys, rule, step, error, bound, item.values, [item])
             continue

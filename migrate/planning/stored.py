@@ -9,7 +9,7 @@ from ..core import view as core_view
 from ..source.blobs import ChunkedTensor, StoredTensor, chunk_names
 from ..source.torn_tensors import part_of
 from .graph import ComputedTensor, Tensor, stored_keys
-from .pipeline import Views, chunked_view
+from .pipeline import Views
 
 if TYPE_CHECKING:
     from ..core.view import View
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def view_of(stored: StoredTensor, views: Views | None = None) -> View:
     """The view of a stored tensor over the places that it lies in; one of `views`, if given."""
     if isinstance(stored, ChunkedTensor):
-        return chunked_view(stored) if views is None else views.chunked(stored)
+        return (views or Views()).chunked(stored)
     whole = (stored.spec.shape, stored.strides)
     return core_view.stored(0, *whole) if views is None else views.stored(*whole)
 

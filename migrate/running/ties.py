@@ -49,43 +49,48 @@ def find_ties(outputs: Mapping[str, Tensor], stored: Mapping[str, StoredTensor])
     ):
         # no two outputs are made of one tensor, and no two tensors lie in one storage
         return {key: key for key in outputs}
-    groups: dict[Any, tuple[str, Tensor]] = {}
     views: dict[Any, int] = {}
     numbers: dict[int, int] = {}
-    out: dict[str, str] = {}
+    alike: dict[tuple[int, str, Any], list[str]] = {}
     for key, tensor in outputs.items():
-        places: list[Any] = []
-        for source in tensor.sources:
-            place = _place(source, stored)
-            if place is None:
-                break
-            places.append(place)
-        # a part that shares with nothing is enough
-        if not places or len(places) < len(tensor.sources):
-            out[key] = key
+        # most tensors have their first bytes to themselves, and are tied to nothing
+        place = _place(tensor.sources[0], stored) if tensor.sources else None
+        if place is None:
             continue
         number = numbers.get(id(tensor.view))
         if number is None:
             # views of one plan are one object if they are equal; those of another are not
             number = numbers[id(tensor.view)] = views.setdefault(tensor.view, len(views))
-        name, other = groups.setdefault((number, tensor.spec.dtype, *places), (key, tensor))
-        # the same source key twice is a copy, unless the op that made both handed out one tensor
-        out[key] = name if other is tensor or other.sources != tensor.sources else key
+        alike.setdefault((number, tensor.spec.dtype, place), []).append(key)
+    out = {key: key for key in outputs}
+    for keys in alike.values():
+        if len(keys) == 1:
+            continue
+        groups: dict[tuple[Any, ...], tuple[str, Tensor]] = {}
+        for key in keys:
+            tensor = outputs[key]
+            places = tuple([_place(source, stored) for source in tensor.sources])
+            # a part that shares with nothing is enough
+            if None in places:
+                continue
+            name, other = groups.setdefault(places, (key, tensor))
+            # the same source key twice is a copy, unless the op that made both handed out one
+            # tensor
+            out[key] = name if other is tensor or other.sources != tensor.sources else key
     return out
 
 
 def describe_ties(index: Index, first: Mapping[str, str], written: str) -> list[str]:
     """Notes on ties that the output cannot express, and on tensors that share some bytes."""
     ties = sum(one != key for key, one in first.items())
-    shared: dict[Any, list[tuple[Any, ...]]] = {}
-    for stored in (*index.tensors.values(), *index.passed_through.values()):
-        if isinstance(stored, Stored) and stored.storage is not None:
-            shared.setdefault(stored.storage, []).append(
-                (stored.spec, stored.offset, stored.strides)
-            )
-    partly = sum(
-        len(set(views)) for views in shared.values() if len(views) > 1 and len(set(views)) > 1
-    )
+    every = [*index.tensors.values(), *index.passed_through.values()]
+    storages = [s.storage for s in every if type(s) is Stored and s.storage is not None]
+    shared: dict[Any, set[tuple[Any, ...]]] = {}
+    for stored in every if len(set(storages)) < len(storages) else ():
+        if type(stored) is Stored and stored.storage is not None:
+            found = shared.setdefault(stored.storage, set())
+            found.add((stored.spec, stored.offset, stored.strides))
+    partly = sum(len(views) for views in shared.values() if len(views) > 1)
     return [
         (
             f"{plural(ties, 'tensor')} {'shares' if ties == 1 else 'share'} memory with another "

@@ -194,24 +194,21 @@ def replace_values(root: Any, new: Mapping[int, Any]) -> Any:
             return made[id(node)]
         if kind not in NODES or (kind is ListNode and node.kind not in _ORDERED):
             return node
-        if kind is ListNode:
-            items = tuple(
-                [
-                    visit(item) if type(item) in NODES or id(item) in made else item
-                    for item in node.items
-                ]
-            )
-            same = all(map(is_, items, node.items))
-            made[id(node)] = node if same else ListNode(node.kind, items, node.node)
-            return made[id(node)]
-        pairs = tuple(
-            [
-                (key, visit(value) if type(value) in NODES or id(value) in made else value)
-                for key, value in node.pairs
-            ]
-        )
-        same = all(a[1] is b[1] for a, b in zip(pairs, node.pairs, strict=True))
-        made[id(node)] = node if same else DictNode(node.kind, pairs, node.node, node.attributes)
+        held = node.items if kind is ListNode else [value for _, value in node.pairs]
+        # states of generators are thousands of numbers, and state dicts as many tensors
+        if NODES.isdisjoint(map(type, held)) and made.keys().isdisjoint(map(id, held)):
+            made[id(node)] = node
+            return node
+        values = [
+            visit(value) if type(value) in NODES or id(value) in made else value for value in held
+        ]
+        if all(map(is_, values, held)):
+            made[id(node)] = node
+        elif kind is ListNode:
+            made[id(node)] = ListNode(node.kind, tuple(values), node.node)
+        else:
+            pairs = zip([key for key, _ in node.pairs], values, strict=True)
+            made[id(node)] = DictNode(node.kind, tuple(pairs), node.node, node.attributes)
         return made[id(node)]
 
     return visit(root)
