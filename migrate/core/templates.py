@@ -331,12 +331,20 @@ def _constant(value: Value) -> _Column:
 
 def rank_of(key: str) -> int | None:
     """The rank that stands at the end of a key of several files, `key@1`; None for a plain key."""
+    found = split_rank(key)
+    return None if found is None else found[1]
+
+
+def split_rank(key: str) -> tuple[str, int] | None:
+    """A key of several files without its rank, and the rank; None for a plain key."""
     base, at, digits = key.rpartition("@")
     if not at or not base:
         return None
     # most ranks are small
     rank = _SMALL.get(digits)
-    return rank if rank is not None else int(digits) if is_integer(digits) else None
+    if rank is None:
+        rank = int(digits) if is_integer(digits) else None
+    return None if rank is None else (base, rank)
 
 
 _SMALL: Final = {str(number): number for number in range(256)}

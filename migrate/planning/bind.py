@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import Report, fail, listed, option, printable
 from ..core.keys import NegativeIndex, Pattern
-from ..core.templates import Template, rank_of
+from ..core.templates import Template, rank_of, split_rank
 from ..core.types import records
 from ..ops.base import Decided, ValueOp
 from ..rules.compiled import ROLE, CompiledCall, DirectedRule
@@ -651,28 +651,28 @@ def _settle_ranks(out: StepResult, tensors: Mapping[str, Tensor], report: Report
     """
     ranks: dict[str, list[int]] = {}
     for key in out.tensors:
-        if "@" in key and (rank := rank_of(key)) is not None:
-            ranks.setdefault(key.rpartition("@")[0], []).append(rank)
+        if "@" in key and (found := split_rank(key)) is not None:
+            ranks.setdefault(found[0], []).append(found[1])
     names: dict[str, str] = {}
     several: set[str] | None = None
-    for base, found in ranks.items():
-        if found != [0] and base not in out.tensors:
+    for base, numbers in ranks.items():
+        if numbers != [0] and base not in out.tensors:
             continue
         first = f"{base}@0"
         made = next(
             (
                 out.provenance[key]
-                for key in (base, first, *(f"{base}@{r}" for r in found))
+                for key in (base, first, *(f"{base}@{r}" for r in numbers))
                 if key in out.provenance
             ),
             None,
         )
         if base not in out.tensors:
-            if found == [0] and made is None and several is None:
+            if numbers == [0] and made is None and several is None:
                 several = {key.rpartition("@")[0] for key in tensors if rank_of(key)}
-            if found == [0] and (made is not None or base in (several or ())):
+            if numbers == [0] and (made is not None or base in (several or ())):
                 names[first] = base
-        elif made is not None and 0 not in found:
+        elif made is not None and 0 not in numbers:
             names[base] = first
         elif made is not None:
             _report_two_writers(

@@ -29,7 +29,13 @@ def initial(tensors: Mapping[str, StoredTensor], views: Views) -> dict[str, Tens
     out = {}
     whole: dict[int, View] = {}
     anew = False
+    last: StoredTensor | None = None
+    like: Tensor | None = None
     for key, stored in tensors.items():
+        if stored is last and like is not None:
+            # thousands of values that are None stand for one tensor
+            out[key] = Tensor(like.spec, like.view, (key,))
+            continue
         spec = stored.spec
         if isinstance(stored, ChunkedTensor):
             anew = anew or (stored.torn is not None and stored.torn.anew)
@@ -40,7 +46,8 @@ def initial(tensors: Mapping[str, StoredTensor], views: Views) -> dict[str, Tens
             view = views.stored(spec.shape, stored.strides)
             if stored.strides is None:
                 whole[id(spec)] = view
-        out[key] = Tensor(spec, view, (key,))
+        last, like = stored, Tensor(spec, view, (key,))
+        out[key] = like
     if anew:
         from .requantized import whole_again
 

@@ -138,12 +138,12 @@ def compose_for(
     last: tuple[Any, Any, bytes] = (None, None, b"")
 
     def payload(tensor: Tensor) -> bytes:
-        from .checks import read_content
-
         nonlocal last
         key = tensor.sources[0] if len(tensor.sources) == 1 else None
         at = stored.get(key) if type(key) is str else None
         if at is None or at is not last[0] or tensor.view is not last[1]:
+            from .checks import read_content
+
             last = (at, tensor.view, read_content(tensor, every()))
         return last[2]
 
