@@ -18,7 +18,8 @@ from ..source.stores.s3_uploads import PARTIAL, CopyRefusedError, ListedPart, S3
 from .ahead import reading_ahead
 from .meeting_in_bucket import RANKS, BucketMeeting
 from .part_plan import UPLOADED, PartPlan, UploadPart, held_parts, is_due
-from .store_journal import begun_unnamed, own_words, text_of
+from .publish import parsed_line
+from .store_journal import begun_unnamed, own_words, tags_of, text_of, word_of_made
 from .tiles import FileWriter, Tile, WriteJob, Writers, tiles
 
 if TYPE_CHECKING:
@@ -110,14 +111,23 @@ class Sender:
 
 
 class Uploads:
-    """The uploads of one output: in a `StoreRun` what a partial folder is in a run into files."""
+    """The uploads of one output: in a `StoreRun` what a partial folder is in a run into files.
+
+    `part`: which one of a run in parts makes them; how many there are where one process goes on
+    with what parts have begun, or publishes it.
+    """
 
     # of parts that are there or copied nothing is gathered
     whole = True
     claims: Mapping[Any, Any] = {}
 
     def __init__(
-        self, output: S3Output, plan: PartPlan, sender: Sender, journal: Mapping[str, Any]
+        self,
+        output: S3Output,
+        plan: PartPlan,
+        sender: Sender,
+        journal: Mapping[str, Any],
+        part: int | None = None,
     ) -> None:
         self.output, self.plan, self.sender, self.journal = output, plan, sender, journal
         self.run: str = journal["run"]
@@ -126,11 +136,8 @@ class Uploads:
         self.present: dict[str, dict[int, ListedPart]] = {}
         self.copied = self.passed = 0
         # the ETags of parts that were made, and how many of them the journal does not have
-        self.tags: dict[str, dict[int, str]] = {
-            name: {int(number): tag for number, tag in found.items()}
-            for name, found in journal.get("tags", {}).items()
-        }
-        self._new = 0
+        self.tags = tags_of(journal.get("tags"))
+        self._new, self._part = 0, part
         self._lock, self._noting = threading.Lock(), threading.Lock()
 
     def open(self, name: str) -> int:
@@ -193,23 +200,39 @@ class Uploads:
             self.note()
 
     def note(self) -> None:
-        """Takes down which parts were made, if the journal is still there. Of a run in parts others
-        write the journal too, so there nothing is.
+        """Takes down which parts were made, if the journal is still there: of a run in parts, whose
+        journal others write too, beside it.
         """
-        if "begun" in self.journal:
-            return
         with self._noting:
-            if self.output.head(self.output.journal) is not None:
+            if self.output.head(self.output.journal) is None:
+                return
+            if self._part is None:
                 self.write_journal()
+            else:
+                word = word_of_made(self.run, self._part)
+                self.output.words().say(word, text_of(self.made()))
+
+    def recall(self, of: int) -> None:
+        """Reads what was taken down by this one of `of` parts, or by all where this process is
+        none of them.
+        """
+        words = self.output.words()
+        numbers = {self._part, of} if self._part in range(of) else range(of + 1)
+        there = words.names() if len(numbers) > 2 else None
+        for name in [word_of_made(self.run, number) for number in numbers if number is not None]:
+            if there is None or name in there:
+                for file, found in tags_of(parsed_line(words.said(name))).items():
+                    self.tags.setdefault(file, {}).update(found)
 
     def stand(self, name: str, listed: Mapping[int, ListedPart]) -> dict[int, ListedPart]:
-        """Those of the parts that the store has which are known to be of this run. Of a run in
-        parts that is not taken down.
-        """
+        """Those of the parts that the store has which are known to be of this run."""
         known = self.tags.get(name, {})
-        if "begun" in self.journal:
-            return dict(listed)
         return {number: part for number, part in listed.items() if known.get(number) == part.tag}
+
+    def made(self) -> dict[str, dict[int, str]]:
+        """The ETags of parts that were made, by file and number."""
+        with self._lock:
+            return {name: dict(found) for name, found in self.tags.items()}
 
     def list_parts(self, name: str) -> dict[int, ListedPart] | None:
         return self.output.parts(self.output.key_of(name), self.ids[name])
@@ -220,9 +243,8 @@ class Uploads:
         known |= {name for name in self.ids if output.key_of(name) in output.asked_again}
         doubled = {"doubled": sorted(known)} if known else {}
         named: dict[str, Any] = {"uploads": self.ids, "checksum": output.checksum}
-        if "begun" not in self.journal:
-            with self._lock:
-                named["tags"] = {name: dict(found) for name, found in self.tags.items()}
+        if self._part is None:
+            named["tags"] = self.made()
         self.journal = {**self.journal, **named, **doubled, **more}
         output.write_journal(text_of(self.journal), new=False)
 

@@ -142,9 +142,22 @@ def word_of(run: str, number: int) -> str:
     return f"{run[:16]}-{number}.json"
 
 
+def word_of_made(run: str, number: int) -> str:
+    """The name under which a part of a run takes down which parts of uploads it has made."""
+    return f"{run[:16]}-{number}-made.json"
+
+
 def own_words(words: Iterable[str], run: str) -> list[str]:
     """Those that parts of this run have left."""
-    return [name for name in words if re.fullmatch(rf"{run[:16]}-\d+\.json", name, re.ASCII)]
+    form = re.compile(rf"{run[:16]}-\d+(-made)?\.json", re.ASCII)
+    return [name for name in words if form.fullmatch(name)]
+
+
+def tags_of(found: Any) -> dict[str, dict[int, str]]:
+    """ETags of parts by file and number, as a journal or a word has them; none of anything else."""
+    if not _tags(found):
+        return {}
+    return {name: {int(n): tag for n, tag in parts.items()} for name, parts in found.items()}
 
 
 def begun_unnamed(found: Mapping[str, Any], output: S3Output) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
     OUT.migrate-partial/journal.json        by the part that comes first, under the condition that
                                             there is none; the others wait until it is `ready`
     OUT.migrate-partial/parts/<run>-<n>.json    of a part that is done: what it wrote
+    OUT.migrate-partial/parts/<run>-<n>-made.json    the ETags of the parts of uploads that it made
 
 Each part makes the parts of uploads that hold its files, or its pieces of files, and asks the store
 which of them are there. Nothing is locked: two processes that do the same upload the same bytes.
@@ -101,7 +102,7 @@ class StorePartRun(StoreRun):
         """The uploads, begun if no other part was here before."""
         output, left = self.output, LeftInBucket(self.output)
         self.options = replace(self.options, resume=True)
-        self._part, self._own, self._of = part, own, part.of
+        self._part, self._own, self._of, self._number = part, own, part.of, part.number
         self._more = {"begun": asdict(begun), "by": part.number}
         if output.read_journal() is not None or not self._begin():
             found = self._ready(part)
@@ -161,6 +162,7 @@ class StorePartRun(StoreRun):
 
     def say_done(self, own: Sequence[OutputFile], shared: int) -> dict[str, Any]:
         """Says that the part is done."""
+        self._begun().note()
         said = what_is_said(self, own, shared)
         content = json.dumps(said, separators=(",", ":")).encode()
         self.output.words().say(word_of(self._begun().run, self._part.number), content)

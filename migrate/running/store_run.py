@@ -12,7 +12,7 @@ is whole, last what tells it most.
 A resumed run asks the store which parts it has. A part is there as a whole or not at all, and was
 compared with its checksum on the way. The journal has the ETags that the store has answered with: a
 part with another is made again, and so are those that a killed run had not taken down yet. Of a run
-in parts, whose journal is not one process's, number and size tell that a part is the one planned.
+in parts, whose journal is not one process's, each has those of its own beside it.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ class StoreRun(TargetRun):
     writer = PartWriter
     # whether no other process writes the same output
     _alone = True
+    # which part this is of a run in parts
+    _number: int | None = None
 
     def __init__(self, outputs: Mapping[str, Tensor], *arguments: Any, **named: Any) -> None:
         super().__init__(outputs, *arguments, **named)
@@ -196,16 +198,17 @@ class StoreRun(TargetRun):
         }
         if not output.write_journal(text_of(journal), new=True):
             return False
-        self.uploads = self._started(plan, journal)
-        self.uploads.write_journal()
-        refused = self._try_copy(self.uploads)
-        more: dict[str, Any] = {"ready": True} if self._more else {}
+        self.uploads = uploads = self._started(plan, journal)
+        uploads.write_journal()
+        refused = self._try_copy(uploads)
+        # the part that was tried may be another one's
+        more: dict[str, Any] = {"ready": True, "tags": uploads.made()} if self._more else {}
         if refused is not None:
             plan = replace(self._plan("never"), why=f"the store refuses copies ({refused})")
-            self.uploads.plan = plan
+            uploads.plan = plan
             more |= {"parts": plan.digest, "copied": False, "why": plan.why}
         if more:
-            self.uploads.write_journal(**more)
+            uploads.write_journal(**more)
         return True
 
     def _kept_sums(self, plan: PartPlan) -> dict[int, tuple[str, int]]:
@@ -236,7 +239,7 @@ class StoreRun(TargetRun):
     ) -> Uploads:
         """Uploads for these files, or all."""
         output = self.output
-        uploads = Uploads(output, plan, self._sender, journal)
+        uploads = self._uploads_of(plan, journal)
         if self.uploads is None:
             self.uploads = uploads
         files = list(plan.files) if names is None else names
@@ -251,6 +254,10 @@ class StoreRun(TargetRun):
         aborts = [partial(output.abort, key, upload) for key, upload in refused]
         self._sender.each([*(partial(begin, name) for name in files[1:]), *aborts])
         return uploads
+
+    def _uploads_of(self, plan: PartPlan, journal: Mapping[str, Any]) -> Uploads:
+        part = self._of if self._number is None else self._number
+        return Uploads(self.output, plan, self._sender, journal, part)
 
     def _try_copy(self, uploads: Uploads) -> str | None:
         """Has the shortest part that is copied copied; the store's code if it refuses."""
@@ -305,9 +312,10 @@ class StoreRun(TargetRun):
         for key, upload in begun_unnamed(found, output) if names is None else ():
             output.abort(key, upload)
         output.checksum = found.get("checksum")
-        uploads = Uploads(output, plan, self._sender, found)
-        self.uploads = uploads
+        self.uploads = uploads = self._uploads_of(plan, found)
         uploads.ids = dict(found["uploads"])
+        if self._of is not None:
+            uploads.recall(self._of)
         gone = list[str]()
 
         def look(name: str) -> None:
@@ -509,7 +517,11 @@ class StoreRun(TargetRun):
                     found[name] = {}
                     return
             sizes = {number: part.size for number, part in enumerate(planned, 1)}
-            if {n: p.size for n, p in (listed or {}).items()} != sizes:
+            here = listed or {}
+            # two attempts at one part of a run may have made it, each with an ETag of its own
+            known = uploads.tags.get(name, {}) if self._of is None else {}
+            other = any(here[n].tag != tag for n, tag in known.items() if n in here)
+            if other or {n: p.size for n, p in here.items()} != sizes:
                 fail(
                     "M913",
                     f"{printable(name)}: the store does not have the parts that were sent to it",

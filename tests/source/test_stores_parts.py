@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from store_servers import S3
 from test_stores_written import killed, refused, tree
-from written_stores import MIB, held, uploads
+from written_stores import MIB, held, replace_a_part, uploads
 
 import migrate
 from migrate.core.errors import MigrateError
@@ -187,12 +187,35 @@ def test_what_is_there_is_not_uploaded_again(
     assert held(s3, f"{tmp_path.name}/new/") == tree(tmp_path / "here")
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_part_of_an_upload_that_another_has_made_is_made_again(
+    s3: S3, local: Path, made: Path, tmp_path: Path, together: bool
+) -> None:
+    """By the part of the run, and by one process that goes on with what all have begun."""
+    out, options = f"s3://bucket/{tmp_path.name}/new", {"rules": [made], "max_shard_size": "15MB"}
+    s3.spoil(fail="*1=partNumber=")
+    refused("M969", local, out, part=RunPart(0, 1), **options)
+    s3.spoil()
+    key = replace_a_part(s3, tmp_path.name)
+    s3.log()
+    if together:
+        migrate.apply(local, out, resume=True, **options)
+    else:
+        parts(local, out, 1, (0,), **options)
+        migrate.publish(out)
+    sent = [one.path for one in s3.log() if one.method == "PUT"]
+    assert any(path.endswith(key) for path in sent)
+    migrate.apply(local, tmp_path / "here", **options)
+    assert held(s3, f"{tmp_path.name}/new/") == tree(tmp_path / "here")
+    assert not held(s3, f"{tmp_path.name}/new.migrate-partial")
+
+
 def test_what_parts_left_is_thrown_away(s3: S3, local: Path, made: Path, tmp_path: Path) -> None:
     out = f"s3://bucket/{tmp_path.name}/new.safetensors"
     foreign = f"{tmp_path.name}/new.safetensors.migrate-partial/parts/notes.txt"
     s3.client.put_object(Bucket="bucket", Key=foreign, Body=b"mine")
     parts(local, out, 2, (0, 1), rules=[made])
-    assert len(held(s3, f"{tmp_path.name}/")) == 4
+    assert len(held(s3, f"{tmp_path.name}/")) == 6
     found = migrate.clean(out)
     assert (found.removed, len(found.uploads)) == (True, 1)
     assert list(held(s3, f"{tmp_path.name}/")) == [foreign.removeprefix(f"{tmp_path.name}/")]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from test_stores import point_at_hub
 from test_stores_parts import plain
 from test_stores_written import tree
 from work import HANG
-from written_stores import held, uploads
+from written_stores import held, listed, uploads
 
 import migrate
 from migrate.core.errors import MigrateError
@@ -95,6 +96,9 @@ def test_a_rank_that_dies_ends_all_and_leaves_nothing_that_shows(
     s3.spoil(late=f"*0=PUT .*{name}.*partNumber=")
     children = [rank(words, number, 2) for number in range(2)]
     s3.wait_until_held()
+    # the other one has sent something, which it takes down when it ends
+    while not any(listed(s3, one) for one in uploads(s3, prefix) if name not in one["Key"]):
+        time.sleep(0.05)
     children[dies].send_signal(signal.SIGKILL)
     _, err = ended(children[1 - dies])
     ended(children[dies])
@@ -110,7 +114,7 @@ def test_a_rank_that_dies_ends_all_and_leaves_nothing_that_shows(
         found = launch([*words, "--resume", "-q"], 2)
         assert [(status, err) for status, _, err in found] == [(0, "")] * 2
     else:
-        # by one process, which uploads what is not there
+        # by one process, which uploads what is not known to be there
         report = migrate.apply(local, out, rules=[made], max_shard_size="9MB", resume=True)
         assert report.bytes_written < sum(file.size for file in report.files.values())
     assert held(s3, f"{prefix}/") == tree(here)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from store_servers import S3
 from test_stores_written import refused, tree
-from written_stores import held, uploads
+from written_stores import held, replace_a_part, uploads
 
 import migrate
 
@@ -50,21 +50,7 @@ def test_a_part_that_another_has_made_is_made_again(
     named["copy"] = "auto" if copied else "never"
     refused("M969", source, out, **named)
     s3.spoil()
-    key, upload, one = next(
-        (begun["Key"], begun["UploadId"], part)
-        for begun in uploads(s3, tmp_path.name)
-        for part in s3.client.list_parts(
-            Bucket="bucket", Key=begun["Key"], UploadId=begun["UploadId"]
-        ).get("Parts", ())
-    )
-    s3.client.upload_part(
-        Bucket="bucket",
-        Key=key,
-        UploadId=upload,
-        PartNumber=one["PartNumber"],
-        Body=b"\1" * one["Size"],
-        ChecksumAlgorithm="CRC64NVME",
-    )
+    key = replace_a_part(s3, tmp_path.name)
     s3.log()
     report = migrate.apply(source, out, resume=True, **named)
     sent = [one.path for one in s3.log() if one.method == "PUT" and one.path.endswith("tensors")]

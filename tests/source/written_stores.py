@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,27 @@ def uploads(server: S3, prefix: str) -> list[dict[str, Any]]:
     """Unfinished uploads below the prefix."""
     found = server.client.list_multipart_uploads(Bucket="bucket", Prefix=prefix)
     return list(found.get("Uploads", ()))
+
+
+def listed(server: S3, upload: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The parts that an unfinished upload has."""
+    named = {"Bucket": "bucket", "Key": upload["Key"], "UploadId": upload["UploadId"]}
+    return list(server.client.list_parts(**named).get("Parts", ()))
+
+
+def replace_a_part(server: S3, prefix: str) -> str:
+    """Uploads other bytes in the place of a part that an unfinished upload has; its key."""
+    key, upload, one = next(
+        (begun["Key"], begun["UploadId"], part)
+        for begun in uploads(server, prefix)
+        for part in listed(server, begun)
+    )
+    server.client.upload_part(
+        Bucket="bucket",
+        Key=key,
+        UploadId=upload,
+        PartNumber=one["PartNumber"],
+        Body=b"\1" * one["Size"],
+        ChecksumAlgorithm="CRC64NVME",
+    )
+    return str(key)
