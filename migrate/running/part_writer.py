@@ -210,7 +210,7 @@ class Uploads:
                 self.write_journal()
             else:
                 word = word_of_made(self.run, self._part)
-                self.output.words().say(word, text_of(self.made()))
+                self.output.words().say(word, text_of(self.tags_so_far()))
 
     def recall(self, of: int) -> None:
         """Reads what was taken down by this one of `of` parts, or by all where this process is
@@ -229,7 +229,7 @@ class Uploads:
         known = self.tags.get(name, {})
         return {number: part for number, part in listed.items() if known.get(number) == part.tag}
 
-    def made(self) -> dict[str, dict[int, str]]:
+    def tags_so_far(self) -> dict[str, dict[int, str]]:
         """The ETags of parts that were made, by file and number."""
         with self._lock:
             return {name: dict(found) for name, found in self.tags.items()}
@@ -244,7 +244,7 @@ class Uploads:
         doubled = {"doubled": sorted(known)} if known else {}
         named: dict[str, Any] = {"uploads": self.ids, "checksum": output.checksum}
         if self._part is None:
-            named["tags"] = self.made()
+            named["tags"] = self.tags_so_far()
         self.journal = {**self.journal, **named, **doubled, **more}
         output.write_journal(text_of(self.journal), new=False)
 

@@ -202,7 +202,7 @@ class StoreRun(TargetRun):
         uploads.write_journal()
         refused = self._try_copy(uploads)
         # the part that was tried may be another one's
-        more: dict[str, Any] = {"ready": True, "tags": uploads.made()} if self._more else {}
+        more: dict[str, Any] = {"ready": True, "tags": uploads.tags_so_far()} if self._more else {}
         if refused is not None:
             plan = replace(self._plan("never"), why=f"the store refuses copies ({refused})")
             uploads.plan = plan
