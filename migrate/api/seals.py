@@ -14,8 +14,10 @@ from ..core.types import PathLike
 from ..planning.request import path_text
 from ..results import SealReport
 from ..rules.files import LAYOUTS, LoadedFile
+from ..rules.lineage import Lineage
 from ..rules.locks import LOCK, Lock, compared, lock_of, read_lock
 from ..rules.packs import Pack, read_lineage
+from ..source import yaml
 
 # findings of lint that keep a lineage from being sealed, although they are no errors
 UNSEALABLE = frozenset({"M652"})
@@ -128,22 +130,23 @@ def _looked_at(name: str, home: Path) -> _Sealed:
     from ..rules.loading import read_files
 
     report = Report()
-    lineage = read_lineage(name, home, report)
+    documents: dict[Path, yaml.Document] = {}
+    lineage = read_lineage(name, home, report, documents)
     report.check()
     if lineage is None:
         raise ValueError(f"{home}: nothing was read and nothing was reported")
     paths = [path for edge in lineage.edges for path in (*edge.files, *edge.superseded)]
-    files = read_files(paths, report)
+    files = read_files(paths, report, documents)
     report.check()
     old, new = read_lock(home), lock_of(home, lineage, files)
     spans = {file.model.id: file.span("id") for file in files}
     spans[LAYOUTS] = Span(str(home / LAYOUTS), 1, 1)
     problems = [] if old is None else compared(old, new, spans)
-    problems += _unsealable(home, files)
+    problems += _unsealable(home, lineage, files)
     return _Sealed(name, home, old, new, len(files), tuple(problems))
 
 
-def _unsealable(home: Path, files: Sequence[LoadedFile]) -> list[Diagnostic]:
+def _unsealable(home: Path, lineage: Lineage, files: Sequence[LoadedFile]) -> list[Diagnostic]:
     """M523 for each file without tests, and for errors and guesses that lint finds."""
     from ..lints.findings import lint
 
@@ -157,7 +160,7 @@ def _unsealable(home: Path, files: Sequence[LoadedFile]) -> list[Diagnostic]:
         for file in files
         if not file.model.tests
     ]
-    found = lint([home], loaded=files)
+    found = lint([home], loaded=files, lineages={home: lineage})
     return out + [
         Diagnostic(
             "M523",

@@ -100,6 +100,9 @@ def _folded(
         segments = tuple(form.text.split("."))
         slots = tuple(i for i, text in enumerate(segments) if text == SLOT and not form.literal)
         found = [None if one is None else one.spec for one in map(tensors.get, form.keys)]
+        if not any(found):
+            # all of the form's keys are on the other side
+            continue
         first = found[0]
         alike: dict[Spec, tuple[Form, list[int]]] = {}
         # most forms have one spec, which is one object

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import islice, product
 from math import prod
 from operator import itemgetter
@@ -50,6 +51,7 @@ __all__ = [
 
 # Cuts that are looked at where captures repeat: most of them disagree in value and are no readings.
 MOST_CUTS: Final = 1000
+_MOST_KEPT: Final = 1 << 10
 
 
 class TwoReadings(ValueError):  # noqa: N818 - says what the key has
@@ -307,7 +309,13 @@ def parse(text: str, types: Mapping[str, CaptureType] = MappingProxyType({})) ->
     role, for a target those of the source, for a `map` the values it lists. PatternError M201 or
     M111, with offsets into `text`.
     """
-    pieces, known = read_pieces(text, types)
+    return _parsed(text, tuple(types.items()))
+
+
+# a lineage's few texts are asked about for each rule, param, test and layout
+@lru_cache(_MOST_KEPT, typed=True)
+def _parsed(text: str, types: tuple[tuple[str, CaptureType], ...]) -> Pattern:
+    pieces, known = read_pieces(text, dict(types))
     parts, origins = _parts(pieces, text)
     segments, pure, places = _segments(pieces, text)
     captures = tuple(dict.fromkeys(p.name for p in pieces if p.name))

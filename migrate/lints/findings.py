@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 from ..core.errors import PAGES, Diagnostic, Span, did_you_mean, fail, page, printable
 from ..core.types import PathLike
 from ..rules.files import LoadedFile
-from ..rules.lineage import Matcher
+from ..rules.lineage import Lineage, Matcher
 from ..rules.packs import built_in
 from ..ruletests.properties import ALLOWABLE
 from ..source import yaml
@@ -55,17 +56,19 @@ def lint(
     index: Index | None = None,
     read_side: Callable[[str], bytes | None] = lambda name: None,
     loaded: Iterable[LoadedFile] = (),
+    lineages: Mapping[Path, Lineage] = MappingProxyType({}),
 ) -> LintFindings:
     """The findings in the rule files and layouts at `paths`, by file and line.
 
     Without paths: `./rules`, or the rules that ship with migrate. `select` and `ignore` hold codes
     or names of the findings that are shown; `index` is a checkpoint that the rules are held against
     as well, `read_side` answers with its side files. Rule files that are `loaded` without problems
-    are not read again. M115 for a path or a code that there is not.
+    are not read again, nor are `lineages`, by their folders. M115 for a path or a code that there
+    is not.
     """
     known = set(codes())
     wanted = (_codes(select) or known) - _codes(ignore)
-    filesets = read_inputs(paths or [_default()], loaded)
+    filesets = read_inputs(paths or [_default()], loaded, lineages)
     families: Iterator[Diagnostic] = chain.from_iterable(
         family(fileset) for fileset in filesets.filesets for family in FAMILIES
     )

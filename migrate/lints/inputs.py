@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..core.errors import Diagnostic, MigrateError, OpError, Report, Span, fail, printable
@@ -18,6 +19,7 @@ from ..rules.compiled import CompiledCall, CompiledRule, DirectedRule, direct
 from ..rules.files import LAYOUTS, SUFFIXES, LoadedFile
 from ..rules.lineage import Lineage
 from ..rules.loading import read_files
+from ..rules.locks import check_lineage
 from ..rules.model import RuleFile
 from ..rules.packs import Pack, Packs
 from ..rules.param_model import Param
@@ -63,9 +65,13 @@ class LintInput:
     problems: tuple[Diagnostic, ...]
 
 
-def read_inputs(paths: Sequence[PathLike], loaded: Iterable[LoadedFile] = ()) -> LintInput:
+def read_inputs(
+    paths: Sequence[PathLike],
+    loaded: Iterable[LoadedFile] = (),
+    lineages: Mapping[Path, Lineage] = MappingProxyType({}),
+) -> LintInput:
     """The rule files and layouts at `paths`; M115 for a path that is neither. Those that are
-    `loaded` without problems are not read again.
+    `loaded` without problems are not read again, nor are `lineages`, by their folders.
     """
     known = {file.path: file for file in loaded}
     report = Report()
@@ -78,7 +84,7 @@ def read_inputs(paths: Sequence[PathLike], loaded: Iterable[LoadedFile] = ()) ->
     filesets = []
     for (home, _), files in homes.items():
         asked |= dict.fromkeys(files)
-        fileset = _fileset(home, files, report, known)
+        fileset = _fileset(home, files, report, known, lineages)
         filesets.append(fileset)
         documents = [file.loaded.document for file in fileset.files] + (
             [fileset.layouts] if fileset.layouts else []
@@ -146,6 +152,7 @@ def _fileset(
     files: Mapping[str, Path],
     report: Report,
     known: Mapping[Path, LoadedFile],
+    lineages: Mapping[Path, Lineage],
 ) -> FileSet:
     if home is None:
         rules = [Path(name) for name in files]
@@ -154,8 +161,13 @@ def _fileset(
     rules = [Path(name_of(path)) for path in _files(home) if path.name != LAYOUTS]
     lineage = None
     pack = Pack(str(place), "local", place)
+    name = next(iter(pack.lineages))
     try:
-        lineage = Packs((pack,), scan=False).load_lineage(next(iter(pack.lineages)))
+        if place in lineages and lineages[place].name == name:
+            check_lineage(place, lineages[place])
+            lineage = lineages[place]
+        else:
+            lineage = Packs((pack,), scan=False).load_lineage(name)
     except MigrateError as error:
         report.diagnostics += error.diagnostics
     return FileSet(

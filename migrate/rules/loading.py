@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -76,12 +77,20 @@ def _content(paths: Iterable[Path | str]) -> tuple[tuple[str, bytes], ...] | Non
         return None
 
 
-def read_files(paths: Iterable[Path | str], report: Report) -> list[LoadedFile]:
-    """Those of the rule files that can be read; the problems of all go into the report."""
+def read_files(
+    paths: Iterable[Path | str],
+    report: Report,
+    documents: Mapping[Path, yaml.Document] = MappingProxyType({}),
+) -> list[LoadedFile]:
+    """Those of the rule files that can be read; the problems of all go into the report. Those of
+    the `documents` are not read again.
+    """
     loaded = [
         file
-        for path in paths
-        if (file := load_document(Path(path), yaml.read_file(path, report), report))
+        for path in map(Path, paths)
+        if (
+            file := load_document(path, documents.get(path) or yaml.read_file(path, report), report)
+        )
     ]
     if len(loaded) > 1:
         check_ids(loaded, report)

@@ -528,11 +528,18 @@ def _meaning(name: str, folder: Path) -> Any:
     )
 
 
-def read_lineage(name: str, folder: Path, report: Report) -> Lineage | None:
-    """The lineage in a folder with its edges, read as written; its problems go into the report."""
+def read_lineage(
+    name: str,
+    folder: Path,
+    report: Report,
+    documents: dict[Path, yaml.Document] | None = None,
+) -> Lineage | None:
+    """The lineage in a folder with its edges, read as written; its problems go into the report.
+    `documents` gets its rule files as they were read.
+    """
     lineage = _layouts(name, folder, report)
     ids: list[str] = []
-    edges = _edges(name, folder, lineage, report, ids)
+    edges = _edges(name, folder, lineage, report, ids, {} if documents is None else documents)
     return None if lineage is None else replace(lineage, edges=edges, ids=tuple(sorted(ids)))
 
 
@@ -552,9 +559,16 @@ def _layouts(name: str, folder: Path, report: Report) -> Lineage | None:
 
 
 def _edges(
-    name: str, folder: Path, lineage: Lineage | None, report: Report, ids: list[str]
+    name: str,
+    folder: Path,
+    lineage: Lineage | None,
+    report: Report,
+    ids: list[str],
+    read: dict[Path, yaml.Document],
 ) -> tuple[Edge, ...]:
-    """The edges of the rule files below the folder; `ids` gets the ids of all of these."""
+    """The edges of the rule files below the folder; `ids` gets the ids of all of these, and `read`
+    what was read of them.
+    """
     from .loading import read_files
 
     found: dict[tuple[str, str], dict[Path, yaml.Document]] = {}
@@ -590,7 +604,7 @@ def _edges(
                 what = f"lineage `{name}` has no layout `{printable(layout)}`"
                 report.add("M501", what, spans=(document.span(("edge", number)),), help=hint)
         ids.append(str(data.get("id")))
-        found.setdefault((source, target), {})[path] = document
+        found.setdefault((source, target), {})[path] = read[path] = document
     return tuple(_edge(*ends, documents, report) for ends, documents in found.items())
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from raw_states import applied, bits, opened
+from safetensors.numpy import save_file
 
-from migrate.authoring.infer import blocks, compared, infer, proof, samples
+from migrate import formats
+from migrate.authoring.infer import blocks, compared, infer, proof, reading, samples
+from migrate.core.spec import Spec
 from migrate.formats.memory import MemoryBlob, MemorySource
 
 Arrays = dict[str, np.ndarray]
@@ -139,6 +144,35 @@ def test_whole_blocks_that_move_are_compared_without_being_read_again(
     again, more = read()
     assert again == found
     assert min(more) > 1.2
+
+
+def test_of_files_only_what_does_not_begin_as_another_tensor_is_sampled_on_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = old_weights(6, "float16")
+    old["turned"] = bits(np.random.default_rng(7), "float16", (128, 32))
+    new = stacked(old) | {"turned.T": np.ascontiguousarray(old["turned"].T)}
+    # begins as the old one, and is not made of its blocks alone
+    new["tok"] = np.concatenate([old["embed"], np.zeros((20, 64), "<u2")])
+    sides = []
+    for name, state in (("old", old), ("new", new)):
+        save_file({k: a.view("<f2") for k, a in state.items()}, tmp_path / f"{name}.safetensors")
+        sides.append(formats.open(tmp_path / f"{name}.safetensors"))
+    sampled: list[tuple[int, ...]] = []
+
+    class Counted(samples.RunSampler):
+        def __init__(self, spec: Spec, bits: int) -> None:
+            sampled.append(spec.shape)
+            super().__init__(spec, bits)
+
+    monkeypatch.setattr(reading, "RunSampler", Counted)
+    found = infer(*sides)
+    assert sorted(sampled) == [(32, 128), (128, 32)]
+    assert (found.questions, found.unexplained) == ((), ())
+    # of tensors in memory all are
+    held = infer(*(opened({k: ("float16", a) for k, a in s.items()}) for s in (old, new)))
+    assert len(sampled) > 20
+    assert {*map(repr, found.relations)} == {*map(repr, held.relations)}
 
 
 @pytest.mark.heavy

@@ -19,6 +19,7 @@ from ...core.spec import BITS, Spec
 from ...elements.codes import number_of
 from ..relations import Relation
 from . import names, proof, ranks
+from .blocks import moved_blocks
 from .compared import ComparedTensor
 from .encoded import decoded, parts_that_follow
 from .layouts import NoLayout, PartLayout, Shape, lay_out, reshaped
@@ -139,7 +140,8 @@ def search(
     _equal_bytes(found, labels, few)
     _follow_codes(found)
     _settle_doubtful(found)
-    _moved(found, *_as_they_are(found))
+    _moved_whole(found)
+    _moved(found, *_as_they_are(found), found.bits)
     _by_analogy(found)
     if found.news:
         _after_casts(found)
@@ -321,12 +323,38 @@ def _as_they_are(found: Search) -> tuple[list[ComparedTensor], list[ComparedTens
     )
 
 
-def _moved(found: Search, olds: Sequence[ComparedTensor], news: Sequence[ComparedTensor]) -> None:
+def _moved_whole(found: Search) -> None:
+    """Relations of tensors that consist of the same blocks; whatever else they may be is left to
+    their runs.
+    """
+    if not found.bits or found.compare.blocks is None:
+        return
+    olds, news = _as_they_are(found)
+    links, complete = moved_blocks(*found.compare.blocks, (olds, news))
+    why = dict(found.why)
+    for part_olds, part_news in _components(links):
+        if complete[0].issuperset(part_olds) and complete[1].issuperset(part_news):
+            _solve(
+                found,
+                [olds[i] for i in part_olds],
+                [news[j] for j in part_news],
+                _renumbered(links, part_olds, part_news),
+            )
+    found.why = why
+
+
+def _moved(
+    found: Search,
+    olds: Sequence[ComparedTensor],
+    news: Sequence[ComparedTensor],
+    bits: int | None = None,
+) -> None:
     """Relations of tensors whose elements stand in common runs, of which more and more are looked
-    at while these do not say enough.
+    at while these do not say enough, from one in 2**bits on.
     """
     runs, found.runs = found.runs, ({}, {})
-    bits = found.bits if any(runs) else _sampling(olds, news)
+    if bits is None:
+        bits = _sampling(olds, news)
     while True:
         _moved_by(found, olds, news, bits, runs)
         olds = [t for t in olds if t.key in found.olds]
@@ -365,14 +393,19 @@ def _moved_by(
                 found,
                 [olds[i] for i in part_olds],
                 [news[j] for j in part_news],
-                {
-                    (a, b): strong[i, j]
-                    for a, i in enumerate(part_olds)
-                    for b, j in enumerate(part_news)
-                    if (i, j) in strong
-                },
-                bits,
+                _renumbered(strong, part_olds, part_news),
             )
+
+
+def _renumbered(
+    links: Mapping[tuple[int, int], Pairs], olds: Sequence[int], news: Sequence[int]
+) -> dict[tuple[int, int], Pairs]:
+    return {
+        (a, b): links[i, j]
+        for a, i in enumerate(olds)
+        for b, j in enumerate(news)
+        if (i, j) in links
+    }
 
 
 def _same_multisets(
@@ -444,7 +477,6 @@ def _solve(
     olds: Sequence[ComparedTensor],
     news: Sequence[ComparedTensor],
     links: Mapping[tuple[int, int], Pairs],
-    bits: int,
 ) -> None:
     """The relation of tensors that share elements."""
     if min(len(olds), len(news)) > 1:

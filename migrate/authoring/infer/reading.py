@@ -1,20 +1,20 @@
 """Both checkpoints, read once: what is noticed of each tensor on the way.
 
 That is a digest, whether it has so few values that equal bytes may be an accident, and of large
-checkpoints some of its runs, and digests of its blocks, so that what only moves whole blocks need
-not be read again to be compared.
+checkpoints digests of its blocks, by which what only moves whole blocks is found and compared, and
+some of the runs of what seems to move otherwise.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from ...core.spec import Spec
 from ...running.resources import run_together
-from .blocks import BlockDigests
+from .blocks import BlockDigests, kept_whole
 from .compared import ComparedTensor
 from .samples import Runs, RunSampler, is_sampled
 
@@ -63,10 +63,13 @@ class _FewValues:
 
 
 class SideReader:
-    """Reads all tensors of one side once: digests, whether they have few values, and some runs."""
+    """Reads all tensors of one side once: digests, whether they have few values, and some runs,
+    but for those of `unsampled`.
+    """
 
     def __init__(self, source: Source, specs: Mapping[str, Spec], bits: int) -> None:
         self._source, self._specs, self._bits = source, specs, bits
+        self.unsampled: Collection[Spec] = ()
         self.keys: dict[tuple[str, bytes], list[str]] = defaultdict(list)
         self.few: set[tuple[str, bytes]] = set()
         self.runs: dict[str, Runs] = {}
@@ -83,7 +86,8 @@ class SideReader:
             hashed, values = xxhash.xxh3_128(), _FewValues()
             whole = self._bits > 0 and self.blocks.fit(spec)
             held: list[bytes] = []
-            sampler = RunSampler(spec, self._bits) if is_sampled(spec, self._bits) else None
+            sampled = is_sampled(spec, self._bits) and spec not in self.unsampled
+            sampler = RunSampler(spec, self._bits) if sampled else None
             tensor = ComparedTensor(key, spec, self._source)
             beyond = sampler.beyond if sampler else 0
             for start, count, flat in tensor.stretches(beyond, self.blocks.size if whole else 1):
@@ -112,6 +116,9 @@ def read_both(
     """Both sides, read at the same time where they are large."""
     (old, olds), (new, news) = sides
     readers = SideReader(old, olds, bits), SideReader(new, news, bits)
+    if bits:
+        whole = kept_whole(readers[0].blocks, readers[1].blocks, (olds, news))
+        readers[0].unsampled = readers[1].unsampled = whole
     left, stop = list(readers), Event()
 
     def work(_: int) -> None:

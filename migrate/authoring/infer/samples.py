@@ -91,7 +91,7 @@ def _all_runs(array: Array, dtype: str) -> Runs:
     import numpy as np
 
     flat = _whole_numbers(np.ascontiguousarray(array).reshape(-1))
-    width, salt = flat.dtype.itemsize, _salt(dtype)
+    width, salt = flat.dtype.itemsize, salt_of(dtype)
     everywhere = np.arange(flat.size)
     out: list[tuple[Array, Array, int, int]] = []
     if width >= 4:
@@ -121,7 +121,7 @@ class RunSampler:
         first = min(bits, most)
         self._mask, self._wanted = ((1 << first) - 1) << shift, (_BITS & (1 << first) - 1) << shift
         self._second = np.uint64(64 - min(bits - first, 40)) if bits > first else None
-        self._salt = _salt(spec.dtype)
+        self._salt = salt_of(spec.dtype)
         self._axes = [
             (stride, length, max(n for n in LENGTHS if n <= length))
             for length, stride in zip(spec.shape, row_major(spec.shape), strict=True)
@@ -221,7 +221,8 @@ def _runs(found: Sequence[tuple[Array, Array, int, int]]) -> Runs:
     )
 
 
-def _salt(dtype: str) -> Any:
+def salt_of(dtype: str) -> Any:
+    """What goes into hashes of elements, so that equal bits of two dtypes are not equal."""
     import numpy as np
 
     x = (sum(dtype.encode()) + 257 * len(dtype)) * _ODD & (1 << 64) - 1
