@@ -23,7 +23,6 @@ from ..source.grids import Axis, PartGrid, Replica, WrittenGrid
 from ..source.index import FileSource, Source
 from ..source.jsontext import collector_paused
 from ..source.paths import Place, look_beside, read_history
-from ..source.pickle.alike import StreamsAlike
 from ..source.pickle.tree import DictNode
 from ..source.shards import MAX_RANKS
 from ..source.tree import is_flat
@@ -34,6 +33,7 @@ from .base import SURE
 from .torchzip import FORMAT as TORCH
 from .torchzip import (
     MEGATRON,
+    FilesAlike,
     Raw,
     TorchFile,
     index_of,
@@ -189,7 +189,7 @@ def open_parts(place: Place, found: Found) -> Source:
     label = printable(place.path, 240) if place.file is not None else folder.label("")
     try:
         parts: list[_Part] = []
-        report, like = Report(), StreamsAlike()
+        report, like = Report(), FilesAlike()
         shared: Sharing | None = None
         if len(found.files) > MAX_RANKS:
             fail("M914", f"{label}: {len(found.files)} parts, more than {MAX_RANKS}")

@@ -69,7 +69,6 @@ from . import _signatures
 from ._legacy import read_legacy
 
 if TYPE_CHECKING:
-    from ..source.pickle.alike import StreamsAlike
     from ..source.target import TargetTree
     from ..source.unread import Unread
     from ._header import Origins
@@ -491,8 +490,10 @@ class Raw(NamedTuple):
     stream: tuple[int, int]
     # archives have checksums, memory has none
     summed: bool = True
-    # one object for streams that say the same but for plain values
+    # one object for streams that say the same but for plain values, and one for archives that are
+    # laid out alike
     form: Any = None
+    layout: Any = None
 
 
 def read_file(
@@ -612,7 +613,17 @@ def _alone(root: Any, at: str | None, label: str) -> tuple[Any, tuple[str, ...],
     return dict_at(root, path) or root, path, around
 
 
-def read_raw(blob: FileBlob, label: str, like: StreamsAlike | None = None) -> Raw:
+class FilesAlike:
+    """Reads what files of one kind say alike once, in their archives and in their streams."""
+
+    def __init__(self) -> None:
+        from ..source.pickle.alike import StreamsAlike
+        from ..source.zip_alike import ArchivesAlike
+
+        self.archives, self.streams = ArchivesAlike(), StreamsAlike()
+
+
+def read_raw(blob: FileBlob, label: str, like: FilesAlike | None = None) -> Raw:
     """The tree of a file, decoded and not yet looked at; `like` reads what files say alike once."""
     size = blob.size
     head = blob.read(0, min(_signatures.HEAD, size))
@@ -629,14 +640,15 @@ def read_raw(blob: FileBlob, label: str, like: StreamsAlike | None = None) -> Ra
         return Raw(decoded.tree, legacy.records, decoded.outside, None, decoded.hidden, (0, end))
     if found != "zip":
         _signatures.refuse_kind(label, found)
-    archive = zip_archive.read_archive(blob, label=label)
-    stream = zip_archive.read_record(blob, archive.records["data.pkl"], ARCHIVE.size, label)
-    places = {
-        name[5:]: record for name, record in archive.records.items() if name.startswith("data/")
-    }
-    sizes = {key: record.size for key, record in places.items()}
+    layout = None
     if like is not None:
-        decoded = like.decode(stream, sizes, label)
+        archive, places, sizes, layout = like.archives.read(blob, label)
+    else:
+        archive = zip_archive.read_archive(blob, label=label)
+        places, sizes = zip_archive.storages_of(archive)
+    stream = zip_archive.read_record(blob, archive.records["data.pkl"], ARCHIVE.size, label)
+    if like is not None:
+        decoded = like.streams.decode(stream, sizes, label)
     else:
         nodes = read_pickle(stream, ARCHIVE, name=f"{label}: data.pkl", persistent=True)
         decoded = decode(nodes, label, sizes)
@@ -651,6 +663,7 @@ def read_raw(blob: FileBlob, label: str, like: StreamsAlike | None = None) -> Ra
         decoded.hidden,
         (written.offset, written.size),
         form=decoded.form,
+        layout=layout,
     )
 
 
