@@ -42,20 +42,20 @@ def find_ties(outputs: Mapping[str, Tensor], stored: Mapping[str, StoredTensor])
     """For each output the first output that it is tied to, often itself."""
     sources = [source for tensor in outputs.values() for source in tensor.sources]
     storages = [s.storage for s in stored.values() if type(s) is Stored and s.storage is not None]
-    if (
-        _TEXTS.issuperset(map(type, sources))
-        and len(set(sources)) == len(sources)
-        and len(set(storages)) == len(storages)
-    ):
-        # no two outputs are made of one tensor, and no two tensors lie in one storage
+    # no two tensors lie in one storage
+    apart = _TEXTS.issuperset(map(type, sources)) and len(set(storages)) == len(storages)
+    if apart and len(set(sources)) == len(sources):
+        # no two outputs are made of one tensor
         return {key: key for key in outputs}
+    # what shares with no other tensor is told from it by its name alone
+    named = apart and len(storages) == len(stored)
     groups: dict[Any, tuple[str, Tensor]] = {}
     views: dict[Any, int] = {}
     numbers: dict[int, int] = {}
     out: dict[str, str] = {}
     for key, tensor in outputs.items():
-        places: list[Any] = []
-        for source in tensor.sources:
+        places: list[Any] = list(tensor.sources) if named else []
+        for source in () if named else tensor.sources:
             place = _place(source, stored)
             if place is None:
                 break
