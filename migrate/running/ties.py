@@ -41,14 +41,17 @@ def declare_ties(outline: CheckpointTree, stored: dict[str, Any]) -> dict[str, V
 def find_ties(outputs: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]) -> dict[str, str]:
     """For each output the first output that it is tied to, often itself."""
     sources = [source for tensor in outputs.values() for source in tensor.sources]
-    storages = [s.storage for s in stored.values() if type(s) is Stored and s.storage is not None]
-    # no two tensors lie in one storage
-    apart = _TEXTS.issuperset(map(type, sources)) and len(set(storages)) == len(storages)
-    if apart and len(set(sources)) == len(sources):
-        # no two outputs are made of one tensor
-        return {key: key for key in outputs}
-    # what shares with no other tensor is told from it by its name alone
-    named = apart and len(storages) == len(stored)
+    # whether each source is told from all others by its name alone
+    named = False
+    if _TEXTS.issuperset(map(type, sources)):
+        used: set[Any] = set(sources)
+        held = map(stored.get, used)
+        storages = [s.storage for s in held if type(s) is Stored and s.storage is not None]
+        apart = len(set(storages)) == len(storages)
+        if apart and len(used) == len(sources):
+            # no two outputs are made of one tensor, and no two tensors lie in one storage
+            return {key: key for key in outputs}
+        named = apart and len(storages) == len(used)
     groups: dict[Any, tuple[str, Tensor]] = {}
     views: dict[Any, int] = {}
     numbers: dict[int, int] = {}
