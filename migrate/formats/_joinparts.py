@@ -224,7 +224,9 @@ class RankOfParts:
         first = {key: number for number, (key, _) in zip(chosen, pairs, strict=True)}
         others = set(range(len(row))).difference(chosen)
         there = [(number, first[row[number][1][0]]) for number in sorted(others)]
-        stored = [at for member in members for at in member.content.tensors.values()]
+        stored = _stored(members)
+        if len(stored) < sum(part.tensors for part in parts):
+            return None
         of = [n for n, member in enumerate(members) for _ in member.content.tensors]
         at = {id(one): number for number, one in enumerate(stored)}
         return _Joined(
@@ -256,7 +258,9 @@ class RankOfParts:
             tensor = type(value) is TensorRecord is type(other)
             if value is not other and (not tensor or (type(key) is str and key.endswith(STATE))):
                 return None
-        stored = [at for member in members for at in member.content.tensors.values()]
+        stored = _stored(members)
+        if len(stored) < sum(part.tensors for part in parts):
+            return None
         replicas = {}
         for key, places in like.replicas.items():
             several = [Replica(members[n].path, stored[at]) for n, at in places]
@@ -410,6 +414,12 @@ def _keys_of(member: Member) -> _Keys:
     pairs = _pairs(one)
     keys, values = zip(*pairs, strict=True) if pairs else ((), ())
     return _Keys(member.stage, keys, tuple(map(type, values)), len(one.tensors))
+
+
+def _stored(members: Sequence[Member]) -> list[Stored]:
+    """The tensors of all parts in a row."""
+    every = (at for member in members for at in member.content.tensors.values())
+    return [at for at in every if isinstance(at, Stored)]
 
 
 def _named(value: Any, own: Mapping[int, str]) -> Iterator[tuple[int, str]]:

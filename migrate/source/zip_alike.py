@@ -232,9 +232,9 @@ def _form_of(blob: FileBlob, reader: ArchiveReader, archive: Archive) -> _Archiv
         headers.append(header)
     ends = blob.read(directory, blob.size - directory)
     at = 0
-    for header, name, *_ in reader.found:
+    for place, name, *_ in reader.found:
         fields = ENTRY.unpack_from(ends, at)
-        if fields[10:12] != (len(name), 0) or fields[16] != header:
+        if fields[10:12] != (len(name), 0) or fields[16] != place:
             return None
         at += ENTRY.size + len(name)
     if len(ends) != at + _ENDS:

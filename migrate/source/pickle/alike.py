@@ -53,11 +53,11 @@ _Stretch = tuple[int, int, int]
 
 
 class _Row(NamedTuple):
-    """Open places with nothing between them: how many, what finds them all and what reads their
-    numbers.
+    """Open places with nothing between them: how many there are, what finds all of them, and what
+    reads their numbers.
     """
 
-    count: int
+    length: int
     pattern: re.Pattern[bytes]
     numbers: Callable[[bytes], tuple[int, ...]]
 
@@ -144,7 +144,7 @@ class _StreamForm:
             row = self._rows.get(number)
             if row is not None and (many := row.pattern.match(stream, at)) is not None:
                 found += row.numbers(b"".join(_NUMBER.findall(many[0])))
-                at, number = many.end(), number + row.count
+                at, number = many.end(), number + row.length
                 continue
             number += 1
             if at + 5 <= size and stream[at] == _INTEGER:
