@@ -736,7 +736,10 @@ def read_raw(blob: FileBlob, label: str, like: FilesAlike | None = None) -> Raw:
         archive, places, sizes, layout = like.archives.read(blob, label)
     else:
         archive = zip_archive.read_archive(blob, label=label)
-        places, sizes = zip_archive.storages_of(archive)
+        places = {
+            name[5:]: record for name, record in archive.records.items() if name.startswith("data/")
+        }
+        sizes = {key: record.size for key, record in places.items()}
     stream = zip_archive.read_record(blob, archive.records["data.pkl"], ARCHIVE.size, label)
     if like is not None:
         decoded = like.streams.decode(stream, sizes, label)

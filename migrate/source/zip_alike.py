@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 from .blobs import FileBlob
 from .zip_archive import (
-    DATA,
     DESCRIBED,
     DESCRIPTOR_SIGN,
     END,
@@ -36,14 +35,14 @@ from .zip_archive import (
     ArchiveReader,
     ArchiveRecord,
     crc32,
-    storages_of,
 )
 
 # forms that are kept
 _MOST_FORMS = 16
 # an archive of so many bytes or less is read at once, as `ArchiveReader` reads nearly all of it
 _AT_ONCE = 1 << 20
-_STREAM = "data.pkl"
+# what the stream is called, and what storages are before their keys
+_STREAM, _DATA = "data.pkl", "data/"
 # bytes of a data descriptor, what it says behind its sign, and bytes of the end records
 _DESCRIPTOR = 16
 _SUMS = Struct("<III")
@@ -60,6 +59,13 @@ class ReadArchive(NamedTuple):
     places: Mapping[str, ArchiveRecord]
     sizes: Mapping[str, int]
     form: Any = None
+
+
+def _storages_of(archive: Archive) -> tuple[dict[str, ArchiveRecord], dict[str, int]]:
+    """The storages of an archive by key, and their sizes."""
+    cut = len(_DATA)
+    places = {n[cut:]: record for n, record in archive.records.items() if n.startswith(_DATA)}
+    return places, {key: record.size for key, record in places.items()}
 
 
 class ArchivesAlike:
@@ -79,7 +85,7 @@ class ArchivesAlike:
             form = _form_of(blob, reader, archive) if local else None
             if form is not None:
                 self._forms = [form, *self._forms[: _MOST_FORMS - 1]]
-            found = ReadArchive(archive, *storages_of(archive), form)
+            found = ReadArchive(archive, *_storages_of(archive), form)
         return found
 
     def _known(self, blob: FileBlob) -> ReadArchive | None:
@@ -109,9 +115,9 @@ class _ArchiveForm:
         records = list(archive.records.values())
         self._names, self._offsets, self._lengths, _ = zip(*records, strict=True)
         self._lines = [n for n, name in enumerate(self._names) if name in LINES]
-        self._data = [n for n, name in enumerate(self._names) if name.startswith(DATA)]
-        self._keys = [self._names[number][len(DATA) :] for number in self._data]
-        self.sizes = storages_of(archive)[1]
+        self._data = [n for n, name in enumerate(self._names) if name.startswith(_DATA)]
+        self._keys = [self._names[number][len(_DATA) :] for number in self._data]
+        self.sizes = _storages_of(archive)[1]
         # the headers in front of the stream and behind it, the second without its padding
         self._first, second = headers[0], headers[1]
         called = LOCAL.size + LOCAL.unpack_from(second)[9]

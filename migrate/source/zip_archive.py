@@ -176,17 +176,6 @@ class Archive:
     records: Mapping[str, ArchiveRecord]
 
 
-# what the storages are called before their keys
-DATA = "data/"
-
-
-def storages_of(archive: Archive) -> tuple[dict[str, ArchiveRecord], dict[str, int]]:
-    """The storages of an archive by key, and their sizes."""
-    cut = len(DATA)
-    places = {n[cut:]: record for n, record in archive.records.items() if n.startswith(DATA)}
-    return places, {key: record.size for key, record in places.items()}
-
-
 # One entry of the directory: offset of the local header, name, the bytes that the local header
 # repeats, those that the data descriptor repeats, size, CRC-32, flags. A plain tuple, because there
 # are hundreds of thousands
