@@ -224,7 +224,7 @@ def _form_of(blob: FileBlob, reader: ArchiveReader, archive: Archive) -> _Archiv
     if len(records) < 3 or records[0].name != _STREAM or directory >= FULL:
         return None
     headers = []
-    for record, (at, name, _, _, size, crc, flags) in zip(records, reader.found, strict=True):
+    for record, (at, name, _, _, size, crc, flags) in zip(records, reader.listed, strict=True):
         header = blob.read(at, record.offset - at)
         *_, said, packed, plain, width, extra = LOCAL.unpack_from(header)
         padding = header[LOCAL.size + width :]
@@ -238,7 +238,7 @@ def _form_of(blob: FileBlob, reader: ArchiveReader, archive: Archive) -> _Archiv
         headers.append(header)
     ends = blob.read(directory, blob.size - directory)
     at = 0
-    for place, name, *_ in reader.found:
+    for place, name, *_ in reader.listed:
         fields = ENTRY.unpack_from(ends, at)
         if fields[10:12] != (len(name), 0) or fields[16] != place:
             return None

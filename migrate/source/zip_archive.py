@@ -236,7 +236,7 @@ def compare_crc(label: str, record: ArchiveRecord, found: int) -> None:
 class ArchiveReader:
     """The steps of `read`: end records, directory, names, local headers; offsets from the begin.
 
-    Once it has read, `directory` is where that begins, and `found` are its entries, in the order of
+    Once it has read, `directory` is where that begins, and `listed` its entries, in the order of
     the file.
     """
 
@@ -244,7 +244,7 @@ class ArchiveReader:
         self.blob, self.start, self.size, self.label = blob, start, size, label
 
     def read(self) -> Archive:
-        self.found = entries = self.entries(*self.end())
+        self.listed = entries = self.entries(*self.end())
         root, members = self.names(entries)
         # headers of small records lie close: many at a read. Never much more than the file is read
         stride = 1 << 16 if self.directory // len(entries) < 1 << 14 else 512
