@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple, NoReturn
 
 from ..core.errors import fail, listed, printable
@@ -17,7 +18,13 @@ from ..source.pickle.jsonform import to_json
 from ..source.pickle.policy import together
 from ..source.pickle.tree import Composite, DictNode, TensorRecord
 from ..source.target import node_of
-from ..source.tree import STATE, FileTree, name_tensors_outside, replace_dict, tensor_records
+from ..source.tree import (
+    STATE,
+    FileTree,
+    name_tensors_outside,
+    replace_dict,
+    tensor_records,
+)
 from . import _megatron
 from .torchzip import TorchFile
 
@@ -38,6 +45,42 @@ class Member(NamedTuple):
     content: TorchFile
 
 
+class _Keys(NamedTuple):
+    """The stage of a part, the keys and the types of the values in its dict of the model, and how
+    many tensors these are.
+    """
+
+    stage: int
+    keys: tuple[Any, ...]
+    kinds: tuple[type, ...]
+    tensors: int
+
+
+class _Joined(NamedTuple):
+    """How the parts of a rank were joined, by the numbers of their pairs, and of their tensors,
+    when those of all parts stand in a row: which `pairs` the model has, each with the number of the
+    part, and which others have the key of another one; the keys of the tensors with their numbers,
+    and of what stands in several parts the places in all of them, with the number of the part.
+    """
+
+    parts: Sequence[_Keys]
+    pairs: Sequence[tuple[int, int]]
+    there: Sequence[tuple[int, int]]
+    tensors: Mapping[str, int]
+    replicas: Mapping[str, Sequence[tuple[int, int]]]
+
+
+class RanksAlike:
+    """How the first tensor-parallel rank was joined: others have the same keys, and what follows
+    from keys alone is found out once.
+    """
+
+    def __init__(self) -> None:
+        self.forms = cache(_megatron.forms_of_experts)
+        self.ordered = cache(in_order)
+        self.joined: _Joined | None = None
+
+
 class RankOfParts:
     """The parts of one tensor-parallel rank, joined: the tree of the first, with what all of them
     hold in the dict of the model.
@@ -48,8 +91,7 @@ class RankOfParts:
         members: Sequence[Member],
         tied: bool,
         label: str,
-        forms: Callable[[tuple[Any, ...]], frozenset[Any]],
-        ordered: Callable[[tuple[Any, ...]], Sequence[Any]],
+        alike: RanksAlike,
     ) -> None:
         self.label = label
         # what stands in several parts
@@ -64,11 +106,61 @@ class RankOfParts:
         # by the number of its file
         self._members = {member.content.number: member for member in members}
         first = members[0].content
+        names: dict[int, str] = {}
+        parts = [_keys_of(member) for member in members]
+        found = self._as_joined(members, parts, alike.joined, names)
+        if found is None:
+            found = self._join(members, parts, tied, alike, names, own_states)
+        pairs, tensors = found
+        versions: dict[Any, Any] = {}
+        for member in members:
+            versions.update(_versions(member.content))
+        table = first.part.table
+        if table is None:
+            contradict(label, f"{members[0].called} has no dict of tensors")
+        made = DictNode(
+            table.kind, tuple(pairs), table.node, _attributes(table.attributes, versions)
+        )
+        tree = first.part._replace(root=replace_dict(first.part.root, table, made))
+        beside = [
+            (
+                member.called,
+                member.content.part._replace(
+                    root=with_states(member.content.part.root, own_states.get(member.called, {}))
+                ),
+            )
+            for member in members[1:]
+        ]
+        tree = with_parts(tree, beside, members[0].called)
+        others, paths = _outside(tree, members, own_states)
+        self.joined = replace(
+            first,
+            part=tree,
+            tensors=tensors,
+            others=others,
+            names=names,
+            paths=paths,
+            outside=together(one for member in members for one in member.content.outside),
+            carried=together(one for member in members for one in member.content.carried),
+            plain=False,
+            notes=tuple(dict.fromkeys(note for member in members for note in member.content.notes)),
+        )
+
+    def _join(
+        self,
+        members: Sequence[Member],
+        parts: Sequence[_Keys],
+        tied: bool,
+        alike: RanksAlike,
+        names: dict[int, str],
+        own_states: dict[str, dict[str, Any]],
+    ) -> tuple[Sequence[Any], dict[str, StoredTensor]]:
+        """The pairs of the model, and its tensors by key; `names` are entered by identity, and in
+        `own_states` what a part has otherwise.
+        """
         # what the model has under a key, with the key
         values: dict[Any, tuple[Any, Any]] = {}
-        names: dict[int, str] = {}
-        versions: dict[Any, Any] = {}
-        self._check_groups(members, forms)
+        self._check_groups(members, parts, alike.forms)
         for member in members:
             one = member.content
             own = one.names
@@ -99,7 +191,6 @@ class RankOfParts:
                     and (tied or self._tensors.setdefault(key, stored) is not stored)
                 ):
                     self._add(key, stored, member, tied)
-            versions.update(_versions(one))
         self.replicas = {k: self.replicas[k] for k in self._tensors if k in self.replicas}
         every: dict[str, StoredTensor] = {**self._tensors}
         for key, several in self._grouped.items():
@@ -108,54 +199,98 @@ class RankOfParts:
             made = record._replace(shape=whole.spec.shape, strides=(whole.spec.shape[1], 1))
             values[key] = (key, made)
             names[id(made)] = key
-        table = first.part.table
-        if table is None:
-            contradict(label, f"{members[0].called} has no dict of tensors")
-        order = ordered(tuple(values))
-        made = DictNode(
-            table.kind,
-            tuple([values[key] for key in order]),
-            table.node,
-            _attributes(table.attributes, versions),
-        )
-        tree = first.part._replace(root=replace_dict(first.part.root, table, made))
-        beside = [
-            (
-                member.called,
-                member.content.part._replace(
-                    root=with_states(member.content.part.root, own_states.get(member.called, {}))
-                ),
-            )
-            for member in members[1:]
-        ]
-        tree = with_parts(tree, beside, members[0].called)
-        others, paths = _outside(tree, members, own_states)
+        order = alike.ordered(tuple(values))
         # those of objects have keys of their own, and stand behind the others
         tensors = {key: every[key] for key in order if key in every}
         if len(tensors) < len(every):
             tensors.update(every)
-        self.joined = replace(
-            first,
-            part=tree,
-            tensors=tensors,
-            others=others,
-            names=names,
-            paths=paths,
-            outside=together(one for member in members for one in member.content.outside),
-            carried=together(one for member in members for one in member.content.carried),
-            plain=False,
-            notes=tuple(dict.fromkeys(note for member in members for note in member.content.notes)),
+        if not (tied or own_states or self._grouped or alike.joined):
+            alike.joined = self._joined(members, parts, [values[key] for key in order], tensors)
+        return [values[key] for key in order], tensors
+
+    def _joined(
+        self,
+        members: Sequence[Member],
+        parts: Sequence[_Keys],
+        pairs: Sequence[Any],
+        tensors: Mapping[str, StoredTensor],
+    ) -> _Joined | None:
+        """How these parts were joined; None where their keys do not say it all."""
+        if any(part.kinds.count(TensorRecord) != part.tensors for part in parts):
+            return None
+        row = [(n, pair) for n, one in enumerate(members) for pair in _pairs(one.content)]
+        numbers = {id(pair): number for number, (_, pair) in enumerate(row)}
+        chosen = [numbers[id(pair)] for pair in pairs]
+        first = {key: number for number, (key, _) in zip(chosen, pairs, strict=True)}
+        others = set(range(len(row))).difference(chosen)
+        there = [(number, first[row[number][1][0]]) for number in sorted(others)]
+        stored = _stored(members)
+        if len(stored) < sum(part.tensors for part in parts):
+            return None
+        of = [n for n, member in enumerate(members) for _ in member.content.tensors]
+        at = {id(one): number for number, one in enumerate(stored)}
+        return _Joined(
+            parts,
+            [(row[number][0], number) for number in chosen],
+            there,
+            {key: at[id(one)] for key, one in tensors.items()},
+            {
+                key: [(of[at[id(one.stored)]], at[id(one.stored)]) for one in several]
+                for key, several in self.replicas.items()
+            },
         )
 
+    def _as_joined(
+        self,
+        members: Sequence[Member],
+        parts: Sequence[_Keys],
+        like: _Joined | None,
+        names: dict[int, str],
+    ) -> tuple[Sequence[Any], dict[str, StoredTensor]] | None:
+        """As `_join`, of parts that are `like` those of another rank; None where they are not, or
+        where values have to be compared.
+        """
+        if like is None or like.parts != parts:
+            return None
+        row = [pair for member in members for pair in _pairs(member.content)]
+        for number, first in like.there:
+            (key, value), other = row[number], row[first][1]
+            tensor = type(value) is TensorRecord is type(other)
+            if value is not other and (not tensor or (type(key) is str and key.endswith(STATE))):
+                return None
+        stored = _stored(members)
+        if len(stored) < sum(part.tensors for part in parts):
+            return None
+        replicas = {}
+        for key, places in like.replicas.items():
+            several = [Replica(members[n].path, stored[at]) for n, at in places]
+            if any(one.stored.spec != several[0].stored.spec for one in several):
+                return None
+            replicas[key] = several
+        pairs = []
+        for n, number in like.pairs:
+            pair = row[number]
+            pairs.append(pair)
+            key, value = pair
+            if type(value) is TensorRecord and value.state is None:
+                names[id(value)] = key
+            elif value is not None:
+                names.update(_named(value, members[n].content.names))
+        self.replicas = replicas
+        return pairs, {key: stored[number] for key, number in like.tensors.items()}
+
     def _check_groups(
-        self, members: Sequence[Member], forms: Callable[[tuple[Any, ...]], frozenset[Any]]
+        self,
+        members: Sequence[Member],
+        parts: Sequence[_Keys],
+        forms: Callable[[tuple[Any, ...]], frozenset[Any]],
     ) -> None:
         """M924 unless expert groups of a stage have the same, but for the numbers of experts, which
         `forms` leaves out.
         """
         known: dict[int, tuple[str, frozenset[Any]]] = {}
-        for _, called, stage, one in members:
-            own = forms(tuple([key for key, _ in _pairs(one)]))
+        for (_, called, stage, _), part in zip(members, parts, strict=True):
+            own = forms(part.keys)
             first, keys = known.setdefault(stage, (called, own))
             if keys != own:
                 unlike = sorted(map(str, keys ^ own))
@@ -272,6 +407,19 @@ def _outside(
 
 def _pairs(one: TorchFile) -> Sequence[tuple[Any, Any]]:
     return one.part.table.pairs if one.part.table is not None else ()
+
+
+def _keys_of(member: Member) -> _Keys:
+    one = member.content
+    pairs = _pairs(one)
+    keys, values = zip(*pairs, strict=True) if pairs else ((), ())
+    return _Keys(member.stage, keys, tuple(map(type, values)), len(one.tensors))
+
+
+def _stored(members: Sequence[Member]) -> list[Stored]:
+    """The tensors of all parts in a row."""
+    every = (at for member in members for at in member.content.tensors.values())
+    return [at for at in every if isinstance(at, Stored)]
 
 
 def _named(value: Any, own: Mapping[int, str]) -> Iterator[tuple[int, str]]:

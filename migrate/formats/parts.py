@@ -23,24 +23,25 @@ from ..source.grids import Axis, PartGrid, Replica, WrittenGrid
 from ..source.index import FileSource, Source
 from ..source.jsontext import collector_paused
 from ..source.paths import Place, look_beside, read_history
-from ..source.pickle.alike import StreamsAlike
 from ..source.pickle.tree import DictNode
 from ..source.shards import MAX_RANKS
 from ..source.tree import is_flat
 from . import _megatron
-from ._joinparts import MIXED, Member, RankOfParts, contradict, in_order, with_value
+from ._joinparts import MIXED, Member, RankOfParts, RanksAlike, contradict, with_value
 from ._megatron import Facts, Numbers
 from .base import SURE
 from .torchzip import FORMAT as TORCH
 from .torchzip import (
     MEGATRON,
+    FileForm,
+    FilesAlike,
     Raw,
     TorchFile,
+    form_of,
     index_of,
     is_weights,
     read_file,
     read_raw,
-    seen_as_it_is,
 )
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def open_parts(place: Place, found: Found) -> Source:
     label = printable(place.path, 240) if place.file is not None else folder.label("")
     try:
         parts: list[_Part] = []
-        report, like = Report(), StreamsAlike()
+        report, like = Report(), FilesAlike()
         shared: Sharing | None = None
         if len(found.files) > MAX_RANKS:
             fail("M914", f"{label}: {len(found.files)} parts, more than {MAX_RANKS}")
@@ -674,8 +675,9 @@ def _read(
             help=f"leave {option('at')} out, or pass one part alone",
         )
     held = []
-    # of streams that say the same but for plain values, what the first of them holds
-    known: dict[int, TorchFile] = {}
+    # of streams that say the same but for plain values, in archives that are laid out alike, what
+    # the first of them holds
+    known: dict[tuple[int, int], FileForm] = {}
     renamed = cache(_renamed)
     for number, part in enumerate(parts):
         raw = part.raw
@@ -689,10 +691,11 @@ def _read(
         if grid.joined:
             raw = raw._replace(root=_renamed_root(part, first, keep, renamed))
         named = place.folder.label(part.file.path)
-        like = None if raw.form is None else known.get(id(raw.form))
+        sort = id(raw.form), id(raw.layout)
+        like = None if raw.form is None else known.get(sort)
         found = read_file(None, number, named, place.at, raw, carrying=place.carry, like=like)
-        if like is None and raw.form is not None and seen_as_it_is(found):
-            known[id(raw.form)] = found
+        if like is None and raw.form is not None and (form := form_of(found, raw.layout)):
+            known[sort] = form
         held.append(found)
     return held
 
@@ -767,13 +770,12 @@ def _join(
     replicas: dict[str, Sequence[Replica]] = {}
     units: list[TorchFile] = []
     several = len(by_rank) > 1
-    # tensor-parallel ranks have the same names
-    forms, ordered = cache(_megatron.forms_of_experts), cache(in_order)
+    alike = RanksAlike()
     for tensor, members in by_rank.items():
         if len(members) == 1:
             units.append(members[0].content)
             continue
-        rank = RankOfParts(members, tied, label, forms, ordered)
+        rank = RankOfParts(members, tied, label, alike)
         units.append(rank.joined)
         mark = f"@{tensor}" if several else ""
         replicas.update({f"{key}{mark}": found for key, found in rank.replicas.items()})

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..core.errors import CheckpointError, Report, fail, listed, printable
@@ -48,6 +50,7 @@ from ..source.shards import (
 from ..source.table import choose_table, flatten_table, tensors_at_root
 from ..source.target import Target, ValuesByPath, node_of, outside_prefix
 from ..source.tree import (
+    NODES,
     CheckpointTree,
     FileTree,
     TensorForm,
@@ -69,7 +72,6 @@ from . import _signatures
 from ._legacy import read_legacy
 
 if TYPE_CHECKING:
-    from ..source.pickle.alike import StreamsAlike
     from ..source.target import TargetTree
     from ..source.unread import Unread
     from ._header import Origins
@@ -491,8 +493,10 @@ class Raw(NamedTuple):
     stream: tuple[int, int]
     # archives have checksums, memory has none
     summed: bool = True
-    # one object for streams that say the same but for plain values
+    # one object for streams that say the same but for plain values, and one for archives that are
+    # laid out alike
     form: Any = None
+    layout: Any = None
 
 
 def read_file(
@@ -504,12 +508,12 @@ def read_file(
     *,
     rest: bool = True,
     carrying: bool = False,
-    like: TorchFile | None = None,
+    like: FileForm | None = None,
 ) -> TorchFile:
     """What the file that is blob `number` holds; `label` names it in messages, `at` is the dict
     that rules work on. `raw` is what was decoded of it, or of no file; without the `rest` that dict
-    is all that is held, with a note of what was left out. `like` is what was read of another file
-    of the same form, with as many keys in its dicts, if it was `seen_as_it_is`.
+    is all that is held, with a note of what was left out. `like` is the form of another file whose
+    stream has the form of this one's, with as many keys in its dicts.
 
     M930 to M936 and M940 to M945 for an unsound file of torch.save, M935 never:
     `TorchFile.outside` says what was left out.
@@ -521,7 +525,7 @@ def read_file(
         carried: tuple[Outside, ...] = ()
         outside: tuple[Outside, ...] = ()
         if like is not None:
-            part = FileTree(root, like.part.at)
+            part = FileTree(root, like.file.part.at)
         else:
             if not rest:
                 root, path, beside = _alone(root, at, label)
@@ -559,16 +563,20 @@ def read_file(
         if part.nested_dicts:
             where = f"`{printable('.'.join(part.at))}`" if part.at else "the file"
             notes.append(f"{where} is made of dicts; rules see their keys joined by dots")
-        tensors, names = _table(part, raw.places, number, label)
-        table = part.table
-        plain = (
-            table is not None
-            and table is part.root
-            and table.attributes is None
-            and all(type(value) is TensorRecord for _, value in table.pairs)
-        )
-        others, paths = ({}, {}) if plain else _others(part, raw.places, number)
-    unsummed = sum(record.crc is None and record.size > 0 for record in raw.places.values())
+        if like is not None and raw.layout is not None and raw.layout is like.layout:
+            tensors, names, others, paths = like.placed(part, raw.places, number, label)
+            plain, unsummed = like.file.plain, 0
+        else:
+            tensors, names = _table(part, raw.places, number, label)
+            table = part.table
+            plain = (
+                table is not None
+                and table is part.root
+                and table.attributes is None
+                and all(type(value) is TensorRecord for _, value in table.pairs)
+            )
+            others, paths = ({}, {}) if plain else _others(part, raw.places, number)
+            unsummed = sum(one.crc is None and one.size > 0 for one in raw.places.values())
     if unsummed and raw.summed:
         notes.append(
             f"{label}: {unsummed} of {len(raw.places)} storages have no checksum; damage to them "
@@ -591,12 +599,96 @@ def read_file(
     )
 
 
-def seen_as_it_is(held: TorchFile) -> bool:
-    """Whether all that the file says is in its tree, with a dict for rules that needed no change
-    and no note: so that what was found out about it holds for every tree of the form.
+class FileForm:
+    """What was found out about a `file`, which holds for others whose streams have its form; and
+    where their tensors lie in archives of the `layout` of its own, None where that is not known.
+    """
+
+    def __init__(self, file: TorchFile, layout: Any) -> None:
+        self.file, self.layout = file, layout
+        pairs = table.pairs if (table := file.part.table) is not None else ()
+        numbers = [n for n, (_, value) in enumerate(pairs) if id(value) in file.names]
+        stored = [*file.tensors.values(), *file.others.values()]
+        chains = _chains(file.part.root, table, file.paths)
+        if (
+            len(numbers) < 2
+            or len(numbers) < len(file.tensors)
+            or chains is None
+            or not all(type(one) is Stored and one.storage is not None for one in stored)
+        ):
+            self.layout = None
+            return
+        self._held, self._chains = itemgetter(*numbers), chains
+        self._paths = list(file.others)
+        self._specs, _, self._offsets, self._strides, storages = zip(*stored, strict=True)
+        self._storages = [name for _, name in storages]
+        self._key, self._offset = next((k, at.offset) for k, at in file.places.items())
+
+    def placed(
+        self, part: FileTree, places: Mapping[str, ArchiveRecord], number: int, label: str
+    ) -> tuple[dict[str, Stored], dict[int, str], dict[str, Stored], dict[int, str]]:
+        """As `_table` and `_others`, of a file whose archive is laid out so."""
+        table = part.table
+        keys, records = zip(*self._held(table.pairs if table is not None else ()), strict=True)
+        further = places[self._key].offset - self._offset
+        rows = zip(
+            self._specs,
+            repeat(number),
+            [offset + further for offset in self._offsets],
+            self._strides,
+            zip(repeat(number), self._storages),
+            strict=False,
+        )
+        stored = list(map(tuple.__new__, repeat(Stored), rows))
+        others = [_at(part.root, chain) for chain in self._chains]
+        tensors = dict(zip(keys, stored, strict=False))
+        if len(tensors) < len(keys):
+            refuse_same_names(list(zip(keys, records, strict=True)), label)
+        return (
+            tensors,
+            dict(zip(map(id, records), keys, strict=True)),
+            dict(zip(self._paths, stored[len(keys) :], strict=True)),
+            dict(zip(map(id, others), self._paths, strict=True)),
+        )
+
+
+def _chains(
+    root: Any, table: DictNode | None, paths: Mapping[int, str]
+) -> list[tuple[int, ...]] | None:
+    """Where in the tree each of these tensors stands, as places in dicts and lists; None where they
+    stand in no plain one, or in the table, whose keys parts have otherwise.
+    """
+    found: dict[int, tuple[int, ...]] = {}
+    seen: set[int] = set()
+    stack: list[tuple[Any, tuple[int, ...]]] = [(root, ())]
+    while stack:
+        node, chain = stack.pop()
+        if type(node) is TensorRecord:
+            found.setdefault(id(node), chain)
+        elif node is not table and type(node) in NODES and id(node) not in seen:
+            seen.add(id(node))
+            held = [v for _, v in node.pairs] if type(node) is DictNode else node.items
+            kinds = NODES | {TensorRecord}
+            stack += [(v, (*chain, at)) for at, v in enumerate(held) if type(v) in kinds]
+    return [found[one] for one in paths] if found.keys() >= paths.keys() else None
+
+
+def _at(root: Any, chain: tuple[int, ...]) -> Any:
+    """What stands in a tree at these places."""
+    for at in chain:
+        root = root.pairs[at][1] if type(root) is DictNode else root.items[at]
+    return root
+
+
+def form_of(held: TorchFile, layout: Any) -> FileForm | None:
+    """The form of a file that was read; None unless all that the file says is in its tree, with a
+    dict for rules that needed no change and no note: so that what was found out about it holds for
+    every tree of the form.
     """
     known = held.part.at is not None and not held.part.nested_dicts
-    return known and not (held.outside or held.carried or held.unread or held.notes)
+    if not known or held.outside or held.carried or held.unread or held.notes:
+        return None
+    return FileForm(held, layout)
 
 
 def _alone(root: Any, at: str | None, label: str) -> tuple[Any, tuple[str, ...], list[str]]:
@@ -612,7 +704,17 @@ def _alone(root: Any, at: str | None, label: str) -> tuple[Any, tuple[str, ...],
     return dict_at(root, path) or root, path, around
 
 
-def read_raw(blob: FileBlob, label: str, like: StreamsAlike | None = None) -> Raw:
+class FilesAlike:
+    """Reads what files of one kind say alike once, in their archives and in their streams."""
+
+    def __init__(self) -> None:
+        from ..source.pickle.alike import StreamsAlike
+        from ..source.zip_alike import ArchivesAlike
+
+        self.archives, self.streams = ArchivesAlike(), StreamsAlike()
+
+
+def read_raw(blob: FileBlob, label: str, like: FilesAlike | None = None) -> Raw:
     """The tree of a file, decoded and not yet looked at; `like` reads what files say alike once."""
     size = blob.size
     head = blob.read(0, min(_signatures.HEAD, size))
@@ -629,14 +731,18 @@ def read_raw(blob: FileBlob, label: str, like: StreamsAlike | None = None) -> Ra
         return Raw(decoded.tree, legacy.records, decoded.outside, None, decoded.hidden, (0, end))
     if found != "zip":
         _signatures.refuse_kind(label, found)
-    archive = zip_archive.read_archive(blob, label=label)
-    stream = zip_archive.read_record(blob, archive.records["data.pkl"], ARCHIVE.size, label)
-    places = {
-        name[5:]: record for name, record in archive.records.items() if name.startswith("data/")
-    }
-    sizes = {key: record.size for key, record in places.items()}
+    layout = None
     if like is not None:
-        decoded = like.decode(stream, sizes, label)
+        archive, places, sizes, layout = like.archives.read(blob, label)
+    else:
+        archive = zip_archive.read_archive(blob, label=label)
+        places = {
+            name[5:]: record for name, record in archive.records.items() if name.startswith("data/")
+        }
+        sizes = {key: record.size for key, record in places.items()}
+    stream = zip_archive.read_record(blob, archive.records["data.pkl"], ARCHIVE.size, label)
+    if like is not None:
+        decoded = like.streams.decode(stream, sizes, label)
     else:
         nodes = read_pickle(stream, ARCHIVE, name=f"{label}: data.pkl", persistent=True)
         decoded = decode(nodes, label, sizes)
@@ -651,6 +757,7 @@ def read_raw(blob: FileBlob, label: str, like: StreamsAlike | None = None) -> Ra
         decoded.hidden,
         (written.offset, written.size),
         form=decoded.form,
+        layout=layout,
     )
 
 

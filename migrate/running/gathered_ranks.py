@@ -12,6 +12,7 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core.errors import fail, listed, option, plural
+from ..core.templates import rank_of
 from ..source.by_part import (
     PARTS,
     names_of,
@@ -21,7 +22,8 @@ from ..source.by_part import (
     without_optimizers,
     without_parts,
 )
-from ..source.pickle.tree import DictNode
+from ..source.pickle.nodes import JSON_SCALARS
+from ..source.pickle.tree import DictNode, TensorRecord
 from ..source.shards import Naming, naming
 from ..source.target import ValuesByPath, outside_prefix, plain_part
 from ..source.tree import CheckpointTree, FileTree, name_tensors_outside, tensor_records
@@ -29,6 +31,9 @@ from ..source.tree import CheckpointTree, FileTree, name_tensors_outside, tensor
 if TYPE_CHECKING:
     from ..source.grids import WrittenGrid
     from ..source.index import Index, Source
+
+# keys that are spelled whole in the paths of values, in characters
+_SHORT = 1000
 
 S = TypeVar("S", bound="Source")
 
@@ -92,6 +97,45 @@ def gathered(index: Index) -> tuple[CheckpointTree, dict[str, str]]:
         outline.names[id(record)]: f"{prefix}{path}" for path, record in name_tensors_outside(made)
     }
     return replace(outline, parts=(made, *others)), names
+
+
+def ranks_differ(items: Mapping[str, Any], parts: Sequence[FileTree], kept: int) -> bool:
+    """Whether a rank from `kept` on holds other values than rank 0, of the `items` by path; those
+    aside that are kept by part.
+    """
+    first, others = parts[0], parts[kept:]
+    if not others:
+        return False
+    below = ".".join((*(first.at or ()), "")) if names_of(first.root) else ""
+    plain = _plain_values(first) if below else None
+    if plain is not None and all(
+        part.at == first.at and _plain_values(part) == plain for part in others
+    ):
+        return False
+    held: dict[int, dict[str, str]] = {}
+    for path, value in items.items():
+        if path.startswith(below):
+            held.setdefault(rank_of(path) or 0, {})[path.rpartition("@")[0]] = repr(value)
+    return any(held.get(rank, {}) != held.get(0, {}) for rank in range(kept, len(parts)))
+
+
+def _plain_values(part: FileTree) -> list[tuple[str, str]] | None:
+    """The keys and texts of the values in the dict that rules work on, none of which holds others;
+    None where their paths could be those of anything else.
+    """
+    table, at = part.table, part.at or ()
+    if table is None or len(at) != 1:
+        return None
+    below = f"{at[0]}."
+    if any(type(key) is not str or key.startswith(below) for key, _ in part.root.pairs):
+        return None
+    pairs = [pair for pair in table.pairs if type(pair[1]) is not TensorRecord]
+    if any(
+        type(value) not in JSON_SCALARS or type(key) is not str or len(key) > _SHORT
+        for key, value in pairs
+    ):
+        return None
+    return [(key, repr(value)) for key, value in pairs]
 
 
 class Parted(NamedTuple):

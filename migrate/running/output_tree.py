@@ -48,7 +48,7 @@ from ..source.tree import (
     tensor_records,
     tensors_outside,
 )
-from .gathered_ranks import WHOLE, CutParts, gathered, parted, with_other_values
+from .gathered_ranks import WHOLE, CutParts, gathered, parted, ranks_differ, with_other_values
 from .kept import kept_parts, put_kept
 from .state_trees import follow_tree, outside
 from .ties import declare_ties, find_ties
@@ -182,7 +182,7 @@ def _output_tree(
     if moved:
         root, more = follow_tree(parts[0].root, moved)
         parts, names = (parts[0]._replace(root=root), *parts[1:]), {**names, **more}
-    if _differ(index.items, len(parts), len(outline.parts), _model_of(outline.parts[0])):
+    if ranks_differ(index.items, outline.parts, len(parts)):
         gone.append("what the ranks without a file hold beside tensors, and rank 0 does not,")
     specs = {key: tensor.spec for key, tensor in carried.items()}
     used = [
@@ -296,21 +296,6 @@ def _plain(
             )
         )
     return TargetTree(tuple(made), names, {}, first)
-
-
-def _model_of(part: FileTree) -> str:
-    """What paths of values begin with that are kept by no part; those of all without such."""
-    return ".".join((*(part.at or ()), "")) if names_of(part.root) else ""
-
-
-def _differ(items: Mapping[str, Any], kept: int, ranks: int, below: str) -> bool:
-    """Whether a rank from `kept` on holds other values `below` a path than rank 0."""
-    held: dict[int, dict[str, str]] = {}
-    for path, value in items.items() if kept < ranks else ():
-        if not path.startswith(below):
-            continue
-        held.setdefault(rank_of(path) or 0, {})[path.rpartition("@")[0]] = repr(value)
-    return any(held.get(rank, {}) != held.get(0, {}) for rank in range(kept, ranks))
 
 
 def _parts(

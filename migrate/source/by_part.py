@@ -36,6 +36,7 @@ from .tree import TENSORS, FileTree, kept_by_part
 _DICTS = frozenset({"dict", "OrderedDict", *OBJECTS})
 _HASHABLE = SCALARS - {bytearray}
 _TEXT = frozenset({str})
+_Fields = dict[int, tuple[DictNode, dict[Any, int] | None]]
 _Twos = list[tuple[tuple[Any, Any], tuple[Any, Any]]]
 
 
@@ -137,14 +138,14 @@ def with_parts(first: FileTree, others: Sequence[tuple[str, FileTree]], called: 
     for name, other in others:
         # the model is not among what differs
         compared.take(first.table, other.table)
-        entry = compared.difference(like, without_kept(without_parts(other.root)))
-        names = names_of(other.root) or [name]
-        kept[names[0]] = entry
+        root = without_parts(other.root)
+        # the first of a name, as `of_part` has it
+        entries = dict(reversed(kept_by_part(other.root)))
+        names, fields = names_of(other.root) or [name], _Fields()
+        kept[names[0]] = compared.difference(like, without_kept(root))
         for further in names[1:]:
-            found = of_part(other.root, further)
-            kept[further] = (
-                entry if found is None else compared.difference(like, without_kept(found))
-            )
+            found = _Applied(further, fields).to(root, entries[further])
+            kept[further] = compared.difference(like, without_kept(found))
     pairs = (*base.pairs, (PARTS, _dict(kept.items())))
     return first._replace(root=DictNode(base.kind, pairs, base.node, base.attributes))
 
@@ -369,8 +370,10 @@ class _Applied:
     many places.
     """
 
-    def __init__(self, called: str) -> None:
+    def __init__(self, called: str, fields: _Fields | None = None) -> None:
         self._called = called
+        # where the keys of dicts stand, which are those of all parts
+        self._fields: _Fields = {} if fields is None else fields
         self._made: dict[tuple[int, int], DictNode] = {}
 
     def to(self, base: DictNode, entry: Any) -> DictNode:
@@ -408,14 +411,20 @@ class _Applied:
         """The dict where all keys are texts and the first part has them all, as nearly always; None
         for any other.
         """
-        if not all(
-            _TEXT.issuperset([type(key) for key, _ in node.pairs]) for node in (base, entry)
-        ):
+        if not _TEXT.issuperset([type(key) for key, _ in entry.pairs]):
             return None
-        places = {key: place for place, (key, _) in enumerate(base.pairs)}
+        known = self._fields.get(id(base))
+        if known is None:
+            places = {key: place for place, (key, _) in enumerate(base.pairs)}
+            texts = _TEXT.issuperset([type(key) for key, _ in base.pairs])
+            # kept with the dict, so that nothing else gets its identity
+            known = self._fields[id(base)] = base, places if texts else None
+        _, places_of = known
+        if places_of is None:
+            return None
         pairs = list(base.pairs)
         for key, kept in entry.pairs:
-            place = places.get(key)
+            place = places_of.get(key)
             if place is None:
                 return None
             value = self._value(pairs[place][1], kept)

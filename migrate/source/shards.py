@@ -357,9 +357,16 @@ def join_ranks(parts: Sequence[Mapping[str, T]], label: str) -> Mapping[str, T]:
     """
     if len(parts) == 1:
         return parts[0]
+    out: dict[str, T] = {}
+    if all(part.keys() == parts[0].keys() for part in parts[1:]):
+        # as nearly always
+        refuse_literal(parts[0], label)
+        for rank, part in enumerate(parts):
+            mark = f"@{rank}"
+            out.update(zip([key + mark for key in part], part.values(), strict=True))
+        return out
     refuse_literal(dict.fromkeys(chain.from_iterable(parts)), label)
     several = set[str]().union(*parts[1:])
-    out: dict[str, T] = {}
     for rank, part in enumerate(parts):
         for key, stored in part.items():
             out[f"{key}@{rank}" if rank or key in several else key] = stored

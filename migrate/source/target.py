@@ -211,6 +211,9 @@ class ValuesByPath(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._listed)
 
+    def __bool__(self) -> bool:
+        return any(True for part in self._parts for _ in items_of(part))
+
     def __repr__(self) -> str:
         return repr(self._listed)
 

@@ -133,7 +133,8 @@ _MEMBER = re.compile(
     + re.escape(HISTORY.encode())
 )
 # records that say something about the archive in a line: the longest is an identity of 40 digits
-_LINES = ("byteorder", "version", ".format_version", ".storage_alignment", ".data/serialization_id")
+ORDER, LITTLE = "byteorder", b"little"
+LINES = (ORDER, "version", ".format_version", ".storage_alignment", ".data/serialization_id")
 _MAX_LINE = 64  # bytes
 _METHODS = {
     1: "shrink",
@@ -193,7 +194,7 @@ def read_archive(
     something else, M914 above `MAX_DIRECTORY` or `MAX_RECORDS`.
     """
     with collector_paused():
-        return _ArchiveReader(
+        return ArchiveReader(
             blob, start, blob.size - start if size is None else size, label or printable(blob.name)
         ).read()
 
@@ -232,14 +233,18 @@ def compare_crc(label: str, record: ArchiveRecord, found: int) -> None:
         )
 
 
-class _ArchiveReader:
-    """The steps of `read`: end records, directory, names, local headers; offsets from the begin."""
+class ArchiveReader:
+    """The steps of `read`: end records, directory, names, local headers; offsets from the begin.
+
+    Once it has read, `directory` is where that begins, and `listed` its entries, in the order of
+    the file.
+    """
 
     def __init__(self, blob: Blob, start: int, size: int, label: str) -> None:
         self.blob, self.start, self.size, self.label = blob, start, size, label
 
     def read(self) -> Archive:
-        entries = self.entries(*self.end())
+        self.listed = entries = self.entries(*self.end())
         root, members = self.names(entries)
         # headers of small records lie close: many at a read. Never much more than the file is read
         stride = 1 << 16 if self.directory // len(entries) < 1 << 14 else 512
@@ -255,8 +260,8 @@ class _ArchiveReader:
         found = {row[0]: new(ArchiveRecord, row) for row in rows}
         if "data.pkl" not in found:
             self.other(f"holds no data.pkl, but {listed(members, 5)}")
-        said = {name: self.line(found[name]) for name in _LINES if name in found}
-        if (order := said.get("byteorder", b"little")) != b"little":
+        said = {name: self.line(found[name]) for name in LINES if name in found}
+        if (order := said.get(ORDER, LITTLE)) != LITTLE:
             if order != b"big":
                 self.bad(
                     f"byteorder is `{printable(order.decode('latin-1'))}`, allowed are `little` "

@@ -12,10 +12,12 @@ whatever does not fit is read so.
 
 from __future__ import annotations
 
+import re
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise, repeat
+from typing import Any, NamedTuple
 
 from ...core.errors import CheckpointError
 from .machine import LENGTHS, OPERANDS, lengthy, read_pickle
@@ -39,6 +41,25 @@ _TENSORS = frozenset({TensorRecord, Composite, LocalShard})
 _PLAIN = {0x4E: None, 0x88: True, 0x89: False}
 _INTEGER, _integer = 0x4A, struct.Struct("<i").unpack_from
 _LONG = 0x8A
+# numbers of a random state, below 2**31 and from there on; and how many of them in a row are worth
+# more than a look at each
+_OF_STATE = rb"(?:J...[\x00-\x7f]|\x8a\x05....\x00)"
+_NUMBER = re.compile(rb"(?:J|\x8a\x05)(....)\x00?", re.DOTALL)
+_ROW = 16
+
+
+# where a row begins among the children of a sequence and among the open places, and how long it is
+_Stretch = tuple[int, int, int]
+
+
+class _Row(NamedTuple):
+    """Open places with nothing between them: how many there are, what finds all of them, and what
+    reads their numbers.
+    """
+
+    length: int
+    pattern: re.Pattern[bytes]
+    numbers: Callable[[bytes], tuple[int, ...]]
 
 
 class StreamsAlike:
@@ -84,6 +105,7 @@ class _StreamForm:
         self.failed = _OPEN.encode() in stream
         self._places: tuple[int, ...] = ()
         self._texts: tuple[bytes, ...] | None = None
+        self._rows: dict[int, _Row] = {}
         self._starts: list[int] = []
         # of nodes that hold an open place: which of their children do, and of a place its number
         self._holding: dict[int, list[int]] = {}
@@ -91,13 +113,20 @@ class _StreamForm:
         self._numbers: dict[int, int] = {}
         self._root: Any = None
         self._nodes: Any = None
-        # what was decoded, by the identities of nodes: without tensors, and with
+        # of sequences that hold open places, in which rows these are, and what else holds some
+        self._stretches: dict[int, tuple[list[_Stretch], list[int]]] = {}
+        # what was decoded, by the identities of nodes: without tensors, and with, as numbers of
+        # copies, which are those of tensors and then of what holds them and where
         self._values: dict[int, Any] = {}
-        self._with_tensors: list[tuple[int, Any]] = []
+        self._copies: list[tuple[int, int]] = []
+        self._records: list[TensorRecord] = []
+        self._copied: list[tuple[Any, list[tuple[int, int]]]] = []
         self._decoded: Decoded | None = None
         # of nodes that hold an open place, those below others first, what each was decoded to and
-        # where in it others stand; None where that is to be decoded anew
-        self._recipes: list[tuple[int, Any, list[tuple[int, Any]] | None]] = []
+        # where in it others stand, None where that is to be decoded anew, and where copies do
+        self._recipes: list[
+            tuple[int, Any, list[tuple[int, Any]] | None, list[tuple[int, int]]]
+        ] = []
 
     def values(self, stream: bytes) -> list[Any] | None:
         """What the stream has in the open places; None unless it is the form otherwise."""
@@ -106,12 +135,18 @@ class _StreamForm:
         *texts, last = self._texts
         from_bytes = int.from_bytes
         at, found, size = 0, list[Any](), len(stream)
-        for text in texts:
-            if text:
+        number, count = 0, len(texts)
+        while number < count:
+            if text := texts[number]:
                 if not stream.startswith(text, at):
                     return None
                 at += len(text)
-            # numbers of a random state, below 2**31 and from there on
+            row = self._rows.get(number)
+            if row is not None and (many := row.pattern.match(stream, at)) is not None:
+                found += row.numbers(b"".join(_NUMBER.findall(many[0])))
+                at, number = many.end(), number + row.length
+                continue
+            number += 1
             if at + 5 <= size and stream[at] == _INTEGER:
                 found += _integer(stream, at + 1)
                 at += 5
@@ -168,7 +203,9 @@ class _StreamForm:
             for part in (b"c%s\nn%d\n" % (_OPEN.encode(), number - 1) if number else b"", text)
         )
         self._places, self._texts = tuple(places), tuple(texts)
+        self._rows = _rows(texts)
         self._holding, self._open, self._numbers = {}, {}, {}
+        self._stretches = {}
         try:
             self._root = read_pickle(marked, ARCHIVE, name=self.name, persistent=True)
         except CheckpointError:
@@ -186,7 +223,8 @@ class _StreamForm:
         holding: set[int] = set()
         met: set[int] = set()
         holders(found.tree, _TENSORS, holding, met)
-        self._values, self._with_tensors = {}, []
+        self._values = {}
+        with_tensors: list[tuple[int, Any]] = []
         for number, value in found.finished.items():
             kind = type(value)
             if kind is not TensorRecord and id(value) not in holding:
@@ -197,12 +235,31 @@ class _StreamForm:
             state = value.state if kind is TensorRecord else None
             if kind not in (TensorRecord, DictNode, ListNode) or id(state) in holding:
                 self.failed = True
-            self._with_tensors.append((number, value))
+            with_tensors.append((number, value))
+        if self.failed:
+            return False
+        known = self._copied_from(with_tensors)
         self._recipes = []
         for number, node in self._open.items():
             value = found.finished.get(id(made.get(number)))
-            self._recipes.append((number, value, _places(node, value, self._holding[number])))
+            places = _places(node, value, self._holding[number])
+            held = [] if places is None or id(value) not in known else _known_in(value, known)
+            self._recipes.append((number, value, places, held))
         return not self.failed
+
+    def _copied_from(self, with_tensors: list[tuple[int, Any]]) -> dict[int, int]:
+        """How values with tensors are copied; their numbers by identity: of tensors, then of what
+        holds them.
+        """
+        records = {id(v): v for _, v in with_tensors if type(v) is TensorRecord}
+        holding = {id(v): v for _, v in with_tensors if type(v) is not TensorRecord}
+        known = {one: number for number, one in enumerate(records)}
+        self._records, self._copied = list(records.values()), []
+        for one, value in holding.items():
+            self._copied.append((value, _known_in(value, known)))
+            known[one] = len(known)
+        self._copies = [(number, known[id(value)]) for number, value in with_tensors]
+        return known
 
     def filled(self, values: list[Any], name: str) -> Decoded | None:
         """What the form is with these values in its open places; None where that has to be read by
@@ -212,31 +269,17 @@ class _StreamForm:
             return None
         nodes_of: dict[int, Any] = {}
         nodes = self._fill(self._root, values, nodes_of)
-        copies: dict[int, Any] = {}
+        # as `core.types.records` makes them
+        copies: list[Any] = list(map(tuple.__new__, repeat(TensorRecord), self._records))
+        for value, held in self._copied:
+            copies.append(_with_copies(value, held, copies))
         finished = dict(self._values)
-        new = tuple.__new__
-        for number, value in self._with_tensors:
-            copy = copies.get(id(value))
-            if copy is None:
-                kind = type(value)
-                if kind is TensorRecord:
-                    copy = new(TensorRecord, value)
-                elif kind is DictNode:
-                    pairs = [
-                        pair if (held := copies.get(id(pair[1]))) is None else (pair[0], held)
-                        for pair in value.pairs
-                    ]
-                    copy = DictNode(value.kind, tuple(pairs), value.node, value.attributes)
-                else:
-                    items = tuple([copies.get(id(held), held) for held in value.items])
-                    copy = ListNode(value.kind, items, value.node)
-                copies[id(value)] = copy
-            finished[number] = copy
+        finished.update([(number, copies[at]) for number, at in self._copies])
         made: dict[int, Any] = {}
-        for number, like, places in self._recipes:
+        for number, like, places, held in self._recipes:
             node = nodes_of[number]
             if places is not None:
-                value = self._renewed(like, node, places, values, made, copies)
+                value = self._renewed(_with_copies(like, held, copies), node, places, values, made)
             else:
                 around = decode_around(node, name, finished)
                 if around is None:
@@ -254,11 +297,13 @@ class _StreamForm:
         places: list[tuple[int, Any]],
         values: list[Any],
         made: dict[int, Any],
-        copies: Mapping[int, Any],
     ) -> Any:
         """What a node is decoded to, which is `like` another one but for what stands in these
         places.
         """
+        if type(like) is ListNode and like.items is like.node:
+            # a tuple of plain values
+            return ListNode(like.kind, node, node)
         numbers = self._numbers
         here = [(at, values[numbers[one]] if one in numbers else made[one]) for at, one in places]
         if type(like) is DictNode:
@@ -267,17 +312,10 @@ class _StreamForm:
                 ((_, fields),) = here
                 return DictNode(like.kind, fields.pairs, node)
             pairs = list(like.pairs)
-            if id(like) in copies:
-                pairs = [(key, copies.get(id(held), held)) for key, held in pairs]
             for at, value in here:
                 pairs[at] = (pairs[at][0], value)
             return DictNode(like.kind, tuple(pairs), node)
-        if like.items is like.node:
-            # a tuple of plain values
-            return ListNode(like.kind, node, node)
         items = list(like.items)
-        if id(like) in copies:
-            items = [copies.get(id(held), held) for held in items]
         for at, value in here:
             items[at] = value
         return ListNode(like.kind, tuple(items), node)
@@ -328,16 +366,33 @@ class _StreamForm:
             filled.pairs = node.pairs and self._filled_pairs(node.pairs, every, values, made)
         else:
             items = list(node)
-            numbers = self._numbers
-            for number in here:
-                child = items[number]
-                place = numbers.get(id(child))
-                items[number] = (
-                    values[place] if place is not None else self._fill(child, values, made)
-                )
+            rows, below = self._in_rows(node, here)
+            for number, place, count in rows:
+                items[number : number + count] = values[place : place + count]
+            for number in below:
+                items[number] = self._fill(items[number], values, made)
             filled = tuple(items) if kind is tuple else items
         made[id(node)] = filled
         return filled
+
+    def _in_rows(self, node: Any, here: list[int]) -> tuple[list[_Stretch], list[int]]:
+        """Which of these children of a sequence are open places, in rows as long as there are, and
+        which hold some.
+        """
+        found = self._stretches.get(id(node))
+        if found is None:
+            rows: list[_Stretch] = []
+            below = []
+            for number in here:
+                place = self._numbers.get(id(node[number]))
+                if place is None:
+                    below.append(number)
+                elif rows and (number, place) == (sum(rows[-1][::2]), sum(rows[-1][1:])):
+                    rows[-1] = (*rows[-1][:2], rows[-1][2] + 1)
+                else:
+                    rows.append((number, place, 1))
+            found = self._stretches[id(node)] = rows, below
+        return found
 
     def _filled_pairs(
         self,
@@ -351,6 +406,42 @@ class _StreamForm:
             key, value = pairs[number]
             filled[number] = (key, self._fill(value, values, made))
         return filled
+
+
+def _known_in(value: Any, known: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Where in a container values stand that are `known` by identity, and their numbers."""
+    held = [one for _, one in value.pairs] if type(value) is DictNode else value.items
+    return [(at, known[id(one)]) for at, one in enumerate(held) if id(one) in known]
+
+
+def _with_copies(value: Any, held: list[tuple[int, int]], copies: list[Any]) -> Any:
+    """The container with the copies that it holds."""
+    if not held:
+        return value
+    if type(value) is DictNode:
+        pairs = list(value.pairs)
+        for at, number in held:
+            pairs[at] = (pairs[at][0], copies[number])
+        return DictNode(value.kind, tuple(pairs), value.node, value.attributes)
+    items = list(value.items)
+    for at, number in held:
+        items[at] = copies[number]
+    return ListNode(value.kind, tuple(items), value.node)
+
+
+def _rows(texts: list[bytes]) -> dict[int, _Row]:
+    """The long rows of open places by the number of their first, where `texts` are before them."""
+    firsts = [number for number, text in enumerate(texts) if text or not number]
+    counts = {first: after - first for first, after in pairwise(firsts)}
+    return {
+        first: _Row(
+            count,
+            re.compile(_OF_STATE + b"{%d}" % count, re.DOTALL),
+            struct.Struct(f"<{count}I").unpack,
+        )
+        for first, count in counts.items()
+        if count >= _ROW
+    }
 
 
 def _places(node: Any, value: Any, here: list[int]) -> list[tuple[int, Any]] | None:
