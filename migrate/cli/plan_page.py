@@ -12,7 +12,8 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Hashable, Iterable, Mapping
-from itertools import chain, count
+from itertools import chain, count, product
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ TEMPLATE = Path(__file__).with_suffix(".html")
 # what would end the element or begin another one
 _ESCAPED = {c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 _UNSHOWN = ("rows", "source", "free", "decided")
+# the largest integer up to which a browser tells all of them apart
+_EXACT = (1 << 53) - 1
 
 
 def page(plan: Plan) -> str:
@@ -64,14 +67,19 @@ def data_of(plan: Plan) -> dict[str, Any]:
         "origins": dict(plan.param_sources),
         "source": {n: plan.document["source"][n] for n in ("path", "format", "tensors", "bytes")},
         "forms": [
-            [form.text, int(form.literal), len(form.keys), list(chain.from_iterable(form.ints))]
-            for form in forms
+            [form.text, int(form.literal), len(form.keys), _integers(form)] for form in forms
         ],
         "before": _folded(plan.stored, forms, specs),
         "after": _folded(plan.outputs, forms, specs),
         "legs": [_leg(step, bound, key, specs, deeds) for step, bound in steps],
         "lost": [
-            [loss.kind, loss.rule.name, str(loss.rule.span), loss.why, [key[k] for k in loss.keys]]
+            [
+                loss.kind,
+                loss.rule.name,
+                str(loss.rule.span),
+                loss.why,
+                _numbers([key[k] for k in loss.keys]),
+            ]
             for loss in plan.composition.losses
         ],
         "specs": [[str(spec), spec.nbytes] for spec in specs.known],
@@ -89,10 +97,33 @@ class _Numbers:
         return self.known.setdefault(thing, len(self.known))
 
 
+def _numbers(found: list[int]) -> list[int] | dict[str, int]:
+    """Numbers of keys; those in a row, which most are, by the first one and how many they are."""
+    if len(found) > 2 and found == list(range(found[0], found[0] + len(found))):
+        return {"from": found[0], "count": len(found)}
+    return found
+
+
+def _integers(form: Template) -> list[Any]:
+    """The integers of a form's keys: those of each slot, where the keys are all combinations of
+    them in order, else those of each key, one after the other.
+    """
+    columns: list[Any] = [list(dict.fromkeys(column)) for column in zip(*form.ints, strict=True)]
+    if max(map(max, columns), default=0) > _EXACT:
+        # a browser would round numbers
+        return [str(number) for row in form.ints for number in row]
+    count = len(form.ints)
+    if count > 1 and prod(map(len, columns)) == count and list(product(*columns)) == form.ints:
+        return columns
+    return list(chain.from_iterable(form.ints))
+
+
 def _folded(
     tensors: Mapping[str, Any], forms: Iterable[Template], specs: _Numbers
 ) -> list[list[Any]]:
-    """The lines of a side: text, spec, and the numbers of the keys, those of one form and spec."""
+    """The lines of a side: text, spec, and the numbers of the keys, as `_numbers` has them; a line
+    for the keys of one form and spec.
+    """
     lines, start = [], 0
     for form in forms:
         numbers = range(start, start + len(form.keys))
@@ -118,7 +149,7 @@ def _folded(
                 own.append(number)
         for spec, (part, own) in alike.items():
             text = ", ".join(line.text for line in merge([part]))
-            lines.append([text, specs.of(spec), own])
+            lines.append([text, specs.of(spec), _numbers(own)])
     return lines
 
 
@@ -128,7 +159,7 @@ def _leg(
     # `--help` imports this module, as all of its folder
     from ..planning.rows import NUMBERS, change_of, going, leg_of, rounds, why_gone
 
-    made: list[list[int]] = []
+    made: list[list[Any]] = []
     known: dict[Any, int] = {}
 
     def add(one: Any, name: str, tensor: Any, change: str, ops: Iterable[str], lossy: bool) -> None:
@@ -142,7 +173,7 @@ def _leg(
             sources = [*map(key.__getitem__, one.keys)]
         except KeyError:
             sources = [key[k] for k in one.keys if k in key]
-        made.append([key[name], specs.of(tensor.spec), deed, *sources])
+        made.append([key[name], specs.of(tensor.spec), deed, _numbers(sources)])
 
     for name, one in bound.provenance.items():
         tensor, ops = bound.tensors[name], [call.name for call in one.rule.steps]
@@ -153,9 +184,15 @@ def _leg(
         add(one, name, one.tensor, "followed", ops, False)
     gone = []
     for change, table in going(bound):
+        ends: dict[Any, int] = {}
         for name, rule in table.items():
-            ops = [call.name for call in rule.steps]
-            said = [change, rule.name, str(rule.span), ops, False, why_gone(bound, table, name)]
-            if name in key:
-                gone.append([key[name], deeds.of(json.dumps(said))])
+            if name not in key:
+                continue
+            kind = id(rule), why_gone(bound, table, name)
+            deed = ends.get(kind)
+            if deed is None:
+                ops = [call.name for call in rule.steps]
+                said = [change, rule.name, str(rule.span), ops, False, kind[1]]
+                deed = ends[kind] = deeds.of(json.dumps(said))
+            gone.append([key[name], deed])
     return {"leg": leg_of(step), "made": made, "gone": gone}
