@@ -19,7 +19,14 @@ from .ahead import reading_ahead
 from .meeting_in_bucket import RANKS, BucketMeeting
 from .part_plan import UPLOADED, PartPlan, UploadPart, held_parts, is_due
 from .publish import parsed_line
-from .store_journal import begun_unnamed, own_words, tags_of, text_of, word_of_made
+from .store_journal import (
+    begun_unnamed,
+    made_words,
+    own_words,
+    tags_of,
+    text_of,
+    word_of_made,
+)
 from .tiles import FileWriter, Tile, WriteJob, Writers, tiles
 
 if TYPE_CHECKING:
@@ -217,12 +224,14 @@ class Uploads:
         none of them.
         """
         words = self.output.words()
-        numbers = {self._part, of} if self._part in range(of) else range(of + 1)
-        there = words.names() if len(numbers) > 2 else None
-        for name in [word_of_made(self.run, number) for number in numbers if number is not None]:
-            if there is None or name in there:
-                for file, found in tags_of(parsed_line(words.said(name))).items():
-                    self.tags.setdefault(file, {}).update(found)
+        if self._part is not None and self._part < of:
+            names = [word_of_made(self.run, number) for number in (self._part, of)]
+        else:
+            # how many parts there are is what a journal says
+            names = made_words(words.names(), self.run)
+        for name in names:
+            for file, found in tags_of(parsed_line(words.said(name))).items():
+                self.tags.setdefault(file, {}).update(found)
 
     def stand(self, name: str, listed: Mapping[int, ListedPart]) -> dict[int, ListedPart]:
         """Those of the parts that the store has which are known to be of this run."""

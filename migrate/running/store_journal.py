@@ -153,6 +153,11 @@ def own_words(words: Iterable[str], run: str) -> list[str]:
     return [name for name in words if form.fullmatch(name)]
 
 
+def made_words(words: Iterable[str], run: str) -> list[str]:
+    """Those of them in which parts of uploads are taken down."""
+    return [name for name in own_words(words, run) if name.endswith("-made.json")]
+
+
 def tags_of(found: Any) -> dict[str, dict[int, str]]:
     """ETags of parts by file and number, as a journal or a word has them; none of anything else."""
     if not _tags(found):
