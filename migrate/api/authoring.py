@@ -166,6 +166,7 @@ def new(
             "keep": made.keep,
             "tests": made.tests,
             "guessed": made.guessed,
+            "keep_guessed": made.keep_guessed,
         },
         diagnostics=[d.to_json() for d in findings],
     )

@@ -117,7 +117,8 @@ def drafts_of(
         seen: set[str] = set()
         sources = [text(p, seen) for p in line.sources]
         if line.kept:
-            out.append(RuleDraft("", sources[0], keep=True, keys=line.keys))
+            kept = RuleDraft("", sources[0], keep=True, guessed=line.guessed, keys=line.keys)
+            out.append(kept)
             continue
         written = [text(p, seen) for p in line.targets]
         name = _unused(_name(line), names)

@@ -89,14 +89,7 @@ def made_file(
         rest = [_dropped(number, key) for number, key in enumerate(left)]
         whole = writing.text([*drafts, *rest], header) if rest else text
         _require_proof(whole, old, new, relations)
-    kept = sum(draft.keep for draft in drafts)
-    return writing.MadeFile(
-        text,
-        len(drafts) - kept,
-        kept,
-        len(tests or scaffold.STUB),
-        sum(draft.guessed for draft in drafts),
-    )
+    return writing.MadeFile.written(text, drafts, len(tests or scaffold.STUB))
 
 
 def _tests(

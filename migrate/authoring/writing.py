@@ -46,13 +46,16 @@ class FileHead:
 
 @dataclass(frozen=True, slots=True)
 class MadeFile:
-    """The text of a rule file, and how many rules, patterns under `keep`, tests and guesses."""
+    """The text of a rule file, and how many rules, patterns under `keep`, tests, rules that are
+    guessed and such patterns.
+    """
 
     text: str
     rules: int
     keep: int
     tests: int
     guessed: int
+    keep_guessed: int
 
     @classmethod
     def of(
@@ -63,13 +66,15 @@ class MadeFile:
         below: Sequence[str] = (),
     ) -> MadeFile:
         """The file of these drafts and tests; `below` are lines of comments below the rules."""
-        return cls(
-            text(drafts, head, tests, below),
-            sum(not draft.keep for draft in drafts),
-            sum(draft.keep for draft in drafts),
-            len(tests),
-            sum(draft.guessed for draft in drafts),
-        )
+        return cls.written(text(drafts, head, tests, below), drafts, len(tests))
+
+    @classmethod
+    def written(cls, text: str, drafts: Sequence[RuleDraft], tests: int) -> MadeFile:
+        """The file that has this text and these drafts."""
+        kept = [draft for draft in drafts if draft.keep]
+        rules = [draft for draft in drafts if not draft.keep]
+        guesses = [sum(draft.guessed for draft in some) for some in (rules, kept)]
+        return cls(text, len(rules), len(kept), tests, *guesses)
 
 
 def text(
@@ -97,6 +102,10 @@ def text(
         out.append("keep:")
         for draft in kept:
             out += _comment(draft, 2)
+            out += _item(draft.sources, 2)
+    if guesses := [draft for draft in kept if draft.guessed]:
+        out.append("guessed:")
+        for draft in guesses:
             out += _item(draft.sources, 2)
     rules = [draft for draft in made if not draft.keep]
     out.append("rules:" if rules else "rules: []" + (" # instead of [] such as:" if below else ""))

@@ -180,6 +180,7 @@ def text(document: Mapping[str, Any]) -> str:
         plural(made["rules"], "rule"),
         *([f"{made['guessed']} of them guessed"] if made["guessed"] else []),
         f"{plural(made['keep'], 'pattern')} under keep",
+        *([f"{made['keep_guessed']} of them guessed"] if made["keep_guessed"] else []),
         plural(made["tests"], "test"),
     ]
     out = [f"{file}: written" for file in doc["files"][:-1]]

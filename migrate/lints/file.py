@@ -61,6 +61,18 @@ def find_problems(fileset: FileSet) -> Iterator[Diagnostic]:
                     file.loaded.key_span("rules", number, "guessed"),
                     "compare values, then remove `guessed: true`",
                 )
+        for number, pattern in enumerate(file.model.guessed):
+            there = pattern in file.model.keep
+            yield finding(
+                "M652",
+                f"that `{pattern}` stays as it is was guessed from names"
+                if there
+                else f"`{pattern}` is called guessed, and is not under `keep`",
+                file.loaded.span("guessed", number),
+                "compare values, then remove it from `guessed`"
+                if there
+                else "remove it from `guessed`",
+            )
     if fileset.layouts is not None and isinstance(fileset.layouts.data, dict):
         yield from _modeline(fileset.layouts, "layouts")
         yield from _title(fileset.layouts, str(fileset.layouts.data.get("title") or ""))

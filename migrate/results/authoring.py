@@ -8,12 +8,15 @@ from .shared import DocumentReport
 
 
 class RuleFileCounts(DocumentPart):
-    """How many rules a made file has, patterns of keys that stay, tests, and rules by guess."""
+    """How many rules a made file has, patterns of keys that stay, tests, rules by guess, and such
+    patterns by guess.
+    """
 
     rules: int
     keep: int
     tests: int
     guessed: int
+    keep_guessed: int
 
 
 class NewReport(DocumentReport):

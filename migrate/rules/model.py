@@ -578,6 +578,12 @@ class RuleFile(Model):
         "names is an error",
         examples=[["{p...}.self_attn.{k...}", "lm_head.weight"]],
     )
+    guessed: Annotated[tuple[Pattern, ...], Sequence] = Field(
+        (),
+        description="those patterns of `keep` that names alone decided: a made file says so until "
+        "values were compared",
+        examples=[["lm_head.weight"]],
+    )
     files: Annotated[dict[SidePath, Patch], BeforeValidator(mapping)] = Field(
         default_factory=dict,
         description="side file -> JSON merge patch, with `$param`, `$plain_modules` or "

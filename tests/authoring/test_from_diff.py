@@ -319,10 +319,30 @@ def test_values_set_right_what_names_mislead(tmp_path: Path) -> None:
     # a release that exchanged the names
     old, new = {"m.alpha": first, "m.beta": second}, {"m.alpha": second, "m.beta": first}
     report = migrate.new(tmp_path / "names.yaml", from_diff=(old, new), headers=True)
-    assert (report.counts.rules, report.counts.keep) == (0, 1)
+    counts = report.counts
+    assert (counts.rules, counts.keep, counts.guessed, counts.keep_guessed) == (0, 1, 0, 1)
+    made = yaml.safe_load((tmp_path / "names.yaml").read_text())
+    assert made["guessed"] == made["keep"] == ["m.{k...}"]
+    assert "M652" in [d.code for d in report.diagnostics]
     # what the file makes was compared with the new weights before it was written
     report = migrate.new(tmp_path / "values.yaml", from_diff=(old, new))
-    assert (report.counts.rules, report.counts.keep, report.counts.guessed) == (1, 0, 0)
+    counts = report.counts
+    assert (counts.rules, counts.keep, counts.guessed, counts.keep_guessed) == (1, 0, 0, 0)
+    assert "guessed" not in (tmp_path / "values.yaml").read_text()
+
+
+def test_keys_that_stay_are_guessed_until_values_were_compared(tmp_path: Path) -> None:
+    dice = np.random.default_rng(5)
+    old = {name: dice.standard_normal(8).astype("f4") for name in ("a.w", "b.w", "c.w")}
+    new = {"a.w": old["a.w"], "b.w": old["b.w"], "d.w": old["c.w"]}
+    answers = {"a.w": "a.w", "c.w": "d.w"}
+    file = tmp_path / "names.yaml"
+    report = migrate.new(file, from_diff=(old, new), headers=True, answers=answers)
+    # what a person said is none
+    assert yaml.safe_load(file.read_text())["guessed"] == ["b.w"]
+    assert (report.counts.keep, report.counts.keep_guessed) == (2, 1)
+    migrate.new(tmp_path / "values.yaml", from_diff=(old, new))
+    assert "guessed" not in (tmp_path / "values.yaml").read_text()
 
 
 @pytest.mark.heavy

@@ -193,6 +193,24 @@ def test_what_is_not_ready_is_not_sealed(toy: Path) -> None:
     assert not (toy / "rules.lock").exists()
 
 
+def test_a_guess_of_what_stays_keeps_a_lineage_from_being_sealed(toy: Path) -> None:
+    migrate.seal(toy)
+    before = (toy / "rules.lock").read_text()
+    rule = next(toy.glob("*/*.yaml"))
+    edit(rule, "rules:\n", 'keep: ["other.w"]\nguessed: ["other.w"]\nrules:\n')
+    (found,) = refused(migrate.seal, toy, replace=True)
+    assert found.code == "M523"
+    assert "that `other.w` stays as it is was guessed from names" in found.message
+    edit(rule, 'guessed: ["other.w"]\n', "")
+    migrate.seal(toy, replace=True)
+    assert (toy / "rules.lock").read_text() != before
+    # a guess is no meaning
+    after = (toy / "rules.lock").read_text()
+    edit(rule, "rules:\n", 'guessed: ["other.w"]\nrules:\n')
+    migrate.seal(toy, check=True)
+    assert (toy / "rules.lock").read_text() == after
+
+
 def test_a_guessed_rule_keeps_a_lineage_from_being_sealed(toy: Path) -> None:
     rule = toy / "new" / "rename.yaml"
     edit(rule, "  - name: weight\n", "  - name: weight\n    guessed: true\n")

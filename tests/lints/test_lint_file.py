@@ -131,6 +131,17 @@ def test_a_rule_that_names_alone_decided_is_told_until_values_were_compared(
     assert lineage.found() == []
 
 
+def test_what_names_alone_keep_is_told_and_so_is_a_guess_of_what_is_not_kept(
+    lineage: Lineage,
+) -> None:
+    path = lineage.rules('keep: ["other.w"]\nguessed: ["other.w", "third.w"]\n' + RULES)
+    first, second = lineage.found("M652")
+    assert first.message == "that `other.w` stays as it is was guessed from names"
+    assert second.message == "`third.w` is called guessed, and is not under `keep`"
+    span = second.spans[0]
+    assert (span.file, span.text[span.column - 1 :][:9]) == (str(path), '"third.w"')
+
+
 def test_a_param_that_follows_others_need_not_fit_the_numbers_that_lint_takes(
     lineage: Lineage,
 ) -> None:
