@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,34 @@ def test_workers_write_from_bucket_to_bucket(
     assert {number for number, *_ in told(workers)} == set(range(len(alone.files)))
     assert not uploads(s3, tmp_path.name)
     assert not held(s3, f"{tmp_path.name}/new.migrate-partial")
+
+
+def test_a_worker_that_is_killed_goes_on_with_what_it_sent(
+    s3: S3, workers: Cluster, local: Path, made: Path, tmp_path: Path
+) -> None:
+    prefix = f"{tmp_path.name}/new"
+    sending = f"PUT .*{prefix}/.*partNumber="
+    alone = migrate.apply(local, tmp_path / "here", rules=[made], max_shard_size="9MB")
+    # the first part of an upload is there, and another one has no answer
+    s3.spoil(late=f"*1={sending}")
+    child = workers.start(*words(local, f"s3://bucket/{prefix}", made))
+    killed: list[int] = []
+    while len(killed) < 3:
+        s3.wait_until_held()
+        assert child.poll() is None, ended(child).err
+        pid = next(pid for _, pid, *_ in reversed(told(workers)) if pid not in killed)
+        os.kill(pid, signal.SIGKILL)
+        killed.append(pid)
+        if len(killed) < 3:
+            s3.spoil(late=f"*0={sending}")
+    s3.spoil()
+    done = ended(child)
+    assert done.exit == 0, done.err
+    # each of those was begun once more
+    assert len(told(workers)) >= len(alone.files) + 3
+    assert held(s3, f"{prefix}/") == tree(tmp_path / "here")
+    assert not uploads(s3, tmp_path.name)
+    assert not held(s3, f"{prefix}.migrate-partial")
 
 
 def test_each_worker_has_the_memory_and_the_threads_that_were_given(
