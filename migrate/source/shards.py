@@ -179,7 +179,7 @@ def indexed(
         if opened is None:
             blob.close()
     weight_map = content.get("weight_map") if type(content) is dict else None
-    if type(weight_map) is not dict or not all(type(v) is str for v in weight_map.values()):
+    if type(weight_map) is not dict or not {str}.issuperset(map(type, weight_map.values())):
         fail("M906", f"{label}: has no weight_map of key to file name")
     whole = name.removesuffix(INDEX)
     suffix = whole[whole.rfind(".") :]
@@ -212,9 +212,10 @@ def indexed(
             f"{label}: {len(absent)} of {len(names)} files are missing: {listed(absent)}",
             help="fetch them again",
         )
-    return Unit(
-        [below + n for n in names], below + name, {key: below + n for key, n in weight_map.items()}
-    )
+    if below:
+        paths = {n: below + n for n in names}
+        weight_map = {key: paths[n] for key, n in weight_map.items()}
+    return Unit([below + n for n in names], below + name, weight_map)
 
 
 MAX_RANKS = 10_000
