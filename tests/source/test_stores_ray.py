@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,20 +72,21 @@ def test_a_worker_that_is_killed_goes_on_with_what_it_sent(
     s3: S3, workers: Cluster, local: Path, made: Path, tmp_path: Path
 ) -> None:
     prefix = f"{tmp_path.name}/new"
-    sending = f"PUT .*{prefix}/.*partNumber="
     alone = migrate.apply(local, tmp_path / "here", rules=[made], max_shard_size="9MB")
-    # the first part of an upload is there, and another one has no answer
-    s3.spoil(late=f"*1={sending}")
+    # the first part of an upload is there, and the second has no answer
+    s3.spoil(late=f"*1=PUT .*{prefix}/.*partNumber=")
     child = workers.start(*words(local, f"s3://bucket/{prefix}", made))
-    killed: list[int] = []
+    s3.wait_until_held()
+    killed: set[int] = set()
     while len(killed) < 3:
-        s3.wait_until_held()
         assert child.poll() is None, ended(child).err
-        pid = next(pid for _, pid, *_ in reversed(told(workers)) if pid not in killed)
-        os.kill(pid, signal.SIGKILL)
-        killed.append(pid)
-        if len(killed) < 3:
-            s3.spoil(late=f"*0={sending}")
+        _, pid, *_ = told(workers)[-1]
+        if pid not in killed:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+            # who begins a part again waits until it is killed
+            s3.spoil(hold=f".*{prefix}")
+        time.sleep(0.02)
     s3.spoil()
     done = ended(child)
     assert done.exit == 0, done.err
