@@ -26,8 +26,8 @@ CONSTRAINTS ?= constraints.txt
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make test      run the tests: about 5 minutes of processor time (PYTEST='-k name' is passed on)"
-	@echo "make check     ruff, mypy, and the tests that need neither torch nor another process: 70 s of processor time"
+	@echo "make test      run the tests: 17 minutes on two slow cores (PYTEST='-k name' is passed on)"
+	@echo "make check     ruff, mypy, and the tests that need neither torch nor another process: three minutes on two slow cores"
 	@echo "make marks     run the tests that make test leaves out (MARKS='ranks or libraries')"
 	@echo "make test-oldest  make test with the oldest Python and the oldest libraries that pyproject.toml admits"
 	@echo "make gpu       the tests and rows that need a GPU, by PYTHON as it is; without a GPU it lists them"
