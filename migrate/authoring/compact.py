@@ -117,8 +117,7 @@ def drafts_of(
         seen: set[str] = set()
         sources = [text(p, seen) for p in line.sources]
         if line.kept:
-            kept = RuleDraft("", sources[0], keep=True, guessed=line.guessed, keys=line.keys)
-            out.append(kept)
+            out.append(RuleDraft("", sources[0], keep=True, guessed=line.guessed, keys=line.keys))
             continue
         written = [text(p, seen) for p in line.targets]
         name = _unused(_name(line), names)

@@ -68,7 +68,7 @@ def test_workers_write_from_bucket_to_bucket(
     assert not held(s3, f"{tmp_path.name}/new.migrate-partial")
 
 
-def test_a_worker_that_is_killed_goes_on_with_what_it_sent(
+def test_workers_that_are_killed_three_times_make_what_one_process_makes(
     s3: S3, workers: Cluster, local: Path, made: Path, tmp_path: Path
 ) -> None:
     prefix = f"{tmp_path.name}/new"
