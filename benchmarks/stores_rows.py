@@ -1,9 +1,9 @@
 """From bucket to bucket: experts stacked by the store's own copies and through memory, against all
 downloaded, migrated and uploaded; experts too short to be copied; a store that is far away.
 
-The server is pinned to one processor and what is measured to another. Where Ceph's gateway is
-installed, it is that. Otherwise it is moto, which is Python and takes most of the time: what is
-compared then is how much each side has it do.
+The server is pinned to one processor and what is measured to another. Each row is run on every
+server that is installed, Ceph's gateway and ministack, and on moto where neither is. The latter two
+are Python and take most of the time: what is compared then is how much each side has them do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ import data
 import memory
 import process
 import report
+import stores_server
 from tasks import (
     STORES_COPIED,
     STORES_FAR,
@@ -176,15 +177,15 @@ class Store:
 
 
 @contextmanager
-def _started(bench: Bench) -> Iterator[Store | None]:
-    """The server on one processor; None where it cannot have one for itself."""
+def _started(bench: Bench, kind: str) -> Iterator[Store | None]:
+    """A server on one processor; None where it cannot have one for itself."""
     there, *others = sorted(os.sched_getaffinity(0))
     if not others or shutil.which("taskset") is None:
         print("stores: left out, two processors and taskset are needed", file=sys.stderr)
         yield None
         return
     with subprocess.Popen(
-        ["taskset", "-c", str(there), PYTHON, HERE / "stores_server.py"],
+        ["taskset", "-c", str(there), PYTHON, HERE / "stores_server.py", kind],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -193,6 +194,22 @@ def _started(bench: Bench) -> Iterator[Store | None]:
             yield Store(bench, child, others[0])
         finally:
             child.communicate()
+
+
+def _on_each(row: Callable[[Bench, Store], list[Limit]]) -> Callable[[Bench], list[Limit]]:
+    """The row, on one server after the other."""
+
+    @wraps(row)
+    def rows(bench: Bench) -> list[Limit]:
+        limits: list[Limit] = []
+        for kind in stores_server.there():
+            with _started(bench, kind) as store:
+                if store is None:
+                    break
+                limits += row(bench, store)
+        return limits
+
+    return rows
 
 
 def _in_turn(
@@ -234,22 +251,20 @@ def _private(what: str, found: list[process.Taken]) -> Limit:
     return Limit(f"{what}: private memory", most, bound, unit=" MB")
 
 
-def copies(bench: Bench) -> list[Limit]:
+@_on_each
+def copies(bench: Bench, store: Store) -> list[Limit]:
     """Experts of 6.3 MB: copied by the store, and streamed."""
-    with _started(bench) as store:
-        if store is None:
-            return []
-        prefix = store.hold(LONG)
-        copied, peer = store.migrate(prefix), store.peer(prefix)
-        streamed = [*copied, "--copy", "never"]
-        store.equal(peer, copied)
-        store.equal(copied, streamed)
-        sides = {"copied": copied, "streamed": streamed, "peer": peer}
-        for name in ("copied", "streamed"):
-            sides[f"least {name}"] = store.floor(prefix, sides[name])
-        found = _in_turn(bench, {name: partial(store.run, argv) for name, argv in sides.items()})
-        bytes_passed = {"copied": store.passed(copied), "peer": store.passed(peer)}
-        title = f"{store.name}: bucket to bucket, {store.nbytes / MB:,.0f} MB, experts of 6.3 MB"
+    prefix = store.hold(LONG)
+    copied, peer = store.migrate(prefix), store.peer(prefix)
+    streamed = [*copied, "--copy", "never"]
+    store.equal(peer, copied)
+    store.equal(copied, streamed)
+    sides = {"copied": copied, "streamed": streamed, "peer": peer}
+    for name in ("copied", "streamed"):
+        sides[f"least {name}"] = store.floor(prefix, sides[name])
+    found = _in_turn(bench, {name: partial(store.run, argv) for name, argv in sides.items()})
+    bytes_passed = {"copied": store.passed(copied), "peer": store.passed(peer)}
+    title = f"{store.name}: bucket to bucket, {store.nbytes / MB:,.0f} MB, experts of 6.3 MB"
     limits = [
         _ratio(
             f"{title}, copied: of download, apply, upload",
@@ -280,61 +295,53 @@ def copies(bench: Bench) -> list[Limit]:
     return [*limits, *(_private(f"{title}, {who}", found[who]) for who in ("copied", "streamed"))]
 
 
-def short(bench: Bench) -> list[Limit]:
+@_on_each
+def short(bench: Bench, store: Store) -> list[Limit]:
     """Experts of 2.5 MB, which pass through memory whatever is asked for."""
-    with _started(bench) as store:
-        if store is None:
-            return []
-        auto = store.migrate(store.hold(SHORT))
-        shown = store.run([*auto, "--dry-run"]).stdout
-        if "5 MiB" not in shown:
-            raise process.RunError(f"the plan does not say why nothing is copied\n{shown}")
-        never = [*auto, "--copy", "never"]
-        store.equal(never, auto)
-        found = _in_turn(
-            bench, {"auto": lambda: store.run(auto), "never": lambda: store.run(never)}
-        )
-        title = f"{store.name}: bucket to bucket, {store.nbytes / MB:,.0f} MB, experts of 2.5 MB"
+    auto = store.migrate(store.hold(SHORT))
+    shown = store.run([*auto, "--dry-run"]).stdout
+    if "5 MiB" not in shown:
+        raise process.RunError(f"the plan does not say why nothing is copied\n{shown}")
+    never = [*auto, "--copy", "never"]
+    store.equal(never, auto)
+    found = _in_turn(bench, {"auto": lambda: store.run(auto), "never": lambda: store.run(never)})
+    title = f"{store.name}: bucket to bucket, {store.nbytes / MB:,.0f} MB, experts of 2.5 MB"
     return [
         _ratio(f"{title}: of the same streamed", found["auto"], found["never"], STORES_SHORT),
         _private(title, found["auto"]),
     ]
 
 
-def far(bench: Bench) -> list[Limit]:
+@_on_each
+def far(bench: Bench, store: Store) -> list[Limit]:
     """Streamed, from a store that is 50 ms away."""
-    with _started(bench) as store:
-        if store is None:
-            return []
-        streamed = store.migrate(store.hold(LONG), "--copy", "never")
-        found = _in_turn(
-            bench,
-            {"far": lambda: store.far(streamed, FAR), "near": lambda: store.far(streamed, 0)},
-        )
-        title = f"{store.name}: bucket to bucket, streamed, {FAR * 1000:.0f} ms a request"
+    streamed = store.migrate(store.hold(LONG), "--copy", "never")
+    found = _in_turn(
+        bench,
+        {"far": lambda: store.far(streamed, FAR), "near": lambda: store.far(streamed, 0)},
+    )
+    title = f"{store.name}: bucket to bucket, streamed, {FAR * 1000:.0f} ms a request"
     return [
         _ratio(f"{title}: of none", found["far"], found["near"], STORES_FAR),
         _private(title, found["far"]),
     ]
 
 
-def reading(bench: Bench) -> list[Limit]:
+@_on_each
+def reading(bench: Bench, store: Store) -> list[Limit]:
     """By ranges, as a run reads, and by boto3's client with 16 threads: processor time."""
-    with _started(bench) as store:
-        if store is None:
-            return []
-        prefix = store.hold(LONG)
-        found: dict[str, list[float]] = {"ours": [], "boto3": []}
-        runs: list[process.Taken] = []
-        for number in range(bench.args.rounds):
-            for who in list(found)[:: 1 if number % 2 == 0 else -1]:
-                limit = str(STORES_MEMORY * MB)
-                argv = [PYTHON, HERE / "stores_reading.py", who, BUCKET, prefix, limit]
-                taken = store.run(argv)
-                seconds, nbytes = json.loads(taken.stdout)
-                found[who].append(seconds)
-                runs += [taken] if who == "ours" else []
-        name = store.name
+    prefix = store.hold(LONG)
+    found: dict[str, list[float]] = {"ours": [], "boto3": []}
+    runs: list[process.Taken] = []
+    for number in range(bench.args.rounds):
+        for who in list(found)[:: 1 if number % 2 == 0 else -1]:
+            limit = str(STORES_MEMORY * MB)
+            argv = [PYTHON, HERE / "stores_reading.py", who, BUCKET, prefix, limit]
+            taken = store.run(argv)
+            seconds, nbytes = json.loads(taken.stdout)
+            found[who].append(seconds)
+            runs += [taken] if who == "ours" else []
+    name = store.name
     spread = report.spread(report.ratios(*found.values()))
     what = (
         f"{name}: reading {nbytes / MB:,.0f} MB by ranges: processor time, of boto3 with 16 threads"

@@ -1,9 +1,9 @@
-"""A server of S3 in processes of its own: Ceph's gateway where Debian's packages for it are
-installed, else moto; and a proxy before it, which counts what passes and can be far away.
+"""A server of S3 in processes of its own, and a proxy before it, which counts what passes and can
+be far away.
 
-    python stores_server.py
+    python stores_server.py ceph|ministack|moto
 
-Prints a line of JSON: which server it is, its URL, that of the proxy, key and secret. Then it
+Prints a line of JSON: the server's name, its URL, that of the proxy, key and secret. Then it
 serves until its stdin is closed, and answers each line of it: `passed` with the bytes [sent,
 received] by the server through the proxy since it was asked last, `far SECONDS` with nothing, when
 every request through the proxy waits so long before it is passed on.
@@ -94,12 +94,27 @@ class Proxy:
             other.shutdown(socket.SHUT_WR)
 
 
+NAMES = {"ceph": "Ceph's gateway", "ministack": "ministack", "moto": "moto"}
+
+
+def there() -> list[str]:
+    """The servers that are installed; moto where no other is."""
+    return [kind for kind in bucket_servers.STARTED if bucket_servers.missing(kind) is None] or [
+        "moto"
+    ]
+
+
 def main() -> None:
-    ceph = bucket_servers.missing("ceph") is None
-    with bucket_servers.ceph(MEMORY) if ceph else moto() as server:
+    kind = sys.argv[1]
+    starting = {
+        "ceph": lambda: bucket_servers.ceph(MEMORY),
+        "ministack": bucket_servers.ministack,
+        "moto": moto,
+    }
+    with starting[kind]() as server:
         proxy = Proxy(int(server.url.rpartition(":")[2]))
-        name = "Ceph's gateway" if ceph else "moto"
-        print(json.dumps([name, server.url, proxy.url, server.key, server.secret]), flush=True)
+        said = [NAMES[kind], server.url, proxy.url, server.key, server.secret]
+        print(json.dumps(said), flush=True)
         for line in sys.stdin:
             what, _, number = line.strip().partition(" ")
             answer = None

@@ -22,7 +22,7 @@ from ..core.spec import BITS, Spec, coordinates
 from ..core.view import is_whole
 from ..elements.codes import encode
 from ..planning.graph import ComputedTensor
-from ..source.blobs import ChunkOf, ReplicaOf, Stored, chunk_at, chunks_of, key_of
+from ..source.blobs import ChunkOf, ReplicaOf, Stored, chunk_at, chunks_of, key_of, room
 from ..source.zip_archive import combine, compare_crc, crc32
 from .evaluator import Evaluator
 from .gather import LONG, WINDOW, Batch, Gather, Sealed, Segment
@@ -157,7 +157,7 @@ class _TensorReader:
         self, tensor: Tensor, ranges: Iterable[tuple[int, int]], step: int | None = None
     ) -> Iterator[tuple[int, memoryview]]:
         step = step or self._step(tensor)
-        stage = memoryview(bytearray(min(tensor.spec.nbytes, step)))
+        stage = room(min(tensor.spec.nbytes, step))
         gather = Gather(self._source, self._layouts, stage, self._values.leaf, self._budget)
         for first, last in ranges:
             for start in range(first, last, step):

@@ -27,6 +27,7 @@ from ..planning.sides import SideFiles
 from ..planning.stored import stored_tensor
 from ..results import DiffReport, VerifyEstimate, VerifyReport
 from ..rules.files import VALUES
+from ..source.blobs import room
 from ..source.index import with_all_tensors
 from ..source.places import is_folder
 from . import stamp as stamps
@@ -394,7 +395,7 @@ def diff(
 class _StageReader:
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.stage = memoryview(bytearray(STAGE))
+        self.stage = room(STAGE)
         layouts = ByteLayouts()
         # set while a component is read with zeros for padding
         self.filled: FilledUp | None = None

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..core.errors import fail, option, printable
 from ..elements.transposes import flip_panel
-from ..source.blobs import ChunkOf, chunk_at
+from ..source.blobs import ChunkOf, chunk_at, room
 from .geometry import SHORT, STAGE_MAX, ByteLayout, ByteLayouts, Move
 
 if TYPE_CHECKING:
@@ -96,12 +96,11 @@ def _strided(
 ) -> None:
     import numpy as np
 
-    width = next(w for w in (8, 4, 2, 1) if run % w == 0)
-    shape, to, back = [n for n, _, _ in loops], [d for _, d, _ in loops], [s for _, _, s in loops]
-    if run != width:
-        shape, to, back = [*shape, run // width], [*to, width], [*back, width]
-    out: np.ndarray[Any, Any] = np.ndarray(shape, f"u{width}", dest, dst, to)
-    out[...] = np.ndarray(shape, f"u{width}", source, src, back)
+    # of integers the machine has there are loops for each stride; other runs are copied as a whole
+    kind = f"u{run}" if run in (1, 2, 4, 8) else f"V{run}"
+    shape, to, back = zip(*loops, strict=True)
+    out: np.ndarray[Any, Any] = np.ndarray(shape, kind, dest, dst, to)
+    out[...] = np.ndarray(shape, kind, source, src, back)
 
 
 def _transposed(
@@ -159,6 +158,9 @@ def _dense(loops: Loops, row: int) -> bool:
 LONG = 32 << 10
 # a gap of the source that is cheaper to read than to skip
 GAP = 16 << 10
+# runs that lie near to each other are read into their places from this length on: it is as fast as
+# to copy them out of a span, and does not import numpy
+CLOSE = 1024
 # the most that is read of a span of short runs, as a multiple of what is needed of it, where bytes
 # are to be spared
 SPARING = 2
@@ -291,7 +293,7 @@ class Window:
         """Memory for a stretch of `nbytes`; what was shown before is lost."""
         if len(self._memory) < nbytes:
             self._memory = memoryview(b"")
-            self._memory = memoryview(bytearray(nbytes))
+            self._memory = room(nbytes)
         return self._memory
 
 
@@ -398,11 +400,18 @@ class Gather:
         elif move.run >= LONG:
             for a, b in move.runs():
                 leaf.read(move.lo + a, out[base + b : base + b + move.run])
-        elif move.run >= SHORT:
+        elif move.run >= SHORT or (keep and self._close(move)):
             for a, buffers, nbytes in self._scattered(move, out, base, keep):
                 leaf.scatter(move.lo + a, buffers, nbytes)
         else:
             self._span(move, leaf, out, base)
+
+    def _close(self, move: Move) -> bool:
+        """Whether its runs lie so near that they are read into their places, with what lies between
+        them, as fast as they would be copied there out of a span.
+        """
+        step = move.loops[-1][2]
+        return CLOSE <= move.run <= step <= min(4 * move.run, move.run + self._gap)
 
     def _scattered(
         self, move: Move, out: memoryview, base: int, keep: bool
@@ -438,7 +447,7 @@ class Gather:
         most = SPARING * move.nbytes if self._layouts.sparing else max(_SPAN, 4 * move.nbytes)
         if span <= STAGE_MAX and span <= most:
             if len(self._scratch) < span:
-                self._scratch = memoryview(bytearray(min(STAGE_MAX, max(span, 1 << 20))))
+                self._scratch = room(min(STAGE_MAX, max(span, 1 << 20)))
             leaf.read(move.lo, self._scratch[:span])
             copy_strided(
                 out, move.dst + base, self._scratch, move.src - move.lo, move.run, move.loops

@@ -39,6 +39,7 @@ from ..core.out_of_memory import lacking, ran_out
 from ..core.spec import BITS
 from ..core.types import PathLike
 from ..planning.graph import ComputedTensor, stored_sources
+from ..source.blobs import room
 from .ahead import reading_file
 from .checks import FileChecksums, Recorded, check_records, recorded_checksums, require_checks
 from .error_statistics import Ledger
@@ -215,7 +216,7 @@ class FileWriter:
             return False
         self._run.go_on()
         whole, found = self.whole.copy(), []
-        buffer = memoryview(bytearray(max(fill.length for fill in tile.fills)))
+        buffer = room(max(fill.length for fill in tile.fills))
         for fill in tile.fills:
             data = buffer[: fill.length]
             read_at(self.descriptor, data, fill.offset)
@@ -396,7 +397,7 @@ class Writers:
     def _work(self, number: int) -> None:
         """Writes files until none is left, then helps with those that others write."""
         try:
-            stage = self.free.pop() if self.free else memoryview(bytearray(self.ahead))
+            stage = self.free.pop() if self.free else room(self.ahead)
             window = Window()
         except MemoryError:
             if number:
@@ -436,7 +437,7 @@ class Writers:
             try:
                 spare = None
                 with suppress(MemoryError):
-                    spare = self.free.pop() if self.free else memoryview(bytearray(self.ahead))
+                    spare = self.free.pop() if self.free else room(self.ahead)
                 stage = self._serve(number, other, stage, spare)
             finally:
                 other.leave()

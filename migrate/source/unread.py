@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from .blobs import room
 from .pickle.decoding import ContradictionError, ForeignError, is_global
 from .pickle.nodes import ABSENT, COMPOSITES, Call, Dict, Global, Persistent, Set
 from .pickle.python_objects import encoded
@@ -313,7 +314,7 @@ class _File:
 
     def _read(self, offset: int, size: int) -> bytes:
         made = blake2b(size.to_bytes(8, "little"), digest_size=32)
-        buffer = memoryview(bytearray(min(_CHUNK, size)))
+        buffer = room(min(_CHUNK, size))
         for at in range(offset, offset + size, _CHUNK):
             part = buffer[: min(_CHUNK, offset + size - at)]
             self._blob.readinto(at, part)

@@ -213,7 +213,7 @@ def check_record(blob: Blob, record: ArchiveRecord) -> None:
     """Compares the record's CRC-32: M942 if it differs. One without a CRC is not read."""
     if record.crc is None:
         return
-    buffer = memoryview(bytearray(min(_CHUNK, record.size)))
+    buffer = blobs.room(min(_CHUNK, record.size))
     found = 0
     for at in range(0, record.size, _CHUNK):
         part = buffer[: min(_CHUNK, record.size - at)]
