@@ -69,6 +69,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> None:
+    """Nor through what the modules before them have left, which is hundreds of megabytes."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves heavy files out under `--light`, and folders whose conftest is heavy; None leaves the
     question to others.

@@ -30,9 +30,12 @@ _HOME = Path(__file__).resolve().parent
 
 @dataclass
 class Done:
-    """What a command has done that stands whatever follows: where it published an output."""
+    """What a command has done that stands whatever follows: where it published an output. `held`:
+    what has millions of objects, which are not let go of one by one before the process ends.
+    """
 
     published: str | None = None
+    held: object = None
 
 
 @cache

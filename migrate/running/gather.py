@@ -42,6 +42,8 @@ Loops = tuple[tuple[int, int, int], ...]
 _FEW = 8
 # elements nearer to each other than this share cache lines, and a plain strided copy is as good
 _LINE = 64
+# bytes of an element of numpy
+_LONGEST = (1 << 31) - 1
 _OWN = threading.local()
 
 
@@ -98,6 +100,8 @@ def _strided(
 
     # of integers the machine has there are loops for each stride; other runs are copied as a whole
     kind = f"u{run}" if run in (1, 2, 4, 8) else f"V{run}"
+    if run > _LONGEST:
+        kind, loops = "u1", (*loops, (run, 1, 1))
     shape, to, back = zip(*loops, strict=True)
     out: np.ndarray[Any, Any] = np.ndarray(shape, kind, dest, dst, to)
     out[...] = np.ndarray(shape, kind, source, src, back)

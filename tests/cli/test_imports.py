@@ -216,6 +216,26 @@ def test_moving_bytes_that_keep_the_last_axis_loads_no_torch(tmp_path: Path) -> 
     }
 
 
+HALVES = """rules:
+  - {name: halves, from: w, to: 'w.{h:int}', via: [{split: {into: h, dim: 1, count: 2}}]}
+"""
+
+
+@pytest.mark.parametrize(("columns", "wanted"), [(512, set()), (256, {"numpy"})])
+def test_halves_of_rows_are_read_into_their_places_if_they_have_1_kib(
+    columns: int, wanted: set[str], tmp_path: Path
+) -> None:
+    source = safetensors(tmp_path / "in.safetensors", {"w": ("BF16", [32, 2 * columns])})
+    out = tmp_path / "out.safetensors"
+    found = loaded("apply", source, "-o", out, "--rules", rules(tmp_path, HALVES))
+    assert found & {"torch", "numpy"} == wanted
+    rows = [
+        source.read_bytes()[-128 * columns :][i * 4 * columns :][: 4 * columns] for i in range(32)
+    ]
+    halves = [b"".join(row[h * 2 * columns :][: 2 * columns] for row in rows) for h in range(2)]
+    assert out.read_bytes().endswith(b"".join(halves))
+
+
 def test_the_first_migration_of_the_readme_loads_no_torch(tmp_path: Path) -> None:
     source = safetensors(tmp_path / "old.safetensors", mixtral())
     new, back = tmp_path / "new.safetensors", tmp_path / "back.safetensors"
