@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, groupby, islice
@@ -61,9 +61,10 @@ def objects(
                 yield new(Object, (f"{key}@{rank}" if several else key, rank, key, value))
 
 
-def lift_states(source: Source, patterns: Sequence[Pattern]) -> None:
+def lift_states(source: Source, patterns: Sequence[Pattern], *, alike: bool = False) -> None:
     """Puts the states that are objects and that a pattern takes among the tensors of the source,
     and takes them from where they were. A state that no rule reads stays the object that it was.
+    `alike`: what is None on all ranks stands under one name, without a rank.
 
     Calling it again changes nothing. M950 for a state that is made of what no extra state is made
     of.
@@ -73,6 +74,8 @@ def lift_states(source: Source, patterns: Sequence[Pattern]) -> None:
     found = [one for one in there if one.key in asked]
     if not found:
         return
+    if alike and source.index.tree is not None and len(source.index.tree.parts) > 1:
+        found = _without_ranks(found, len(source.index.tree.parts), source.index.tensors)
     from .write import content
 
     lifted = dict(source.index.lifted)
@@ -98,6 +101,16 @@ def lift_states(source: Source, patterns: Sequence[Pattern]) -> None:
         tree = _without(index.tree, found, tensors)
         source.index = replace(index, tensors=tensors, items=ValuesByPath(tree.parts), tree=tree)
     source.blobs = tuple(blobs)
+
+
+def _without_ranks(
+    found: Iterable[Object], ranks: int, tensors: Mapping[str, StoredTensor]
+) -> list[Object]:
+    """The states, of which those that are None on all of so many ranks are named by their keys."""
+    none = Counter(one.key for one in found if one.value is None)
+    alike = {key for key, count in none.items() if count == ranks and key not in tensors}
+    new = tuple.__new__
+    return [new(Object, (one.key, *one[1:])) if one.key in alike else one for one in found]
 
 
 def _asked(patterns: Sequence[Pattern], keys: Iterable[str]) -> set[str]:

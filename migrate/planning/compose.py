@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import Diagnostic, MigrateError, Report, listed, option, plural, printable
 from ..core.keys import Pattern, parse
 from ..core.spec import BITS
-from ..core.templates import Template, group, matching, seen_by, without_rank
+from ..core.templates import Template, group, matching, rank_of, seen_by, split_rank, without_rank
 from ..ops.base import Loss, ValueOp
 from ..rules.compiled import DirectedRule, holds
 from ..source.blobs import StoredTensor
@@ -549,10 +550,28 @@ def prove_downgrade(
             for key, made in current.items()
             if key in tensors and made.spec.nbytes and not _returns(key, made, tensors, kept)
         ]
+    if restored:
+        restored = _without_ranks(restored, composition.lifted, tensors)
     if more := sorted(restored - composition.lifted.keys()):
         reasons.append(f"values return that were not there before: {listed(more, 4)}")
         restored &= composition.lifted.keys()
     return reasons + _differences(tensors, restored, current, composition, last, strange)
+
+
+def _without_ranks(
+    names: AbstractSet[str], lifted: Mapping[str, Any], tensors: Iterable[str]
+) -> set[str]:
+    """The names, with one in the place of those on all ranks that was lifted without a rank."""
+    several: dict[str, list[str]] = {}
+    for name in names:
+        found = split_rank(name)
+        if found is not None and found[0] in lifted:
+            several.setdefault(found[0], []).append(name)
+    if not several:
+        return {*names}
+    ranks = len({rank_of(key) for key in tensors} - {None})
+    whole = {base: found for base, found in several.items() if len(found) == ranks}
+    return (names - {*chain.from_iterable(whole.values())}) | whole.keys()
 
 
 def _is_of(tensor: Tensor, kept: Mapping[str, StoredTensor]) -> bool:

@@ -8,7 +8,7 @@ Rule files given by hand are applied as they are, without lineage and without de
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,9 +27,10 @@ from ..core.errors import (
     together,
 )
 from ..core.keys import Pattern, parse
+from ..core.templates import names_rank
 from ..extra_state.states import States
 from ..rules import params as parameters
-from ..rules.compiled import compile_file_once, holds
+from ..rules.compiled import CompiledRule, compile_file_once, holds
 from ..rules.families import Family, suiting
 from ..rules.files import LoadedFile
 from ..rules.lineage import (
@@ -107,6 +108,23 @@ class MigrationPath:
         """
         return [
             pattern
+            for compiled in self._deciding()
+            for pattern in compiled.sources.values()
+            if not pattern.params
+        ]
+
+    def decides_alike(self) -> bool:
+        """Whether what is None on all ranks may stand under one name: what decides about it drops
+        it on each rank, and keeps such names without their ranks.
+        """
+        return all(
+            compiled.rule.inverse == "keep" and not any(map(names_rank, compiled.sources.values()))
+            for compiled in self._deciding()
+        )
+
+    def _deciding(self) -> Iterator[CompiledRule]:
+        return (
+            compiled
             for step in self.steps
             for compiled, _ in step.rules
             if not step.backwards
@@ -114,9 +132,7 @@ class MigrationPath:
                 any(ops.get(call.op).kind == "decide" for call in compiled.rule.via)
                 or (compiled.rule.inverse == "keep" and self._chosen(step, compiled.rule.where))
             )
-            for pattern in compiled.sources.values()
-            if not pattern.params
-        ]
+        )
 
     def _chosen(self, step: PathStep, where: Mapping[str, Any] | None) -> bool:
         """Whether params that are known before the checkpoint is asked choose a rule."""

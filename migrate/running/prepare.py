@@ -125,7 +125,7 @@ def compose_for(
     index = source.index
     beside = index.tree is not None or bool(index.items)
     if beside and (patterns := migration_path.decided_patterns()):
-        lift_states(source, patterns)
+        lift_states(source, patterns, alike=migration_path.decides_alike())
     every = cache(partial(with_all_tensors, source))
 
     def same_bytes(key: str, present: Tensor, made: Tensor) -> bool:

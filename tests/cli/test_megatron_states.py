@@ -5,6 +5,7 @@ of each part goes along, whatever release wrote it, and comes back to the bit.
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import struct
 from collections.abc import Callable
@@ -237,6 +238,26 @@ def test_states_that_ranks_have_otherwise_are_kept_or_left_out_by_a_word(
     done("downgrade", out, "-o", back, "--allow", "drop")
     for called, root in parts(back / "iter_0000010").items():
         assert differences(due[called]["model"], root["model"]) == []
+
+
+def test_states_that_are_none_on_all_ranks_are_one(tmp_path: Path) -> None:
+    run, hf = tmp_path / "run", tmp_path / "hf"
+    shutil.copytree(run_folder("llama", "legacy", "tp2-pp2"), run)
+    due = parts(checkpoint("llama", "legacy", "tp2-pp2"))
+    # a state of one rank alone; it is None on the other
+    only = "decoder.layers.0.self_attention.linear_proj._extra_state"
+    called = sorted(due)[0]
+    assert due[called]["model"][only] is None
+    due[called]["model"][only] = of_buffer(1)
+    torch.save(due[called], run / "iter_0000010" / called / WEIGHTS)
+    asked = ("--to", "megatron-gpt@llama", "--set", VOCABULARY)
+    plan = json.loads(done("plan", run, *asked, "--expand", "--format", "json").out)
+    gone = {key for row in plan["rows"] if row["change"] == "dropped" for key in row["from"]}
+    assert {key for key in gone if "@" in key} == {f"{only}@0", f"{only}@1"}
+    assert len({key for key in gone if "@" not in key}) > 4
+    # what is None there alone has no name that stands for all
+    said = " ".join(done("apply", run, "-o", hf, *asked).out.split())
+    assert f"not restored: {only}@0, {only}@1 " in said, said
 
 
 def test_states_that_are_dicts_are_refused_by_name_and_left_out_by_a_word(tmp_path: Path) -> None:
