@@ -30,12 +30,12 @@ _HOME = Path(__file__).resolve().parent
 
 @dataclass
 class Done:
-    """What a command has done that stands whatever follows: where it published an output. `held`:
+    """What a command has done that stands whatever follows: where it published an output. `result`:
     what has millions of objects, which are not let go of one by one before the process ends.
     """
 
     published: str | None = None
-    held: object = None
+    result: object = None
 
 
 @cache

@@ -91,7 +91,7 @@ def command(
         side=side,
         expand=expand,
     )
-    click.get_current_context().obj.held = plan
+    click.get_current_context().obj.result = plan
     if html is not None:
         from .plan_page import page
 
