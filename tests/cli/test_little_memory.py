@@ -202,17 +202,22 @@ def test_no_memory_for_a_box_names_rule_op_key_and_bytes(made, tmp_path, monkeyp
 def test_what_was_written_before_memory_ran_out_is_kept_and_resumed(
     made, wanted, tmp_path, monkeypatch
 ):
+    from migrate.running.publish import Partial
     from migrate.running.tiles import FileWriter
 
-    commit = FileWriter.commit
+    commit, claim = FileWriter.commit, Partial.claim
+
+    def claimed(self, *arguments):
+        claim(self, *arguments)
+        written.append(arguments)
 
     def short(self, *arguments):
-        written.append(1)
-        if len(written) > 5:
+        if written:
             raise MemoryError
         return commit(self, *arguments)
 
-    written: list[int] = []
+    written: list[object] = []
+    monkeypatch.setattr(Partial, "claim", claimed)
     monkeypatch.setattr(FileWriter, "commit", short)
     out = tmp_path / "out.safetensors"
     answer = apply(made, out)
