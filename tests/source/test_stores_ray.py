@@ -89,7 +89,7 @@ def test_workers_that_are_killed_three_times_make_what_one_process_makes(
         time.sleep(0.02)
     s3.spoil()
     done = ended(child)
-    assert done.exit == 0, done.err
+    assert done.exit == 0, f"{done.out}{done.err[-2000:]}"
     # each of those was begun once more
     assert len(told(workers)) >= len(alone.files) + 3
     assert held(s3, f"{prefix}/") == tree(tmp_path / "here")
