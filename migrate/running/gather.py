@@ -404,15 +404,15 @@ class Gather:
         elif move.run >= LONG:
             for a, b in move.runs():
                 leaf.read(move.lo + a, out[base + b : base + b + move.run])
-        elif move.run >= SHORT or (keep and self._close(move)):
+        elif move.run >= SHORT or (keep and leaf.fd is not None and self._close(move)):
             for a, buffers, nbytes in self._scattered(move, out, base, keep):
                 leaf.scatter(move.lo + a, buffers, nbytes)
         else:
             self._span(move, leaf, out, base)
 
     def _close(self, move: Move) -> bool:
-        """Whether its runs lie so near that they are read into their places, with what lies between
-        them, as fast as they would be copied there out of a span.
+        """Whether its runs lie so near that one call reads them into their places, with what lies
+        between them, as fast as they would be copied there out of a span.
         """
         step = move.loops[-1][2]
         return CLOSE <= move.run <= step <= min(4 * move.run, move.run + self._gap)
