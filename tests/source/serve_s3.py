@@ -24,6 +24,7 @@ import http.client
 import io
 import json
 import re
+import select
 import socket
 import sys
 import threading
@@ -120,7 +121,6 @@ class Watched:
         if path == "/__fault":
             with self._lock:
                 self._faults = parse_qsl(query)
-            # the process that asked is dead by now
             self._free.set()
             self._held, self._free = threading.Event(), threading.Event()
             start("200 OK", [("Content-Length", "0")])
@@ -163,13 +163,15 @@ class Watched:
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise ConnectionResetError(name)
         if fault in ("hold", "late"):
+            done: list[bytes] = []
             if fault == "late":
-                b"".join(self._application(environ, lambda *_: None))
+                done.append(b"".join(self._application(environ, start)))
             free = self._free
             self._held.set()
             free.wait()
-            start("500 Internal Server Error", [("Content-Length", "0")])
-            return [b""]
+            if _gone(environ["werkzeug.socket"]):
+                raise ConnectionResetError(name)
+            return done or self(environ, start)
         if fault == "truncate":
             plain = start
 
@@ -224,6 +226,11 @@ class Watched:
     def _note(self, method: str, path: str, asked: str, sent: int) -> None:
         with self._lock:
             self._log.append((method, path, asked, sent))
+
+
+def _gone(client: socket.socket) -> bool:
+    """Whether the other end, which waits for an answer and so sends nothing, is closed."""
+    return bool(select.select([client], [], [], 0)[0]) and not client.recv(1, socket.MSG_PEEK)
 
 
 def _with_sums(listed: bytes) -> bytes:
