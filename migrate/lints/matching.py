@@ -14,7 +14,7 @@ from ..core.keys import FOREIGN, CaptureType, Pattern, foreign, narrower, parse
 from ..core.matching import Integer, Literal, Part, PathHead
 from ..core.overlap import apart, common, shared_key, takes
 from ..ops.base import OneWay
-from ..planning.match import with_rank
+from ..planning.match import alike_ranked
 from ..planning.pathstate import invert
 from ..rules.compiled import CompiledRule
 from ..ruletests.binding import CompiledFile
@@ -340,19 +340,12 @@ def _broader(other: Pattern, pattern: Pattern) -> bool:
     """Whether `other` may take all that the pattern takes; "no" is certain without params."""
     if other.params or pattern.params:
         return not apart(other, pattern)
-    wide, narrow = _aligned(other, pattern)
+    wide, narrow = alike_ranked(other, pattern)
     return wide.includes(narrow)
 
 
 def _narrower(one: Pattern, other: Pattern) -> bool:
-    return narrower(*_aligned(one, other))
-
-
-def _aligned(one: Pattern, other: Pattern) -> tuple[Pattern, Pattern]:
-    """Both with a rank, or both without: a pattern without one takes a key on each rank."""
-    if one.ranked == other.ranked:
-        return one, other
-    return with_rank(one), with_rank(other)
+    return narrower(*alike_ranked(one, other))
 
 
 def _shadowed(reads: Sequence[_Side], near: _Near) -> Iterator[Diagnostic]:

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core.errors import Diagnostic, MigrateError, Report, listed, option, plural, printable
 from ..core.keys import Pattern, parse
 from ..core.spec import BITS
-from ..core.templates import Template, group, matching, rank_of, seen_by, split_rank, without_rank
+from ..core.templates import (
+    Template,
+    group,
+    matching,
+    rank_of,
+    seen_by,
+    segments_seen,
+    split_rank,
+    without_rank,
+)
 from ..ops.base import Loss, ValueOp
 from ..rules.compiled import DirectedRule, holds
 from ..source.blobs import StoredTensor
@@ -363,10 +372,6 @@ def _fitted(patterns: Sequence[Pattern], template: Template) -> list[str]:
     return [key for key, *found in zip(template.keys, *fits, strict=True) if any(found)]
 
 
-def _segments(template: Template) -> set[str]:
-    return {*without_rank(template)[0].text.split(".")} - {""}
-
-
 def _kept(back: PathStep, bound: StepResult, values: Iterable[str], views: Views) -> list[str]:
     """The keys that stayed as they were on a step, and that its way back would take: what a stamp
     has to remember of them.
@@ -385,7 +390,7 @@ def _kept(back: PathStep, bound: StepResult, values: Iterable[str], views: Views
         for t in bound.kept
         if any(
             any(matching(p, seen_by(p, t)))
-            for s in ("", *_segments(t))
+            for s in {"", *segments_seen(t, without_rank(t)[0])}
             for p in by_anchor.get(s, ())
         )
     ]

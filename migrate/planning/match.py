@@ -39,6 +39,7 @@ from ..core.templates import (
     rank_of,
     ranked,
     seen_by,
+    segments_seen,
     with_rank_0,
 )
 from ..core.types import records
@@ -215,7 +216,7 @@ class _Matcher:
         """Gives the keys of the templates to their rules, or to `rest`."""
         for template, (base, rank) in templates:
             hits: list[_Hit] = []
-            for entry in self._candidates(base):
+            for entry in self._candidates(template, base):
                 try:
                     rows = _rows(entry, template, base, rank)
                 except TwoReadings as error:
@@ -275,10 +276,10 @@ class _Matcher:
             entry.reader.taken += taken
         return set(template.keys) if len(taken) == len(template.keys) else {t.key for t in taken}
 
-    def _candidates(self, template: Template) -> list[_Entry]:
+    def _candidates(self, template: Template, base: Template) -> list[_Entry]:
         """The entries whose rarest segment stands in the template, in the order of the rules."""
         found = list(self._anywhere)
-        for segment in set(template.text.split(".")):
+        for segment in segments_seen(template, base):
             found += self._by_anchor.get(segment, ())
         return sorted(found, key=itemgetter(0))
 
@@ -601,15 +602,20 @@ def _is_narrower(a: _Entry, b: _Entry) -> bool:
     # files of one edge may not read the same keys, however narrow one of them is
     if a.reader.rule.file != b.reader.rule.file:
         return False
-    one, other = a.side.pattern, b.side.pattern
-    if one.ranked != other.ranked:
-        one, other = with_rank(one), with_rank(other)
-    return _narrower(one, other)
+    return _narrower(*alike_ranked(a.side.pattern, b.side.pattern))
 
 
-def with_rank(pattern: Pattern) -> Pattern:
-    """The pattern as one of keys with a rank."""
-    return pattern if pattern.ranked else parse(pattern.text + "@{rank__:int}", pattern.types)
+def alike_ranked(one: Pattern, other: Pattern) -> tuple[Pattern, Pattern]:
+    """Both with a rank, or both without: a pattern without one takes a key on each rank."""
+    if names_rank(one) == names_rank(other):
+        return one, other
+    return _with_rank(one), _with_rank(other)
+
+
+def _with_rank(pattern: Pattern) -> Pattern:
+    if names_rank(pattern):
+        return pattern
+    return parse(pattern.text + "@{rank__:int}", pattern.types)
 
 
 @lru_cache(maxsize=4096)
