@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ..core.keys import Pattern, TwoReadings, narrower, parse
-from ..core.templates import PER_KEY, Template, bind, group, with_rank_0, without_rank
+from ..core.templates import PER_KEY, Template, bind, group, seen_by
 from ._lines import Hole, Line, Segments, holes, text
 
 
@@ -154,9 +154,8 @@ def _is_exact(
         for pattern in _patterns(line, side):
             parsed = parse(text(pattern, set()))
             for at, template in enumerate(keys.templates):
-                seen, rank = (template, None) if parsed.ranked else without_rank(template)
                 try:
-                    binding = bind(parsed, with_rank_0(parsed, seen, rank))
+                    binding = bind(parsed, seen_by(parsed, template))
                 except TwoReadings:
                     return False
                 if binding is None:
@@ -188,9 +187,9 @@ def _read(pattern: Segments, templates: Iterable[Template]) -> _Reading:
     parsed = parse(text(pattern, set()))
     rows: dict[str, tuple[Any, ...]] = {}
     for template in templates:
-        seen, rank = (template, None) if parsed.ranked else without_rank(template)
+        seen = seen_by(parsed, template)
         try:
-            binding = bind(parsed, with_rank_0(parsed, seen, rank))
+            binding = bind(parsed, seen)
             if binding is None:
                 continue
             if binding is PER_KEY:

@@ -105,6 +105,27 @@ def _integers(patterns: Iterable[Segments]) -> _Row:
     )
 
 
+def _ranks(line: Line) -> list[bool | None]:
+    """Which of a line's integers are ranks; None for one that no capture can be, because others of
+    the sources have none.
+    """
+    of_each = [
+        [
+            at > 0 and str(segment[at - 1]).endswith("@")
+            for segment in pattern
+            for at, atom in enumerate(segment)
+            if isinstance(atom, int)
+        ]
+        for pattern in (*line.sources, *line.targets)
+    ]
+    count = len(line.sources)
+    if any(map(any, of_each[:count])) and not all(map(any, of_each[:count])):
+        return [None if rank else False for of in of_each[:count] for rank in of] + [
+            rank for of in of_each[count:] for rank in of
+        ]
+    return [rank for of in of_each for rank in of]
+
+
 def _solved(group: _AlikeRelations) -> list[Line]:
     sources, targets = group.sources, group.targets
     if not sources[0]:
@@ -112,22 +133,27 @@ def _solved(group: _AlikeRelations) -> list[Line]:
     start = group.line(0)
     own = len(_integers(start.sources[:1]))
     dropped = not start.targets
+    ranks = _ranks(start)
     out: list[Line] = []
     stack = [list(range(len(sources)))]
     while stack:
         rows = stack.pop()
         left = [sources[r] for r in rows]
         right = [targets[r] for r in rows]
-        found = _follow(left, right, own, dropped)
+        found = _follow(left, right, own, dropped, ranks)
         if found is None and len(rows) > 1:
-            stack += reversed(_cut(rows, sources, targets, own, dropped))
+            stack += reversed(_cut(rows, sources, targets, own, dropped, ranks))
         else:
             out.append(_line(group, rows, found))
     return out
 
 
 def _follow(
-    left: Sequence[_Row], right: Sequence[_Row], own: int, dropped: bool
+    left: Sequence[_Row],
+    right: Sequence[_Row],
+    own: int,
+    dropped: bool,
+    ranks: Sequence[bool | None],
 ) -> dict[int, int | _Follows] | None:
     """For each integer of the other roles and of the targets, in this order, behind those of the
     first role, what it is; None if nothing says it.
@@ -143,7 +169,12 @@ def _follow(
     for at, column in enumerate(wanted):
         place = own + at
         exact = place < len(columns)
-        choice = _choice(columns[:own], column, used if not exact else [], at, varying)
+        # that a number equals the rank says nothing while neither varies
+        could = [
+            of if ranks[n] is not None and (varying[n] or ranks[n] == ranks[place]) else ()
+            for n, of in enumerate(columns[:own])
+        ]
+        choice = _choice(could, column, used if not exact else [], at, varying)
         if choice is None or (exact and choice[1:] != (1, 0)):
             if len(set(column)) > 1:
                 return None
@@ -151,9 +182,13 @@ def _follow(
             continue
         out[place] = choice
         used.append(choice[0])
-    captured = {f[0] for f in out.values() if isinstance(f, tuple)}
-    if dropped and own:
+    captured = {f[0] for at, f in out.items() if at >= len(columns) and isinstance(f, tuple)}
+    if dropped:
         captured |= set(range(own))
+    for place in range(own, len(columns)):
+        # what no target has is no capture, in whatever roles it stands
+        if isinstance(what := out[place], tuple) and what[0] not in captured:
+            out[place] = columns[place][0]
     if any(vary and at not in captured for at, vary in enumerate(varying)):
         return None
     for at in range(own):
@@ -191,6 +226,7 @@ def _cut(
     targets: Sequence[_Row],
     own: int,
     dropped: bool,
+    ranks: Sequence[bool | None],
 ) -> list[list[int]]:
     """The rows in as few sets as can be, each of which can be followed or is nearer to it."""
     made = range(len(targets[rows[0]]))
@@ -209,7 +245,7 @@ def _cut(
             continue
         sets = list(parts.values())
         unsolved = sum(
-            _follow([sources[r] for r in p], [targets[r] for r in p], own, dropped) is None
+            _follow([sources[r] for r in p], [targets[r] for r in p], own, dropped, ranks) is None
             for p in sets
         )
         score = (unsolved, len(sets))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from .. import ops
 from ..core.notation import parse_expression
 from ..core.templates import is_integer, rank_of
+from ._nested import as_one
 from .relations import Relation
 
 ROLE = "role"
@@ -123,8 +124,22 @@ def plain(segment: Segment) -> str:
     return "".join(str(atom) for atom in segment)
 
 
+class _ApartError(ValueError):
+    pass
+
+
 def line_of(relation: Relation, params: Mapping[str, int]) -> Line:
     """The line of one relation. ValueError if its ops do not fit its keys."""
+    try:
+        return _line_of(relation, params)
+    except _ApartError:
+        one = as_one(relation.ops, max(len(relation.sources), len(relation.targets)))
+        if one is None:
+            raise
+        return _line_of(replace(relation, ops=tuple(one)), params)
+
+
+def _line_of(relation: Relation, params: Mapping[str, int]) -> Line:
     sources = [segments(key) for key in relation.sources]
     targets = [segments(key) for key in relation.targets]
     calls: list[dict[str, dict[str, Any]]] = [
@@ -189,7 +204,7 @@ def _folded(
     folded = [fold(run, name) for run in runs]
     if None in folded or len({_axis(p, name) for p in folded}) > 1:
         if len(runs) > 1:
-            raise ValueError(f"the keys of one {next(iter(call))} differ in several places")
+            raise _ApartError(f"the keys of one {next(iter(call))} differ in several places")
         args[argument] = ROLE
         args["\0values"] = [str(n) for n in range(count)]
         args.pop("count", None)

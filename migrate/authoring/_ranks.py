@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ..core.templates import rank_of
+from ..core.templates import is_integer, rank_of
 from .relations import Relation
 
 
@@ -33,20 +33,44 @@ def without_ranks(
         else:
             alike[repr(_bare(relation))][rank] = relation
     stands: dict[str, tuple[str, ...]] = {}
+    of_all = []
+    # forms of keys that rules of one rank take, which would take those of a rule without ranks too
+    named = {
+        _form(key)
+        for one in out
+        if any(rank_of(key) is not None for key in _keys(one))
+        for key in _keys(one)
+    }
     for by_rank in alike.values():
         ordered = [relation for _, relation in sorted(by_rank.items())]
         bare = _bare(ordered[0])
+        forms = set(map(_form, _keys(bare)))
+        of_all.append((bare, ordered, forms))
         if any(
             side[key] != by_rank.keys()
             for side, keys in zip(held, (bare.sources, bare.targets), strict=True)
             for key in keys
         ):
+            named |= forms
+    while more := set().union(*(f for _, _, f in of_all if not named.isdisjoint(f))) - named:
+        named |= more
+    for bare, ordered, forms in of_all:
+        if not named.isdisjoint(forms):
             out += ordered
             continue
         out.append(bare)
         for number, key in enumerate(bare.sources):
             stands[key] = tuple(relation.sources[number] for relation in ordered)
     return out, stands
+
+
+def _keys(relation: Relation) -> tuple[str, ...]:
+    return (*relation.sources, *relation.targets)
+
+
+def _form(key: str) -> str:
+    """The key without its rank and with all integers alike."""
+    return ".".join("0" if is_integer(segment) else segment for segment in _base(key).split("."))
 
 
 def _rank(relation: Relation) -> int | None:

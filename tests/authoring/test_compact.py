@@ -142,6 +142,78 @@ def test_joins_and_parts_say_their_captures_counts_and_starts(tmp_path: Path) ->
     assert applied(path, old) == made, path.read_text()
 
 
+def ranked(key: str, ranks: Iterable[int], to: str = "") -> list[Relation]:
+    return [rename(f"{key}@{r}", f"{to or 'new.' + key}@{r}") for r in ranks]
+
+
+def of_first(key: str, to: str) -> Relation:
+    """What the first file alone has says no rank."""
+    return rename(f"{key}@0", to)
+
+
+# what becomes of the first rank is not what becomes of the others
+APART = {
+    "one key": [of_first("l.0.a", "first"), *ranked("l.0.a", [1, 2]), *ranked("l.0.b", [0, 1])],
+    "some layers": [
+        *(of_first(f"l.{n}.a", f"first.{n}") for n in (0, 2)),
+        *(r for n in (0, 2) for r in ranked(f"l.{n}.a", [1, 2])),
+        *ranked("l.1.a", range(3)),
+    ],
+    "the last word is rare": [
+        *(r for n in range(4) for r in ranked(f"l.0.{n}.a", range(2))),
+        of_first("l.0.old", "o"),
+        *ranked("l.0.old", [1], "p"),
+    ],
+}
+
+
+@pytest.mark.parametrize("case", APART)
+def test_what_differs_by_rank_is_done_on_each_rank(tmp_path: Path, case: str) -> None:
+    check(tmp_path, APART[case])
+
+
+def test_a_number_that_equals_a_rank_is_not_the_rank(tmp_path: Path) -> None:
+    stacked = Relation(("l.0.w@0", "l.1.w"), ("o@0",), ({"stack": {"dim": 0}},))
+    old = {"l.0.w@0": rows(1), "l.1.w": rows(1, 4), "l.0.w@1": rows(1, 8)}
+    path, _ = written(tmp_path, [stacked, rename("l.0.w@1", "o@1")])
+    made = {"o@0": [[[0, 1]], [[4, 5]]], "o@1": [[8, 9]]}
+    assert applied(path, old) == made, path.read_text()
+
+
+def test_a_number_that_no_target_has_is_no_capture(tmp_path: Path) -> None:
+    keys = ("g.q.1.w", "g.k.1.w", "g.q.2.w", "g.k.2.w")
+    path, _ = written(tmp_path, [Relation(keys, ("o",), ({"stack": {"dim": 0}},))])
+    old = {key: rows(1, 2 * n) for n, key in enumerate(keys)}
+    made = {"o": [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]}
+    assert applied(path, old) == made, path.read_text()
+
+
+@pytest.mark.parametrize("inner", [("stack", 1), ("concat", 0), ("concat", 1)])
+@pytest.mark.parametrize("outer", [("stack", 0), ("stack", 2), ("concat", 0), ("concat", 1)])
+@pytest.mark.parametrize("back", [False, True])
+def test_joins_of_keys_that_are_not_all_combinations_of_two_words(
+    tmp_path: Path, inner: tuple[str, int], outer: tuple[str, int], back: bool
+) -> None:
+    """`d, c` and `b, a`, which no two captures make: of what torch joins and cuts."""
+    joined: dict[str, Any] = {"stack": torch.stack, "concat": torch.cat}
+    cut: dict[str, str] = {"stack": "unbind", "concat": "split"}
+    (one, dim), (other, place) = inner, outer
+    old = {f"m.{w}.w": torch.arange(6).reshape(2, 3) + 10 * n for n, w in enumerate("dcba")}
+    tensors = list(old.values())
+    pairs = [joined[one](tensors[at : at + 2], dim=dim) for at in (0, 2)]
+    whole = joined[other](pairs, dim=place)
+    first, second = {"dim": dim, "count": 2}, {"dim": place, "count": 2}
+    if back:
+        ops: tuple[Any, ...] = ({cut[other]: second}, {cut[one]: first})
+        path, _ = written(tmp_path, [Relation(("whole",), tuple(old), ops)])
+        assert applied(path, {"whole": whole}) == {k: t.tolist() for k, t in old.items()}
+    else:
+        ops = ({one: first}, {other: second})
+        path, _ = written(tmp_path, [Relation(tuple(old), ("whole",), ops)])
+        assert applied(path, old) == {"whole": whole.tolist()}, path.read_text()
+    assert "rearrange" in path.read_text()
+
+
 def test_bounds_are_params_where_one_alone_has_the_value(tmp_path: Path) -> None:
     relations = [
         rename(f"l.{n}.w", f"dense.{n}.w" if n < 3 else f"sparse.{n - 3}.w") for n in range(6)

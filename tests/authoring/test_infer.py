@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from raw_states import applied, bits, opened
 
 from migrate.authoring.infer import Inferred, infer
+from migrate.authoring.infer.wholes import apart
+from migrate.authoring.relations import Relation
 from migrate.core.errors import MigrateError
 
 Arrays = dict[str, np.ndarray]
@@ -160,6 +163,34 @@ def test_constants_follow_their_neighbours_and_are_marked() -> None:
     by_target = {r.targets: r for r in inferred(old, new, "float32").relations}
     bias, weight = by_target["qkv.bias",], by_target["qkv.weight",]
     assert (bias.ops, bias.guessed, weight.guessed) == (weight.ops, True, False)
+
+
+def test_constants_of_one_rank_follow_those_of_another() -> None:
+    """Both are the same backwards."""
+    flat = np.array([1, 1], "<u4")
+    old = {"g.a@0": np.array([1, 0], "<u4"), "g.a@1": flat}
+    new = {"h.a@0": old["g.a@0"][::-1], "h.a@1": flat}
+    first, second = inferred(old, new, "float32").relations
+    assert [next(iter(op)) for op in first.ops] == ["flip"]
+    assert (second.ops, second.guessed) == (first.ops, True)
+
+
+def test_tensors_that_share_a_value_by_chance_are_no_whole() -> None:
+    """Parts of two tensors, one of each equal: nothing has to be joined to cut it again."""
+    relation = Relation(
+        ("a", "b", "c"),
+        ("u", "v", "w", "x"),
+        ({"concat": {"dim": 0, "sizes": [2, 2, 1]}}, {"split": {"dim": 0, "sizes": [1, 1, 2, 1]}}),
+    )
+    assert [(r.sources, r.targets, r.ops) for r in apart(relation)] == [
+        (("a",), ("u", "v"), ({"split": {"dim": 0, "count": 2}},)),
+        (("b",), ("w",), ()),
+        (("c",), ("x",), ()),
+    ]
+    across = replace(
+        relation, ops=({"concat": {"dim": 0, "count": 3}}, {"split": {"dim": 0, "count": 4}})
+    )
+    assert apart(across) == [across]
 
 
 def test_nans_scalars_and_empty_tensors_go_along() -> None:

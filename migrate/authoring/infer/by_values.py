@@ -35,7 +35,7 @@ from .samples import (
     sampling,
     single_elements,
 )
-from .wholes import through_whole
+from .wholes import apart, through_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -552,7 +552,12 @@ def _solve_through_whole(
     for relation, back in through_whole(olds, news, links):
         if back is not None and not _holds(found.back, back):
             continue
-        if found.prove(relation):
+        each = apart(relation)
+        if len(each) > 1 and all(_holds(found.compare, one) for one in each):
+            for one in each:
+                found.add(one)
+            return True
+        if len(each) == 1 and found.prove(relation):
             return True
     return False
 

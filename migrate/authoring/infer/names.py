@@ -273,11 +273,14 @@ def learned(
 
 
 def transferred(relation: Relation, key: str) -> Relation | None:
-    """The relation for other keys, `key` among them: of another index, or another last word."""
+    """The relation for other keys, `key` among them: of another index, another last word, or of
+    another rank, where all of its keys are of one.
+    """
     wanted, rank = _segments(key)
+    ranks = {_segments(k)[1] for k in (*relation.sources, *relation.targets)}
     for target in relation.targets:
         here, other = _segments(target)
-        if len(here) != len(wanted) or other != rank or target == key:
+        if len(here) != len(wanted) or target == key or (other != rank and (ranks != {other})):
             continue
         differing = [n for n, (a, b) in enumerate(zip(here, wanted, strict=True)) if a != b]
         words = [n for n in differing if not (is_integer(here[n]) and is_integer(wanted[n]))]
@@ -286,15 +289,18 @@ def transferred(relation: Relation, key: str) -> Relation | None:
         change = {here[n]: wanted[n] for n in differing}
         if len(change) != len({here[n] for n in differing}):
             continue
-        sides = [_changed(relation.sources, change), _changed(relation.targets, change)]
+        moved = (other, rank)
+        sides = [_changed(keys, change, moved) for keys in (relation.sources, relation.targets)]
         if None in sides or key not in (sides[1] or ()):
             continue
         return Relation(sides[0], sides[1], relation.ops, True, "few values: as its neighbours")  # type: ignore[arg-type]
     return None
 
 
-def _changed(keys: tuple[str, ...], change: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The keys with segments replaced that all of them share."""
+def _changed(
+    keys: tuple[str, ...], change: Mapping[str, str], moved: tuple[str, str]
+) -> tuple[str, ...] | None:
+    """The keys with segments replaced that all of them share, and of one rank for another."""
     split = [_segments(k) for k in keys]
     rows = [row for row, _ in split]
     if len({len(r) for r in rows}) != 1:
@@ -311,7 +317,7 @@ def _changed(keys: tuple[str, ...], change: Mapping[str, str]) -> tuple[str, ...
                 done.add(segment)
             else:
                 made.append(segment)
-        out.append(".".join(made) + rank)
+        out.append(".".join(made) + (moved[1] if rank == moved[0] else rank))
     return tuple(out) if done == set(change) else None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -105,6 +106,35 @@ def through_whole(
                     shapes = [t.spec.shape for t in parts]
                     layout = lay_out(shapes, regions, whole.shape, None)
                     yield replace(cut, ops=({"concat": whole.op()}, *layout.cut)), None
+
+
+def apart(relation: Relation) -> list[Relation]:
+    """The relation, or where tensors are joined only to be cut between them again, as chance has it
+    with few values, one for those of each stretch.
+    """
+    kinds = [next(iter(op)) for op in relation.ops]
+    if kinds != ["concat", "split"]:
+        return [relation]
+    join, cut = (dict(next(iter(op.values()))) for op in relation.ops)
+    if join["dim"] != cut["dim"] or set(join) | set(cut) > {"dim", "count", "sizes"}:
+        return [relation]
+    size = sum(join.get("sizes") or cut.get("sizes") or ()) or join["count"] * cut["count"]
+    sides = [of.get("sizes") or [size // of["count"]] * of["count"] for of in (join, cut)]
+    ends = [list(accumulate(lengths)) for lengths in sides]
+    out, before = [], [0, 0]
+    for end in sorted(set(ends[0]) & set(ends[1])):
+        after = [of.index(end) + 1 for of in ends]
+        ops = []
+        for kind, lengths, low, high in zip(kinds, sides, before, after, strict=True):
+            own = lengths[low:high]
+            if len(own) > 1:
+                said = {"sizes": own} if len(set(own)) > 1 else {"count": len(own)}
+                ops.append({kind: {"dim": join["dim"], **said}})
+        keys = zip((relation.sources, relation.targets), before, after, strict=True)
+        sources, targets = (side[low:high] for side, low, high in keys)
+        out.append(replace(relation, sources=sources, targets=targets, ops=tuple(ops)))
+        before = after
+    return out
 
 
 def _region(
