@@ -133,10 +133,10 @@ def line_of(relation: Relation, params: Mapping[str, int]) -> Line:
     try:
         return _line_of(relation, params)
     except _ApartError:
-        one = as_one(relation.ops, max(len(relation.sources), len(relation.targets)))
-        if one is None:
+        ops = as_one(relation.ops, len(relation.sources), len(relation.targets))
+        if ops is None:
             raise
-        return _line_of(replace(relation, ops=tuple(one)), params)
+        return line_of(replace(relation, ops=tuple(ops)), params)
 
 
 def _line_of(relation: Relation, params: Mapping[str, int]) -> Line:

@@ -18,11 +18,11 @@ _JOINS = ("stack", "concat")
 _PARTS = {"unbind": "stack", "split": "concat"}
 
 
-def as_one(ops: Sequence[OpText], count: int) -> list[OpText] | None:
-    """The ops with one join of `count` tensors for the joins that follow each other, or one part
-    for the parts; None where they are not two or more of equal lengths.
+def as_one(ops: Sequence[OpText], sources: int, targets: int) -> list[OpText] | None:
+    """The ops with one join for the joins of so many sources that follow each other, or else one
+    part for the parts of so many targets; None where they are not two or more of equal lengths.
     """
-    for kinds, joins in ((_JOINS, True), (tuple(_PARTS), False)):
+    for kinds, joins, count in ((_JOINS, True, sources), (tuple(_PARTS), False, targets)):
         at = [number for number, op in enumerate(ops) if next(iter(op)) in kinds]
         if len(at) < 2 or at != list(range(at[0], at[-1] + 1)):
             continue

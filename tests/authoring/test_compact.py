@@ -214,6 +214,17 @@ def test_joins_of_keys_that_are_not_all_combinations_of_two_words(
     assert "rearrange" in path.read_text()
 
 
+def test_joined_and_cut_in_two_steps_each(tmp_path: Path) -> None:
+    two, three = {"dim": 0, "count": 2}, {"dim": 1, "count": 2}
+    old = {f"m.{w}.w": torch.arange(6).reshape(2, 3) + 10 * n for n, w in enumerate("dcba")}
+    joined = ({"stack": two}, {"stack": three})
+    cut = ({"unbind": three}, {"unbind": two})
+    targets = tuple(f"o.{w}.w" for w in "xwzy")
+    path, _ = written(tmp_path, [Relation(tuple(old), targets, (*joined, *cut))])
+    made = dict(zip(targets, (t.tolist() for t in old.values()), strict=True))
+    assert applied(path, old) == made, path.read_text()
+
+
 def test_bounds_are_params_where_one_alone_has_the_value(tmp_path: Path) -> None:
     relations = [
         rename(f"l.{n}.w", f"dense.{n}.w" if n < 3 else f"sparse.{n - 3}.w") for n in range(6)
