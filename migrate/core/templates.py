@@ -366,15 +366,6 @@ def without_rank(template: Template) -> tuple[Template, int | None]:
     return Template(template.text[:end], keys, template.known, template.literal), rank
 
 
-def segments_seen(template: Template, base: Template) -> set[str]:
-    """The segments that anchors of a fitting pattern can be: of the template, and of `base`, which
-    is what `without_rank` makes of it."""
-    segments = set(base.text.split("."))
-    if template is not base:
-        segments.add(template.text.rpartition(".")[2])
-    return segments
-
-
 # a template, and what `without_rank` makes of it
 Ranked = tuple[Template, tuple[Template, int | None]]
 

@@ -17,7 +17,6 @@ from ..core.templates import (
     matching,
     rank_of,
     seen_by,
-    segments_seen,
     split_rank,
     without_rank,
 )
@@ -390,7 +389,7 @@ def _kept(back: PathStep, bound: StepResult, values: Iterable[str], views: Views
         for t in bound.kept
         if any(
             any(matching(p, seen_by(p, t)))
-            for s in {"", *segments_seen(t, without_rank(t)[0])}
+            for s in {"", *t.text.split("."), *without_rank(t)[0].text.split(".")}
             for p in by_anchor.get(s, ())
         )
     ]

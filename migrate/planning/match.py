@@ -39,7 +39,6 @@ from ..core.templates import (
     rank_of,
     ranked,
     seen_by,
-    segments_seen,
     with_rank_0,
 )
 from ..core.types import records
@@ -277,9 +276,11 @@ class _Matcher:
         return set(template.keys) if len(taken) == len(template.keys) else {t.key for t in taken}
 
     def _candidates(self, template: Template, base: Template) -> list[_Entry]:
-        """The entries whose rarest segment stands in the template, in the order of the rules."""
+        """The entries whose rarest segment stands in the template, with its rank or without, in the
+        order of the rules.
+        """
         found = list(self._anywhere)
-        for segment in segments_seen(template, base):
+        for segment in {*base.text.split("."), *template.text.split(".")}:
             found += self._by_anchor.get(segment, ())
         return sorted(found, key=itemgetter(0))
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core.errors import Diagnostic, did_you_mean, fail, listed, option, printable
 from ..core.keys import Pattern, parse
 from ..core.spec import Spec
-from ..core.templates import Ranked, matches, matching, ranked, seen_by, segments_seen
+from ..core.templates import Ranked, matches, matching, ranked, seen_by
 from ..extra_state.states import States, ranges
 from ..source.index import Index
 
@@ -690,7 +690,7 @@ class Matcher:
         self._having: dict[str, list[Ranked]] = {}
         for both in self._templates:
             template, (base, _) = both
-            for segment in segments_seen(template, base):
+            for segment in {*template.text.split("."), *base.text.split(".")}:
                 self._having.setdefault(segment, []).append(both)
 
     def first(self, pattern: str, test: Callable[[Spec], bool] | None = None) -> str | None:

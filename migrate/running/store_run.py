@@ -99,6 +99,8 @@ class StoreRun(TargetRun):
         # what the journal of a run in parts says beside, and how many there are
         self._more: Mapping[str, Any] = {}
         self._of: int | None = None
+        # as the run was begun; None where it is not yet
+        self._alike: bool | None = None
 
     def locate(self, out: PathLike, source: Source) -> Path:
         self.output: S3Output = out  # type: ignore[assignment]
@@ -153,11 +155,14 @@ class StoreRun(TargetRun):
 
     @property
     def whole(self) -> bool:
-        """Whether no file is written in pieces: where parts have to be alike, and where what is
-        written is compared.
+        """Whether no file is written in pieces: where parts have to be alike, as `--copy never` may
+        mean of a store that we do not know, and where what is written is compared.
         """
         compared = self.parts is not None and bool(self.parts.written_specs)
-        return compared or self.output.equal_parts() is not None
+        alike = self._alike
+        if alike is None:
+            alike = self.options.copy == "never" or self.output.equal_parts() is not None
+        return compared or alike
 
     def deal(self, of: int) -> list[list[OutputFile]]:
         """What each of `of` parts uploads."""
@@ -190,6 +195,7 @@ class StoreRun(TargetRun):
             "run": run,
             "parts": plan.digest,
             "copied": plan.copied > 0,
+            "alike": self.whole,
             "uploaded": self._uploaded,
             "files": [file.name for file in self.target.files],
             # those that are not of this run
@@ -294,6 +300,7 @@ class StoreRun(TargetRun):
             self._of = begun["of"]
         # with more memory or less it stays as it was begun
         self._uploaded = found.get("uploaded", UPLOADED)
+        self._alike = found.get("alike", self.output.equal_parts() is not None)
         copy = self.options.copy
         if not found["copied"]:
             copy = "never"

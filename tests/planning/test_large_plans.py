@@ -70,13 +70,14 @@ print(large - small)
 """
 # seconds of the processor that the plan of each place takes, the least of some rounds in turns
 TIMES = """
-import sys, time, migrate
+import sys, migrate
+from functools import partial
 from pathlib import Path
-def seconds(place):
-    began = time.process_time()
-    migrate.plan(Path(place), rules=[Path(sys.argv[1])], max_shard_size=int(sys.argv[2]))
-    return time.process_time() - began
-rounds = [[seconds(place) for place in sys.argv[3:]] for _ in range(4)]
+sys.path.append(sys.argv[1])
+from work import processor
+options = dict(rules=[Path(sys.argv[2])], max_shard_size=int(sys.argv[3]))
+plans = [partial(migrate.plan, Path(place), **options) for place in sys.argv[4:]]
+rounds = [[processor(plan, best_of=1) for plan in plans] for _ in range(4)]
 print(*map(min, zip(*rounds)))
 """
 
@@ -94,7 +95,7 @@ def counted(places: dict[int, Path], plan: Callable[[Path], Any]) -> dict[int, f
 
 def times(places: dict[int, Path], rule: Path, size: int) -> dict[int, float]:
     """Seconds of the processor in a process of its own, which has no garbage of others."""
-    found = ended(TIMES, str(rule), str(size), *map(str, places.values()))
+    found = ended(TIMES, str(ROOT / "tests"), str(rule), str(size), *map(str, places.values()))
     return dict(zip(places, map(float, found.split()), strict=True))
 
 

@@ -76,21 +76,6 @@ def test_the_narrower_pattern_takes_the_key(engine):
     }
 
 
-@pytest.mark.parametrize("backwards", [False, True])
-def test_a_rule_of_one_rank_takes_its_key_from_rules_of_all_ranks(engine, backwards):
-    """Of both rules the last segment is what the fewest others have, with the rank or without."""
-    files = engine.rules(
-        'from: "l.a.x@1", to: "l.b.y@1"',
-        'from: "l.a.x@{r:int}", to: "l.b.z@{r}"',
-        'from: "l.a.{k:w|v}", to: "l.b.{k}"',
-    )
-    moved = {f"l.a.x@{r}": f"l.b.{'y' if r == 1 else 'z'}@{r}" for r in range(3)}
-    moved |= {f"l.a.{k}@{r}": f"l.b.{k}@{r}" for k in "wv" for r in range(3)}
-    if backwards:
-        moved = {after: before for before, after in moved.items()}
-    assert engine.moves(files, list(moved), backwards=backwards) == moved
-
-
 def test_a_rule_from_x_to_x_exempts_a_subtree(engine):
     files = engine.rules('from: "{k...}", to: "m.{k}"', 'from: "a.{k...}", to: "a.{k}"')
     assert engine.moves(files, ["z.w", "a.z"]) == {"z.w": "m.z.w", "a.z": "a.z"}

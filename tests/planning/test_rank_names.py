@@ -241,3 +241,18 @@ def test_names_in_side_files_follow_keys_of_ranks(engine):
     rename(load_text(text, "r.yaml"), sides, bound, {}, set(), report)
     assert not report.diagnostics
     assert sides.value_at("config.json", ["names"]) == ["l.0.q", "l.0.wo", "q"]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_rule_of_one_rank_takes_its_key_from_rules_of_all_ranks(engine, backwards):
+    """Of both rules the last segment is what the fewest others have, with the rank or without."""
+    files = engine.rules(
+        'from: "l.a.x@1", to: "l.b.y@1"',
+        'from: "l.a.x@{r:int}", to: "l.b.z@{r}"',
+        'from: "l.a.{k:w|v}", to: "l.b.{k}"',
+    )
+    moved = {f"l.a.x@{r}": f"l.b.{'y' if r == 1 else 'z'}@{r}" for r in range(3)}
+    moved |= {f"l.a.{k}@{r}": f"l.b.{k}@{r}" for k in "wv" for r in range(3)}
+    if backwards:
+        moved = {after: before for before, after in moved.items()}
+    assert engine.moves(files, list(moved), backwards=backwards) == moved

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from store_servers import S3
+from stored_checkpoint import shards
 from test_stores_written import killed, refused, tree
 from written_stores import MIB, held, replace_a_part, uploads
 
@@ -85,6 +86,23 @@ def test_one_file_is_uploaded_in_pieces(
     report = migrate.publish(out)
     assert report.files["model.safetensors"].xxh3_128 is None
     assert (report.store.copied > 0) is stored
+    assert held(s3, f"{tmp_path.name}/new") == {
+        ".safetensors": (tmp_path / "new.safetensors").read_bytes()
+    }
+
+
+def test_where_nothing_may_be_copied_parts_are_alike(s3: S3, made: Path, tmp_path: Path) -> None:
+    """A store that we do not know may want them so: one part of the run has the file."""
+    local = shards(tmp_path / "old", rows=8_000)
+    out = f"s3://bucket/{tmp_path.name}/new.safetensors"
+    parts(local, out, 2, (1, 0), rules=[made], copy="never")
+    (one,) = uploads(s3, tmp_path.name)
+    found = s3.client.list_parts(Bucket="bucket", Key=one["Key"], UploadId=one["UploadId"])
+    sizes = [part["Size"] for part in found["Parts"]]
+    assert len(sizes) > 2
+    assert sizes == [16 * MIB] * (len(sizes) - 1) + [sizes[-1]]
+    migrate.publish(out)
+    migrate.apply(local, tmp_path / "new.safetensors", rules=[made])
     assert held(s3, f"{tmp_path.name}/new") == {
         ".safetensors": (tmp_path / "new.safetensors").read_bytes()
     }

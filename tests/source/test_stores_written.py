@@ -483,16 +483,19 @@ def test_what_is_left_over_is_listed_and_thrown_away(
 FAILED = ("fail", "drop", "lose", "slow", "delay", "stale", "clash", "truncate", "moved", "page")
 
 
-def fail_each_request(s3: S3, folder: Path, made: Path, ways: list[tuple[str, ...]]) -> None:
+def fail_each_request(
+    s3: S3, folder: Path, made: Path, ways: list[tuple[str, ...]], copied: bool
+) -> None:
     """Each request is failed once, in the ways in turn: there is nothing that a reader takes, or
-    all, and then it goes on.
+    all, and then it goes on. Tensors are small, or `copied` by the store.
     """
-    local = shards(folder / "small", rows=20)
-    source = s3.put(local, f"{folder.name}/small")
+    local = large(folder / "some") if copied else shards(folder / "some", rows=20)
+    source = s3.put(local, f"{folder.name}/some")
     migrate.apply(local, folder / "here", rules=[made])
     expected = tree(folder / "here")
     s3.log()
-    migrate.apply(source, f"s3://bucket/{folder.name}/new", rules=[made])
+    report = migrate.apply(source, f"s3://bucket/{folder.name}/new", rules=[made])
+    assert (report.store.copied > 0) is copied
     asked = [one.path for one in s3.log()]
     assert len(asked) > 30
     for how in ways:
@@ -513,15 +516,21 @@ def fail_each_request(s3: S3, folder: Path, made: Path, ways: list[tuple[str, ..
             assert held(s3, f"{prefix}/") == expected, (kind, at)
             assert not uploads(s3, prefix), (kind, at)
             assert not held(s3, f"{prefix}.migrate-partial/"), (kind, at)
+            for key in expected:
+                s3.client.delete_object(Bucket="bucket", Key=f"{prefix}/{key}")
 
 
-def test_every_request_of_a_run_may_fail(s3: S3, made: Path, tmp_path: Path) -> None:
-    fail_each_request(s3, tmp_path, made, [FAILED])
+@pytest.mark.parametrize("copied", [False, True])
+def test_every_request_of_a_run_may_fail(s3: S3, made: Path, tmp_path: Path, copied: bool) -> None:
+    fail_each_request(s3, tmp_path, made, [FAILED], copied)
 
 
 @pytest.mark.campaign
-def test_every_request_of_a_run_may_fail_in_every_way(s3: S3, made: Path, tmp_path: Path) -> None:
-    fail_each_request(s3, tmp_path, made, [(kind,) for kind in FAILED])
+@pytest.mark.parametrize("copied", [False, True])
+def test_every_request_of_a_run_may_fail_in_every_way(
+    s3: S3, made: Path, tmp_path: Path, copied: bool
+) -> None:
+    fail_each_request(s3, tmp_path, made, [(kind,) for kind in FAILED], copied)
 
 
 @pytest.mark.parametrize("forbidden", ["^PUT .*journal", "^POST .*uploads", "partNumber="])
