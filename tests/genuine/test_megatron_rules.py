@@ -127,6 +127,14 @@ def test_transformers_computes_the_same_logits(family: str, tmp_path: Path) -> N
     assert torch.equal(logits.argmax(-1), said["logits"].argmax(-1))
 
 
+def test_the_state_of_the_optimizer_of_one_part_follows_and_comes_back(tmp_path: Path) -> None:
+    run = megatron_runs.run_folder("llama", "legacy", "1-optimizer")
+    report = migrate.apply(run, tmp_path / "out", to="megatron-gpt@llama")
+    assert any("optimizer` follows its parameters" in note for note in report.notes)
+    migrate.downgrade(tmp_path / "out", tmp_path / "back")
+    assert migrate.diff(run, tmp_path / "back").equal
+
+
 def test_padding_of_the_vocabulary_stays_where_nothing_says_how_much_it_is(tmp_path: Path) -> None:
     run = megatron_runs.run_folder("qwen2", "legacy", "1")
     plan = migrate.plan(run, to="megatron-gpt@qwen2")

@@ -50,7 +50,7 @@ def gates(family: str) -> dict[str, Any]:
     return {
         param.value.removeprefix("args."): param
         for param in file.model.params.values()
-        if param.value and param.choices
+        if param.value and param.value.startswith("args.") and param.choices
     }
 
 
@@ -231,3 +231,38 @@ def test_heads_lie_by_groups_on_any_number_of_ranks(tp: int, groups: int, tmp_pa
     found = load_file(back / "model.safetensors")
     assert found.keys() == model.keys()
     assert all(torch.equal(found[key], tensor) for key, tensor in model.items())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_order_of_rows_before_version_3_is_refused(family: str, tmp_path: Path) -> None:
+    """A file alone, which is no part of a run."""
+    model = {key: torch.ones(shape) for key, shape in MODEL.items()}
+    torch.save({"args": ARGS, "checkpoint_version": 2.0, "model": model}, tmp_path / "model.pt")
+    with pytest.raises(migrate.MigrateError) as found:
+        migrate.plan(tmp_path / "model.pt", to=f"megatron-gpt@{family}")
+    assert any(
+        one.code == "M114" and "checkpoint_version" in one.message + "".join(one.notes)
+        for one in found.value.diagnostics
+    ), found.value
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_heads_that_are_not_hidden_by_heads_wide_stand_in_the_configuration(
+    family: str, tmp_path: Path
+) -> None:
+    width, layer = 3, "decoder.layers.0.self_attention"
+    shapes = {**MODEL, f"{layer}.linear_qkv.weight": (9, 2), f"{layer}.linear_proj.weight": (2, 3)}
+    if family == "qwen2":
+        shapes[f"{layer}.linear_qkv.bias"] = (9,)
+    if family == "qwen3":
+        shapes |= {f"{layer}.{w}_layernorm.weight": (3,) for w in "qk"}
+    args = {
+        **ARGS, "kv_channels": width, "hidden_size": 2, "ffn_hidden_size": 3, "num_layers": 1,
+        "norm_epsilon": 1e-6, "rotary_base": 10000, "max_position_embeddings": 16,
+        "untie_embeddings_and_output_weights": False,
+    }  # fmt: skip
+    model = {key: torch.ones(shape) for key, shape in shapes.items()}
+    torch.save({"args": args, "model": model}, tmp_path / "model.pt")
+    migrate.apply(tmp_path / "model.pt", tmp_path / "out", to=f"megatron-gpt@{family}")
+    said = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert said["head_dim"] == width != said["hidden_size"] // said["num_attention_heads"]
