@@ -122,7 +122,8 @@ def _require_answers(found: Inferred, partial: bool, headers: bool) -> None:
         )
         for question in found.questions
     ]
-    if found.unexplained and not partial:
+    # of other weights there is no part to write either
+    if found.unexplained and not (partial and found.matched):
         share = f"{found.matched / found.total:.0%}" if found.total else "nothing"
         rest = len(found.unexplained)
         out.append(
@@ -132,7 +133,9 @@ def _require_answers(found: Inferred, partial: bool, headers: bool) -> None:
                 f"{'is' if rest == 1 else 'are'} not explained; {share} of its bytes are",
                 notes=tuple(_rest_of(found)),
                 help=f"write the other rules with {option('partial')}"
-                + ("" if headers else ", and the missing ones by hand"),
+                + ("" if headers else ", and the missing ones by hand")
+                if found.matched
+                else "are both checkpoints of the same weights?",
             )
         )
     if out:

@@ -94,6 +94,27 @@ def test_what_is_not_explained_is_named_and_nothing_is_written(tmp_path: Path) -
     assert "# Not explained: extra has no elements in common" in file.read_text()
 
 
+def test_other_weights_are_no_part_of_a_pair(tmp_path: Path) -> None:
+    other = {"x": np.random.default_rng(9).standard_normal((4, 4)).astype("f4")}
+    with pytest.raises(UndecidedError, match="0% of its bytes") as caught:
+        migrate.new(tmp_path / "made.yaml", from_diff=(old_weights(1), other), partial=True)
+    assert "same weights" in caught.value.diagnostics[0].help
+    assert not (tmp_path / "made.yaml").exists()
+
+
+def test_that_equal_tensors_kept_their_names_is_a_guess(tmp_path: Path) -> None:
+    """They may have changed places, and nobody could tell."""
+    flat, dice = np.ones(8, "f4"), np.random.default_rng(9)
+    weight = dice.standard_normal((8, 8)).astype("f4")
+    old = {"norm1": flat, "norm2": flat, "only": np.zeros(8, "f4"), "a": weight}
+    new = {"norm1": flat, "norm2": flat, "only": np.zeros(8, "f4"), "b": weight}
+    report = migrate.new(tmp_path / "made.yaml", from_diff=(old, new))
+    said = yaml.safe_load((tmp_path / "made.yaml").read_text())
+    assert said["guessed"] == ["{w:norm1|norm2}"]
+    assert "only" in said["keep"]
+    assert [one.code for one in report.diagnostics] == ["M652"]
+
+
 def test_what_is_partial_names_what_no_rule_takes_and_does_the_rest(tmp_path: Path) -> None:
     dice = np.random.default_rng(9)
     old, new = old_weights(1), new_weights(old_weights(1))

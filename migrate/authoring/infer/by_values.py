@@ -264,8 +264,10 @@ def _follow_codes(found: Search) -> None:
 def _settle_doubtful(found: Search) -> None:
     """Equal tensors, by names of which the others leave no doubt."""
     for one, other in found.doubtful.values():
+        # that two of them did not change places only their names say
+        several = len(one) > 1 and len(other) > 1
         for key in [k for k in other if k in one and k in found.olds and k in found.news]:
-            found.add(Relation((key,), (key,)))
+            found.add(Relation((key,), (key,), guessed=several))
     labels_old, labels_new = _open_labels(found)
     for old, new in names.learned(found.relations, labels_old, labels_new):
         found.add(Relation((old,), (new,)))
