@@ -23,7 +23,7 @@ from ..source.stores.s3_uploads import GONE, PARTIAL, S3Output
 from .parts import Begun, LeftBehind, what_is_said
 from .pieces import sealed_tail
 from .publish import parsed_line
-from .store_journal import own_words, parse_journal, refuse_left, word_of
+from .store_journal import own_words, parse_journal, refuse_left, word_of, word_of_made
 from .store_run import StoreRun
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # seconds that a part waits for the first one to begin all uploads, and between two looks
 APPEAR, POLL = 120.0, 0.5
+# seconds for which a listing of what parts say holds
+LOOK = 1.0
 
 
 class LeftInBucket:
@@ -39,6 +41,8 @@ class LeftInBucket:
     def __init__(self, output: S3Output) -> None:
         self._output, self.shown = output, f"{output.location}{PARTIAL}"
         self._journal: Mapping[str, Any] | None = None
+        # the words that there are, and when they were listed
+        self._words, self._listed = frozenset[str](), 0.0
 
     def journal(self) -> Mapping[str, Any] | None:
         """The journal of the run, as it was when it was read first; None without."""
@@ -77,7 +81,12 @@ class LeftInBucket:
         return "has not said that it is done"
 
     def written(self, part: RunPart, second: bool = False) -> int | None:
-        return None
+        """0 once the part is at work: how far it is would be a request for each of its files."""
+        if (found := self.journal()) is None:
+            return None
+        if time.monotonic() > self._listed + LOOK:
+            self._words, self._listed = frozenset(self._output.words().names()), time.monotonic()
+        return 0 if word_of_made(found["run"], part.number) in self._words else None
 
 
 def begun_of(found: Any) -> Begun | None:
@@ -123,7 +132,8 @@ class StorePartRun(StoreRun):
                 self.uploads.write_journal(ready=True)
             there = {} if self.uploads is None else self.uploads.present
             self._resumed = any(there.get(file.name) for file in own)
-        self._begun()
+        # by which others see that it is at work
+        self._begun().note()
         return left
 
     def _ready(self, part: RunPart) -> dict[str, Any]:

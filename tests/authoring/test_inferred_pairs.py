@@ -36,6 +36,7 @@ def test_nothing_that_is_answered_is_wrong(entry: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
+@pytest.mark.filterwarnings("ignore")
 def test_nor_of_any_entry(tmp_path: Path) -> None:
     pairs: list[InferredPair] = []
     for entry in entries():

@@ -106,6 +106,27 @@ def test_workers_that_are_killed_three_times_make_what_one_process_makes(
     assert not held(s3, f"{prefix}.migrate-partial")
 
 
+def test_what_takes_long_is_uploaded_a_second_time(
+    s3: S3, workers: Cluster, local: Path, made: Path, tmp_path: Path
+) -> None:
+    out = f"s3://bucket/{tmp_path.name}/new"
+    migrate.apply(local, tmp_path / "here", rules=[made], max_shard_size="9MB")
+    # the first worker that sends a part of it has no answer for ever
+    s3.spoil(hold="*0=PUT .*model-00001.*partNumber=")
+    code = (
+        "import sys; from migrate.running import ray_run; ray_run.LATE = 0.5\n"
+        "from migrate.cli import main; sys.exit(main.run(sys.argv[1:]))"
+    )
+    command = [str(word) for word in words(local, out, made)]
+    done = ended(workers.python(["-c", code, *command, "--on", "ray"]))
+    s3.spoil()
+    assert done.exit == 0, done.err
+    assert held(s3, f"{tmp_path.name}/new/") == tree(tmp_path / "here")
+    numbers = [number for number, *_ in told(workers)]
+    assert len(numbers) == len(set(numbers)) + 1
+    assert not uploads(s3, tmp_path.name)
+
+
 def test_each_worker_has_the_memory_and_the_threads_that_were_given(
     workers: Cluster, local: Path, made: Path, tmp_path: Path
 ) -> None:
