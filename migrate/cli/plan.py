@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ..core.errors import MigrateError
 from . import render
 from .options import as_json, output_format, params, question, require_savable, save_document, side
 
@@ -73,24 +74,29 @@ def command(
         raise click.UsageError("--key answers on stdout, and so does -o -: give one of them")
     from .. import api
 
-    plan = api.plan(
-        checkpoint,
-        to=to,
-        from_=from_,
-        rules=rules,
-        params=params(assignments),
-        allow=allow,
-        max_shard_size=max_shard_size,
-        single_file=single,
-        backwards=backwards,
-        at=at,
-        output_format=output_format,
-        chunks=chunks,
-        rewrite=rewrite,
-        undo=undo,
-        side=side,
-        expand=expand,
-    )
+    try:
+        plan = api.plan(
+            checkpoint,
+            to=to,
+            from_=from_,
+            rules=rules,
+            params=params(assignments),
+            allow=allow,
+            max_shard_size=max_shard_size,
+            single_file=single,
+            backwards=backwards,
+            at=at,
+            output_format=output_format,
+            chunks=chunks,
+            rewrite=rewrite,
+            undo=undo,
+            side=side,
+            expand=expand,
+        )
+    except MigrateError as error:
+        if html is not None:
+            _save_problems(html, checkpoint, at, error)
+        raise
     click.get_current_context().obj.result = plan
     if html is not None:
         from .plan_page import page
@@ -121,6 +127,25 @@ def command(
         and (plan.document["path"] or output_format is not None or chunks is not None or rewrite)
         else 0
     )
+
+
+def _save_problems(html: str, checkpoint: str, at: str | None, error: MigrateError) -> None:
+    """A page of what stands against a plan, beside the keys of the checkpoint, if that opens."""
+    from contextlib import closing
+
+    from .. import formats
+    from ..source.urls import shown_url
+    from .plan_page import page_of_problems
+
+    try:
+        source = formats.open(checkpoint, at=at)
+    except MigrateError:
+        return
+    with closing(source):
+        require_savable(html, "page", checkpoint)
+        save_document(
+            html, "page", page_of_problems(shown_url(checkpoint), source, error.diagnostics)
+        )
 
 
 COMMAND = command

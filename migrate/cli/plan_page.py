@@ -22,7 +22,9 @@ from ..core.templates import SLOT, Form, Template, group, merge
 from ..source.jsontext import collector_paused
 
 if TYPE_CHECKING:
+    from ..core.errors import Diagnostic
     from ..planning.plan import Plan
+    from ..source.index import Source
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 # what would end the element or begin another one
@@ -34,6 +36,31 @@ _EXACT = (1 << 53) - 1
 
 def page(plan: Plan) -> str:
     """The text of the page."""
+    return _written(data_of(plan))
+
+
+def page_of_problems(place: str, source: Source, problems: Iterable[Diagnostic]) -> str:
+    """The text of the page where there is no plan: what the checkpoint at `place` has, and why."""
+    tensors, specs = source.index.tensors, _Numbers()
+    forms = group(tensors)
+    return _written(
+        {
+            "plan": None,
+            "problems": [_problem(one) for one in problems],
+            "origins": {},
+            "source": {"path": place, "tensors": len(tensors), "bytes": source.index.nbytes},
+            "forms": list(map(_form, forms)),
+            "before": _folded(tensors, forms, specs),
+            "after": [],
+            "legs": [],
+            "lost": [],
+            "specs": _shown(specs),
+            "deeds": [],
+        }
+    )
+
+
+def _written(data: Mapping[str, Any]) -> str:
     template = TEMPLATE.read_text(encoding="utf-8")
     style, script = (
         b64encode(hashlib.sha256(found.encode()).digest()).decode()
@@ -45,7 +72,7 @@ def page(plan: Plan) -> str:
         "base-uri 'none'; form-action 'none'"
     )
     head, _, tail = template.replace("{{policy}}", policy).partition("{{data}}")
-    text = json.dumps(data_of(plan), separators=(",", ":"))
+    text = json.dumps(data, separators=(",", ":"))
     for char, escaped in _ESCAPED.items():
         text = text.replace(char, escaped)
     return head + text + tail
@@ -64,11 +91,10 @@ def data_of(plan: Plan) -> dict[str, Any]:
     specs, deeds = _Numbers(), _Numbers()
     return {
         "plan": {name: said for name, said in plan.document.items() if name not in _UNSHOWN},
+        "problems": [],
         "origins": dict(plan.param_sources),
         "source": {n: plan.document["source"][n] for n in ("path", "format", "tensors", "bytes")},
-        "forms": [
-            [form.text, int(form.literal), len(form.keys), _integers(form)] for form in forms
-        ],
+        "forms": list(map(_form, forms)),
         "before": _folded(plan.stored, forms, specs),
         "after": _folded(plan.outputs, forms, specs),
         "legs": [_leg(step, bound, key, specs, deeds) for step, bound in steps],
@@ -82,7 +108,7 @@ def data_of(plan: Plan) -> dict[str, Any]:
             ]
             for loss in plan.composition.losses
         ],
-        "specs": [[str(spec), spec.nbytes] for spec in specs.known],
+        "specs": _shown(specs),
         "deeds": [json.loads(deed) for deed in deeds.known],
     }
 
@@ -95,6 +121,20 @@ class _Numbers:
 
     def of(self, thing: Hashable) -> int:
         return self.known.setdefault(thing, len(self.known))
+
+
+def _shown(specs: _Numbers) -> list[list[Any]]:
+    return [[str(spec), spec.nbytes] for spec in specs.known]
+
+
+def _form(form: Template) -> list[Any]:
+    return [form.text, int(form.literal), len(form.keys), _integers(form)]
+
+
+def _problem(found: Diagnostic) -> dict[str, Any]:
+    said = {name: getattr(found, name) for name in ("severity", "code", "message", "help")}
+    at = ", ".join(f"{span.file}:{span.line}" for span in found.spans)
+    return {**said, "at": at, "notes": list(found.notes)}
 
 
 def _numbers(found: list[int]) -> list[int] | dict[str, int]:

@@ -210,3 +210,29 @@ def test_only_an_own_page_is_replaced(tmp_path: Path, hostile: list[object]) -> 
 def test_a_page_is_written_without_torch(tmp_path: Path, hostile: list[object]) -> None:
     assert "torch" not in loaded("plan", *hostile, "--html", tmp_path / "page.html")
     assert (tmp_path / "page.html").is_file()
+
+
+REFUSED = """rules:
+  - {name: "</script><b>", from: "gone.{n:int}", to: "x.{n}"}
+"""
+
+
+def test_what_cannot_be_planned_has_a_page_of_its_problems(tmp_path: Path) -> None:
+    path = safetensors(tmp_path / "x.safetensors", {key: ("F32", [2]) for key in HOSTILE})
+    made = run("plan", path, "--rules", rules(tmp_path, REFUSED), "--html", tmp_path / "page.html")
+    assert made.exit == 3
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    known = names(page.data)
+    assert {known[i] for _, _, ids in page.data["before"] for i in numbers(ids)} == set(HOSTILE)
+    assert (page.data["plan"], page.data["after"]) == (None, [])
+    found = {one["code"]: one for one in page.data["problems"]}
+    assert found.keys() == {"M206", "M211"}
+    assert "</script><b>" in found["M206"]["message"]
+    assert found["M206"]["at"].endswith("rules.yaml:6")
+    assert all(f"error[{code}]" in made.err for code in found)
+
+
+def test_where_nothing_opens_there_is_no_page(tmp_path: Path) -> None:
+    made = run("plan", tmp_path / "none", "--to", "hf-mixtral@v5", "--html", tmp_path / "page.html")
+    assert made.exit == 2
+    assert not (tmp_path / "page.html").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import done, mixtral, rules, safetensors
+from commandline import done, mixtral, rules, run, safetensors
 from test_plan_page import HOSTILE
 
 pytestmark = [pytest.mark.libraries]
@@ -158,3 +158,20 @@ def test_what_keys_say_is_text_and_does_nothing(browser: Any, tmp_path: Path) ->
     assert opened.page.evaluate("window.acted") is None
     assert opened.page.evaluate("document.querySelectorAll('img, b, script').length") == 2
     assert (opened.wrong, opened.asked) == ([], [opened.url])
+
+
+def test_problems_are_shown_with_their_keys(browser: Any, tmp_path: Path) -> None:
+    path = safetensors(tmp_path / "x.safetensors", {"a.w": ("F32", [2]), "b": ("F32", [2])})
+    text = 'rules:\n  - {name: r, from: "b", to: "c"}\n'
+    run("plan", path, "--rules", rules(tmp_path, text), "--html", tmp_path / "page.html")
+    opened = Opened(browser, tmp_path / "page.html")
+    assert opened.page.locator("#title").text_content() == "There is no plan"
+    said = opened.page.locator("#facts").text_content()
+    assert "error[M211]: a.w is handled by no rule" in said
+    assert "help: add a rule for it" in said
+    for key, told in (("a.w", True), ("b", False)):
+        opened.page.locator("#search").fill(key)
+        opened.found("1 key")
+        opened.page.locator("#before .row").first.click()
+        assert ("M211" in opened.page.locator("#account").text_content()) is told
+    assert opened.wrong == []
