@@ -280,7 +280,7 @@ def transferred(relation: Relation, key: str) -> Relation | None:
     ranks = {_segments(k)[1] for k in (*relation.sources, *relation.targets)}
     for target in relation.targets:
         here, other = _segments(target)
-        if len(here) != len(wanted) or target == key or (other != rank and (ranks != {other})):
+        if len(here) != len(wanted) or target == key or (other != rank and ranks != {other}):
             continue
         differing = [n for n, (a, b) in enumerate(zip(here, wanted, strict=True)) if a != b]
         words = [n for n in differing if not (is_integer(here[n]) and is_integer(wanted[n]))]
