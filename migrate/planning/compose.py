@@ -232,10 +232,11 @@ def compose(
     composition = Composition(graph, done, losses, expressions or {}, items, before.keys(), kept)
     composition.put_back = put_back
     composition.lifted = lifted
-    if cut is not None and kept_parts is not None:
-        composition.parts = cut.parts
+    if cut is not None:
+        if kept_parts is not None:
+            composition.parts = cut.parts
         for _, last in done[-1:]:
-            last.notes += cut.account()
+            last.notes += cut.account(kept_parts is not None)
     if following is not None:
         composition.following = following
         if programs:

@@ -4,10 +4,13 @@ grid that is written.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..core.errors import fail, listed, option, plural, printable, together
+from ..core.errors import MigrateError, fail, listed, option, plural, printable, together
+from ..core.templates import names_rank
 from ..rules import params as parameters
 from ..source.blobs import replica_of
 from ..source.by_part import PARTS
@@ -65,6 +68,40 @@ def replica_checks(grid: PartGrid, composition: Composition | None = None) -> li
 def _for_states() -> str:
     way = together(option("params", "states=drop"), option("allow", DROP))
     return f"a rule can leave states of modules out, as those that ship do with {way}"
+
+
+@contextmanager
+def naming_part(grid: PartGrid) -> Iterator[None]:
+    """What is wrong with one part alone says that it is one."""
+    try:
+        yield
+    except MigrateError as error:
+        if not grid.alone:
+            raise
+        note = f"{grid}; what is in the other parts is not here"
+        raise type(error)(
+            [replace(d, notes=(*d.notes, note)) for d in error.diagnostics]
+        ) from error
+
+
+def require_ranks(grid: PartGrid, path: MigrationPath) -> None:
+    """M920 for the part of one rank alone where a rule that has to match takes a tensor of all
+    ranks: it would take what one of them holds for the whole.
+    """
+    ranks = next((axis for axis in grid.axes if axis.name == RANKS and axis.size > 1), None)
+    if not grid.alone or ranks is None or ranks.here is None:
+        return
+    for compiled, _ in path.steps[0].rules if path.steps else ():
+        sides = compiled.targets if path.steps[0].backwards else compiled.sources
+        if not compiled.rule.optional and any(names_rank(side) for side in sides.values()):
+            fail(
+                "M920",
+                f"rule {compiled.rule.name!r} takes what all {ranks.size} tensor-parallel ranks "
+                f"hold of a tensor, and this is one part alone, of rank {ranks.here}",
+                spans=(compiled.loaded.span(*compiled.path),),
+                notes=(str(grid),),
+                help="pass the folder that holds all parts",
+            )
 
 
 def judge_grid(

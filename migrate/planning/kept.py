@@ -37,7 +37,8 @@ class KeptPart(NamedTuple):
 
 class Kept:
     """The parts that are kept, by name, as rules find and leave them; `rules` are those that left
-    some, by identity, and `notes` say what was kept and could not be put back. `read` gives bytes,
+    some, by identity, and `notes` say what was kept and could not be put back. `whole` has what was
+    not cut because a param has no value, with its length, by how to give that. `read` gives bytes,
     by which a way back knows zeros that the way there put.
     """
 
@@ -50,6 +51,7 @@ class Kept:
         self.parts, self.rules, self.notes = parts, set[int](), list[str]()
         # the keys of what rules dropped and is kept
         self.kept_keys = set[str]()
+        self.whole: dict[str, list[str]] = {}
         self._before = dict(parts)
         self._read, self._of = read, of
 
@@ -63,8 +65,13 @@ class Kept:
         """What is kept in the end, for the way back."""
         return Kept(dict(self.parts))
 
-    def account(self) -> list[str]:
-        """What to say of parts that are kept now, and of those that are put back."""
+    def account(self, place: bool) -> list[str]:
+        """What to say of axes that stay as they are, and if there is a `place` for parts, of those
+        that are kept now and those that are put back.
+        """
+        whole = [f"nothing is cut off {listed(of, 4)}: {how}" for how, of in self.whole.items()]
+        if not place:
+            return whole
         before, after = self._before, self.parts
         new = [
             f"{printable(name)} ({part.tensor.spec})"
@@ -74,7 +81,7 @@ class Kept:
         back = [printable(name) for name in before if name not in after]
         notes = [f"kept for the way back, beside the tensors: {listed(new, 4)}"] * bool(new)
         notes += [f"put back, as it was kept: {listed(back, 4)}"] * bool(back)
-        return [*self.notes, *notes]
+        return [*self.notes, *whole, *notes]
 
     def keep_dropped(
         self,
@@ -164,6 +171,10 @@ class Kept:
         dim = step.args.dim % len(made.tensor.spec.shape)
         was, size = (one.tensor.spec.shape[dim] for one in (item, made))
         if was == size:
+            how = step.unset.get("size")
+            if how and not self._of and not rule.backwards:
+                key = printable(_split(item.keys[0])[0])
+                self.whole.setdefault(how, []).append(f"{key} ({was:,} on axis {dim})")
             return item
         at = [f"{n}={v}" for n, v in sorted(zip(names, map(str, item.values), strict=True))]
         name = " ".join([rule.id, rule.name, *at, *([self._of] if self._of else [])])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import cache
 from math import inf
@@ -376,13 +376,17 @@ def _ordered(sizes: Mapping[str, Any], values: Sequence[Any] | None, label: str)
     return [sizes[n] for n in names]
 
 
-def unset(args: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, str]:
-    """Arguments that are a param without a value, and so not written, with how to give it."""
+def unset(
+    args: Mapping[str, Any], params: Mapping[str, Any], titles: Callable[[str], str]
+) -> dict[str, str]:
+    """Arguments that are a param without a value, and so not written, with what its title says and
+    how to give it.
+    """
     said = {
         word: PARAM.fullmatch(written) for word, written in args.items() if isinstance(written, str)
     }
     return {
-        w: f"`{w}` is {m[0]}, which has no value: {option('params', f'{m[1]}=…')}"
+        w: f"`{w}` is {m[0]}{titles(m[1])}, which has no value: {option('params', f'{m[1]}=…')}"
         for w, m in said.items()
         if m and params.get(m[1]) is None
     }

@@ -124,6 +124,11 @@ class CompiledRule:
     maps: Mapping[str, Mapping[Any, Any]]
     spare: bool = False
 
+    def title(self, param: str) -> str:
+        """The title of a param, as words in brackets that follow its name; "" without one."""
+        declared = self.loaded.model.params.get(param)
+        return f" ({declared.title})" if declared is not None and declared.title else ""
+
 
 def compile_file(loaded: LoadedFile, report: Report) -> tuple[list[CompiledRule], list[Pattern]]:
     """The file's rules and `keep` patterns; problems go into the report."""
@@ -686,7 +691,8 @@ def direct(
                 error.code, error.message, spans=(place,), notes=error.notes, help=error.help
             )
             return None
-        steps.append(CompiledCall(step.op, op, args, capture, place, unset(step.args, params)))
+        without = unset(step.args, params, compiled.title)
+        steps.append(CompiledCall(step.op, op, args, capture, place, without))
     try:
         where = (
             resolve_conditions(rule.where or {}, types, compiled.maps, params)

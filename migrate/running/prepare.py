@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import cache, partial
@@ -123,6 +124,12 @@ def compose_for(
     is cut has a place in the output.
     """
     index = source.index
+    around: AbstractContextManager[None] = nullcontext()
+    if index.grid is not None:
+        from ..planning.grids import naming_part, replica_checks, require_ranks
+
+        require_ranks(index.grid, migration_path)
+        around = naming_part(index.grid)
     beside = index.tree is not None or bool(index.items)
     if beside and (patterns := migration_path.decided_patterns()):
         lift_states(source, patterns, alike=migration_path.decides_alike())
@@ -149,37 +156,36 @@ def compose_for(
 
     report = Report()
     prove = prove and bool(migration_path.steps)
-    composition = compose(
-        source.index.tensors,
-        migration_path.steps,
-        BindContext(
-            same_bytes,
-            # of what was kept nothing is lost
-            request.allow | {"lossy", "drop"}
-            if request.undo and request.backwards
-            else request.allow,
-            payload,
-            part=payload,
-            states=optimizer_states.state_keys,
-            undo=request.undo and not request.backwards,
-            partial=path_state.sides.partial,
-        ),
-        report,
-        programs=programs,
-        prove=prove,
-        path_state=path_state,
-        items=items_of_index(source.index) if beside else None,
-        follow=_state_keys(states, source, request, names_before)
-        if states and migration_path.steps
-        else (),
-        outside=index.passed_through if states else None,
-        kept_parts=kept_parts(index) if keeps else None,
-        lifted=source.index.lifted,
-    )
-    report.check()
+    with around:
+        composition = compose(
+            source.index.tensors,
+            migration_path.steps,
+            BindContext(
+                same_bytes,
+                # of what was kept nothing is lost
+                request.allow | {"lossy", "drop"}
+                if request.undo and request.backwards
+                else request.allow,
+                payload,
+                part=payload,
+                states=optimizer_states.state_keys,
+                undo=request.undo and not request.backwards,
+                partial=path_state.sides.partial,
+            ),
+            report,
+            programs=programs,
+            prove=prove,
+            path_state=path_state,
+            items=items_of_index(source.index) if beside else None,
+            follow=_state_keys(states, source, request, names_before)
+            if states and migration_path.steps
+            else (),
+            outside=index.passed_through if states else None,
+            kept_parts=kept_parts(index) if keeps else None,
+            lifted=source.index.lifted,
+        )
+        report.check()
     if index.grid is not None:
-        from ..planning.grids import replica_checks
-
         composition.graph.checks += replica_checks(index.grid, composition)
     if index.torn:
         refuse_torn(torn_in(composition.graph.outputs, with_all_tensors(source).index.tensors))

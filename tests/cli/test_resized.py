@@ -71,6 +71,20 @@ def test_an_axis_that_grows_takes_back_what_fits_and_keeps_the_rest(tmp_path: Pa
         assert saved["step"] == 3
 
 
+def test_an_axis_that_no_param_says_the_length_of_is_left_with_a_note(tmp_path: Path) -> None:
+    source = folder(tmp_path / "old", TENSORS)
+    titled = CUT.replace("rows: {type: int,", "rows: {type: int, title: what is kept of it,")
+    for asked in ((), ("--single-file",)):
+        planned = done("plan", source, *asked, "--rules", rules(tmp_path, titled))
+        (note,) = [line for line in planned.out.splitlines() if "nothing is cut" in line]
+        assert note.strip() == (
+            "note: nothing is cut off a.old (5 on axis 0), b.old (5 on axis 0): `size` is $rows "
+            "(what is kept of it), which has no value: --set rows=…"
+        )
+    planned = done("plan", source, "--rules", rules(tmp_path, titled), "--set", "rows=5")
+    assert "nothing is cut" not in planned.out
+
+
 def test_where_there_is_no_place_for_it_cutting_needs_a_word(tmp_path: Path) -> None:
     single = safetensors(tmp_path / "old.safetensors", TENSORS)
     asked = ("--rules", cut(tmp_path), "--set", "rows=3", "--set", "of=5")

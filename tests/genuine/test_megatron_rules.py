@@ -86,6 +86,32 @@ def test_one_part_alone_gives_its_weights_and_is_said_to_be_one(
     assert all(torch.equal(found[key], wanted[key]) for key in wanted)
 
 
+def test_one_rank_alone_is_not_taken_for_the_whole(tmp_path: Path) -> None:
+    part = megatron_runs.checkpoint("llama", "legacy", "tp2-pp2") / "mp_rank_01_001"
+    for goal in ("llama", "mcore"):
+        with pytest.raises(migrate.MigrateError) as refused:
+            migrate.apply(part, tmp_path / "out", to=f"megatron-gpt@{goal}", params={"impl": "te"})
+        (found,) = refused.value.diagnostics
+        assert found.code == "M920"
+        assert "all 2 tensor-parallel ranks" in found.message
+        assert found.notes == ("TP 2 x PP 2 x EP 1, 4 layers: one part alone, TP 1, PP 1, EP 0",)
+        assert not (tmp_path / "out").exists()
+    report = migrate.apply(part, tmp_path / "out", output_format="safetensors")
+    assert any("one part alone" in note for note in report.notes)
+    assert len(load_file(tmp_path / "out" / "model.safetensors")) == report.tensors
+    assert migrate.diff(part, tmp_path / "out").tensors_equal
+
+
+def test_what_a_stage_alone_cannot_tell_is_asked_for_with_its_place(tmp_path: Path) -> None:
+    part = megatron_runs.checkpoint("llama", "legacy", "pp2") / "mp_rank_00_001"
+    with pytest.raises(migrate.MigrateError) as refused:
+        migrate.plan(part, to="megatron-gpt@mcore", params={"impl": "te"})
+    assert {found.code for found in refused.value.diagnostics} == {"M509"}
+    assert all(
+        "one part alone, TP 0, PP 1, EP 0" in found.notes[-1] for found in refused.value.diagnostics
+    )
+
+
 @pytest.mark.parametrize("family", sorted(megatron_runs.RUNS))
 def test_the_configuration_is_that_of_the_model_that_went_in(family: str, tmp_path: Path) -> None:
     out = converted(family, "tp2", tmp_path / "out", params={"vocab": VOCABULARY})
@@ -140,6 +166,9 @@ def test_padding_of_the_vocabulary_stays_where_nothing_says_how_much_it_is(tmp_p
     plan = migrate.plan(run, to="megatron-gpt@qwen2")
     assert plan.document["losses"] == []
     assert plan.document["params"]["padded"] == 24
+    (note,) = [note for note in plan.document["notes"] if note.startswith("nothing is cut off ")]
+    assert "embedding.word_embeddings.weight (24 on axis 0)" in note
+    assert note.endswith('which has no value: params={"vocab": …}')
     cut = migrate.plan(run, to="megatron-gpt@qwen2", params={"vocab": VOCABULARY})
     assert cut.document["losses"] == []
     kept = "kept for the way back, beside the tensors: megatron-gpt/qwen2/gpt embedding"
@@ -282,7 +311,7 @@ READ_BY_MEGATRON = {
     "moe_shared_expert_intermediate_size", "make_vocab_size_divisible_by", "padded_vocab_size",
     "tensor_model_parallel_size", "pipeline_model_parallel_size",
     "virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage",
-    "expert_model_parallel_size",
+    "expert_model_parallel_size", "ckpt_format",
 }  # fmt: skip
 READ_OF_EXPERTS = {
     "moe_router_topk", "moe_router_pre_softmax", "moe_grouped_gemm", "moe_aux_loss_coeff",
