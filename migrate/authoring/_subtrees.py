@@ -81,9 +81,8 @@ def _moved(
     alone: bool,
 ) -> list[Line]:
     """One line for all members, or one for each branch below, or the members themselves."""
-    first = members[0][0]
-    shared = all(rest for _, rest in members)
-    if before and shared and (len(members) > 1 or alone):
+    whole = False
+    if before and all(rest for _, rest in members) and (len(members) > 1 or alone):
         own = len(members)
         if kept:
             whole = counts.sources[before] == own
@@ -94,18 +93,6 @@ def _moved(
                 and counts.short[before] == own
                 and 2 * own > counts.sources[before]
             )
-        if whole:
-            return [
-                Line(
-                    ((*before, REST),),
-                    ((*after, REST),),
-                    fields=first.fields,
-                    guessed=first.guessed,
-                    note=first.note,
-                    keys=tuple([key for line, _ in members for key in line.keys]),
-                    parts=tuple([line for line, _ in members]),
-                )
-            ]
     branches: dict[Segment, list[tuple[Line, Segments]]] = defaultdict(list)
     out: list[Line] = []
     for line, rest in members:
@@ -115,4 +102,18 @@ def _moved(
             out.append(line)
     for segment, below in branches.items():
         out += _moved((*before, segment), (*after, segment), below, counts, kept, alone)
-    return out
+    if not whole:
+        return out
+    # what the line does not take exactly is taken by those below it
+    first = members[0][0]
+    return [
+        Line(
+            ((*before, REST),),
+            ((*after, REST),),
+            fields=first.fields,
+            guessed=first.guessed,
+            note=first.note,
+            keys=tuple([key for line, _ in members for key in line.keys]),
+            parts=tuple(out),
+        )
+    ]

@@ -58,7 +58,8 @@ def compact(
         if merged == before:
             break
         before = merged
-        drafts = drafts_of(settle(merged, targets, sources, made), known)
+        settled = settle(merged, targets, sources, made)
+        drafts = drafts_of([_spelled(line) for line in settled], known)
         if best is None or (size(drafts), len(drafts)) < (size(best), len(best)):
             best = drafts
     if stands:
@@ -253,7 +254,7 @@ def _name(line: Line) -> str:
     chosen = said[-2:] if len(said) > 1 and len(said[-1]) < 8 else said[-1:]
     joined = "-".join(chosen).lower()
     name = "".join(c if c.isascii() and (c.isalnum() or c == "-") else "-" for c in joined)
-    name = "-".join(part for part in name.split("-") if part)[:40]
+    name = "-".join(part for part in name.split("-") if part)[:40].rstrip("-")
     if not line.targets:
         return f"drop-{name}" if name else "drop"
     return name or "rest"

@@ -51,6 +51,8 @@ _AT_ONCE = 1 << 21
 _MOST_BYTES = 1 << 20
 # along each axis of what is cut out: the fewest elements with which a mistake shows
 _LENGTHS = (2, 3, 4)
+# along one of them, of as many parts of equal length
+_SPREAD = (4, 3)
 # along one of them, where an op says how it is divided: no fewer can be
 _LONGER = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
@@ -320,7 +322,7 @@ def _candidates(
     # so that their elements can all differ
     longer = [_CutSizes(min(2, _LARGEST // n), axis, n) for n in _LONGER for axis in axes]
     # of each part of an axis that moves as a whole some
-    spread = [_CutSizes(2, axis, max(_LENGTHS), spread=True) for axis in axes]
+    spread = [_CutSizes(2, axis, n, spread=True) for n in _SPREAD for axis in axes]
     for length in (*(_CutSizes(n) for n in _LENGTHS), *spread, None, *longer):
         few: dict[str, int] = dict(counted)
         labels: dict[tuple[str, int], int] = {}

@@ -103,6 +103,6 @@ def suiting(
             return True
         if config is not None:
             return kind in family.model_types
-        return has is not None and any(all(map(has, words)) for words in family.words)
+        return has is not None and any(words and all(map(has, words)) for words in family.words)
 
     return suits

@@ -35,6 +35,7 @@ LAYERS = 2
 NOT_ALWAYS = ("bias", "running_mean", "running_var", "num_batches_tracked")
 
 # what `save_pretrained` writes for the hub where the files there have something else
+_SAM3 = ((r"^tracker_model\.(detector_model|tracker_neck)\.", r"\1."),)
 WRITTEN_WRONG: Mapping[str, tuple[tuple[str, str], ...]] = {
     "altclip": ((r"^(vision_model\.encoder\.)layer\.", r"\1layers."),),
     "esm": (
@@ -42,15 +43,9 @@ WRITTEN_WRONG: Mapping[str, tuple[tuple[str, str], ...]] = {
         (r"LayerNorm\.beta$", "LayerNorm.bias"),
         (r"(\.layer\.)\*\.", r"\1#."),
     ),
+    "sam3_tracker": _SAM3,
+    "sam3_tracker_video": _SAM3,
     "vit_mae": ((r"^decoder\.decoder_encoder\.layer\.", "decoder.decoder_layers."),),
-}
-
-# model types whose imported rules do not hold, or of which none can be tested, and why
-_DOUBLED = "`save_pretrained` adds a prefix that is there already, which no file of the Hub has"
-LEFT_OUT: Mapping[str, str] = {
-    "nemo_speechlm": "no example of a rule that cuts three tensors at once is small enough",
-    "sam3_tracker": _DOUBLED,
-    "sam3_tracker_video": _DOUBLED,
 }
 
 
@@ -311,9 +306,6 @@ def _few(patterns: list[str], only_some: Collection[str]) -> list[str]:
 def made(asked: Iterable[str] = ()) -> Iterator[tuple[str, Imported | str]]:
     """Of each model type what was imported, or why there is nothing."""
     for kind in asked or model_types():
-        if kind in LEFT_OUT:
-            yield kind, LEFT_OUT[kind]
-            continue
         try:
             yield kind, imported_type(kind)
         except Exception as error:  # noqa: BLE001 - which is what the table says of it

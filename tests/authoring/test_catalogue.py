@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import save_file
+import torch
+from safetensors.torch import load_file, save_file
 
 import migrate
 from migrate.rules.families import families
 
 SHIPPED = {kind: family for family in families().values() for kind in family.model_types}
-# of each kind of rules one: experts, joined, renamed, shared by several, corrected
-SAMPLE = ["axk2", "esm", "gemma3", "gpt_neox", "solar_open"]
+# of each kind of rules one: experts, joined, renamed, shared by several, corrected, by hand
+SAMPLE = ["axk2", "esm", "gemma3", "gpt_neox", "inkling_mm_model", "sam3_tracker", "solar_open"]
 
 
 def compare(kind: str, tmp: Path, layers: int = 3, experts: int = 6, cls: Any = None) -> list[str]:
@@ -110,6 +111,30 @@ def test_latest_is_so_for_every_model_type(tmp_path: Path) -> None:
     assert wrong == {}
 
 
+def test_what_wraps_timm_adds_the_prefix_that_the_library_adds(tmp_path: Path) -> None:
+    """By the library's own renaming: the class needs timm, and has whatever timm's model has."""
+    pytest.importorskip("transformers", reason="the extra `test` brings it")
+    from transformers.conversion_mapping import _build_checkpoint_conversion_mapping
+
+    from migrate.authoring.transformers import classes, moves
+
+    changes = _build_checkpoint_conversion_mapping()["timm_wrapper"]
+    renamed = moves.renaming(classes.library(), changes, "timm_model")
+    keys = ("conv1.weight", "layer1.0.bn1.running_mean", "head.fc.bias", "pos_embed")
+    names = {f"timm_model.{key}": None for key in keys}
+    tensors = {key: torch.full((2,), float(n)) for n, key in enumerate(keys)}
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    save_file(tensors, hub / "model.safetensors")
+    (hub / "config.json").write_text('{"model_type": "timm_wrapper"}')
+    migrate.apply(hub, tmp_path / "v5", to="latest")
+    made = load_file(tmp_path / "v5" / "model.safetensors")
+    assert made.keys() == {renamed(key, names)[0] for key in keys} == names.keys()
+    assert all(torch.equal(made[f"timm_model.{key}"], tensors[key]) for key in keys)
+    migrate.downgrade(tmp_path / "v5", tmp_path / "back")
+    assert migrate.diff(hub, tmp_path / "back").equal
+
+
 # of a model with a backbone of no layers
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
 @pytest.mark.libraries
@@ -122,7 +147,8 @@ def test_what_ships_is_what_the_importer_makes() -> None:
     files = {name: text for one in all_ for name, text in catalogue.files_of(one).items()}
     assert [name for name, _ in make_catalogue.differences(files)] == []
     assert make_catalogue.orphans({one.name for one in all_}) == []
-    assert {kind for one in all_ for kind in one.types} == SHIPPED.keys()
+    by_hand = {kind for kind, (_, made) in catalogue.shipped_types().items() if not made}
+    assert {kind for one in all_ for kind in one.types} == SHIPPED.keys() - by_hand
 
 
 def test_a_file_that_says_why_may_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "glm5_next_text": _ALL_HEADS | {"index_topk": 16},
     "gradium_phonon_tts": _ALL_HEADS,
     "inkling2": {"quantization_config": None},
+    "inkling_mm_model": {
+        "text_config": {"mlp_layer_types": _linear("dense", "sparse")},
+        # with fewer it needs scipy
+        "vision_config": {"n_layers": lambda layers, experts: layers + 4},
+    },
     "t5gemma2_encoder": {"text_config": {"dropout_rate": 0.0}},
     "jev": {"text_config": {"tie_word_embeddings": False}},
     "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8},
