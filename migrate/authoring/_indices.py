@@ -6,12 +6,14 @@ or as a*n + b. One that no target has stays as it is, and tells rules apart.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..core.templates import Template
-from ._lines import Hole, Line, Segments, line_of
+from ._lines import Hole, Line, Segments, joined, line_of
 from .relations import Relation
 
 _Row = tuple[int, ...]
@@ -19,6 +21,12 @@ _Row = tuple[int, ...]
 _Follows = tuple[int, int, int]
 
 _SLOT = "\0"
+# a word that ends in a number
+_ENDS_SO = re.compile(r"[^.0-9][0-9]+(?:\.|$)")
+# what an integer is: a whole segment, a rank, or the end of a word
+_WHOLE, _RANK, _END = range(3)
+# values of a number at the end of a word that show an offset
+_EVIDENT = 3
 
 
 def capture_integers(
@@ -30,7 +38,7 @@ def capture_integers(
     """
     # what else stands for an integer, of a rank or in the key itself, is no slot of a template
     forms = {
-        key: (template.text, ints)
+        key: (template.text, ints, _ENDS_SO.search(template.text) is not None)
         for template in templates
         if "@" not in template.text and not template.literal
         for key, ints in zip(template.keys, template.ints, strict=True)
@@ -43,7 +51,12 @@ def capture_integers(
         ):
             before = forms.get(relation.sources[0])
             after = forms.get(relation.targets[0])
-        if before is not None and after is not None:
+        if (
+            before is not None
+            and after is not None
+            # else a number that a word ends in may be what the other has more
+            and (len(before[1]) == len(after[1]) or not (before[2] or after[2]))
+        ):
             # there are hundreds of thousands, of which only the first of a form becomes a line
             left, right = before[1], after[1]
             form: Hashable = (before[0], after[0], relation.guessed, relation.note)
@@ -61,7 +74,8 @@ def capture_integers(
         group.relations.append(relation)
         group.sources.append(left)
         group.targets.append(right)
-    return [made for group in groups.values() for made in _solved(group)]
+    lines = [made for group in groups.values() for made in _solved(group)]
+    return sorted(lines, key=lambda line: line.keys[0])
 
 
 class _AlikeRelations(NamedTuple):
@@ -87,7 +101,14 @@ class _Lines(Sequence[Line]):
 
     def __getitem__(self, at: Any) -> Any:
         rows = self._rows[at]
-        return self._of.line(rows) if isinstance(rows, int) else _Lines(self._of, rows)
+        return _as_written(self._of.line(rows)) if isinstance(rows, int) else _Lines(self._of, rows)
+
+
+def _as_written(line: Line) -> Line:
+    """The line with the numbers that words end in as parts of these words."""
+    return replace(
+        line, sources=tuple(map(joined, line.sources)), targets=tuple(map(joined, line.targets))
+    )
 
 
 def _skeleton(pattern: Segments) -> Hashable:
@@ -105,13 +126,13 @@ def _integers(patterns: Iterable[Segments]) -> _Row:
     )
 
 
-def _ranks(line: Line) -> list[bool | None]:
-    """Which of a line's integers are ranks; None for one that no capture can be, because others of
+def _kinds(line: Line) -> list[int | None]:
+    """What each of a line's integers is; None for a rank that no capture can be, because others of
     the sources have none.
     """
     of_each = [
         [
-            at > 0 and str(segment[at - 1]).endswith("@")
+            _WHOLE if at == 0 else _RANK if str(segment[at - 1]).endswith("@") else _END
             for segment in pattern
             for at, atom in enumerate(segment)
             if isinstance(atom, int)
@@ -119,30 +140,32 @@ def _ranks(line: Line) -> list[bool | None]:
         for pattern in (*line.sources, *line.targets)
     ]
     count = len(line.sources)
-    if any(map(any, of_each[:count])) and not all(map(any, of_each[:count])):
-        return [None if rank else False for of in of_each[:count] for rank in of] + [
-            rank for of in of_each[count:] for rank in of
-        ]
-    return [rank for of in of_each for rank in of]
+    ranked = [_RANK in kinds for kinds in of_each[:count]]
+    apart = any(ranked) and not all(ranked)
+    return [
+        None if apart and kind == _RANK and number < count else kind
+        for number, kinds in enumerate(of_each)
+        for kind in kinds
+    ]
 
 
 def _solved(group: _AlikeRelations) -> list[Line]:
     sources, targets = group.sources, group.targets
     if not sources[0]:
-        return [group.line(number) for number in range(len(sources))]
+        return [_as_written(group.line(number)) for number in range(len(sources))]
     start = group.line(0)
     own = len(_integers(start.sources[:1]))
     dropped = not start.targets
-    ranks = _ranks(start)
+    kinds = _kinds(start)
     out: list[Line] = []
     stack = [list(range(len(sources)))]
     while stack:
         rows = stack.pop()
         left = [sources[r] for r in rows]
         right = [targets[r] for r in rows]
-        found = _follow(left, right, own, dropped, ranks)
+        found = _follow(left, right, own, dropped, kinds)
         if found is None and len(rows) > 1:
-            stack += reversed(_cut(rows, sources, targets, own, dropped, ranks))
+            stack += reversed(_cut(rows, sources, targets, own, dropped, kinds))
         else:
             out.append(_line(group, rows, found))
     return out
@@ -153,7 +176,7 @@ def _follow(
     right: Sequence[_Row],
     own: int,
     dropped: bool,
-    ranks: Sequence[bool | None],
+    kinds: Sequence[int | None],
 ) -> dict[int, int | _Follows] | None:
     """For each integer of the other roles and of the targets, in this order, behind those of the
     first role, what it is; None if nothing says it.
@@ -169,12 +192,19 @@ def _follow(
     for at, column in enumerate(wanted):
         place = own + at
         exact = place < len(columns)
-        # that a number equals the rank says nothing while neither varies
+        # that a number equals the rank, or what a word ends in, says nothing while neither varies
         could = [
-            of if ranks[n] is not None and (varying[n] or ranks[n] == ranks[place]) else ()
+            of if kinds[n] is not None and (varying[n] or kinds[n] == kinds[place]) else ()
             for n, of in enumerate(columns[:own])
         ]
         choice = _choice(could, column, used if not exact else [], at, varying)
+        if (
+            choice is not None
+            and _END in (kinds[choice[0]], kinds[place])
+            # an offset goes through any two values
+            and (choice[1] != 1 or (choice[2] and len(set(column)) < _EVIDENT))
+        ):
+            choice = None
         if choice is None or (exact and choice[1:] != (1, 0)):
             if len(set(column)) > 1:
                 return None
@@ -226,7 +256,7 @@ def _cut(
     targets: Sequence[_Row],
     own: int,
     dropped: bool,
-    ranks: Sequence[bool | None],
+    kinds: Sequence[int | None],
 ) -> list[list[int]]:
     """The rows in as few sets as can be, each of which can be followed or is nearer to it."""
     made = range(len(targets[rows[0]]))
@@ -245,7 +275,7 @@ def _cut(
             continue
         sets = list(parts.values())
         unsolved = sum(
-            _follow([sources[r] for r in p], [targets[r] for r in p], own, dropped, ranks) is None
+            _follow([sources[r] for r in p], [targets[r] for r in p], own, dropped, kinds) is None
             for p in sets
         )
         score = (unsolved, len(sets))
@@ -259,13 +289,15 @@ def _line(
 ) -> Line:
     first = group.line(rows[0])
     if found is None or not any(isinstance(f, tuple) for f in found.values()):
-        return first
+        return _as_written(first)
     counter = iter(range(len(found)))
 
     def filled(pattern: Segments) -> Segments:
-        return tuple(
-            tuple(_filled(found[next(counter)]) if isinstance(a, int) else a for a in segment)
-            for segment in pattern
+        return joined(
+            tuple(
+                tuple(_filled(found[next(counter)]) if isinstance(a, int) else a for a in segment)
+                for segment in pattern
+            )
         )
 
     sources = tuple(filled(p) for p in first.sources)

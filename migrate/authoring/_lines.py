@@ -8,6 +8,7 @@ hole; where they differ in several, the patterns stay apart and become roles.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -19,6 +20,8 @@ from ._nested import as_one
 from .relations import Relation
 
 ROLE = "role"
+# a word and the number that it ends in, without leading zeros; of a word that ends so
+ENDS = re.compile(r"(.*[^0-9@])(0|[1-9][0-9]{0,8})", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,8 @@ def _line_of(relation: Relation, params: Mapping[str, int]) -> Line:
     for number, call in enumerate(reversed(parts)):
         outer = number == len(parts) - 1
         targets = _folded(targets, call, "into", f"t{number}", params, outer)
+    if len(sources) == len(targets) == 1:
+        sources[0], targets[0] = _numbers_apart(sources[0], targets[0])
     _settle_only(calls)
     if not (joins or relation.roles) and len(sources) > 1:
         raise ValueError(f"nothing joins {', '.join(relation.sources[:3])}")
@@ -167,6 +172,39 @@ def _line_of(relation: Relation, params: Mapping[str, int]) -> Line:
         guessed=relation.guessed,
         note=relation.note,
         keys=relation.sources,
+    )
+
+
+def _numbers_apart(source: Segments, target: Segments) -> tuple[Segments, Segments]:
+    """Both with the numbers that words of one end in as integers, if the other has more integers
+    that are whole segments: `block_3` may become `blocks.3`.
+    """
+    more = len(whole_integers(source)) - len(whole_integers(target))
+    if more < 0:
+        return _ends_apart(source, target), target
+    return source, _ends_apart(target, source) if more else target
+
+
+def whole_integers(pattern: Segments) -> list[int]:
+    return [s[0] for s in pattern if len(s) == 1 and isinstance(s[0], int)]
+
+
+def _ends_apart(pattern: Segments, other: Segments) -> Segments:
+    out: list[Segment] = []
+    for segment in pattern:
+        word = segment[0] if len(segment) == 1 else None
+        found = ENDS.fullmatch(word) if isinstance(word, str) and segment not in other else None
+        out.append((found[1], int(found[2])) if found else segment)
+    return tuple(out)
+
+
+def joined(pattern: Segments) -> Segments:
+    """The pattern with numbers in words that are no captures as text again."""
+    return tuple(
+        (plain(segment),)
+        if len(segment) == 2 and literal(segment) and not str(segment[0]).endswith("@")
+        else segment
+        for segment in pattern
     )
 
 

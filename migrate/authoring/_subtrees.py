@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ._lines import Hole, Line, Segment, Segments
+from ._lines import Hole, Line, Segment, Segments, holes
 
 REST: Segment = (Hole("k", "path"),)
 
@@ -48,6 +48,11 @@ def split(line: Line) -> tuple[Segments, Segments, Segments]:
     same, most = 0, min(len(source) - 1, len(target))
     while same < most and source[-1 - same] == target[-1 - same]:
         same += 1
+    before = {hole.name for hole in holes(target[: len(target) - same])}
+    while same and any(hole.name in before for hole in holes(source[len(source) - same :])):
+        # what the target says in two places is no part of a rest
+        same -= 1
+        before |= {hole.name for hole in holes(target[len(target) - same - 1 : len(target) - same])}
     return source[: len(source) - same], target[: len(target) - same], source[len(source) - same :]
 
 

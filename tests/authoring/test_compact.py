@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from migrate.core.templates import rank_of
 
 HEADER = writing.FileHead("made/new/rules", "Made", "made", ("old", "new"))
 WORDS = ["a", "b", "attn", "mlp", "q_proj", "k_proj", "weight", "bias", "0", "1", "2", "3", "10"]
+NUMBERED = ["block_0", "block_1", "block_2", "block_10", "fc1", "fc2", "fc3"]
 
 
 def rename(source: str, target: str, **fields: Any) -> Relation:
@@ -56,12 +58,16 @@ def renames(draw: st.DrawFn) -> list[Relation]:
     """Keys of a small tree of modules, and where they go: by words, by offsets, and at random."""
     seed = draw(st.integers(0, 2**32))
     chance = random.Random(seed)
-    words = chance.sample(WORDS, chance.randint(3, len(WORDS)))
+    known = WORDS + chance.choice([[], NUMBERED])
+    words = chance.sample(known, chance.randint(3, len(known)))
     keys = {
         ".".join(chance.choice(words) for _ in range(chance.randint(1, 4)))
         for _ in range(chance.randint(2, 24))
     }
     table = {word: chance.choice([word, word, f"new_{word}", "x.y"]) for word in words}
+    for word in chance.choice([[], NUMBERED]):
+        name, number = re.fullmatch(r"(.*?)([0-9]+)", word).groups()  # type: ignore[union-attr]
+        table[word] = f"{name}s.{int(number) - chance.choice([0] * 9 + [1]) * (name == 'fc')}"
     shift = chance.choice([0, 0, 1, 5])
     out: dict[str, str] = {}
     for key in sorted(keys):
@@ -186,6 +192,55 @@ def test_a_number_that_no_target_has_is_no_capture(tmp_path: Path) -> None:
     old = {key: rows(1, 2 * n) for n, key in enumerate(keys)}
     made = {"o": [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]}
     assert applied(path, old) == made, path.read_text()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_number_that_a_word_ends_in_becomes_a_segment(tmp_path: Path, turned: bool) -> None:
+    """And is a capture, so that the rules hold for more layers."""
+    pairs = [
+        *((f"block_{n}.{leaf}", f"blocks.{n}.{leaf}") for n in (0, 1) for leaf in ("fc1", "fc2")),
+        *((f"stage{n}.norm", f"stages.{n - 1}.norm") for n in (1, 2, 3)),
+    ]
+    relations = [rename(b, a) if turned else rename(a, b) for a, b in pairs]
+    path, drafts = written(tmp_path, relations)
+    one, other = ("blocks.{n:int}.{k...}", "block_{n}.{k}")
+    found = {draft.sources: draft.targets for draft in drafts}
+    if not turned:
+        one, other = "block_{n:int}.{k...}", "blocks.{n}.{k}"
+        assert found["stage{n:int}.norm"] == "stages.{n-1}.norm"
+    assert found[one] == other
+    assert len(drafts) == 2
+    check(tmp_path, relations)
+    more = "blocks.7.fc1" if turned else "block_7.fc1"
+    assert applied(path, {r.sources[0]: torch.tensor([0]) for r in relations} | {
+        more: torch.tensor([5])
+    })["block_7.fc1" if turned else "blocks.7.fc1"] == [5]  # fmt: skip
+
+
+def test_two_words_with_numbers_are_no_series_with_an_offset(tmp_path: Path) -> None:
+    pairs = {"fc1": "mlp.0", "fc2": "mlp.2", "norm1": "ln.0", "norm2": "ln.1"}
+    relations = [rename(f"h_{n}.{a}", f"h.{n}.{b}") for n in (0, 1) for a, b in pairs.items()]
+    _, (draft,) = written(tmp_path, relations)
+    assert draft.sources == "h_{n:int}.{w:fc1|fc2|norm1|norm2}"
+    assert draft.map == {"w": pairs}
+    check(tmp_path, relations)
+
+
+def test_what_two_subtrees_make_one_of_is_told_apart_by_their_branches(tmp_path: Path) -> None:
+    pairs = {
+        f"{root}.{branch}.{n}.{leaf}": f"{branch}.{n}.{leaf}"
+        for root, branch in (("detector", "vision"), ("tracker", "mask"), ("tracker", "prompt"))
+        for n in range(2)
+        for leaf in ("a", "b")
+    }
+    relations = [rename(a, b) for a, b in pairs.items()]
+    _, drafts = written(tmp_path, relations)
+    assert {draft.sources: draft.targets for draft in drafts} == {
+        "detector.vision.{k...}": "vision.{k}",
+        "tracker.mask.{k...}": "mask.{k}",
+        "tracker.prompt.{k...}": "prompt.{k}",
+    }
+    check(tmp_path, relations)
 
 
 @pytest.mark.parametrize("inner", [("stack", 1), ("concat", 0), ("concat", 1)])
