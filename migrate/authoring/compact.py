@@ -1,7 +1,7 @@
 """Few short rules from many relations.
 
 0. What is done alike on each rank is said without ranks (`_ranks`).
-1. Integers that are whole segments become captures (`_indices`).
+1. Integers that are whole segments, or end a word, become captures (`_indices`).
 2. Where all of a subtree moves or stays, one rule says so with `{k...}` (`_subtrees`).
 3. Rules that differ in one place by words become one, with alternatives and a `map` (`_words`).
 4. Each rule takes its own keys and no others, by `where` or in its parts (`_exact`).

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.errors import Diagnostic, Report, Span, fail, listed, option, printable
-from .files import LAYOUTS, LoadedFile
+from ..source import yaml
+from .files import LAYOUTS, LoadedFile, files_below
 
 if TYPE_CHECKING:
     from .lineage import Lineage
@@ -126,8 +127,11 @@ def check_lineage(home: Path, lineage: Lineage) -> None:
 
 
 def check_files(files: Collection[LoadedFile]) -> None:
-    """M521 for each of the rule files that means something else than what was sealed of it."""
+    """M521 for each of the rule files that means something else than what was sealed of it, and
+    where one that no lock names lies in a lineage for what is gone from there: it may be that one.
+    """
     homes: dict[Path, Lock | None] = {}
+    strange: dict[Path, Lock] = {}
     report = Report()
     for file in files:
         home = _home(file)
@@ -139,7 +143,17 @@ def check_files(files: Collection[LoadedFile]) -> None:
         sealed = None if lock is None else lock.entries.get(file.model.id)
         if sealed is not None and sealed[0] != file.hash:
             report.diagnostics.append(changed(file, sealed))
+        elif sealed is None and lock is not None:
+            strange[home] = lock
+    for home, lock in strange.items():
+        gone = sorted(lock.entries.keys() - {LAYOUTS} - _ids_below(home))
+        report.diagnostics.extend(_gone(lock, name) for name in gone)
     report.check()
+
+
+def _ids_below(home: Path) -> set[str]:
+    read = (yaml.read_file(path, Report()).data for path in files_below(home))
+    return {str(data.get("id")) for data in read if isinstance(data, dict)}
 
 
 def changed(file: LoadedFile, sealed: tuple[str, str]) -> Diagnostic:

@@ -151,6 +151,27 @@ def test_what_ships_is_what_the_importer_makes() -> None:
     assert {kind for one in all_ for kind in one.types} == SHIPPED.keys() - by_hand
 
 
+def test_a_lineage_that_no_model_type_gives_any_more_fails_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers", reason="the extra `test` brings it")
+    import catalogue
+    import make_catalogue
+
+    home = tmp_path / "hf-gone"
+    home.mkdir()
+    detect = "{detect: {config: {model_type: gone}}}"
+    said = f"# {catalogue.MADE}\nlineage: hf-gone\nlayouts: {{v4: {detect}}}\n"
+    (home / "layouts.yaml").write_text(said)
+    monkeypatch.setattr(catalogue, "RULES", tmp_path)
+    monkeypatch.setattr(catalogue, "made", list)
+    monkeypatch.setattr("sys.argv", ["make_catalogue.py", "--check"])
+    assert make_catalogue.main() == 1
+    assert "hf-gone: no model type of transformers" in capsys.readouterr().out
+    (home / "layouts.yaml").write_text(said.replace(catalogue.MADE, "written by hand"))
+    assert make_catalogue.main() == 0
+
+
 def test_a_file_that_says_why_may_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import catalogue
     import make_catalogue

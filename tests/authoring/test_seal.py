@@ -134,6 +134,36 @@ def test_a_changed_file_is_refused_in_every_way_in(toy: Path, tmp_path: Path, wa
     assert found[0].spans[0].file.endswith("rename.yaml")
 
 
+@pytest.mark.parametrize("way", ["plan", "apply", "attach", "state dict", "load", "stamp"])
+def test_a_changed_file_under_another_id_is_refused_by_its_path_too(
+    toy: Path, tmp_path: Path, way: str
+) -> None:
+    import torch
+
+    migrate.seal(toy)
+    rule, old = toy / "new" / "rename.yaml", tmp_path / "old"
+    edit(rule, "id: toy/new/rename", "id: toy/new/other")
+    edit(rule, "    via: [{transpose: {dims: [0, 1]}}]\n", "")
+    module = torch.nn.Module()
+    module.m = torch.nn.Module()
+    module.m.new = torch.nn.Linear(2, 2, bias=False)
+    if way == "plan":
+        found = refused(plan, toy, rules=rule)
+    elif way == "apply":
+        found = refused(migrate.apply, old, tmp_path / "out", rules=rule)
+    elif way == "attach":
+        found = refused(migrate.attach, module, rules=rule)
+    elif way == "load":
+        found = refused(migrate.load, module, old, rules=rule)
+    elif way == "stamp":
+        found = refused(migrate.stamp, old, "toy@old", rules=toy.parent)
+    else:
+        found = refused(migrate.migrate_state_dict, {"m.old.weight": torch.ones(2, 2)}, rules=rule)
+    assert [d.code for d in found] == ["M521"]
+    assert "`toy/new/rename` was sealed and is gone" in found[0].message
+    assert not (tmp_path / "out").exists()
+
+
 def test_changed_layouts_and_files_that_are_gone_are_refused(toy: Path) -> None:
     migrate.seal(toy)
     edit(toy / "layouts.yaml", "{p...}.new.weight", "{p...}.new.bias")
