@@ -130,7 +130,9 @@ def command(
 
 
 def _save_problems(html: str, checkpoint: str, at: str | None, error: MigrateError) -> None:
-    """A page of what stands against a plan, beside the keys of the checkpoint, if that opens."""
+    """A page of what stands against a plan, beside the keys of the checkpoint, if that opens. A
+    page that cannot be written is said beside what stands against the plan.
+    """
     from contextlib import closing
 
     from .. import formats
@@ -142,10 +144,12 @@ def _save_problems(html: str, checkpoint: str, at: str | None, error: MigrateErr
     except MigrateError:
         return
     with closing(source):
+        text = page_of_problems(shown_url(checkpoint), source, error.diagnostics)
+    try:
         require_savable(html, "page", checkpoint)
-        save_document(
-            html, "page", page_of_problems(shown_url(checkpoint), source, error.diagnostics)
-        )
+        save_document(html, "page", text)
+    except MigrateError as unsaved:
+        raise type(error)((*error.diagnostics, *unsaved.diagnostics)) from unsaved
 
 
 COMMAND = command

@@ -232,6 +232,20 @@ def test_what_cannot_be_planned_has_a_page_of_its_problems(tmp_path: Path) -> No
     assert all(f"error[{code}]" in made.err for code in found)
 
 
+@pytest.mark.parametrize("place", ["none/page.html", "here"])
+def test_a_page_that_cannot_be_written_hides_no_problem_of_the_plan(
+    tmp_path: Path, place: str
+) -> None:
+    path = safetensors(tmp_path / "x.safetensors", {key: ("F32", [2]) for key in HOSTILE})
+    (tmp_path / "here").write_text("mine")
+    made = run("plan", path, "--rules", rules(tmp_path, REFUSED), "--html", tmp_path / place)
+    assert made.exit == 3
+    assert all(f"error[{code}]" in made.err for code in ("M206", "M211"))
+    assert made.err.index("error[M206]") < made.err.index(place)
+    assert (tmp_path / "here").read_text() == "mine"
+    assert not (tmp_path / "none").exists()
+
+
 def test_where_nothing_opens_there_is_no_page(tmp_path: Path) -> None:
     made = run("plan", tmp_path / "none", "--to", "hf-mixtral@v5", "--html", tmp_path / "page.html")
     assert made.exit == 2
