@@ -5,15 +5,12 @@ installed.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import venv
 from pathlib import Path
 
-import click
 import pytest
 import yaml
 from commandline import ROOT, done, run, safetensors
+from fresh_environment import Environment
 
 import migrate
 
@@ -106,52 +103,21 @@ def test_the_hooks_of_a_pack_are_those_that_migrate_offers_and_run(here: Path) -
         assert done(*hook["entry"].split()[1:], *given).exit == 0
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment into which pip has put migrate's wheel and that of a pack; what migrate needs
-    it borrows, because it takes hundreds of megabytes.
-    """
-    build = pytest.importorskip("hatchling.builders.wheel", reason="hatchling builds the wheels")
-    folder = tmp_path_factory.mktemp("installed")
-    migrate.new(pack=folder / "acme-rules")
-    wheels = [
-        next(
-            build.WheelBuilder(str(place)).build(
-                directory=str(folder / "dist"), versions=["standard"]
-            )
-        )
-        for place in (ROOT, folder / "acme-rules")
-    ]
-    venv.create(folder / "env", with_pip=False, symlinks=True)
-    python = folder / "env" / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
-    # the same release may be there already, as what is borrowed
-    subprocess.run(
-        [*pip, "install", "-qq", "--no-deps", "--no-index", "--no-compile", *wheels],
-        check=True, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-    )  # fmt: skip
-    (site,) = (folder / "env").glob("lib/python*/site-packages")
-    (site / "borrowed.pth").write_text(f"{Path(click.__file__).parents[1]}\n")
-    return folder
-
-
 @pytest.mark.libraries
-def test_a_pack_is_built_and_installed_and_its_rules_migrate(installed: Path, here: Path) -> None:
-    outside = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+def test_a_pack_is_built_and_installed_and_its_rules_migrate(here: Path) -> None:
+    environment = Environment(here)
+    migrate.new(pack=here / "acme-rules")
+    assert environment.install(environment.wheel(here / "acme-rules")).exit == 0
 
-    def ran(*words: object) -> str:
-        child = subprocess.run(
-            [installed / "env" / "bin" / str(words[0]), *map(str, words[1:])],
-            cwd=here, env=outside, capture_output=True, text=True,
-        )  # fmt: skip
-        assert child.returncode == 0, child.stdout + child.stderr
-        return child.stdout
+    def ran(program: str, *words: object) -> str:
+        result = environment.run(program, *words, cwd=here)
+        assert result.exit == 0, result.out + result.err
+        return result.out
 
     where = ran("python", "-c", "import migrate; print(migrate.__file__)")
-    assert where.startswith(str(installed / "env"))
+    assert where.startswith(str(environment.folder))
     # an installed pack is data
-    code = installed.glob("env/lib/python*/site-packages/acme_rules/__init__.py")
-    next(code).write_text("raise SystemExit('imported')\n")
+    (environment.site / "acme_rules" / "__init__.py").write_text("raise SystemExit('imported')\n")
     assert "acme-rules (acme-rules) 0.1.0" in ran("migrate", "packs")
     safetensors(here / "OLD.safetensors", OLD)
     ran("migrate", "apply", "OLD.safetensors", "-o", "NEW.safetensors", "--to", "acme@v2")
@@ -161,5 +127,5 @@ def test_a_pack_is_built_and_installed_and_its_rules_migrate(installed: Path, he
     ran("migrate", "downgrade", "NEW.safetensors", "-o", "BACK.safetensors")
     ran("migrate", "diff", "OLD.safetensors", "BACK.safetensors")
     # the tests of the pack, of its rule files and those beside them
-    said = ran("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", installed / "acme-rules")
+    said = ran("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "acme-rules")
     assert "8 passed" in said

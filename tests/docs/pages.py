@@ -32,11 +32,14 @@ from pathlib import Path
 from typing import Any
 
 from commandline import DATA, ROOT, Result, environment, run
+from fresh_environment import Environment
 
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 PAGES = {page.relative_to(ROOT).as_posix(): page for page in (README, *sorted(DOCS.rglob("*.md")))}
 KINDS = {"console", "python", "yaml", "json", "toml", "text"}
+# what a page says that installs a package of its own
+INSTALLS = "\n$ pip install .\n"
 # pages whose blocks other tests run, against what they are about
 ELSEWHERE = {"docs/how-to/frameworks.md": "tests/live/test_frameworks.py"}
 
@@ -115,8 +118,10 @@ def commands(body: str) -> Iterator[tuple[str, list[str]]]:
         yield first.split("  #")[0].strip(), shown
 
 
-def run_page(text: str, folder: Path) -> list[str]:
-    """Runs a page in `folder`, which is the working directory. The commands that were run."""
+def run_page(text: str, folder: Path, execute: Callable[[str, Path], Result]) -> list[str]:
+    """Runs a page in `folder`, which is the working directory, its commands by `execute`. The
+    commands that were run.
+    """
     ran: list[str] = []
     names: dict[str, Any] = {"__name__": "page"}
     for step in steps(text):
@@ -151,15 +156,16 @@ def run_page(text: str, folder: Path) -> list[str]:
 
 
 def execute(command: str, folder: Path) -> Result:
-    """A command line that a page shows; `pip install .` declares entry points and nothing else."""
+    """A command line that a page shows, by the migrate that is tested. What is installed from an
+    index is there.
+    """
     words = shlex.split(command)
     if words[:2] == ["pip", "install"]:
-        if words[-1] == ".":
-            _declare(folder)
+        assert words[-1] != ".", f"{command} needs an environment"
         return Result(0, "", "")
-    if words[0] == "migrate" and not list(folder.glob("*.dist-info")):
+    if words[0] == "migrate":
         return run(*words[1:], cwd=folder)
-    program = {"migrate": ["-m", "migrate"], "pytest": ["-m", "pytest", "-q"], "python": []}
+    program = {"pytest": ["-m", "pytest", "-q"], "python": []}
     child = subprocess.run(
         [sys.executable, *program[words[0]], *words[1:]],
         cwd=folder,
@@ -170,20 +176,14 @@ def execute(command: str, folder: Path) -> Result:
     return Result(child.returncode, child.stdout, child.stderr)
 
 
-def _declare(folder: Path) -> None:
-    """What an installed distribution would leave of the folder's pyproject.toml: entry points."""
-    text = (folder / "pyproject.toml").read_text(encoding="utf-8")
-    name = re.search(r'^name = "(.+)"$', text, re.MULTILINE)
-    assert name is not None
-    groups = re.findall(
-        r'^\[project\.entry-points\."(.+)"\]\n((?:.+\n)+)', text + "\n", re.MULTILINE
-    )
-    info = folder / f"{name[1].replace('-', '_')}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name[1]}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "".join(f"[{group}]\n{entries.replace(chr(34), '')}\n" for group, entries in groups)
-    )
+def execute_in(installed: Environment, command: str, folder: Path) -> Result:
+    """The same in an environment of its own, into which pip really installs."""
+    words = shlex.split(command)
+    if words[:2] == ["pip", "install"]:
+        return installed.install(*words[2:], cwd=folder)
+    if words[0] == "pytest":
+        words = ["python", "-m", "pytest", "-q", *words[1:]]
+    return installed.run(words[0], *words[1:], cwd=folder)
 
 
 def unprinted(result: Result, shown: list[str]) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import re
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,18 @@ import click
 import pytest
 import yaml
 from commandline import ROOT, done
+from fresh_environment import Environment
 from pages import (
     DOCS,
     ELSEWHERE,
+    INSTALLS,
     KINDS,
     PAGES,
     Block,
     blocks,
     commands,
+    execute,
+    execute_in,
     run_page,
     steps,
     well_formed,
@@ -45,12 +50,25 @@ def read(page: str) -> str:
 
 # torch says so wherever one process loads alone
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-@pytest.mark.parametrize("page", sorted(PAGES.keys() - ELSEWHERE.keys()))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.libraries) if INSTALLS in read(page) else page
+        for page in sorted(PAGES.keys() - ELSEWHERE.keys())
+    ],
+)
 def test_a_page_happens_as_it_is_shown(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
+    """One that installs a package in an environment of its own, in which pip does so."""
     monkeypatch.chdir(tmp_path)
-    run_page(read(page), tmp_path)
+    way = execute
+    if INSTALLS in read(page):
+        way = partial(execute_in, Environment(tmp_path_factory.mktemp("fresh")))
+    run_page(read(page), tmp_path, way)
 
 
 @every_page
