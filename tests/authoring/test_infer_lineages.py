@@ -65,8 +65,8 @@ def inferred_again() -> dict[str, str]:
     return out
 
 
-# where something is asked or left open; all others are found. The example of gpt-oss has heads of one
-# element, so the biases of k and v have two, and a part of so few has no run to be found by
+# where something is asked or left open; all others are found. The example of gpt-oss has heads of
+# one element, so the biases of k and v have two, and a part of so few has no run to be found by
 OPEN = {"gpt-oss/mxfp4/hf-names.yaml"}
 
 
