@@ -182,7 +182,7 @@ def load_given_files(request: Request) -> list[LoadedFile]:
     from ..rules.loading import load_files_once
 
     files = load_files_once(request.files)
-    check_files(files)
+    check_files(files, alone=True)
     return files
 
 

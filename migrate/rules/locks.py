@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.errors import Diagnostic, Report, Span, fail, listed, option, printable
 from ..source import yaml
-from .files import LAYOUTS, LoadedFile, files_below
+from .files import LAYOUTS, LoadedFile, files_below, shipped_lineage
 
 if TYPE_CHECKING:
     from .lineage import Lineage
@@ -30,6 +32,8 @@ LOCK = "rules.lock"
 MAX_BYTES = 64 << 20
 _LINE = re.compile(r"(m1:[0-9a-f]{64}) (\S+) (.*)")
 _SHOWN = 8
+# folders of <lineage>/<to>/<slug>.yaml
+_DEPTH = 2
 # values longer than this are cut in the list of changes
 _LONGEST = 200
 # what a layout says to people, and what belongs to the names of a checkpoint's folder
@@ -126,45 +130,67 @@ def check_lineage(home: Path, lineage: Lineage) -> None:
     report.check()
 
 
-def check_files(files: Collection[LoadedFile]) -> None:
-    """M521 for each of the rule files that means something else than what was sealed of it, and
-    where one that no lock names lies in a lineage for what is gone from there: it may be that one.
+def check_files(files: Iterable[LoadedFile], *, alone: bool = False) -> None:
+    """M521 for each of the rule files that means something else than what was sealed of it; where
+    they are used `alone`, without `check_lineage`, also for sealed files of the same folder that
+    are gone.
     """
-    homes: dict[Path, Lock | None] = {}
-    strange: dict[Path, Lock] = {}
-    report = Report()
+    homes: dict[Path, list[LoadedFile]] = {}
     for file in files:
-        home = _home(file)
-        if home is None:
+        if (home := _home(file.path)) is not None:
+            homes.setdefault(home, []).append(file)
+    report = Report()
+    for home, inside in homes.items():
+        lock = read_lock(home)
+        if lock is None:
             continue
-        if home not in homes:
-            homes[home] = read_lock(home)
-        lock = homes[home]
-        sealed = None if lock is None else lock.entries.get(file.model.id)
-        if sealed is not None and sealed[0] != file.hash:
-            report.diagnostics.append(changed(file, sealed))
-        elif sealed is None and lock is not None:
-            strange[home] = lock
-    for home, lock in strange.items():
-        gone = sorted(lock.entries.keys() - {LAYOUTS} - _ids_below(home))
-        report.diagnostics.extend(_gone(lock, name) for name in gone)
+        for file in inside:
+            sealed = lock.entries.get(file.model.id)
+            if sealed is not None and sealed[0] != file.hash:
+                report.diagnostics.append(_changed_file(file.model.id, file, sealed))
+        if alone:
+            report.diagnostics.extend(_lost(home, lock, inside))
     report.check()
 
 
-def _ids_below(home: Path) -> set[str]:
-    read = (yaml.read_file(path, Report()).data for path in files_below(home))
-    return {str(data.get("id")) for data in read if isinstance(data, dict)}
+def _lost(home: Path, lock: Lock, files: Collection[LoadedFile]) -> Iterator[Diagnostic]:
+    """M521 for each sealed id that no file of the lineage has, by what it means now where one of
+    `files` stands in its place.
+    """
+    lost = lock.entries.keys() - {LAYOUTS, *(file.model.id for file in files)}
+    if not lost:
+        return
+    shipped = shipped_lineage(home)
+    lost -= set(map(_id_of, files_below(home)) if shipped is None else shipped.ids)
+    placed = {(home.name, *file.path.resolve().parts[-2:]): file for file in files}
+    for name in sorted(lost):
+        lineage, *place = name.split("/")
+        file = placed.get((lineage, *place[:-1], f"{place[-1]}.yaml")) if place else None
+        yield _changed_file(name, file, lock.entries[name]) if file else _gone(lock, name)
 
 
-def changed(file: LoadedFile, sealed: tuple[str, str]) -> Diagnostic:
-    """M521 for a rule file whose meaning is no longer the sealed one."""
+def _id_of(path: Path) -> str:
+    try:
+        return _id_in(path.read_bytes())
+    except OSError:
+        return ""
+
+
+# a training process attaches the same rules to module after module
+@lru_cache(maxsize=256)
+def _id_in(data: bytes) -> str:
+    said = yaml.read_yaml(data.decode("utf-8-sig", "replace"), "", Report()).data
+    return str(said.get("id")) if isinstance(said, dict) else ""
+
+
+def _changed_file(name: str, file: LoadedFile, sealed: tuple[str, str]) -> Diagnostic:
+    """M521 for the rule file that stands for a sealed id and means something else."""
     from .loading import load_files
     from .model import meaning
 
     # a packaged file is read as it is written, because its model there is a stand-in
     model = load_files([file.path])[0].model if file.sealed else file.model
-    span = file.span("id")
-    return _changed(file.model.id, sealed, file.hash, _canonical(meaning(model)), span)
+    return _changed(name, sealed, file.hash, _canonical(meaning(model)), file.span("id"))
 
 
 def compared(old: Lock, new: Lock, spans: Mapping[str, Span]) -> list[Diagnostic]:
@@ -179,11 +205,16 @@ def compared(old: Lock, new: Lock, spans: Mapping[str, Span]) -> list[Diagnostic
     return out
 
 
-def _home(file: LoadedFile) -> Path | None:
-    """The folder of the lineage that a rule file lies in, if it lies in one."""
-    for folder in (file.path.parent.parent, file.path.parent):
-        if folder.resolve().name == file.model.lineage and (folder / LOCK).is_file():
-            return folder
+def _home(path: Path) -> Path | None:
+    """The folder with the lock of the lineage that a rule file lies in, whichever way leads there.
+
+    A lock further up than rule files are put is one only beside layouts.
+    """
+    for place in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
+        for depth, folder in enumerate(Path(place).parents):
+            beside = depth < _DEPTH or os.path.isfile(folder / LAYOUTS)
+            if beside and os.path.isfile(folder / LOCK):
+                return folder
     return None
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from raw_states import State, opened
 
 from migrate.authoring.infer import Inferred, infer
+from migrate.authoring.infer.encoded import decoded
 
 
 def codes(seed: int, shape: tuple[int, int] = (256, 128)) -> np.ndarray:
@@ -128,3 +131,20 @@ def test_one_that_is_encoded_anew_is_named_whatever_it_is_called() -> None:
     found = both([plain("a", 1)], [encoded("b", 1)])
     assert {one.key for one in found.unexplained} == {"b.weight", "b.weight_scale_inv"}
     assert all("fp8-block: a rule with `quantize`" in one.why for one in found.unexplained)
+
+
+@pytest.mark.heavy
+def test_an_encoded_weight_is_decoded_and_compared_in_stretches_of_rows() -> None:
+    rows = 1 << 15
+    held = {"m.weight": ("float8_e4m3fn", np.full((rows, 1024), 0x38, "u1"))}
+    scales = np.ones((rows // 128, 8), "<f4").view("<u4")
+    old = opened({**held, "m.weight_scale_inv": ("float32", scales)})
+    new = opened({"m.weight": ("bfloat16", np.full((rows, 1024), 0x3F80, "<u2"))})
+    olds, news = ({k: at.spec for k, at in s.index.tensors.items()} for s in (old, new))
+    tracemalloc.start()
+    (found,) = decoded(old, new, olds, news)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.relation is not None
+    # 32 MiB of codes, 64 of numbers
+    assert peak < 24 << 20, peak

@@ -134,16 +134,17 @@ def test_a_changed_file_is_refused_in_every_way_in(toy: Path, tmp_path: Path, wa
     assert found[0].spans[0].file.endswith("rename.yaml")
 
 
-@pytest.mark.parametrize("way", ["plan", "apply", "attach", "state dict", "load", "stamp"])
-def test_a_changed_file_under_another_id_is_refused_by_its_path_too(
-    toy: Path, tmp_path: Path, way: str
+@pytest.mark.parametrize("way", ["plan", "apply", "attach", "load", "verify", "from", "command"])
+def test_a_sealed_file_under_another_id_is_refused_by_its_path_too(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     import torch
 
+    rule, old, new = toy / "new" / "rename.yaml", tmp_path / "old", tmp_path / "before"
+    migrate.apply(old, new, rules=rule)
     migrate.seal(toy)
-    rule, old = toy / "new" / "rename.yaml", tmp_path / "old"
-    edit(rule, "id: toy/new/rename", "id: toy/new/other")
     edit(rule, "    via: [{transpose: {dims: [0, 1]}}]\n", "")
+    edit(rule, "toy/new/rename", "toy/new/renamed")
     module = torch.nn.Module()
     module.m = torch.nn.Module()
     module.m.new = torch.nn.Linear(2, 2, bias=False)
@@ -155,13 +156,66 @@ def test_a_changed_file_under_another_id_is_refused_by_its_path_too(
         found = refused(migrate.attach, module, rules=rule)
     elif way == "load":
         found = refused(migrate.load, module, old, rules=rule)
-    elif way == "stamp":
-        found = refused(migrate.stamp, old, "toy@old", rules=toy.parent)
+    elif way == "verify":
+        found = refused(migrate.verify, new, source=old, rules=rule)
+    elif way == "from":
+        # by a path that names no folder, and by a link from elsewhere
+        (tmp_path / "link.yaml").symlink_to(rule)
+        refused(plan, toy, rules=tmp_path / "link.yaml")
+        monkeypatch.chdir(rule.parent)
+        found = refused(plan, toy, rules="rename.yaml")
     else:
-        found = refused(migrate.migrate_state_dict, {"m.old.weight": torch.ones(2, 2)}, rules=rule)
+        run = [sys.executable, "-m", "migrate", "plan", str(old), "--rules", str(rule)]
+        told = subprocess.run(run, capture_output=True, text=True, check=False)
+        assert told.returncode == 2
+        assert "error[M521]: `toy/new/rename` means something else than when sealed" in (
+            told.stdout + told.stderr
+        )
+        return
     assert [d.code for d in found] == ["M521"]
-    assert "`toy/new/rename` was sealed and is gone" in found[0].message
     assert not (tmp_path / "out").exists()
+    sealed = read_lock(toy)
+    assert sealed is not None
+    assert found[0].notes == (
+        f"sealed as {sealed.entries['toy/new/rename'][0]}",
+        found[0].notes[1],
+        'id: "toy/new/rename" → "toy/new/renamed"',
+        'rule `weight`, via: [["transpose", {"dims": [0, 1]}]] → nothing',
+    )
+    assert "it is now m1:" in found[0].notes[1]
+
+
+def test_a_file_given_by_path_is_refused_where_a_sealed_one_beside_it_is_gone(toy: Path) -> None:
+    more = RULE.replace("toy/new/rename", "toy/new/bias").replace("weight", "bias")
+    (toy / "new" / "bias.yaml").write_text(more)
+    migrate.seal(toy)
+    plan(toy, rules=toy / "new" / "rename.yaml")
+    # the id counts, not the name of the file
+    (toy / "new" / "bias.yaml").rename(toy / "new" / "other.yaml")
+    plan(toy, rules=toy / "new" / "rename.yaml")
+    (toy / "new" / "other.yaml").unlink()
+    (gone,) = refused(plan, toy, rules=toy / "new" / "rename.yaml")
+    assert (gone.code, gone.message) == ("M521", "`toy/new/bias` was sealed and is gone")
+
+
+def test_a_sealed_file_in_a_deeper_folder_is_held_against_the_lock(toy: Path) -> None:
+    deep = toy / "new" / "more" / "still"
+    deep.mkdir(parents=True)
+    rule = (toy / "new" / "rename.yaml").rename(deep / "rename.yaml")
+    migrate.seal(toy)
+    edit(rule, "name: weight", "name: height")
+    for options in ({"rules": rule}, {"to": "toy@new"}):
+        assert [d.code for d in refused(plan, toy, **options)] == ["M521"]
+
+
+def test_rule_files_without_a_lock_near_have_nothing_beside_them_read(
+    toy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from migrate.rules import locks
+
+    monkeypatch.setattr(locks, "files_below", None)
+    monkeypatch.setattr(locks, "read_lock", None)
+    assert plan(toy, rules=toy / "new" / "rename.yaml").report.rows[0].rule == "weight"
 
 
 def test_changed_layouts_and_files_that_are_gone_are_refused(toy: Path) -> None:

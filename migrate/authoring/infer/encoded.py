@@ -12,16 +12,20 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import codecs, ops
 from ...core.errors import MigrateError, OpError, printable
-from ...core.spec import Spec
-from ...running.eager import read_elements
+from ...core.spec import BITS, Spec
+from ...planning.graph import ApplyOp, ReadKey
+from ...running.eager import EagerEvaluation, Specs, by_rows
 from ...running.number_formats import EncodedTensor, encoded_tensors
 from ..relations import Relation
+from .compared import STRETCH
 
 if TYPE_CHECKING:
+    from ...planning.graph import Program
     from ...source.index import Source
 
 
@@ -171,14 +175,28 @@ def _relations(
 
 def _elements(source: Source, key: str) -> tuple[tuple[int, ...], bytes]:
     """The shape of a tensor, and a digest of its elements."""
-    return _digest(read_elements(source, key))
+    return _digest(source, ReadKey(key))
 
 
-def _digest(array: Any) -> tuple[tuple[int, ...], bytes]:
+def _digest(source: Source, made: Program) -> tuple[tuple[int, ...], bytes]:
+    """The same of what an expression makes, a stretch of rows at a time where the op and the
+    storage let it.
+    """
     import numpy as np
 
-    held: Any = np.ascontiguousarray(array)
-    return array.shape, hashlib.blake2b(held).digest()
+    specs = Specs(source)
+    shape, dtype = specs.of(made).shape, specs.of(made).dtype
+    values, digest = EagerEvaluation(source, specs), hashlib.blake2b()
+    if len(shape) < 2 or not by_rows(made, specs):
+        array = values(made)
+        digest.update(np.ascontiguousarray(array))
+        return array.shape, digest.digest()
+    each = max(1, prod(shape[1:]) * BITS[dtype] // 8)
+    step = max(1, STRETCH // each)
+    for start in range(0, shape[0], step):
+        rows = values.rows(made, start, min(start + step, shape[0]))
+        digest.update(np.ascontiguousarray(rows))
+    return shape, digest.digest()
 
 
 def _made(relation: Relation, old: Source) -> tuple[tuple[int, ...], bytes] | None:
@@ -188,9 +206,8 @@ def _made(relation: Relation, old: Source) -> tuple[tuple[int, ...], bytes] | No
     codec, dtype = given.pop("codec"), given.pop("dtype")
     try:
         args: Any = ops.get("dequantize").Args(codec, dtype, codecs.get(codec).Args(**given))
-        arrays = [read_elements(old, k) for k in relation.sources]
-        dtypes = [old.index.tensors[k].spec.dtype for k in relation.sources]
-        (made,) = ops.get("dequantize").eager(args, arrays, 1, dtypes)
+        dtypes = tuple(old.index.tensors[k].spec.dtype for k in relation.sources)
+        parts = tuple(map(ReadKey, relation.sources))
+        return _digest(old, ApplyOp("dequantize", args, 1, 0, parts, dtypes))
     except (OpError, MigrateError, TypeError, ValueError):
         return None
-    return _digest(made)
