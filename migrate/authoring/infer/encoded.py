@@ -187,15 +187,17 @@ def _digest(source: Source, made: Program) -> tuple[tuple[int, ...], bytes]:
     specs = Specs(source)
     shape, dtype = specs.of(made).shape, specs.of(made).dtype
     values, digest = EagerEvaluation(source, specs), hashlib.blake2b()
+    held: Any
     if len(shape) < 2 or not by_rows(made, specs):
         array = values(made)
-        digest.update(np.ascontiguousarray(array))
+        held = np.ascontiguousarray(array)
+        digest.update(held)
         return array.shape, digest.digest()
     each = max(1, prod(shape[1:]) * BITS[dtype] // 8)
     step = max(1, STRETCH // each)
     for start in range(0, shape[0], step):
-        rows = values.rows(made, start, min(start + step, shape[0]))
-        digest.update(np.ascontiguousarray(rows))
+        held = np.ascontiguousarray(values.rows(made, start, min(start + step, shape[0])))
+        digest.update(held)
     return shape, digest.digest()
 
 
