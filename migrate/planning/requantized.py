@@ -91,7 +91,7 @@ def encode(
         if coding.turned:
             given = _viewed(numbers, views.permute(numbers.view, (1, 0)))
         call = coding.encoding(given.spec)
-        made = _computed(call, [given], keys)
+        made = computed(call, [given], keys)
         for role in coding.zeros:
             for name in coding.roles[role]:
                 shape = layout.grids[name].borders(specs[name]).stored_shape(encoding.shape)
@@ -165,7 +165,7 @@ def decode(
         grid = unpadded(layout.grids[name].borders(part.spec), part.view, encoding.shape)
         given[role] = _role(coding, role, part, grid)
     call = coding.decoding({role: one.spec for role, one in given.items()})
-    (made,) = _computed(call, list(given.values()), keys, rule)
+    (made,) = computed(call, list(given.values()), keys, rule)
     made = _viewed(made, views.reshape(made.view, matrix(made.spec.shape)))
     return _viewed(made, views.permute(made.view, (1, 0))) if coding.turned else made
 
@@ -280,7 +280,7 @@ def _plain(part: Tensor, keys: tuple[str, ...]) -> Tensor:
     flat = _viewed(part, views.reshape(part.view, matrix(part.spec.shape)))
     if part.spec.dtype == NUMBERS:
         return flat
-    return _computed(step("cast", to=NUMBERS), [flat], keys)[0]
+    return computed(step("cast", to=NUMBERS), [flat], keys)[0]
 
 
 def _viewed(tensor: Tensor, view: View) -> Tensor:
@@ -314,7 +314,7 @@ def _laid(grid: ComponentGrid, shape: tuple[int, ...], made: tuple[int, ...], tu
     return padded(grid, v, shape)
 
 
-def _computed(
+def computed(
     call: OpCall, inputs: Sequence[Tensor], keys: tuple[str, ...], rule: str = REQUANTIZE
 ) -> list[Tensor]:
     """What an op makes, each over one computed tensor."""

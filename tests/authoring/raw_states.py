@@ -33,6 +33,22 @@ def opened(state: State) -> MemorySource:
     return MemorySource(Index(tensors, tuple(b.name for b in blobs)), blobs)
 
 
+class CountedBlob(MemoryBlob):
+    """Bytes in memory that know how many of them were read."""
+
+    read = 0
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        self.read += buffer.nbytes
+        super().readinto(offset, buffer)
+
+
+def counted(state: State) -> MemorySource:
+    """The same, and how much of each tensor is read."""
+    blobs = [CountedBlob(k, array.reshape(-1).view("u1")) for k, (_, array) in state.items()]
+    return MemorySource(opened(state).index, blobs)
+
+
 def bits(seed: np.random.Generator, dtype: str, shape: Iterable[int]) -> np.ndarray:
     """Random numbers as raw elements: normally distributed ones of a float."""
     shape = tuple(shape)

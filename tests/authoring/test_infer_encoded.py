@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import tracemalloc
+from math import prod
+from typing import Any
 
 import numpy as np
 import pytest
-from raw_states import State, opened
+from raw_states import State, counted, opened
 
 from migrate.authoring.infer import Inferred, infer
 from migrate.authoring.infer.encoded import decoded
+from migrate.ops.dequantize import Dequantize
 
 
 def codes(seed: int, shape: tuple[int, int] = (256, 128)) -> np.ndarray:
@@ -133,18 +136,47 @@ def test_one_that_is_encoded_anew_is_named_whatever_it_is_called() -> None:
     assert all("fp8-block: a rule with `quantize`" in one.why for one in found.unexplained)
 
 
-@pytest.mark.heavy
-def test_an_encoded_weight_is_decoded_and_compared_in_stretches_of_rows() -> None:
+def large(codec: str) -> tuple[State, State]:
+    """Numbers of 64 MiB that are all 1, of one tensor or two experts, and their codes."""
     rows = 1 << 15
-    held = {"m.weight": ("float8_e4m3fn", np.full((rows, 1024), 0x38, "u1"))}
-    scales = np.ones((rows // 128, 8), "<f4").view("<u4")
-    old = opened({**held, "m.weight_scale_inv": ("float32", scales)})
-    new = opened({"m.weight": ("bfloat16", np.full((rows, 1024), 0x3F80, "<u2"))})
-    olds, news = ({k: at.spec for k, at in s.index.tensors.items()} for s in (old, new))
+    if codec == "fp8-block":
+        old: State = {
+            "m.weight": ("float8_e4m3fn", np.full((rows, 1024), 0x38, "u1")),
+            "m.weight_scale_inv": ("float32", np.full((rows // 128, 8), 0x3F800000, "<u4")),
+        }
+        shape: tuple[int, ...] = (rows, 1024)
+    else:
+        shape = (2, rows // 2, 1024)
+        old = {
+            "m.weight_blocks": ("uint8", np.full((*shape[:2], 32, 16), 0x22, "u1")),
+            "m.weight_scales": ("uint8", np.full((*shape[:2], 32), 127, "u1")),
+        }
+    return old, {"m.weight": ("bfloat16", np.full(shape, 0x3F80, "<u2"))}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("codec", ["fp8-block", "mxfp4"])
+def test_encoded_weights_are_read_once_and_decoded_by_boxes(
+    codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = [counted(state) for state in large(codec)]
+    olds, news = ({k: at.spec for k, at in side.index.tensors.items()} for side in sides)
+    compute, boxes = Dequantize.compute, []
+
+    def noted(self: Dequantize, *args: Any, **options: Any) -> None:
+        boxes.append(2 * prod(high - low for low, high in args[4]))
+        compute(self, *args, **options)
+
+    monkeypatch.setattr(Dequantize, "compute", noted)
     tracemalloc.start()
-    (found,) = decoded(old, new, olds, news)
+    (found,) = decoded(*sides, olds, news)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found.relation is not None
-    # 32 MiB of codes, 64 of numbers
-    assert peak < 24 << 20, peak
+    assert found.relation.ops[0]["dequantize"]["codec"] == codec
+    for side in sides:
+        assert sum(blob.read for blob in side.blobs) == side.index.nbytes
+    # of 64 MiB of numbers; torch's own memory goes with the boxes
+    assert sum(boxes) == 64 << 20
+    assert max(boxes) <= 4 << 20, max(boxes)
+    assert peak < 16 << 20, peak

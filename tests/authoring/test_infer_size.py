@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from raw_states import applied, bits, opened
+from raw_states import State, applied, bits, counted, opened
 from safetensors.numpy import save_file
 
 from migrate import formats
 from migrate.authoring.infer import blocks, compared, infer, proof, reading, samples
 from migrate.core.spec import Spec
-from migrate.formats.memory import MemoryBlob, MemorySource
+from migrate.formats.memory import MemorySource
 
 Arrays = dict[str, np.ndarray]
 
@@ -47,27 +47,15 @@ def new_weights(old: Arrays) -> Arrays:
     return out
 
 
-class CountedBlob(MemoryBlob):
-    """Bytes in memory that know how many of them were read."""
-
-    read = 0
-
-    def readinto(self, offset: int, buffer: memoryview) -> None:
-        self.read += buffer.nbytes
-        super().readinto(offset, buffer)
-
-
-def counted(state: Arrays, dtype: str) -> MemorySource:
-    source = opened({k: (dtype, a) for k, a in state.items()})
-    blobs = [CountedBlob(key, array.reshape(-1).view("u1")) for key, array in state.items()]
-    return MemorySource(source.index, blobs)
+def typed(arrays: Arrays, dtype: str) -> State:
+    return {key: (dtype, array) for key, array in arrays.items()}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_sampled_runs_say_the_same_and_each_side_is_read_little_more_than_twice(dtype: str) -> None:
     old = old_weights(1, dtype)
     new = new_weights(old)
-    sides = counted(old, dtype), counted(new, dtype)
+    sides = counted(typed(old, dtype)), counted(typed(new, dtype))
     found = infer(*sides)
     assert (found.questions, found.unexplained) == ((), ())
     # once to sample and hash all, once to compare what moved
@@ -120,7 +108,7 @@ def test_whole_blocks_that_move_are_compared_without_being_read_again(
     old = old_weights(4, "bfloat16")
 
     def read() -> tuple[object, list[float]]:
-        sides = counted(old, "bfloat16"), counted(stacked(old), "bfloat16")
+        sides = counted(typed(old, "bfloat16")), counted(typed(stacked(old), "bfloat16"))
         found = infer(*sides)
         assert (found.questions, found.unexplained) == ((), ())
         return found, shares_read(*sides)

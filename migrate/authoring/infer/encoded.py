@@ -12,20 +12,21 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ... import codecs, ops
+from ... import codecs
 from ...core.errors import MigrateError, OpError, printable
-from ...core.spec import BITS, Spec
-from ...planning.graph import ApplyOp, ReadKey
-from ...running.eager import EagerEvaluation, Specs, by_rows
+from ...core.spec import Spec
+from ...ops.base import step
+from ...planning.requantized import computed
+from ...planning.stored import stored_tensor
+from ...running.evaluator import Evaluator, reading_step
+from ...running.geometry import ByteLayouts
 from ...running.number_formats import EncodedTensor, encoded_tensors
 from ..relations import Relation
-from .compared import STRETCH
 
 if TYPE_CHECKING:
-    from ...planning.graph import Program
+    from ...planning.graph import Tensor
     from ...source.index import Source
 
 
@@ -175,30 +176,20 @@ def _relations(
 
 def _elements(source: Source, key: str) -> tuple[tuple[int, ...], bytes]:
     """The shape of a tensor, and a digest of its elements."""
-    return _digest(source, ReadKey(key))
+    return _digest(source, stored_tensor(key, source.index.tensors[key]))
 
 
-def _digest(source: Source, made: Program) -> tuple[tuple[int, ...], bytes]:
-    """The same of what an expression makes, a stretch of rows at a time where the op and the
-    storage let it.
-    """
-    import numpy as np
-
-    specs = Specs(source)
-    shape, dtype = specs.of(made).shape, specs.of(made).dtype
-    values, digest = EagerEvaluation(source, specs), hashlib.blake2b()
-    held: Any
-    if len(shape) < 2 or not by_rows(made, specs):
-        array = values(made)
-        held = np.ascontiguousarray(array)
-        digest.update(held)
-        return array.shape, digest.digest()
-    each = max(1, prod(shape[1:]) * BITS[dtype] // 8)
-    step = max(1, STRETCH // each)
-    for start in range(0, shape[0], step):
-        held = np.ascontiguousarray(values.rows(made, start, min(start + step, shape[0])))
-        digest.update(held)
-    return shape, digest.digest()
+def _digest(source: Source, tensor: Tensor) -> tuple[tuple[int, ...], bytes]:
+    """The same of a tensor of a graph, as a run makes it: a range of its bytes at a time."""
+    layouts, digest, size = ByteLayouts(), hashlib.blake2b(), tensor.spec.nbytes
+    values = Evaluator(source, layouts, [tensor])
+    most = max(1, min(size, reading_step(tensor, layouts, values)))
+    gather = values.gather(memoryview(bytearray(most)))
+    for start in range(0, size, most):
+        stop = min(start + most, size)
+        gather.fill(tensor, start, stop, 0)
+        digest.update(gather.buffer[: stop - start])
+    return tensor.spec.shape, digest.digest()
 
 
 def _made(relation: Relation, old: Source) -> tuple[tuple[int, ...], bytes] | None:
@@ -207,9 +198,11 @@ def _made(relation: Relation, old: Source) -> tuple[tuple[int, ...], bytes] | No
     given: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in said.items()}
     codec, dtype = given.pop("codec"), given.pop("dtype")
     try:
-        args: Any = ops.get("dequantize").Args(codec, dtype, codecs.get(codec).Args(**given))
-        dtypes = tuple(old.index.tensors[k].spec.dtype for k in relation.sources)
-        parts = tuple(map(ReadKey, relation.sources))
-        return _digest(old, ApplyOp("dequantize", args, 1, 0, parts, dtypes))
+        call = step(
+            "dequantize", codec=codec, dtype=dtype, codec_args=codecs.get(codec).Args(**given)
+        )
+        parts = [stored_tensor(key, old.index.tensors[key]) for key in relation.sources]
+        (tensor,) = computed(call, parts, relation.sources)
+        return _digest(old, tensor)
     except (OpError, MigrateError, TypeError, ValueError):
         return None
