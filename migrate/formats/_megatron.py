@@ -14,7 +14,7 @@ alone tell them where one part is read without the others.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..source.pickle.nodes import ABSENT, Call, Dict
@@ -76,7 +76,10 @@ DESCRIBING = (
     "apply_layernorm_1p", "swiglu", "untie_embeddings_and_output_weights", "add_bias_linear",
     "add_qkv_bias", "qk_layernorm", "num_experts", "moe_ffn_hidden_size", "moe_router_topk",
     "moe_layer_freq", "moe_shared_expert_intermediate_size", "moe_grouped_gemm",
-    "multi_latent_attention", "mtp_num_layers", "transformer_impl",
+    "multi_latent_attention", "mtp_num_layers", "transformer_impl", "norm_epsilon",
+    "attention_output_gate", "use_rope_scaling", "rope_scaling_factor", "rotary_interleaved",
+    "rotary_seq_len_interpolation_factor", "window_size", "softmax_type",
+    "moe_router_pre_softmax", "moe_router_score_function", "moe_router_topk_scaling_factor",
 )  # fmt: skip
 # those that tell a run, and how far it was, from another one of the same model
 OF_RUN = ("seed", "consumed_train_samples")
@@ -495,3 +498,18 @@ def order_of(parts: Iterable[Sequence[str]]) -> tuple[str, ...] | None:
     if any(list(row) != sorted(row, key=order.rank) for row in known):
         return None
     return tuple(forms)
+
+
+def exchanged(places: Sequence[tuple[int, ...]], ranks: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """Two parts by number, the nearer one first, whose processes are in another order than their
+    places along an axis: in whatever order Megatron counts the axes, ranks grow along each.
+    """
+    last: dict[tuple[Any, ...], int] = {}
+    for number in sorted(range(len(places)), key=places.__getitem__):
+        place = places[number]
+        for axis in range(len(place)):
+            line = (axis, *place[:axis], *place[axis + 1 :])
+            before = last.get(line, number)
+            if ranks[before] > ranks[number]:
+                yield before, number
+            last[line] = number

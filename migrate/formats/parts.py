@@ -311,6 +311,13 @@ def _require_different(parts: Sequence[_Part], label: str) -> None:
     known: dict[tuple[int, frozenset[tuple[str, int, int | None]]], _Part] = {}
     ranks = [(part.facts.args or {}).get(_megatron.RANK) for part in parts]
     counts = Counter(rank for rank in ranks if type(rank) is int)
+    if len(counts) == len(parts) > 1:
+        at = [(part.stage, part.group, part.tensor) for part in parts]
+        for one, other in _megatron.exchanged(at, ranks):
+            what = f"{parts[one].called} is of rank {ranks[one]}, and {parts[other].called} "
+            contradict(
+                label, f"{what}behind it of rank {ranks[other]}: they were exchanged", help=_FETCH
+            )
     for part, rank in zip(parts, ranks, strict=True):
         if type(rank) is not int or counts[rank] < 2:
             continue

@@ -140,9 +140,10 @@ def values_for(
     this one is. What a way back leads to is left as it was.
     """
     again = grid and cut.of_other is None and source.format != WHOLE_TENSORS
-    if not (grid or written == WHOLE_TENSORS) or again or source.index.tree is None:
+    tree = source.index.tree
+    if not (grid or written == WHOLE_TENSORS) or again or (tree is None and values is None):
         return values
-    here = values_of(source.index.tree.parts[0])
+    here = None if tree is None else values_of(tree.parts[0])
     before, after = values or (here, here)
     if not after:
         return values

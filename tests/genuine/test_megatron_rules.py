@@ -5,6 +5,7 @@ logits equal, config.json made of the run's own arguments.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -84,6 +85,44 @@ def test_one_part_alone_gives_its_weights_and_is_said_to_be_one(
         assert torch.equal(found.pop("lm_head.weight"), found["model.embed_tokens.weight"])
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+
+
+@pytest.mark.parametrize(
+    ("family", "grid", "first", "second"),
+    [
+        ("llama", "tp2", "mp_rank_00", "mp_rank_01"),
+        ("llama", "pp2", "mp_rank_00_000", "mp_rank_00_001"),
+        ("llama", "pp2-vpp2", "mp_rank_00_000", "mp_rank_00_001"),
+        ("llama", "tp2-pp2", "mp_rank_01_000", "mp_rank_01_001"),
+        ("mixtral", "ep2", "mp_rank_00_000", "mp_rank_00_001"),
+    ],
+)
+def test_parts_under_each_others_names_are_refused(
+    family: str, grid: str, first: str, second: str, tmp_path: Path
+) -> None:
+    shutil.copytree(megatron_runs.checkpoint(family, "legacy", grid), tmp_path / "run")
+    here, there = tmp_path / "run" / first, tmp_path / "run" / second
+    here.rename(tmp_path / "other")
+    there.rename(here)
+    (tmp_path / "other").rename(there)
+    with pytest.raises(migrate.MigrateError) as refused:
+        migrate.apply(tmp_path / "run", tmp_path / "out", to=f"megatron-gpt@{family}")
+    (found,) = refused.value.diagnostics
+    assert found.code == "M924"
+    assert f"{first} is of rank " in found.message
+    assert f"{second} behind it of rank " in found.message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["torch", "torch_dist"])
+def test_made_arguments_say_the_format_that_is_written(kind: str, tmp_path: Path) -> None:
+    migrate.apply(
+        megatron_runs.family("llama") / "hf",
+        tmp_path / "out",
+        to="megatron-gpt@mcore",
+        output_format=kind,
+    )
+    assert values_of_root(tmp_path / "out")["args.ckpt_format"] == kind
 
 
 def test_one_rank_alone_is_not_taken_for_the_whole(tmp_path: Path) -> None:
