@@ -11,12 +11,14 @@ import re
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.utils import formatdate
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote, urlencode
 from urllib.request import urlopen
 
@@ -112,14 +114,21 @@ def serving(handler: Any) -> Iterator[Served]:
 
 
 class Files(BaseHTTPRequestHandler):
-    """A folder over HTTP, with ranges and conditions; `ranges` says whether it knows them, and
-    `signed` is the query without which a file is not given.
+    """A folder over HTTP, with ranges and conditions; `ranges` says whether it knows them, `signed`
+    is the query without which a file is not given, and `stamp` what it says of a file's version.
     """
 
     protocol_version = "HTTP/1.1"
 
-    def __init__(self, *arguments: Any, root: Path, ranges: bool = True, signed: str = "") -> None:
-        self.root, self.ranges, self.signed = root, ranges, signed
+    def __init__(
+        self,
+        *arguments: Any,
+        root: Path,
+        ranges: bool = True,
+        signed: str = "",
+        stamp: Literal["strong", "weak", "time"] = "strong",
+    ) -> None:
+        self.root, self.ranges, self.signed, self.stamp = root, ranges, signed, stamp
         super().__init__(*arguments)
 
     def log_message(self, *_: Any) -> None:
@@ -152,22 +161,27 @@ class Files(BaseHTTPRequestHandler):
     def file(self, place: Path, **more: str) -> None:
         body = place.read_bytes()
         tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-        if self.headers.get("If-Match", tag) != tag:
+        strong = self.stamp == "strong"
+        if self.headers.get("If-Match", tag) != tag or ("If-Match" in self.headers and not strong):
             return self.answer(412)
+        if self.stamp == "time":
+            more["Last_Modified"] = formatdate(zlib.crc32(body), usegmt=True)
+        else:
+            more["ETag"] = tag if strong else f"W/{tag}"
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if not (asked and self.ranges):
-            return self.answer(200, body, ETag=tag, **more)
+            return self.answer(200, body, **more)
         first, last = int(asked[1]), min(int(asked[2] or len(body)), len(body) - 1)
         if first >= len(body):
             return self.answer(416)
         span = f"bytes {first}-{last}/{len(body)}"
-        return self.answer(206, body[first : last + 1], ETag=tag, Content_Range=span, **more)
+        return self.answer(206, body[first : last + 1], Content_Range=span, **more)
 
     do_HEAD = do_GET
 
 
-def web_server(root: Path, ranges: bool = True, signed: str = "") -> Any:
-    return serving(partial(Files, root=root, ranges=ranges, signed=signed))
+def web_server(root: Path, **named: Any) -> Any:
+    return serving(partial(Files, root=root, **named))
 
 
 class Pushed:

@@ -359,6 +359,25 @@ def test_an_answer_that_is_cut_short_is_asked_for_again_and_then_refused() -> No
         folder.open("f").read(600_000, 1_000_000)
 
 
+class Unbound(Kept):
+    """A store that answers with what is there, whatever was asked for."""
+
+    def fill(self, found: RemoteObject, start: int, buffer: memoryview) -> int:
+        now = self.find(found.path)
+        assert now is not None
+        return super().fill(now, start, buffer)
+
+
+def test_an_object_that_has_become_shorter_was_replaced_and_not_cut_short() -> None:
+    store = Unbound({"f": bytes(2 << 20)})
+    blob = StoreFolder(store).open("f")
+    store.replace("f", b"")
+    store.cut = 0
+    with pytest.raises(MigrateError, match="its version was v1 and is v2") as caught:
+        blob.read(1 << 20, 100)
+    assert [d.code for d in caught.value.diagnostics] == ["M905"]
+
+
 @pytest.mark.parametrize(
     "key", ["../up", "a//b", "a/./b", "/abs", "a\nb", "a\x00b", "a/..", "full/"]
 )

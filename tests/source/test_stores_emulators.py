@@ -1,6 +1,6 @@
 """Google's and Azure's stores as their emulators are, through gcsfs and adlfs. None of these is
-among the libraries of the tests: `pip install gcsfs adlfs gcp-storage-emulator`, `npm install
-azurite`, and `azurite-blob` on the path.
+among the libraries of the tests: `make .venv-stores/.ready` makes an environment with all but
+Azurite, which is `npm install azurite`, and `azurite-blob` on the path.
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ from stored_systems import held, tree
 from written_stores import large
 
 import migrate
-from migrate.core.errors import MigrateError
+from migrate import formats
+from migrate.core.errors import MigrateError, printable
 from migrate.source.stores.system_output import HeldFiles
 
-pytestmark = pytest.mark.servers
+pytestmark = [
+    pytest.mark.servers,
+    # of aiohttp, to the libraries, which send blocks as they are
+    pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning"),
+]
 # of Azurite, for everybody
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
@@ -76,7 +81,8 @@ def started(request: pytest.FixtureRequest) -> Iterator[str]:
             # else it asks the emulator for what only Google answers
             patched.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
             patched.setitem(fsspec.config.conf, "gs", {"token": "anon"})
-            command = [sys.executable, "-m", "gcp_storage_emulator", "start", "--in-memory"]
+            serve = Path(__file__).with_name("serve_google.py")
+            command = [sys.executable, str(serve), "start", "--in-memory"]
             command += ["--port", str(port), "-H", "127.0.0.1", "--default-bucket", "bucket"]
         else:
             azurite = shutil.which("azurite-blob")
@@ -157,12 +163,8 @@ def test_nothing_there_is_replaced(
     real = HeldFiles.appear
     out, options = f"{bucket.at}/new", {"rules": [made], "max_shard_size": "15MB"}
     with monkeypatch.context() as patched:
-        if not bucket.at.startswith("gs"):
-            patched.setattr(HeldFiles, "appear", appear)
-            assert f"{name} appeared" in refused("M904", local, out, **options)
-        else:
-            # its emulator knows no conditions
-            bucket.system.pipe_file(mine, b"mine")
+        patched.setattr(HeldFiles, "appear", appear)
+        assert f"{name} appeared" in refused("M904", local, out, **options)
     assert bucket.held() == {f"new/{name}": b"mine"}
     assert "already exists" in refused("M904", local, out, **options)
 
@@ -185,3 +187,44 @@ def test_of_a_run_that_ends_early_nothing_shows(bucket: Bucket, local: Path, mad
     assert "no such bucket" in refused("M917", local, elsewhere, rules=[made])
     migrate.apply(local, out, rules=[made])
     assert migrate.verify(out, source=local, rules=[made]).equal
+
+
+def test_of_an_object_that_is_replaced_nothing_is_read(
+    bucket: Bucket, local: Path, made: Path
+) -> None:
+    name = "model-00002-of-00002.safetensors"
+    for inner, data in tree(local).items():
+        bucket.system.pipe_file(f"{bucket.at}/old/{inner}", data)
+    content = tree(local)[name]
+    there = memoryview(bytearray(100))
+
+    def replace() -> str:
+        """The version of another object of the same length."""
+        bucket.system.pipe_file(f"{bucket.at}/old/{name}", content[::-1])
+        bucket.system.invalidate_cache()
+        found = bucket.system.info(f"{bucket.at}/old/{name}")
+        return str(found.get("generation") or found["etag"])
+
+    with formats.open(f"{bucket.at}/old") as source:
+        blob = source.blobs[source.index.files.index(name)]
+        # beyond what opening has read
+        blob.readinto(600 << 10, there)
+        assert there == content[600 << 10 :][:100]
+        then, now = blob.identity.version, replace()
+        with pytest.raises(MigrateError) as caught:
+            blob.readinto(700 << 10, there)
+    assert [d.code for d in caught.value.diagnostics] == ["M905"]
+    assert f"{bucket.at}/old/{name}: changed" in str(caught.value)
+    assert printable(then) in str(caught.value)
+    assert printable(now) in str(caught.value)
+    bucket.system.pipe_file(f"{bucket.at}/old/{name}", content)
+    versions: list[str] = []
+
+    def later(done: int, total: int) -> None:
+        if not versions:
+            versions.append(replace())
+
+    said = refused("M905", f"{bucket.at}/old", f"{bucket.at}/new", rules=[made], progress=later)
+    assert name in said
+    assert printable(versions[0]) in said
+    assert not bucket.held("/new")

@@ -492,12 +492,16 @@ def test_a_web_server_without_ranges_is_refused_before_a_file_is_read(local: Pat
         )
 
 
-def test_a_file_that_is_replaced_on_a_web_server(local: Path) -> None:
+@pytest.mark.parametrize("stamp", ["strong", "weak", "time"])
+def test_a_file_that_is_replaced_on_a_web_server(local: Path, stamp: str) -> None:
     from migrate import formats
 
     name = "model-00001-of-00003.safetensors"
-    with web_server(local) as server, formats.open(f"{server.url}/{name}") as source:
-        (local / name).write_bytes(bytes(1_300_000))
+    with (
+        web_server(local, stamp=stamp) as server,
+        formats.open(f"{server.url}/{name}") as source,
+    ):
+        (local / name).write_bytes((local / name).read_bytes()[::-1])
         with pytest.raises(MigrateError) as caught:
             source.blobs[0].readinto(600 << 10, memoryview(bytearray(100)))
         assert [d.code for d in caught.value.diagnostics] == ["M905"]

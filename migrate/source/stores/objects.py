@@ -434,12 +434,16 @@ class StoreFolder:
             try:
                 came = self.store.fill(found, start + done, buffer[done:])
             except FileNotFoundError:
-                self._refuse_change(name, then)
+                lost = "the store no longer has this version"
+                self._refuse(name, self._change(name, then) or lost)
             done += came
             if done == buffer.nbytes:
                 return
             if not came:
                 break
+        # a store that reads under no condition answers from what is there now
+        if change := self._change(name, then):
+            self._refuse(name, change)
         fail(
             "M969",
             f"{self.label(name)}: the answer for bytes {start} to {start + buffer.nbytes - 1} was "
@@ -447,14 +451,12 @@ class StoreFolder:
             help=f"run it again, a run that has begun with {option('resume', True)}",
         )
 
-    def _refuse_change(self, name: str, then: ObjectIdentity) -> NoReturn:
+    def _change(self, name: str, then: ObjectIdentity) -> str | None:
         now = self.store.find(self._root + name)
-        change = difference(then, None if now is None else now.identity)
-        fail(
-            "M905",
-            describe_change(self.path + name, change or "the store no longer has this version"),
-            help=CHANGED_HELP,
-        )
+        return difference(then, None if now is None else now.identity)
+
+    def _refuse(self, name: str, change: str) -> NoReturn:
+        fail("M905", describe_change(self.path + name, change), help=CHANGED_HELP)
 
     def locate(self, path: str) -> Identity | None:
         found = self._object(path)

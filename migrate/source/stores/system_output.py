@@ -17,11 +17,11 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from ...core.errors import fail, printable
 from ..urls import split_url
-from .systems import HTTP, LOCAL, asking, facts, open_system, status_of
+from .systems import AZURE, GOOGLE, HTTP, LOCAL, asking, facts, open_system, status_of
 
 PARTIAL: Final = ".migrate-partial"
 # protocols of stores of objects, whose first name is a bucket: there are no folders to make
-_CLOSED: Final = ("gs", "gcs", "az", "abfs", "abfss")
+_CLOSED: Final = (*GOOGLE, *AZURE)
 _BUCKETS: Final = (*_CLOSED, "oci", "oss", "tos")
 _FLAT: Final = (*_BUCKETS, "memory")
 _RUN: Final = re.compile("[0-9a-f]{32}")

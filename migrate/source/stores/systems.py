@@ -1,10 +1,9 @@
 """All other stores through fsspec: `gs://`, `az://`, `http(s)://`, `memory://` and whatever else
 has a file system there. Credentials are those of the file system's own library.
 
-Over HTTP every read says `If-Match`, and a server that answers with something else than the range
-it was asked for is refused before it is read. Of Google's store every read names the generation. Of
-other file systems fsspec says what an object is, and reads without a condition: whether it is still
-the same is asked when everything was read.
+Every read is of the version that was opened where the store can be told so: over HTTP and of Azure
+by `If-Match`, of Google by the generation. Other file systems read without a condition, and whether
+an object is still the same is asked when everything was read.
 """
 
 from __future__ import annotations
@@ -21,16 +20,23 @@ from .objects import Located, RemoteObject, refuse_range, refuse_without
 
 HTTP: Final = ("http", "https")
 GOOGLE: Final = ("gs", "gcs")
+AZURE: Final = ("az", "abfs", "abfss")
 LOCAL: Final = ("file", "local")
 # what file systems call the version of an object, from the surest to the least
 _VERSIONS: Final = (
-    "generation", "etag", "ETag", "version_id", "md5Hash", "content_md5", "Content-MD5", "crc32c",
-    "mtime", "updated", "last_modified", "LastModified", "created",
+    "generation", "etag", "ETag", "version_id", "Last-Modified", "md5Hash", "content_md5",
+    "Content-MD5", "crc32c", "sha", "hex", "mtime", "updated", "last_modified", "LastModified",
+    "modify", "modificationTime", "created",
 )  # fmt: skip
 _TIMES: Final = ("mtime", "updated", "last_modified", "LastModified", "created")
+# what a user of adlfs may set for all requests
+_AZURE_TIMEOUTS: Final = ("timeout", "connection_timeout", "read_timeout")
 _RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-# what a web server answers that has no such file
+# of these, the headers that each answer of a web server has
+_STAMPS: Final = ("ETag", "Last-Modified")
+# what a web server answers that has no such file, and a store that has another one by now
 _ABSENT: Final = (404, 410)
+_OTHER: Final = (*_ABSENT, 412, 416)
 
 
 def open_system(url: Url) -> tuple[Any, str]:
@@ -90,9 +96,7 @@ def locate(url: Url) -> Located:
                 "you",
                 help="look at the spelling of the URL, and at who may read it",
             )
-    make = (
-        HttpPrefix if url.scheme in HTTP else GooglePrefix if url.scheme in GOOGLE else SystemPrefix
-    )
+    make = _PREFIXES.get(url.scheme, SystemPrefix)
     if is_folder:
         return Located(make(system, path.rstrip("/") + "/", shown.rstrip("/") + "/"))
     above, _, name = path.rpartition("/")
@@ -153,20 +157,17 @@ class SystemPrefix:
     def fill(self, item: RemoteObject, start: int, buffer: memoryview) -> int:
         name = self.location + item.path
         with asking(name):
-            data = self._system.cat_file(
-                self._root + item.path + self._query,
-                start=start,
-                end=start + buffer.nbytes,
-                **self._condition(item),
-            )
+            path = self._root + item.path + self._query
+            data = self._read(path, item.version, start, buffer.nbytes)
         if len(data) > buffer.nbytes:
             refuse_range(name)
         buffer[: len(data)] = data
         return len(data)
 
-    def _condition(self, item: RemoteObject) -> dict[str, Any]:
-        """Further arguments of a read, so that the store answers for this version only."""
-        return {}
+    def _read(self, path: str, version: str, start: int, size: int) -> bytes:
+        """Bytes of this version, if the store can be asked for that alone."""
+        data: bytes = self._system.cat_file(path, start=start, end=start + size)
+        return data
 
 
 class GooglePrefix(SystemPrefix):
@@ -174,8 +175,41 @@ class GooglePrefix(SystemPrefix):
     has no file where another one stands by now.
     """
 
-    def _condition(self, item: RemoteObject) -> dict[str, Any]:
-        return {"generation": item.version} if item.version.isdecimal() else {}
+    def _read(self, path: str, version: str, start: int, size: int) -> bytes:
+        named = {"generation": version} if version.isdecimal() else {}
+        data: bytes = self._system.cat_file(path, start=start, end=start + size, **named)
+        return data
+
+
+class AzurePrefix(SystemPrefix):
+    """What Azure's store has below a path. `cat_file` of adlfs takes no condition, as the client
+    does that adlfs reads through.
+    """
+
+    def _read(self, path: str, version: str, start: int, size: int) -> bytes:
+        from fsspec.asyn import sync
+
+        data: bytes = sync(self._system.loop, self._range, path, version, start, size)
+        return data
+
+    async def _range(self, path: str, version: str, start: int, size: int) -> bytes:
+        from azure.core import MatchConditions
+        from azure.core.exceptions import HttpResponseError
+
+        options = self._system.storage_options
+        named = {name: options[name] for name in _AZURE_TIMEOUTS if name in options}
+        if _is_strong(version):
+            named |= {"etag": version, "match_condition": MatchConditions.IfNotModified}
+        container, blob, _ = self._system.split_path(path)
+        async with self._system.service_client.get_blob_client(container, blob) as client:
+            try:
+                stream = await client.download_blob(start, size, **named)
+                data: bytes = await stream.readall()
+            except HttpResponseError as error:
+                if status_of(error) in _OTHER:
+                    raise FileNotFoundError(path) from error
+                raise
+        return data
 
 
 class HttpPrefix(SystemPrefix):
@@ -206,12 +240,11 @@ class HttpPrefix(SystemPrefix):
             # a range of what was compressed would be another
             "Accept-Encoding": "identity",
         }
-        if found.version.startswith('"'):
-            # what begins with W/ never matches
+        if _is_strong(found.version):
             headers["If-Match"] = found.version
         session = await self._system.set_session()
         async with session.get(self._system.encode_url(url), headers=headers, **options) as answer:
-            if answer.status in (*_ABSENT, 412, 416):
+            if answer.status in _OTHER:
                 raise FileNotFoundError(found.path)
             answer.raise_for_status()
             span = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
@@ -220,9 +253,9 @@ class HttpPrefix(SystemPrefix):
                 refuse_range(name)
             if answer.status == 206 and (span is None or int(span[1]) != start):
                 refuse_range(name)
-            now = answer.headers.get("ETag", found.version)
+            now = {answer.headers[name] for name in _STAMPS if name in answer.headers}
             size = int(span[3]) if span is not None and span[3] != "*" else found.size
-            if size != found.size or (found.version and now != found.version):
+            if size != found.size or (found.version and now and found.version not in now):
                 raise FileNotFoundError(found.path)
             done = 0
             try:
@@ -233,6 +266,18 @@ class HttpPrefix(SystemPrefix):
             except aiohttp.ClientPayloadError:
                 return done
             return done
+
+
+_PREFIXES: Final[dict[str, type[SystemPrefix]]] = {
+    **dict.fromkeys(HTTP, HttpPrefix),
+    **dict.fromkeys(GOOGLE, GooglePrefix),
+    **dict.fromkeys(AZURE, AzurePrefix),
+}
+
+
+def _is_strong(version: str) -> bool:
+    """Whether it is an ETag that `If-Match` may name: one that begins with W/ never matches."""
+    return version.startswith('"')
 
 
 def facts(found: Any, shown: str) -> tuple[int, str, int]:
