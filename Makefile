@@ -121,6 +121,13 @@ constraints:
 	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq ministack==1.5.33
 	@touch $@
 
+# what tests/source/test_stores_emulators.py reads Google's and Azure's stores with, over what .venv-test has, and an emulator of the first
+.venv-stores/.ready: .venv-test/.ready
+	$(environment)
+	$(over-test)
+	@$(@D)/$(PIP) gcsfs==2026.10.1 adlfs==2026.8.0 gcp-storage-emulator==2026.7.19
+	@touch $@
+
 # the libraries that make tests/data/genuine, and that make bench compares number formats with; ModelOpt's own requirements exclude transformers as it is
 .venv-peers/.ready: pyproject.toml constraints.txt
 	$(environment)
@@ -200,5 +207,5 @@ lint: .venv-test/.lint
 	.venv-test/bin/mypy
 
 clean:
-	rm -rf .venv-test .venv-oldest .venv-newest .venv-ministack .venv-peers .venv-megatron .venv-projects .venv-demo .venv-lint demo wheels bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv-test .venv-oldest .venv-newest .venv-ministack .venv-stores .venv-peers .venv-megatron .venv-projects .venv-demo .venv-lint demo wheels bench-data build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
